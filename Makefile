@@ -1,0 +1,68 @@
+# Everything is made from here: `make demo` and `make test` set up what they need by themselves.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= auto
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test check lint types layers migrations docs bench chaos stop clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+
+$(VENV)/installed: setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; say which: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	@touch $@
+
+$(VENV)/checkers: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet "ruff>=0.17,<0.18" "mypy>=2.4,<3" "django-stubs>=6.1,<7" \
+		"import-linter>=2.16,<3"
+	@touch $@
+
+demo: $(VENV)/installed ## close unpaid orders with real workers, and check the result
+	$(BIN)/python manage.py demo $(ARGS)
+
+serve: $(VENV)/installed ## the demo, then workers and the admin until Ctrl-C
+	$(BIN)/python manage.py demo --serve $(ARGS)
+
+test: $(VENV)/installed ## the tests, on a PostgreSQL that starts by itself
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+check: lint types layers migrations ## what else must be green
+
+lint: $(VENV)/checkers ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/checkers ## mypy --strict
+	$(BIN)/mypy
+
+layers: $(VENV)/checkers ## import-linter
+	$(BIN)/lint-imports
+
+migrations: $(VENV)/installed ## no model change without its migration
+	$(BIN)/python manage.py makemigrations --check --dry-run
+
+docs: $(VENV)/installed ## the documentation, as HTML
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
+
+bench: $(VENV)/installed ## the queue against bare SQL
+	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(VENV)/installed ## the fault tests and the state machine, many times as long
+	CHAOS_ROUNDS=20 HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/contract/test_state_machine.py \
+		tests/faults $(ARGS)
+
+stop: $(VENV)/installed ## stop the PostgreSQL servers that demo and tests left running
+	$(BIN)/python manage.py queuedb stop
+	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py queuedb stop
+
+clean: ## remove the virtual environment and the caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache docs/_build

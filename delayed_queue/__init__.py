@@ -1,0 +1,57 @@
+"""A delayed message queue and workers for Django on PostgreSQL."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from delayed_queue.exceptions import DelayedQueueError as DelayedQueueError
+    from delayed_queue.handlers import Reject as Reject
+    from delayed_queue.handlers import Snooze as Snooze
+    from delayed_queue.handlers import handler as handler
+    from delayed_queue.messages import Batch as Batch
+    from delayed_queue.messages import DeliveryType as DeliveryType
+    from delayed_queue.messages import Envelope as Envelope
+    from delayed_queue.messages import OfferOutcome as OfferOutcome
+    from delayed_queue.messages import ScheduledMessage as ScheduledMessage
+    from delayed_queue.queues import DelayedQueue as DelayedQueue
+    from delayed_queue.retries import RetryPolicy as RetryPolicy
+    from delayed_queue.schedules import CronMessage as CronMessage
+    from delayed_queue.schedules import CronSchedule as CronSchedule
+    from delayed_queue.schedules import DailySchedule as DailySchedule
+    from delayed_queue.schedules import PeriodicSchedule as PeriodicSchedule
+
+__version__ = "0.1.0"
+
+# Imported on first use (PEP 562): the package must be importable before Django's apps are
+# ready, and the parts without Django on a Spark executor that does not have it.
+_HOMES = {
+    "Batch": "messages",
+    "CronMessage": "schedules",
+    "CronSchedule": "schedules",
+    "DailySchedule": "schedules",
+    "DelayedQueue": "queues",
+    "DelayedQueueError": "exceptions",
+    "DeliveryType": "messages",
+    "Envelope": "messages",
+    "OfferOutcome": "messages",
+    "PeriodicSchedule": "schedules",
+    "Reject": "handlers",
+    "RetryPolicy": "retries",
+    "ScheduledMessage": "messages",
+    "Snooze": "handlers",
+    "handler": "handlers",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,56 @@
+"""System checks: wrong settings and unsuitable databases are said at start-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core import checks
+from django.core.checks import CheckMessage, Error, Tags, register
+from django.db import connections
+
+from delayed_queue.conf import SETTING, find_problems
+
+OLDEST_POSTGRESQL = 130_000
+
+
+@register()
+def check_settings(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E001: an unknown key or a wrong value in DELAYED_QUEUE."""
+    return [
+        Error(problem.message, hint=problem.hint, id="delayed_queue.E001", obj=SETTING)
+        for problem in find_problems(getattr(settings, SETTING, {}))
+    ]
+
+
+@register(Tags.database)
+def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """E002: not PostgreSQL, where it is asked for. W003: a server older than 13."""
+    messages: list[CheckMessage] = []
+    for alias in databases or ():
+        connection: Any = connections[alias]
+        if connection.vendor != "postgresql":
+            messages.append(_not_postgresql(alias, connection.vendor))
+        elif connection.pg_version < OLDEST_POSTGRESQL:
+            messages.append(
+                checks.Warning(
+                    f"The database {alias!r} runs PostgreSQL {connection.pg_version}.",
+                    hint="delayed_queue is tested on PostgreSQL 15 and newer; 13 is the oldest.",
+                    id="delayed_queue.W003",
+                )
+            )
+    return messages
+
+
+def _not_postgresql(alias: str, vendor: str) -> CheckMessage:
+    # The default database must fit; another one may serve other apps through a router.
+    level = Error if alias == "default" else checks.Warning
+    return level(
+        f"The database {alias!r} is {vendor}; delayed_queue needs PostgreSQL.",
+        hint="Use django.db.backends.postgresql, or keep queues off this alias with using=.",
+        id="delayed_queue.E002" if alias == "default" else "delayed_queue.W002",
+    )

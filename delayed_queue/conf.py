@@ -1,0 +1,143 @@
+"""The settings dict ``DELAYED_QUEUE`` as one frozen, validated dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.signals import setting_changed
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.retries import Backoff, RetryPolicy
+
+SETTING: Final = "DELAYED_QUEUE"
+MAX_LEASE: Final = timedelta(days=3650)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Defaults of queues and workers; every key of ``DELAYED_QUEUE``, in upper case.
+
+    ``LEASE_DURATION``: how long a polled message stays exclusive.
+    ``POLL_INTERVAL``: the longest a sleeping poller goes without looking.
+    ``RETRY_POLICY``: what happens after a failed attempt where the queue or handler says nothing.
+    ``BACKOFF``: how calls are repeated while the database is away.
+    ``NOTIFY``: wake sleeping pollers with LISTEN/NOTIFY; False polls only.
+    ``PREPARE``: use prepared statements; None decides by the database alias: not where its
+    ``DISABLE_SERVER_SIDE_CURSORS`` says that a transaction pooler is in between.
+    ``CONCURRENCY``: handler threads of a worker.
+    ``BATCH_SIZE``: the most messages that one claim of a worker leases.
+    ``SHUTDOWN_TIMEOUT``: how long a stopping worker waits for handlers in flight.
+    ``HANDLERS_MODULE``: the module of each installed app that is imported for its handlers.
+    """
+
+    LEASE_DURATION: timedelta = timedelta(minutes=5)
+    POLL_INTERVAL: timedelta = timedelta(seconds=3)
+    RETRY_POLICY: RetryPolicy = field(default_factory=RetryPolicy.exponential)
+    BACKOFF: Backoff = field(default_factory=Backoff)
+    NOTIFY: bool = True
+    PREPARE: bool | None = None
+    CONCURRENCY: int = 8
+    BATCH_SIZE: int = 100
+    SHUTDOWN_TIMEOUT: timedelta = timedelta(seconds=30)
+    HANDLERS_MODULE: str = "handlers"
+
+
+def check_lease(duration: Any) -> timedelta:
+    """Return the lease duration, or refuse what is not from 1 ms to ten years (Q20)."""
+    if not isinstance(duration, timedelta) or not _MILLISECOND <= duration <= MAX_LEASE:
+        raise InvalidConfiguration(
+            f"A lease duration is a timedelta from 1 ms to {MAX_LEASE.days} days, not {duration!r}."
+        )
+    return duration
+
+
+def check_interval(interval: Any) -> timedelta:
+    """Return the poll interval, or refuse what is not from 1 ms to one day."""
+    if not isinstance(interval, timedelta) or not _MILLISECOND <= interval <= timedelta(days=1):
+        raise InvalidConfiguration(
+            f"A poll interval is a timedelta from 1 ms to one day, not {interval!r}."
+        )
+    return interval
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with the settings, and what to do about it."""
+
+    key: str
+    message: str
+    hint: str
+
+
+def find_problems(configured: Any) -> list[Problem]:
+    """Return everything wrong with a DELAYED_QUEUE dict; an empty list when it can be used."""
+    if not isinstance(configured, dict):
+        return [Problem(SETTING, f"{SETTING} must be a dict.", f"Write {SETTING} = {{…}}.")]
+    known = {each.name for each in fields(QueueSettings)}
+    problems = [_unknown(key, known) for key in configured if key not in known]
+    for key, value in configured.items():
+        wrong = _wrong(key, value) if key in known else None
+        if wrong is not None:
+            problems.append(Problem(key, f"{SETTING}[{key!r}] is {value!r}.", wrong))
+    return problems
+
+
+def _unknown(key: Any, known: set[str]) -> Problem:
+    close = get_close_matches(str(key).upper(), known, n=1)
+    hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
+    return Problem(str(key), f"{SETTING} has an unknown key {key!r}.", hint)
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 1 <= value <= most
+
+
+def _wrong(key: str, value: Any) -> str | None:
+    """Return what the value must be, or None when it is."""
+    try:
+        if key == "LEASE_DURATION":
+            check_lease(value)
+        if key == "POLL_INTERVAL":
+            check_interval(value)
+    except InvalidConfiguration as error:
+        return str(error)
+    positive = isinstance(value, timedelta) and value >= timedelta(0)
+    rules = {
+        "RETRY_POLICY": (isinstance(value, RetryPolicy), "It must be a RetryPolicy."),
+        "BACKOFF": (isinstance(value, Backoff), "It must be a Backoff."),
+        "NOTIFY": (isinstance(value, bool), "It must be True or False."),
+        "PREPARE": (value is None or isinstance(value, bool), "It must be True, False or None."),
+        "CONCURRENCY": (_is_count(value, 1000), "It must be an int from 1 to 1000."),
+        "BATCH_SIZE": (_is_count(value, 10_000), "It must be an int from 1 to 10000."),
+        "SHUTDOWN_TIMEOUT": (positive, "It must be a timedelta of 0 or more."),
+        "HANDLERS_MODULE": (
+            isinstance(value, str) and value.isidentifier(),
+            "It must be the name of a module, as in 'handlers'.",
+        ),
+    }
+    fits, rule = rules.get(key, (True, ""))
+    return None if fits else rule
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> QueueSettings:
+    """Return the settings in force, or raise InvalidConfiguration naming all that is wrong."""
+    configured = getattr(settings, SETTING, {})
+    problems = find_problems(configured)
+    if problems:
+        raise InvalidConfiguration(" ".join(f"{each.message} {each.hint}" for each in problems))
+    return QueueSettings(**configured)
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == SETTING:
+        get_settings.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="delayed_queue.conf")

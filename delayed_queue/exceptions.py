@@ -1,0 +1,62 @@
+"""Every error the package raises, as one tree.
+
+::
+
+    DelayedQueueError
+    ├── InvalidConfiguration      a queue, policy, handler or worker was described wrongly
+    ├── InvalidMessage            a message was refused before any SQL ran
+    │   └── PayloadNotEncodable   the codec cannot turn the payload into bytes
+    ├── PayloadNotDecodable       stored bytes do not decode; the message becomes a dead letter
+    ├── ConfirmationRequired      a destructive call came without its exact confirmation
+    ├── HandlerNotFound           a worker was asked for a queue that no handler serves
+    └── ResourceUnavailable       the database stayed unreachable through every retry
+        └── OutcomeUnknown        it went away mid-write: the write may or may not have happened
+
+A lost lease is an answer, not an error: ``acknowledge()``, ``release()``, ``extend()`` and
+``reject()`` return False.
+"""
+
+from __future__ import annotations
+
+
+class DelayedQueueError(Exception):
+    """The queue could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message if message is not None else self._default_message())
+
+    @classmethod
+    def _default_message(cls) -> str:
+        return (cls.__doc__ or cls.__name__).strip().splitlines()[0]
+
+
+class InvalidConfiguration(DelayedQueueError, ValueError):
+    """A queue, retry policy, handler or worker was configured with a value it cannot have."""
+
+
+class InvalidMessage(DelayedQueueError, ValueError):
+    """The message cannot be stored; nothing was sent to the database."""
+
+
+class PayloadNotEncodable(InvalidMessage):
+    """The payload cannot be encoded by the queue's codec; nothing was sent to the database."""
+
+
+class PayloadNotDecodable(DelayedQueueError, ValueError):
+    """The stored payload cannot be decoded by the queue's codec."""
+
+
+class ConfirmationRequired(DelayedQueueError, ValueError):
+    """The call destroys data and needs its exact confirmation text."""
+
+
+class HandlerNotFound(DelayedQueueError, LookupError):
+    """No handler is registered for the queue."""
+
+
+class ResourceUnavailable(DelayedQueueError):
+    """The database stayed unavailable through every retry; the cause is attached."""
+
+
+class OutcomeUnknown(ResourceUnavailable):
+    """The connection was lost mid-write, so the write may or may not have taken effect."""

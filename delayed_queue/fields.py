@@ -1,0 +1,34 @@
+"""A model field that stores instants as epoch milliseconds, as the seed's schema does."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+
+from delayed_queue.messages import from_milliseconds, to_milliseconds
+
+if TYPE_CHECKING:
+    _Base = models.Field[datetime | int | None, datetime]
+else:
+    _Base = models.Field
+
+
+class EpochMillisecondField(_Base):
+    """A BIGINT of milliseconds since 1970-01-01T00:00Z, seen from Python as an aware datetime."""
+
+    description = "An instant, stored as epoch milliseconds"
+
+    def get_internal_type(self) -> str:
+        return "BigIntegerField"
+
+    def from_db_value(self, value: int | None, *args: Any) -> datetime | None:
+        return None if value is None else from_milliseconds(value)
+
+    def to_python(self, value: Any) -> Any:
+        return from_milliseconds(value) if isinstance(value, int) else value
+
+    def get_prep_value(self, value: Any) -> Any:
+        value = super().get_prep_value(value)
+        return to_milliseconds(value) if isinstance(value, datetime) else value

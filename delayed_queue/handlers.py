@@ -1,0 +1,164 @@
+"""The registry of handlers: which function serves which queue, and how it answers."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
+from delayed_queue.messages import Envelope
+from delayed_queue.payloads import Codec, check_kind, codec_named, kind_of
+from delayed_queue.retries import RetryPolicy
+
+MAX_ERROR_LENGTH: Final = 10_000
+HandlerFunction = Callable[[Envelope], Any]
+F = TypeVar("F", bound=HandlerFunction)
+
+
+class HandlerSignal(Exception):
+    """What a handler raises to answer with something other than done or failed."""
+
+
+class Snooze(HandlerSignal):
+    """Deliver the message again after the delay; the attempt does not count as a failure."""
+
+    def __init__(self, delay: timedelta) -> None:
+        if not isinstance(delay, timedelta) or delay < timedelta(0):
+            raise InvalidConfiguration(f"Snooze needs a timedelta ≥ 0, not {delay!r}.")
+        super().__init__(f"snoozed for {delay}")
+        self.delay = delay
+
+
+class Reject(HandlerSignal):
+    """Move the message to the dead letters at once: trying again would not help."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a message whose handler did not return: again after a delay, or dead."""
+
+    delay: timedelta | None
+    reason: str = ""
+    error: str = ""
+    counts: bool = True
+
+    @property
+    def is_dead(self) -> bool:
+        return self.delay is None
+
+
+def judge(error: BaseException, attempt: int, policy: RetryPolicy) -> Verdict:
+    """Return the verdict on a failed attempt: a signal's own answer, else the policy's."""
+    if isinstance(error, Snooze):
+        return Verdict(error.delay, counts=False)
+    if isinstance(error, Reject):
+        return Verdict(None, error.reason)
+    delay = policy.delay_after(attempt)
+    reason = f"attempts exhausted: {type(error).__name__}" if delay is None else ""
+    return Verdict(delay, reason, error_text(error))
+
+
+def error_text(error: BaseException) -> str:
+    """Return the traceback, its end when it is long."""
+    return storable("".join(traceback.format_exception(error)))
+
+
+def storable(text: str) -> str:
+    """Return the end of the text, at most 10,000 characters, as PostgreSQL can store it."""
+    clean = text[-MAX_ERROR_LENGTH:].replace("\x00", "\ufffd")
+    return clean.encode("utf-8", "replace").decode("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function and how the worker treats the messages it is given."""
+
+    queue: str
+    function: HandlerFunction
+    codec: Codec
+    kind: str
+    retry: RetryPolicy | None = None
+    lease: timedelta | None = None
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def path(self) -> str:
+        """Where the function was defined, as ``module.name``."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+
+@dataclass
+class Registry:
+    """The handlers by queue name, in the order of their registration."""
+
+    _handlers: dict[str, Handler] = field(default_factory=dict)
+
+    def add(self, handler: Handler) -> None:
+        """Register; a second function for a queue is refused, a reloaded one replaces."""
+        known = self._handlers.get(handler.queue)
+        if known is not None and known.path != handler.path:
+            raise InvalidConfiguration(
+                f"The queue {handler.queue!r} is already handled by {known.path}; "
+                f"{handler.path} cannot handle it too."
+            )
+        self._handlers[handler.queue] = handler
+
+    def get(self, queue: str) -> Handler:
+        """Return the handler of the queue, or raise HandlerNotFound naming those there are."""
+        try:
+            return self._handlers[queue]
+        except KeyError:
+            known = ", ".join(sorted(self._handlers)) or "none"
+            raise HandlerNotFound(
+                f"No handler is registered for the queue {queue!r}; registered: {known}. "
+                "Declare one with @handler in a module named handlers of an installed app."
+            ) from None
+
+    def remove(self, queue: str) -> None:
+        self._handlers.pop(queue, None)
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter(self._handlers.values())
+
+
+registry = Registry()
+
+
+def handler(
+    queue: str,
+    *,
+    retry: RetryPolicy | None = None,
+    codec: str | Codec = "json",
+    kind: str | None = None,
+    lease: timedelta | None = None,
+) -> Callable[[F], F]:
+    """Register the decorated function as the handler of a queue; return it unchanged.
+
+    ``retry`` and ``lease`` default to the queue settings of ``DELAYED_QUEUE``; ``codec`` and
+    ``kind`` must be those the messages are offered with.
+    """
+    chosen = codec_named(codec)
+    stored_kind = check_kind(kind_of(queue, chosen) if kind is None else kind)
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise InvalidConfiguration(f"retry must be a RetryPolicy, not {retry!r}.")
+    if lease is not None and (not isinstance(lease, timedelta) or lease <= timedelta(0)):
+        raise InvalidConfiguration(f"lease must be a positive timedelta, not {lease!r}.")
+
+    def register(function: F) -> F:
+        if not callable(function):
+            raise InvalidConfiguration(f"{function!r} is not callable, so it cannot handle.")
+        registry.add(Handler(queue, function, chosen, stored_kind, retry, lease))
+        return function
+
+    return register

@@ -1,0 +1,400 @@
+"""Managers whose methods each run one statement of ``sql.py`` and return plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import psycopg
+from django.db import DEFAULT_DB_ALIAS, connections, models
+
+from delayed_queue import sql
+from delayed_queue.conf import get_settings
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+M = TypeVar("M", bound=models.Model)
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+# What is asked of a cursor that has run. Never its description: it is made anew each time.
+_rows: Callable[[Any], list[Row]] = methodcaller("fetchall")
+_count: Callable[[Any], int] = attrgetter("rowcount")
+
+
+class LeasedRow(NamedTuple):
+    """A row as a claim returns it. A named tuple: it costs a third of a dataclass to make."""
+
+    id: int
+    key: str
+    payload: bytes
+    scheduled_at: int
+    due_at: int
+    leased_until: int
+    attempts: int
+    headers: str | None
+
+
+class ConsumedRow(NamedTuple):
+    """A row taken out by CONSUME: as leased, and what is needed to put it back."""
+
+    id: int
+    key: str
+    payload: bytes
+    scheduled_at: int
+    due_at: int
+    leased_until: int
+    attempts: int
+    headers: str | None
+    created_at: int
+    first_error: str | None
+    last_error: str | None
+
+
+class StoredRow(NamedTuple):
+    """A row as READ returns it, with the instant to judge its state by."""
+
+    scheduled_at: int
+    scheduled_at_initially: int
+    created_at: int
+    lease_id: str | None
+    attempts: int
+    headers: str | None
+    last_error: str | None
+    payload: bytes
+    now: int
+
+
+class StatsRow(NamedTuple):
+    """The counts of a queue, each at most the cap, and the age of the oldest due message."""
+
+    due: int
+    scheduled: int
+    leased: int
+    dead: int
+    oldest_due_age: int | None
+
+
+class OverviewRow(NamedTuple):
+    """The counts of one queue among many, and what tells whether a count was cut off."""
+
+    kind: str
+    due: int
+    scheduled: int
+    read: int
+    leased: int
+    dead: int
+    oldest_due_age: int | None
+    held: int
+
+
+class ExtendedRow(NamedTuple):
+    """A lease that was prolonged."""
+
+    id: int
+    lease_id: str
+    leased_until: int
+
+
+class RedrivenRow(NamedTuple):
+    """A dead letter: created or updated in its queue, or (None) still dead."""
+
+    id: int
+    created: bool | None
+    kind: str
+
+
+def fetch(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
+    """Run a statement on the alias's connection and return its rows.
+
+    Takes part in the transaction that is open there, if any; otherwise it commits by itself.
+    Raises Django's database errors, as its own cursors do.
+    """
+    return _run(using, statement, params, _rows)
+
+
+def execute(using: str, statement: str, params: Mapping[str, Any]) -> int:
+    """Run a statement that returns no rows, and return how many it changed."""
+    return _run(using, statement, params, _count)
+
+
+def _run(using: str, statement: str, params: Mapping[str, Any], answer: Callable[[Any], T]) -> T:
+    connection: DatabaseWrapper = connections[using]  # type: ignore[assignment]
+    if connection.execute_wrappers or connection.queries_logged:
+        return _run_watched(connection, statement, params, answer)
+    # Straight to psycopg: prepared statements and binary values, which Django's cursors do
+    # not offer, are worth half of a single offer. What its cursors guard is guarded here too.
+    connection.ensure_connection()
+    connection.validate_no_broken_transaction()
+    raw = connection.connection
+    threshold = raw.prepare_threshold
+    with connection.wrap_database_errors:
+        # Django leaves it None, and then psycopg prepares nothing, whatever is asked of it.
+        raw.prepare_threshold = threshold or 0
+        try:
+            cursor = psycopg.Cursor(raw)
+            cursor.execute(statement, params, prepare=prepares(connection), binary=True)
+        finally:
+            raw.prepare_threshold = threshold
+        return answer(cursor)
+
+
+def _run_watched(
+    connection: DatabaseWrapper,
+    statement: str,
+    params: Mapping[str, Any],
+    answer: Callable[[Any], T],
+) -> T:
+    """Run through Django's cursor, so that query logs, wrappers and test helpers see it."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, dict(params))
+        return answer(cursor)
+
+
+def prepares(connection: DatabaseWrapper) -> bool:
+    """Return whether statements are prepared on this alias (setting PREPARE)."""
+    chosen = get_settings().PREPARE
+    if chosen is not None:
+        return chosen
+    return not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS", False)
+
+
+class MessageManager(models.Manager[M]):
+    """The queue's statements. ``kind`` names the queue, ``using`` the database alias.
+
+    Instants and durations are integer milliseconds; ``now=None`` is the database's clock.
+    Methods neither retry nor open transactions: that is the queue's business.
+    """
+
+    def offer(
+        self,
+        kind: str,
+        key: str,
+        payload: bytes,
+        *,
+        can_update: bool,
+        schedule_at: int | None = None,
+        delay: int = 0,
+        headers: str | None = None,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool | None:
+        """Return True when the row was created, False when updated, None when ignored."""
+        statement = sql.OFFER_OR_UPDATE if can_update else sql.OFFER_IF_NOT_EXISTS
+        rows = fetch(
+            using,
+            statement,
+            {
+                "kind": kind, "key": key, "payload": payload, "schedule_at": schedule_at,
+                "delay": delay, "headers": headers, "now": now,
+            },
+        )  # fmt: skip
+        return rows[0][0] if rows else None
+
+    def offer_batch(
+        self,
+        kind: str,
+        keys: list[str],
+        payloads: list[bytes],
+        schedules: list[int | None],
+        headers: list[str | None],
+        *,
+        can_update: bool,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> dict[str, bool]:
+        """Return, for each key that was written, whether it was created; keys are distinct."""
+        statement = sql.OFFER_BATCH_OR_UPDATE if can_update else sql.OFFER_BATCH_IF_NOT_EXISTS
+        rows = fetch(
+            using,
+            statement,
+            {
+                "kind": kind, "keys": keys, "payloads": payloads, "schedules": schedules,
+                "headers": headers, "now": now,
+            },
+        )  # fmt: skip
+        return dict(rows)
+
+    def claim(
+        self,
+        kind: str,
+        limit: int,
+        lease_id: str,
+        lease: int,
+        *,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[LeasedRow]:
+        """Lease up to ``limit`` of the earliest due messages, earliest first."""
+        params = {"kind": kind, "limit": limit, "lease_id": lease_id, "lease": lease, "now": now}
+        return list(map(LeasedRow._make, fetch(using, sql.CLAIM, params)))
+
+    def consume(
+        self, kind: str, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> list[ConsumedRow]:
+        """Delete and return up to ``limit`` of the earliest due messages."""
+        params = {"kind": kind, "limit": limit, "now": now}
+        return list(map(ConsumedRow._make, fetch(using, sql.CONSUME, params)))
+
+    def restore(
+        self, kind: str, row: ConsumedRow, lease_id: str, *, using: str = DEFAULT_DB_ALIAS
+    ) -> None:
+        """Put a consumed message back under a lease, in the transaction that took it."""
+        execute(using, sql.RESTORE, {**row._asdict(), "kind": kind, "lease_id": lease_id})
+
+    def acknowledge(
+        self, lease_id: str | None, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
+    ) -> list[int]:
+        """Delete those messages that are under the lease; return their ids."""
+        params = {"lease_id": lease_id, "ids": list(ids)}
+        return [row[0] for row in fetch(using, sql.ACKNOWLEDGE, params)]
+
+    def acknowledge_lease(self, lease_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
+        """Delete all messages under the lease; return how many."""
+        return execute(using, sql.ACKNOWLEDGE_LEASE, {"lease_id": lease_id})
+
+    def release(
+        self,
+        lease_id: str | None,
+        ids: Sequence[int],
+        *,
+        delay: int = 0,
+        refund: int = 0,
+        error: str | None = None,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[int]:
+        """End the lease of those messages, due again after the delay; return their ids."""
+        params = {
+            "lease_id": lease_id, "ids": list(ids), "delay": delay, "refund": refund,
+            "error": error, "now": now,
+        }  # fmt: skip
+        return [row[0] for row in fetch(using, sql.RELEASE, params)]
+
+    def extend(
+        self,
+        lease_ids: Sequence[str],
+        ids: Sequence[int],
+        lease: int,
+        *,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[ExtendedRow]:
+        """Prolong those messages' leases; the ones not returned are lost."""
+        params = {"lease_ids": list(lease_ids), "ids": list(ids), "lease": lease, "now": now}
+        return list(map(ExtendedRow._make, fetch(using, sql.EXTEND, params)))
+
+    def bury(
+        self,
+        lease_id: str | None,
+        ids: Sequence[int],
+        reason: str,
+        *,
+        error: str | None = None,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[int]:
+        """Move those messages to the dead letters; return their ids."""
+        params = {
+            "lease_id": lease_id, "ids": list(ids), "reason": reason, "error": error, "now": now
+        }  # fmt: skip
+        return [row[0] for row in fetch(using, sql.BURY, params)]
+
+    def read(
+        self, kind: str, key: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> StoredRow | None:
+        rows = fetch(using, sql.READ, {"kind": kind, "key": key, "now": now})
+        return StoredRow._make(rows[0]) if rows else None
+
+    def has_key(self, kind: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        return bool(fetch(using, sql.CONTAINS, {"kind": kind, "key": key})[0][0])
+
+    def drop(self, kind: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Delete the message whatever its state; return whether there was one."""
+        return execute(using, sql.DROP, {"kind": kind, "key": key}) == 1
+
+    def drop_all(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
+        return execute(using, sql.DROP_ALL, {"kind": kind})
+
+    def next_due(
+        self, kind: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> int | None:
+        """Return the milliseconds until the next message that is not yet due."""
+        rows = fetch(using, sql.NEXT_DUE, {"kind": kind, "now": now})
+        return rows[0][0] if rows else None
+
+    def stats(
+        self, kind: str, cap: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> StatsRow:
+        return StatsRow._make(fetch(using, sql.STATS, {"kind": kind, "cap": cap, "now": now})[0])
+
+    def kinds(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
+        """Return the kinds that have messages, at most ``limit``, in the index's order."""
+        return [row[0] for row in fetch(using, sql.KINDS, {"limit": limit})]
+
+    def overview(
+        self,
+        kinds: Sequence[str],
+        cap: int,
+        *,
+        lease_cap: int,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[OverviewRow]:
+        """Count each kind's messages, each count at most ``cap``, in any order."""
+        params = {"kinds": list(kinds), "cap": cap, "lease_cap": lease_cap, "now": now}
+        return list(map(OverviewRow._make, fetch(using, sql.OVERVIEW, params)))
+
+    def limit_waits(self, milliseconds: int, *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Have waits for locks fail after so long, until the open transaction ends."""
+        fetch(using, sql.LIMIT_WAITS, {"milliseconds": milliseconds})
+
+    def notify(self, channel: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Wake the listeners of a channel, at the commit of the open transaction if any."""
+        fetch(using, sql.NOTIFY, {"channel": channel})
+
+
+class DeadLetterManager(models.Manager[M]):
+    """The dead letters' statements, in the manner of MessageManager."""
+
+    def redrive(
+        self,
+        ids: Sequence[int],
+        *,
+        overwrite: bool = False,
+        kind: str | None = None,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[RedrivenRow]:
+        """Offer those letters again; the ones not returned do not exist, or are locked."""
+        params = {"ids": list(ids), "overwrite": overwrite, "kind": kind, "now": now}
+        return list(map(RedrivenRow._make, fetch(using, sql.REDRIVE, params)))
+
+    def next_ids(
+        self,
+        kind: str,
+        *,
+        after: int = 0,
+        reason: str | None = None,
+        limit: int = 1000,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[int]:
+        """Return the next ids in order, of letters whose reason starts with the given text."""
+        params = {"kind": kind, "after": after, "reason": reason, "limit": limit}
+        return [row[0] for row in fetch(using, sql.DEAD_LETTER_IDS, params)]
+
+    def kinds(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
+        """Return the kinds that have dead letters, at most ``limit``, in the index's order."""
+        return [row[0] for row in fetch(using, sql.DEAD_LETTER_KINDS, {"limit": limit})]
+
+    def prune(
+        self, kind: str, before: int, *, limit: int = 1000, using: str = DEFAULT_DB_ALIAS
+    ) -> int:
+        """Delete up to ``limit`` letters that died before the instant; return how many."""
+        params = {"kind": kind, "before": before, "limit": limit}
+        return execute(using, sql.PRUNE_DEAD_LETTERS, params)
+
+    def drop(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> int:
+        return execute(using, sql.DROP_DEAD_LETTERS, {"ids": list(ids)})

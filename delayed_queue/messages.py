@@ -1,0 +1,325 @@
+"""The values of a queue: what is offered, what is delivered, and what can be read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final, Protocol, overload
+
+from delayed_queue.exceptions import InvalidMessage
+
+MAX_KEY_LENGTH: Final = 200
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class OfferOutcome(StrEnum):
+    """What an offer did to the stored message."""
+
+    CREATED = "created"
+    UPDATED = "updated"
+    IGNORED = "ignored"
+
+
+class DeliveryType(StrEnum):
+    """Whether a message may have been delivered before."""
+
+    FIRST = "first"
+    REDELIVERY = "redelivery"
+
+
+class MessageState(StrEnum):
+    """Where a stored message stands at the moment it is read."""
+
+    SCHEDULED = "scheduled"
+    DUE = "due"
+    LEASED = "leased"
+
+
+def to_milliseconds(at: datetime) -> int:
+    """Return whole milliseconds since 1970-01-01T00:00Z, floored, exact before 1970 too."""
+    return (at - EPOCH) // MILLISECOND
+
+
+MIN_MILLISECONDS: Final = to_milliseconds(datetime.min.replace(tzinfo=UTC))
+MAX_MILLISECONDS: Final = to_milliseconds(datetime.max.replace(tzinfo=UTC))
+
+
+def from_milliseconds(milliseconds: int) -> datetime:
+    """Return the UTC instant; values a datetime cannot hold are clamped to its range.
+
+    A service of another language may store any 64-bit value; reading one must not fail.
+    """
+    clamped = min(max(milliseconds, MIN_MILLISECONDS), MAX_MILLISECONDS)
+    return EPOCH + timedelta(milliseconds=clamped)
+
+
+def check_text(what: str, value: str) -> str:
+    """Return the text, or refuse what PostgreSQL cannot store: NUL and lone surrogates."""
+    if "\x00" in value:
+        raise InvalidMessage(f"The {what} {value!r} contains a NUL character.")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"The {what} {value!r} is not valid Unicode text.") from error
+    return value
+
+
+def check_key(key: str) -> str:
+    """Return the key, or refuse one that is not 1 to 200 storable characters."""
+    if not isinstance(key, str):
+        raise InvalidMessage(f"A key must be a str, not {type(key).__name__}: {key!r}.")
+    if not 1 <= len(key) <= MAX_KEY_LENGTH:
+        raise InvalidMessage(
+            f"A key has 1 to {MAX_KEY_LENGTH} characters; this one has {len(key)}: {key[:40]!r}."
+        )
+    return check_text("key", key)
+
+
+def check_schedule(schedule_at: datetime | None) -> int | None:
+    """Return the instant in milliseconds since the epoch, floored; None means now."""
+    if schedule_at is None:
+        return None
+    if not isinstance(schedule_at, datetime):
+        raise InvalidMessage(f"schedule_at must be an aware datetime, not {schedule_at!r}.")
+    if schedule_at.utcoffset() is None:
+        raise InvalidMessage(
+            f"schedule_at {schedule_at!r} has no time zone; use an aware datetime "
+            "(django.utils.timezone.now(), or tzinfo=datetime.UTC)."
+        )
+    milliseconds = to_milliseconds(schedule_at)
+    if not MIN_MILLISECONDS <= milliseconds <= MAX_MILLISECONDS:
+        raise InvalidMessage(f"schedule_at {schedule_at!r} is outside the years 1 to 9999 in UTC.")
+    return milliseconds
+
+
+def check_delay(delay: timedelta | None, now: datetime) -> int | None:
+    """Return the delay in milliseconds, floored, refusing one that leaves the years 1 to 9999."""
+    if delay is None:
+        return None
+    if not isinstance(delay, timedelta):
+        raise InvalidMessage(f"delay must be a timedelta, not {delay!r}.")
+    milliseconds = delay // MILLISECOND
+    if not MIN_MILLISECONDS <= to_milliseconds(now) + milliseconds <= MAX_MILLISECONDS:
+        raise InvalidMessage(f"delay {delay!r} leads outside the years 1 to 9999.")
+    return milliseconds
+
+
+def encode_headers(headers: Mapping[str, Any] | None) -> str | None:
+    """Return the headers as JSON text, or refuse what the jsonb column cannot store."""
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
+        raise InvalidMessage(f"headers must map str to JSON values, not {headers!r}.")
+    try:
+        text = json.dumps(dict(headers), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidMessage(f"headers are not JSON: {error}.") from error
+    for each in _strings(headers):
+        check_text("header text", each)
+    return text
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _strings(name)
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledMessage:
+    """One message of a batch offer; without a schedule it is due at once."""
+
+    key: str
+    payload: Any
+    schedule_at: datetime | None = None
+    can_update: bool = True
+    headers: Mapping[str, Any] | None = None
+
+
+class Leases(Protocol):
+    """What an envelope needs of the queue that leased it."""
+
+    def acknowledge(self, envelope: Envelope) -> bool: ...
+
+    def release(
+        self, envelope: Envelope, delay: timedelta | None = None, error: str = ""
+    ) -> bool: ...
+
+    def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool: ...
+
+    def reject(self, envelope: Envelope, reason: str) -> bool: ...
+
+    def acknowledge_batch(self, batch: Batch) -> int: ...
+
+    async def aacknowledge(self, envelope: Envelope) -> bool: ...
+
+    async def arelease(
+        self, envelope: Envelope, delay: timedelta | None = None, error: str = ""
+    ) -> bool: ...
+
+    async def aextend(self, envelope: Envelope, duration: timedelta | None = None) -> bool: ...
+
+    async def areject(self, envelope: Envelope, reason: str) -> bool: ...
+
+    async def aacknowledge_batch(self, batch: Batch) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class Envelope:
+    """One delivery of a message, held under a lease.
+
+    Every method that ends or changes the lease returns False when the lease was lost (the
+    message was updated, dropped, or leased again after expiry); then nothing was changed.
+    Instants are kept in milliseconds and made into datetimes on demand: most handlers never
+    ask, and the worker makes one envelope per message.
+    """
+
+    key: str
+    payload: Any
+    queue: str
+    attempt: int
+    lease_id: str
+    message_id: int
+    scheduled_at_ms: int
+    due_at_ms: int
+    leased_until_ms: int
+    headers: dict[str, Any]
+    leases: Leases
+    lease_lost: bool = False
+
+    def __repr__(self) -> str:
+        # No payload: envelopes end up in logs and tracebacks.
+        return f"<Envelope {self.queue}/{self.key} attempt {self.attempt}>"
+
+    @property
+    def delivery_type(self) -> DeliveryType:
+        """FIRST, or REDELIVERY once the message was leased or put off before."""
+        if self.attempt > 1 or self.due_at_ms > self.scheduled_at_ms:
+            return DeliveryType.REDELIVERY
+        return DeliveryType.FIRST
+
+    @property
+    def scheduled_at(self) -> datetime:
+        """When the message was scheduled by its offer, unmoved by leases and retries."""
+        return from_milliseconds(self.scheduled_at_ms)
+
+    @property
+    def due_at(self) -> datetime:
+        """When this delivery fell due: the schedule, a retry's time, or an old lease's end."""
+        return from_milliseconds(self.due_at_ms)
+
+    @property
+    def leased_until(self) -> datetime:
+        """When the lease ends and others may take the message, on the database's clock."""
+        return from_milliseconds(self.leased_until_ms)
+
+    def acknowledge(self) -> bool:
+        """Delete the message, if this lease still holds it."""
+        return self.leases.acknowledge(self)
+
+    def release(self, delay: timedelta | None = None, error: str = "") -> bool:
+        """Give the message back, due now or after the delay, noting the error."""
+        return self.leases.release(self, delay, error)
+
+    def extend(self, duration: timedelta | None = None) -> bool:
+        """Prolong the lease to at least now + duration; default the queue's lease duration."""
+        return self.leases.extend(self, duration)
+
+    def reject(self, reason: str) -> bool:
+        """Move the message to the dead letters."""
+        return self.leases.reject(self, reason)
+
+    async def aacknowledge(self) -> bool:
+        return await self.leases.aacknowledge(self)
+
+    async def arelease(self, delay: timedelta | None = None, error: str = "") -> bool:
+        return await self.leases.arelease(self, delay, error)
+
+    async def aextend(self, duration: timedelta | None = None) -> bool:
+        return await self.leases.aextend(self, duration)
+
+    async def areject(self, reason: str) -> bool:
+        return await self.leases.areject(self, reason)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch(Sequence[Envelope]):
+    """The envelopes of one claim, in schedule order, under one lease id."""
+
+    envelopes: tuple[Envelope, ...]
+    lease_id: str
+    leases: Leases
+
+    def __len__(self) -> int:
+        return len(self.envelopes)
+
+    @overload
+    def __getitem__(self, index: int) -> Envelope: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Envelope, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Envelope | tuple[Envelope, ...]:
+        return self.envelopes[index]
+
+    def acknowledge(self) -> int:
+        """Delete every member still under this lease; return how many were deleted."""
+        return self.leases.acknowledge_batch(self)
+
+    async def aacknowledge(self) -> int:
+        return await self.leases.aacknowledge_batch(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it stands in the queue, read without leasing it."""
+
+    key: str
+    queue: str
+    state: MessageState
+    attempts: int
+    scheduled_at: datetime
+    scheduled_at_initially: datetime
+    created_at: datetime
+    lease_id: str | None
+    headers: dict[str, Any]
+    last_error: str
+    data: bytes = field(repr=False)
+    decode: Callable[[bytes], Any] = field(repr=False, compare=False)
+
+    @property
+    def payload(self) -> Any:
+        """The decoded payload; PayloadNotDecodable when the stored bytes do not decode."""
+        return self.decode(self.data)
+
+    @property
+    def leased_until(self) -> datetime | None:
+        return self.scheduled_at if self.state is MessageState.LEASED else None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """How full a queue is; each count stops at ``cap``, so its cost is bounded at any size."""
+
+    due: int
+    scheduled: int
+    leased: int
+    dead: int
+    oldest_due_age: timedelta | None
+    cap: int
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether a count reached the cap, so that the truth may be larger."""
+        # Scheduled and leased ones are told apart only after they were counted together.
+        return self.cap <= max(self.due, self.scheduled + self.leased, self.dead)

@@ -1,0 +1,109 @@
+"""The tables: the hot one that is the queue, and the dead letters beside it."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from delayed_queue.fields import EpochMillisecondField
+from delayed_queue.managers import DeadLetterManager, MessageManager
+
+
+class LongNamedIndex(models.Index):
+    """An index under one of the seed's names, which exceed Django's portable 30 characters."""
+
+    max_name_length = 63  # PostgreSQL's limit
+
+
+class Message(models.Model):
+    """One message of a queue.
+
+    The first eight columns and the index names are shared with services of other languages
+    and never change; the package's own columns follow, NULL-able or with a database default,
+    so that an INSERT naming only the eight works.
+    """
+
+    key = models.CharField(max_length=200, db_column="pKey", db_collation="C")
+    kind = models.CharField(max_length=100, db_column="pKind")
+    payload = models.BinaryField()
+    scheduled_at = EpochMillisecondField(db_column="scheduledAt")
+    scheduled_at_initially = EpochMillisecondField(db_column="scheduledAtInitially")
+    lease_id = models.CharField(max_length=36, null=True, blank=True, db_column="lockUuid")
+    created_at = EpochMillisecondField(db_column="createdAt")
+
+    attempts = models.IntegerField(db_default=0)
+    headers = models.JSONField(null=True, blank=True)
+    due_at = EpochMillisecondField(null=True, blank=True, db_column="dueAt")  # type: ignore[misc]
+    first_error = models.TextField(null=True, blank=True, db_column="firstError")
+    last_error = models.TextField(null=True, blank=True, db_column="lastError")
+
+    objects = MessageManager["Message"]()
+
+    class Meta:
+        db_table = "delayed_queue"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["key", "kind"], name="delayed_queue__PKeyPlusKindUniqueIndex"
+            ),
+        ]
+        indexes = [
+            # With the id, so that messages due in the same millisecond are read in order
+            # without a sort: a bulk import gives a million of them one due time.
+            LongNamedIndex(
+                fields=["kind", "scheduled_at", "id"],
+                name="delayed_queue__KindPlusScheduledAtIndex",
+            ),
+            # Partial: only rows in flight are ever looked up by their lease.
+            LongNamedIndex(
+                fields=["lease_id", "id"],
+                name="delayed_queue__LockUuidPlusIdIndex",
+                condition=Q(lease_id__isnull=False),
+            ),
+        ]
+        permissions = [
+            ("view_payload", "Can view the payload of messages"),
+            ("release_message", "Can release the lease of messages"),
+            ("extend_message", "Can extend the lease of messages"),
+            ("reject_message", "Can move messages to the dead letters"),
+            ("drop_message", "Can drop messages"),
+            ("deliver_message", "Can deliver messages now"),
+        ]
+        # Offered by code, never typed into a form.
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.key}"
+
+
+class DeadLetter(models.Model):
+    """A message that was given up on, with all that is needed to understand and redrive it."""
+
+    kind = models.CharField(max_length=100, db_column="pKind")
+    key = models.CharField(max_length=200, db_column="pKey", db_collation="C")
+    payload = models.BinaryField()
+    headers = models.JSONField(null=True, blank=True)
+    attempts = models.IntegerField()
+    reason = models.TextField()
+    first_error = models.TextField(null=True, blank=True, db_column="firstError")
+    last_error = models.TextField(null=True, blank=True, db_column="lastError")
+    scheduled_at_initially = EpochMillisecondField(db_column="scheduledAtInitially")
+    created_at = EpochMillisecondField(db_column="createdAt")
+    died_at = EpochMillisecondField(db_column="diedAt")
+
+    objects = DeadLetterManager["DeadLetter"]()
+
+    class Meta:
+        db_table = "delayed_queue_dead_letter"
+        indexes = [
+            models.Index(fields=["kind", "died_at", "id"], name="dead_letter_kind_died"),
+            models.Index(fields=["kind", "id"], name="dead_letter_kind_id"),
+            models.Index(fields=["key"], name="dead_letter_key"),
+        ]
+        permissions = [
+            ("redrive_deadletter", "Can redrive dead letters"),
+            ("drop_deadletter", "Can drop dead letters"),
+        ]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.key} ({self.reason})"

@@ -1,0 +1,144 @@
+"""Reading, dropping, counting, and the dead letters of a queue."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration
+from delayed_queue.managers import StoredRow
+from delayed_queue.messages import (
+    MILLISECOND,
+    MessageState,
+    OfferOutcome,
+    QueueStats,
+    StoredMessage,
+    check_key,
+    from_milliseconds,
+    to_milliseconds,
+)
+from delayed_queue.payloads import decode
+from delayed_queue.queues.base import QueueBase, nothing
+from delayed_queue.queues.batches import outcome_of
+
+DROP_ALL_CONFIRMATION: Final = "Yes, please, I know what I'm doing!"
+STATS_CAP: Final = 10_000
+_BITE: Final = 1000
+
+
+class Inspection(QueueBase):
+    """The operator's side of a queue."""
+
+    def read(self, key: str) -> StoredMessage | None:
+        """Return the message as it stands, without leasing it; None when there is none."""
+        check_key(key)
+        row = self._repeat(
+            lambda: self._messages.read(self.kind, key, now=self._now(), using=self.using)
+        )
+        return None if row is None else self._stored(key, row)
+
+    def _stored(self, key: str, row: StoredRow) -> StoredMessage:
+        return StoredMessage(
+            key=key,
+            queue=self.name,
+            state=_state(row),
+            attempts=row.attempts,
+            scheduled_at=from_milliseconds(row.scheduled_at),
+            scheduled_at_initially=from_milliseconds(row.scheduled_at_initially),
+            created_at=from_milliseconds(row.created_at),
+            lease_id=row.lease_id,
+            headers=json.loads(row.headers) if row.headers else {},
+            last_error=row.last_error or "",
+            data=row.payload,
+            decode=partial(decode, self.codec),
+        )
+
+    def contains_message(self, key: str) -> bool:
+        """Return whether a message is stored under the key, in any state."""
+        check_key(key)
+        return self._repeat(lambda: self._messages.has_key(self.kind, key, using=self.using))
+
+    def drop_message(self, key: str) -> bool:
+        """Delete the message whatever its state; return whether there was one.
+
+        Raises OutcomeUnknown when the connection was lost meanwhile and no message is there.
+        """
+        check_key(key)
+        dropped: bool = self._repeat(
+            lambda: self._messages.drop(self.kind, key, using=self.using), doubt=nothing
+        )
+        return dropped
+
+    def drop_all_messages(self, confirm: str) -> int:
+        """Delete every message of this queue, leased ones too; return how many."""
+        if confirm != DROP_ALL_CONFIRMATION:
+            raise ConfirmationRequired(
+                f"To drop every message of {self.name!r}, pass {DROP_ALL_CONFIRMATION!r}."
+            )
+        return self._repeat(lambda: self._messages.drop_all(self.kind, using=self.using))
+
+    def stats(self, cap: int = STATS_CAP) -> QueueStats:
+        """Count the queue's messages by state; each count stops at ``cap``."""
+        if type(cap) is not int or not 1 <= cap <= 1_000_000:
+            raise InvalidConfiguration(f"cap must be from 1 to 1000000, not {cap!r}.")
+        row = self._repeat(
+            lambda: self._messages.stats(self.kind, cap, now=self._now(), using=self.using)
+        )
+        age = None if row.oldest_due_age is None else row.oldest_due_age * MILLISECOND
+        return QueueStats(row.due, row.scheduled, row.leased, row.dead, age, cap)
+
+    def redrive(
+        self, letter_ids: Sequence[int], *, overwrite: bool = False
+    ) -> dict[int, OfferOutcome]:
+        """Offer those dead letters again, due now; return the outcome of each one found.
+
+        IGNORED stayed dead: its key lives again, or a newer letter of that key was redriven.
+        ``overwrite`` replaces the living message instead.
+        """
+        rows = self._repeat(
+            lambda: self._letters.redrive(
+                letter_ids,
+                overwrite=overwrite,
+                kind=self.kind,
+                now=self._now(),
+                using=self.using,
+            )
+        )
+        if rows:
+            self._wake()
+        return {row.id: outcome_of(row.created) for row in rows}
+
+    def redrive_all(
+        self, *, reason: str | None = None, overwrite: bool = False
+    ) -> Counter[OfferOutcome]:
+        """Redrive all dead letters whose reason starts with the text, a thousand at a time."""
+        outcomes: Counter[OfferOutcome] = Counter()
+        after = 0
+        while ids := self._letters.next_ids(
+            self.kind, after=after, reason=reason, limit=_BITE, using=self.using
+        ):
+            outcomes.update(self.redrive(ids, overwrite=overwrite).values())
+            after = ids[-1]
+        return outcomes
+
+    def prune_dead_letters(self, older_than: timedelta) -> int:
+        """Delete dead letters that died longer ago than that, a thousand at a time."""
+        if not isinstance(older_than, timedelta) or older_than < timedelta(0):
+            raise InvalidConfiguration(f"older_than must be a timedelta ≥ 0, not {older_than!r}.")
+        before = to_milliseconds(self._local_now()) - older_than // MILLISECOND
+        total = 0
+        while bite := self._repeat(
+            lambda: self._letters.prune(self.kind, before, limit=_BITE, using=self.using)
+        ):
+            total += bite
+        return total
+
+
+def _state(row: StoredRow) -> MessageState:
+    if row.scheduled_at <= row.now:
+        return MessageState.DUE
+    return MessageState.SCHEDULED if row.lease_id is None else MessageState.LEASED

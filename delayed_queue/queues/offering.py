@@ -1,0 +1,122 @@
+"""Putting messages into a queue, one by one and in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.messages import (
+    OfferOutcome,
+    ScheduledMessage,
+    check_delay,
+    check_key,
+    check_schedule,
+    encode_headers,
+)
+from delayed_queue.payloads import encode
+from delayed_queue.queues.base import QueueBase
+from delayed_queue.queues.batches import PreparedOffer, outcome_of, prepared_chunks, rounds
+
+
+class Offering(QueueBase):
+    """The producer's side of a queue."""
+
+    def offer_or_update(
+        self,
+        key: str,
+        payload: Any,
+        schedule_at: datetime | None = None,
+        *,
+        delay: timedelta | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> OfferOutcome:
+        """Put the message, or replace payload and schedule of the one stored under its key.
+
+        An update ends a lease on the stored message and starts its attempts anew. The same
+        payload bytes and first schedule are IGNORED, even while leased. Without ``schedule_at``
+        or ``delay`` the message is due at once; ``delay`` counts from the database's now.
+        """
+        return self._offer(key, payload, schedule_at, delay, headers, can_update=True)
+
+    def offer_if_not_exists(
+        self,
+        key: str,
+        payload: Any,
+        schedule_at: datetime | None = None,
+        *,
+        delay: timedelta | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> OfferOutcome:
+        """Put the message unless its key is stored already; then it is IGNORED, untouched."""
+        return self._offer(key, payload, schedule_at, delay, headers, can_update=False)
+
+    def _offer(
+        self,
+        key: str,
+        payload: Any,
+        schedule_at: datetime | None,
+        delay: timedelta | None,
+        headers: Mapping[str, Any] | None,
+        *,
+        can_update: bool,
+    ) -> OfferOutcome:
+        if schedule_at is not None and delay is not None:
+            raise InvalidMessage("Give schedule_at or delay, not both.")
+        schedule = check_schedule(schedule_at)
+        wait = check_delay(delay, self._local_now()) or 0
+        offer = partial(
+            self._messages.offer,
+            self.kind,
+            check_key(key),
+            encode(self.codec, payload),
+            can_update=can_update,
+            schedule_at=schedule,
+            delay=wait,
+            headers=encode_headers(headers),
+            now=self._now(),
+            using=self.using,
+        )
+        outcome = outcome_of(self._repeat(offer))
+        if outcome is not OfferOutcome.IGNORED and self._is_soon(schedule, wait):
+            self._wake()
+        return outcome
+
+    def offer_batch(self, messages: Iterable[ScheduledMessage]) -> list[OfferOutcome]:
+        """Offer many messages with one statement per 1000; return their outcomes in order.
+
+        Each chunk commits by itself unless a transaction is open. A sequence is validated as a
+        whole before anything is sent; any other iterable chunk by chunk, as it is read.
+        """
+        outcomes: list[OfferOutcome] = []
+        for chunk in prepared_chunks(self.codec, messages):
+            outcomes.extend(self._offer_chunk(chunk))
+        return outcomes
+
+    def _offer_chunk(self, chunk: list[PreparedOffer]) -> list[OfferOutcome]:
+        outcomes = [OfferOutcome.IGNORED] * len(chunk)
+        for group in rounds(chunk):
+            created = self._offer_group(group)
+            for offer in group:
+                if offer.key in created:
+                    outcomes[offer.position] = outcome_of(created[offer.key])
+        if any(self._is_soon(offer.schedule_at, 0) for offer in chunk):
+            self._wake()
+        return outcomes
+
+    def _offer_group(self, group: list[PreparedOffer]) -> dict[str, bool]:
+        _, keys, payloads, schedules, headers, can_update = zip(*group, strict=True)
+        return self._repeat(
+            lambda: self._messages.offer_batch(
+                self.kind,
+                list(keys),
+                list(payloads),
+                list(schedules),
+                list(headers),
+                can_update=can_update[0],
+                now=self._now(),
+                using=self.using,
+            )
+        )

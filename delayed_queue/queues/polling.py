@@ -1,0 +1,186 @@
+"""Taking messages out of a queue: polling with a lease, waiting, consuming in a transaction."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+
+from django.db import OperationalError
+
+from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
+from delayed_queue.handlers import HandlerSignal, error_text
+from delayed_queue.managers import ConsumedRow, LeasedRow
+from delayed_queue.messages import MILLISECOND, Batch, Envelope
+from delayed_queue.payloads import decode
+from delayed_queue.queues.leasing import Leasing
+from delayed_queue.wakeups import Listener, StopSignal
+
+
+class Polling(Leasing):
+    """The consumer's side of a queue."""
+
+    def try_poll(self) -> Envelope | None:
+        """Lease the earliest due message, or return None when none is due."""
+        batch = self.try_poll_many(1)
+        return batch[0] if batch else None
+
+    def try_poll_many(self, limit: int) -> Batch:
+        """Lease up to ``limit`` of the earliest due messages under one lease id.
+
+        A message whose payload does not decode becomes a dead letter and is not returned.
+        """
+        lease_id = ""
+        envelopes: list[Envelope] = []
+        while limit > 0 and not envelopes:
+            lease_id, rows = self._repeat(partial(self._claim, limit))
+            if not rows:
+                break
+            envelopes = self._opened(rows, lease_id)
+        return Batch(tuple(envelopes), lease_id, self)
+
+    def _claim(self, limit: int) -> tuple[str, list[LeasedRow]]:
+        # A new lease for each try: one whose answer was lost may have leased messages that
+        # nobody has seen, and acknowledging this batch must not delete them.
+        lease_id = str(uuid.uuid4())
+        return lease_id, self._messages.claim(
+            self.kind,
+            limit,
+            lease_id,
+            self.lease_duration // MILLISECOND,
+            now=self._now(),
+            using=self.using,
+        )
+
+    def _opened(self, rows: Sequence[LeasedRow | ConsumedRow], lease_id: str) -> list[Envelope]:
+        """Decode leased rows into envelopes; bury those that do not decode (Q22)."""
+        envelopes = []
+        for row in rows:
+            try:
+                envelopes.append(self._envelope(row, lease_id))
+            except PayloadNotDecodable as error:
+                self._bury_undecodable(row.id, lease_id, error)
+        return envelopes
+
+    def _envelope(self, row: LeasedRow | ConsumedRow, lease_id: str) -> Envelope:
+        return Envelope(
+            row.key,
+            decode(self.codec, row.payload),
+            self.name,
+            row.attempts,
+            lease_id,
+            row.id,
+            row.scheduled_at,
+            row.due_at,
+            row.leased_until,
+            json.loads(row.headers) if row.headers else {},
+            self,
+        )
+
+    def _bury_undecodable(self, row_id: int, lease_id: str, error: PayloadNotDecodable) -> None:
+        text = error_text(error)
+        self._repeat(partial(self._bury, lease_id, [row_id], "payload not decodable", text))
+
+    def poll(
+        self, timeout: timedelta | float | None = None, *, stop: StopSignal | None = None
+    ) -> Envelope | None:
+        """Wait for a message that is due, and lease it.
+
+        Returns None only when the timeout (a timedelta, or seconds) has passed or ``stop`` was
+        set. Sleeps until a NOTIFY, the next due time or the poll interval, whichever is first.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + seconds_of(timeout)
+        nap: float | None = None
+        with self._listener() as listener:
+            while True:
+                envelope = self._try_poll_until(stop)
+                left = deadline - time.monotonic()
+                if envelope is not None or left <= 0 or _stopped(stop):
+                    return envelope
+                if nap is None:
+                    # Look again after this: what fell due since the look above is neither
+                    # in its answer nor in this one, which counts only what is still to come.
+                    nap = self.seconds_to_next_look()
+                    continue
+                listener.wait(min(nap, left), stop)
+                nap = None
+
+    def _try_poll_until(self, stop: StopSignal | None) -> Envelope | None:
+        if stop is None:
+            return self.try_poll()
+        try:
+            with stop.cancelling(self.using):
+                # Asked in here: when it was set earlier, there was nothing to cancel.
+                return None if stop.is_set() else self.try_poll()
+        except OperationalError:
+            # query_canceled: the stop signal ended the statement, and nothing was leased.
+            if stop.is_set():
+                return None
+            raise
+
+    def seconds_to_next_look(self) -> float:
+        """Return how long a poller may sleep: to the next due time or the poll interval."""
+        longest = self.poll_interval.total_seconds()
+        next_due = self._repeat(
+            lambda: self._messages.next_due(self.kind, now=self._now(), using=self.using)
+        )
+        return longest if next_due is None else min(next_due / 1000, longest)
+
+    @contextmanager
+    def consume(self) -> Iterator[Envelope | None]:
+        """Handle the earliest due message and delete it in one transaction.
+
+        Yields None when nothing is due. If the block raises, what it wrote on this connection
+        is rolled back, the attempt is counted and the message retried or buried by policy,
+        all in that same transaction; the error then leaves the block, except ``Snooze`` and
+        ``Reject``. Cannot be used inside a transaction: the count must commit with it.
+        """
+        failure: BaseException | None = None
+        with self._transaction(durable=True):
+            row, envelope = self._take()
+            try:
+                with self._transaction():
+                    yield envelope
+            # A handler may raise anything; the count must be written before it goes on.
+            except Exception as error:
+                failure = error
+                if row is not None and envelope is not None:
+                    self._restore(row, envelope.lease_id)
+                    self.fail(envelope, error)
+        if failure is not None and not isinstance(failure, HandlerSignal):
+            raise failure
+
+    def _take(self) -> tuple[ConsumedRow, Envelope] | tuple[None, None]:
+        """Take out the earliest due message that decodes; bury the ones before it."""
+        while True:
+            rows = self._messages.consume(self.kind, 1, now=self._now(), using=self.using)
+            if not rows:
+                return None, None
+            lease_id = str(uuid.uuid4())
+            try:
+                return rows[0], self._envelope(rows[0], lease_id)
+            except PayloadNotDecodable as error:
+                self._restore(rows[0], lease_id)
+                self._bury_undecodable(rows[0].id, lease_id, error)
+
+    def _restore(self, row: ConsumedRow, lease_id: str) -> None:
+        self._messages.restore(self.kind, row, lease_id, using=self.using)
+
+    def _listener(self) -> Listener:
+        return Listener([self.kind], self.using)
+
+
+def _stopped(stop: StopSignal | None) -> bool:
+    return stop is not None and stop.is_set()
+
+
+def seconds_of(timeout: timedelta | float) -> float:
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if not isinstance(seconds, int | float) or not seconds >= 0:
+        raise InvalidConfiguration(f"A timeout is seconds ≥ 0 or a timedelta, not {timeout!r}.")
+    return seconds

@@ -1,0 +1,88 @@
+"""Repeat a call while the database is away, where the whole call can be repeated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from django.db import Error, connections
+
+from delayed_queue.conf import get_settings
+from delayed_queue.exceptions import OutcomeUnknown, ResourceUnavailable
+from delayed_queue.retries import is_transient
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+T = TypeVar("T")
+
+
+def repeat(using: str, call: Callable[[], T], *, doubt: Callable[[T], bool] | None = None) -> T:
+    """Return ``call()``, repeated with backoff on transient database errors (Q33).
+
+    Never inside a caller's transaction: what went before in it cannot be repeated here, so
+    there the error passes through. Raises ResourceUnavailable when the retries are used up.
+
+    ``doubt`` marks answers that a lost earlier try could explain ("nothing was deleted",
+    because that try had deleted it): after a lost connection they raise OutcomeUnknown.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block:
+        return call()
+    attempts = _Attempts(connection)
+    while True:
+        try:
+            answer = call()
+        except Error as error:
+            attempts.wait_after(error)
+        else:
+            if attempts.lost is not None and doubt is not None and doubt(answer):
+                raise OutcomeUnknown from attempts.lost
+            return answer
+
+
+class _Attempts:
+    """The waits that are left to one call, and whether it has lost a connection yet."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        self._started_at = time.monotonic()
+        self._waits: Iterator[float] | None = None
+        self.lost: Error | None = None
+
+    def wait_after(self, error: Error) -> None:
+        """Sleep before the next try, or raise: the error itself if no try would help."""
+        if not _is_transient(self._connection, error):
+            raise error
+        if _is_lost(self._connection):
+            self.lost = error
+            self._connection.close()
+        wait = self._next_wait()
+        if wait is None:
+            spent = time.monotonic() - self._started_at
+            raise ResourceUnavailable(
+                f"The database {self._connection.alias!r} stayed unavailable "
+                f"for {spent:.1f} s: {error}"
+            ) from error
+        time.sleep(wait)
+
+    def _next_wait(self) -> float | None:
+        """Return the seconds to wait; None when retries or time are used up."""
+        backoff = get_settings().BACKOFF
+        # Only now: most calls never wait.
+        self._waits = self._waits or iter(backoff.waits())
+        wait = next(self._waits, None)
+        ends_at = self._started_at + backoff.deadline.total_seconds()
+        return None if wait is None or time.monotonic() + wait > ends_at else wait
+
+
+def _is_lost(connection: BaseDatabaseWrapper) -> bool:
+    raw = connection.connection
+    return raw is None or bool(raw.closed)
+
+
+def _is_transient(connection: BaseDatabaseWrapper, error: Error) -> bool:
+    # A connection that broke under a statement, or could not be made, reports no SQLSTATE.
+    sqlstate = getattr(error.__cause__, "sqlstate", None)
+    return is_transient(sqlstate) or (sqlstate is None and _is_lost(connection))

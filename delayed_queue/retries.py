@@ -1,0 +1,150 @@
+"""Retry policies of handlers, and which database errors are worth repeating a call for."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from delayed_queue.exceptions import InvalidConfiguration
+
+_ZERO: Final = timedelta(0)
+_LONGEST: Final = timedelta(days=3650)
+_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+
+# Serialization failure, deadlock; connection exceptions; shutdown, crash and start-up of the
+# server. Each says that the statement did not happen, or that the session is gone (Q33).
+_TRANSIENT: Final = ("40001", "40P01", "08", "57P0")
+
+
+def is_transient(sqlstate: str | None) -> bool:
+    """Return whether a call that failed with this SQLSTATE may succeed when repeated."""
+    return sqlstate is not None and sqlstate.startswith(_TRANSIENT)
+
+
+def parse_duration(text: str) -> timedelta:
+    """Return the duration written as ``500ms``, ``15s``, ``3m``, ``1.5h`` or ``2d``."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidConfiguration(
+            f"{text!r} is not a duration: write a number and one of ms, s, m, h, d, as in '15s'."
+        )
+    amount, unit = match.groups()
+    try:
+        return timedelta(**{_UNITS[unit]: float(amount)})
+    except OverflowError as error:
+        raise InvalidConfiguration(f"The duration {text!r} is too long.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to wait after each failed attempt, and when to stop trying.
+
+    ``delays`` holds the wait after attempt 1, 2, …; the last one repeats. ``max_attempts``
+    counts deliveries: after that many failures the message becomes a dead letter. ``jitter``
+    is a fraction: 0.2 spreads each wait evenly over ± 20 %.
+    """
+
+    delays: tuple[timedelta, ...]
+    max_attempts: int
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if type(self.max_attempts) is not int or self.max_attempts < 1:
+            raise InvalidConfiguration(f"max_attempts must be ≥ 1, not {self.max_attempts!r}.")
+        if not isinstance(self.jitter, int | float) or not 0 <= self.jitter <= 1:
+            raise InvalidConfiguration(f"jitter must be from 0 to 1, not {self.jitter!r}.")
+        if not self.delays and self.max_attempts > 1:
+            raise InvalidConfiguration("A policy with more than one attempt needs a delay.")
+        for delay in self.delays:
+            _check_delay(delay)
+
+    @classmethod
+    def exponential(
+        cls,
+        initial: timedelta = timedelta(seconds=5),
+        *,
+        factor: float = 2.0,
+        maximum: timedelta = timedelta(hours=1),
+        max_attempts: int = 10,
+        jitter: float = 0.2,
+    ) -> RetryPolicy:
+        """Wait ``initial * factor ** (attempt - 1)``, at most ``maximum``."""
+        if not isinstance(factor, int | float) or not 1 <= factor <= 1000:
+            raise InvalidConfiguration(f"factor must be from 1 to 1000, not {factor!r}.")
+        if type(max_attempts) is not int or not 1 <= max_attempts <= 1000:
+            raise InvalidConfiguration(
+                f"max_attempts must be from 1 to 1000, not {max_attempts!r}."
+            )
+        _check_delay(maximum)
+        delays = [min(_check_delay(initial), maximum)]
+        # Step by step, because factor ** 999 leaves the range of a float.
+        while len(delays) < max_attempts - 1 and delays[-1] < maximum:
+            delays.append(min(delays[-1] * factor, maximum))
+        return cls(tuple(delays), max_attempts, jitter)
+
+    @classmethod
+    def ladder(cls, steps: str | Sequence[timedelta], *, jitter: float = 0.0) -> RetryPolicy:
+        """Wait each step once, in order: ``"15s 3m 10m"`` is three waits, four attempts."""
+        if isinstance(steps, str):
+            waits = tuple(parse_duration(each) for each in steps.split())
+        else:
+            waits = tuple(steps)
+        if not waits:
+            raise InvalidConfiguration("A ladder needs at least one step, as in '15s 3m 10m'.")
+        return cls(waits, len(waits) + 1, jitter)
+
+    @classmethod
+    def never(cls) -> RetryPolicy:
+        """Make the first failure final."""
+        return cls((), 1)
+
+    def delay_after(self, attempt: int) -> timedelta | None:
+        """Return the wait after this failed attempt (from 1), or None when it was the last."""
+        if attempt >= self.max_attempts:
+            return None
+        delay = self.delays[min(max(attempt, 1), len(self.delays)) - 1]
+        # Not security: jitter only has to spread a herd.
+        return delay * (1 + random.uniform(-self.jitter, self.jitter))  # noqa: S311
+
+
+def _check_delay(delay: timedelta) -> timedelta:
+    if not isinstance(delay, timedelta) or not _ZERO <= delay <= _LONGEST:
+        raise InvalidConfiguration(
+            f"A retry delay is a timedelta from 0 to {_LONGEST.days} days, not {delay!r}."
+        )
+    return delay
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How a call is repeated while the database is away: 100, 200, 400 … ms, bounded in all."""
+
+    retries: int = 5
+    initial: timedelta = timedelta(milliseconds=100)
+    maximum: timedelta = timedelta(seconds=10)
+    deadline: timedelta = timedelta(seconds=30)
+
+    def __post_init__(self) -> None:
+        if type(self.retries) is not int or not 0 <= self.retries <= 100:
+            raise InvalidConfiguration(f"retries must be from 0 to 100, not {self.retries!r}.")
+        for name in ("initial", "maximum", "deadline"):
+            value = getattr(self, name)
+            if not isinstance(value, timedelta) or value <= _ZERO:
+                raise InvalidConfiguration(f"{name} must be a positive timedelta, not {value!r}.")
+
+    def waits(self) -> list[float]:
+        """Return the seconds to wait before each retry; their sum stays within the deadline."""
+        waits: list[float] = []
+        left = self.deadline.total_seconds()
+        for step in range(self.retries):
+            wait = min(self.initial.total_seconds() * 2**step, self.maximum.total_seconds())
+            if wait > left:
+                break
+            waits.append(wait)
+            left -= wait
+        return waits

@@ -1,0 +1,90 @@
+"""The statements of DeadLetterManager, over an in-memory store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.managers import DeadLetterManager, RedrivenRow
+from delayed_queue.models import DeadLetter
+from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
+
+if TYPE_CHECKING:
+    _Letters = DeadLetterManager[DeadLetter]  # for its signatures, as in messages.py
+else:
+    _Letters = object
+
+
+class InMemoryLetters(_Letters):
+    """The statements of DeadLetterManager."""
+
+    def __init__(self, store: InMemoryStore) -> None:
+        self._store = store
+
+    def redrive(
+        self,
+        ids: Sequence[int],
+        *,
+        overwrite: bool = False,
+        kind: str | None = None,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[RedrivenRow]:
+        at = instant(now)
+        with self._store.lock:
+            found = [letter for letter in self._store.letters_of(kind) if letter.id in ids]
+            newest = {(letter.key, letter.kind): letter for letter in found}
+            created = {
+                newest[name].id: self._offer(newest[name], overwrite=overwrite, at=at)
+                for name in newest
+            }
+        return [RedrivenRow(each.id, created.get(each.id), each.kind) for each in found]
+
+    def _offer(self, letter: Letter, *, overwrite: bool, at: int) -> bool | None:
+        living = self._store.find(letter.kind, letter.key)
+        if living is not None and not overwrite:
+            return None
+        row_id = self._store.new_id() if living is None else living.id
+        self._store.put(
+            Row(row_id, letter.kind, letter.key, letter.payload, at, at, at, letter.headers)
+        )
+        del self._store.letters[letter.id]
+        return living is None
+
+    def next_ids(
+        self,
+        kind: str,
+        *,
+        after: int = 0,
+        reason: str | None = None,
+        limit: int = 1000,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[int]:
+        with self._store.lock:
+            letters = self._store.letters_of(kind)
+        ids = [
+            letter.id
+            for letter in letters
+            if letter.id > after and letter.reason.startswith(reason or "")
+        ]
+        return ids[:limit]
+
+    def prune(
+        self, kind: str, before: int, *, limit: int = 1000, using: str = DEFAULT_DB_ALIAS
+    ) -> int:
+        with self._store.lock:
+            old = [
+                (letter.died_at, letter.id)
+                for letter in self._store.letters_of(kind)
+                if letter.died_at < before
+            ]
+            return self.drop([letter_id for _, letter_id in sorted(old)[:limit]])
+
+    def drop(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> int:
+        with self._store.lock:
+            found = [letter_id for letter_id in set(ids) if letter_id in self._store.letters]
+            for letter_id in found:
+                del self._store.letters[letter_id]
+        return len(found)

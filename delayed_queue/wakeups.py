@@ -1,0 +1,184 @@
+"""LISTEN and NOTIFY: sleep until a message may be due, and be woken early."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import md5
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+import psycopg
+from django.db import OperationalError, connections
+from psycopg import sql as composed
+
+from delayed_queue.conf import get_settings
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+_PREFIX: Final = "delayed_queue_"
+
+
+def channel_of(kind: str) -> str:
+    """Return the channel on which a kind is announced; channel names hold 63 bytes, so a hash."""
+    return _PREFIX + md5(kind.encode(), usedforsecurity=False).hexdigest()
+
+
+class Doorbell:
+    """Wake a thread that sleeps in select(): from any thread, or from a signal handler."""
+
+    def __init__(self) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._receiver.fileno()
+
+    def ring(self) -> None:
+        # Full or closed: then the sleeper has been told, or has gone.
+        with suppress(OSError):
+            self._sender.send(b"\0")
+
+    def silence(self) -> None:
+        """Forget the rings so far, so that the next sleep is one."""
+        with suppress(OSError):
+            while self._receiver.recv(4096):
+                pass
+
+    def close(self) -> None:
+        self._receiver.close()
+        self._sender.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class StopSignal(Doorbell):
+    """A flag another thread or a signal handler sets to end a blocking ``poll()`` at once.
+
+    It ends a sleep, and cancels the statement that the polling thread is waiting for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+        self._cancel: Callable[[], Any] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Stop; may be called more than once."""
+        self._is_set = True
+        self.ring()
+        cancel = self._cancel
+        if cancel is not None:
+            cancel()
+
+    @contextmanager
+    def cancelling(self, using: str) -> Iterator[None]:
+        """Cancel what the alias's connection is running if the flag is set meanwhile."""
+        # The wrapper, not its present connection: a repeated call may bring another.
+        self._cancel = partial(_cancel, connections[using])
+        try:
+            yield
+        finally:
+            self._cancel = None
+
+
+def _cancel(connection: Any) -> None:
+    raw = connection.connection
+    # Gone, or refusing another: then there is no statement to wait for.
+    if raw is not None:
+        with suppress(psycopg.Error):
+            raw.cancel_safe()
+
+
+class Listener:
+    """Sleep on the alias's own connection until NOTIFY, a time-out or a stop signal.
+
+    Where notifications cannot arrive (setting NOTIFY off, or inside a transaction, in which
+    LISTEN has no effect) it only sleeps. A connection that was replaced since is listened on
+    anew, and that counts as a wake-up: something may have been announced in between.
+    """
+
+    def __init__(self, kinds: list[str], using: str) -> None:
+        self._channels = [channel_of(kind) for kind in kinds]
+        self._connection: DatabaseWrapper = connections[using]  # type: ignore[assignment]
+        self._raw: Any = None
+
+    def __enter__(self) -> Listener:
+        self._listen()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        raw, self._raw = self._raw, None
+        if raw is not None and raw is self._connection.connection:
+            # A connection that broke listens no more, and its next user will hear of it.
+            with suppress(psycopg.Error):
+                _each(raw, "UNLISTEN {}", self._channels)
+
+    def wait(self, seconds: float, *bells: Doorbell | None) -> bool:
+        """Sleep for at most ``seconds`` or until a bell rings.
+
+        Returns whether something may have been offered meanwhile.
+        """
+        rung = [bell.fileno() for bell in bells if bell is not None]
+        if not self._can_listen():
+            select.select(rung, [], [], max(seconds, 0))
+            return False
+        return self._ask(lambda: self._listen() or self._wait(seconds, rung))
+
+    def heard(self) -> bool:
+        """Return whether a notification came along with the answers since the last sleep.
+
+        To be asked now and then by who does not sleep: psycopg keeps what nobody reads.
+        """
+        raw = self._raw
+        return raw is not None and self._ask(lambda: _drain(raw))
+
+    def _ask(self, question: Callable[[], bool]) -> bool:
+        try:
+            with self._connection.wrap_database_errors:
+                return question()
+        except OperationalError:
+            # Gone: say "look", for the look reconnects with the queue's own backoff.
+            self._connection.close()
+            return True
+
+    def _can_listen(self) -> bool:
+        return get_settings().NOTIFY and not self._connection.in_atomic_block
+
+    def _listen(self) -> bool:
+        """Listen on the present connection; return whether that was new to it."""
+        if not self._can_listen():
+            return False
+        self._connection.ensure_connection()
+        if self._raw is self._connection.connection:
+            return False
+        with self._connection.wrap_database_errors:
+            _each(self._connection.connection, "LISTEN {}", self._channels)
+        self._raw = self._connection.connection
+        return True
+
+    def _wait(self, seconds: float, rung: list[int]) -> bool:
+        # Notifications that came along with an earlier answer are already in memory, where
+        # select() cannot see them.
+        if _drain(self._raw):
+            return True
+        select.select([self._raw.fileno(), *rung], [], [], max(seconds, 0))
+        return _drain(self._raw)
+
+
+def _each(raw: Any, statement: LiteralString, channels: list[str]) -> None:
+    for channel in channels:
+        psycopg.Cursor(raw).execute(composed.SQL(statement).format(composed.Identifier(channel)))
+
+
+def _drain(raw: Any) -> bool:
+    # All of them: one left behind would be a second, idle wake-up.
+    return len(list(raw.notifies(timeout=0))) > 0

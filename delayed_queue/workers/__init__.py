@@ -1,0 +1,8 @@
+"""Workers: processes that claim messages and run their handlers."""
+
+from __future__ import annotations
+
+from delayed_queue.workers.options import WorkerOptions
+from delayed_queue.workers.worker import Tally, Worker
+
+__all__ = ["Tally", "Worker", "WorkerOptions"]

@@ -1,0 +1,34 @@
+"""The demo's orders, deliveries and closings in the admin."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from example_project.models import Closing, Delivery, Order
+
+
+@admin.register(Order)
+class OrderAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # not subscriptable at run time
+    list_display = [
+        "order_id", "customer", "amount", "currency", "state", "close_at", "paid_at", "closed_at",
+    ]  # fmt: skip
+    list_filter = ["state", "currency"]
+    search_fields = ["=order_id", "customer"]
+    ordering = ["close_at"]
+
+
+@admin.register(Delivery)
+class DeliveryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    list_display = [
+        "order_id", "attempt", "delivery_type", "outcome", "worker", "due_at", "started_at",
+    ]  # fmt: skip
+    list_filter = ["outcome", "delivery_type", "attempt", "worker"]
+    search_fields = ["=order_id"]
+    ordering = ["-id"]
+
+
+@admin.register(Closing)
+class ClosingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    list_display = ["order_id", "attempt", "worker", "closed_at"]
+    search_fields = ["=order_id"]
+    ordering = ["-id"]

@@ -1,0 +1,100 @@
+"""The time in which orders are paid and closed: watched, and disturbed once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from example_project.demo import figures
+from example_project.demo.clock import ShopClock
+from example_project.demo.console import Console
+from example_project.demo.database import database_now
+from example_project.demo.killing import Kill, kill_one
+from example_project.demo.patience import Patience
+from example_project.demo.payer import Payer
+from example_project.demo.processes import Child, Children
+from example_project.demo.progress import Moment, Progress
+
+FRAME_SECONDS: Final = 0.25
+LOOK_SECONDS: Final = 0.01
+# The kill is tried from the first of these shares of the time on; from the second on, a
+# worker with a single message in flight will do.
+KILL_FROM: Final = 0.35
+KILL_ANY_FROM: Final = 0.5
+WANTED_IN_FLIGHT: Final = 2
+
+
+class Watch:
+    """Looks at the run four times a second until every message is gone."""
+
+    def __init__(
+        self,
+        console: Console,
+        children: Children,
+        workers: list[Child],
+        clock: ShopClock,
+        length: timedelta,
+    ) -> None:
+        self._console = console
+        self._progress = Progress(console)
+        self._children = children
+        self._workers = workers
+        self._clock = clock
+        self._length = length
+        self._now = clock.opened_at
+        self.kill: Kill | None = None
+
+    def until_done(self, patience: Patience, start_worker: Callable[[], Child] | None) -> None:
+        """Return when all is done; with ``start_worker``, kill a worker and start another.
+
+        Done is when no message is left: payments still to come would come too late.
+        Raises DemoError when a process ends by itself, or patience runs out.
+        """
+        with Payer(self._clock.opened_at) as payer:
+            while True:
+                self._children.check()
+                payer.check()
+                counted = figures.count()
+                self._show(counted)
+                if counted.messages == 0:
+                    break
+                patience.see(counted)
+                self._pass_a_frame(start_worker)
+        self._console.keep()
+
+    def _show(self, counted: figures.Figures) -> None:
+        self._now = database_now()
+        elapsed = self._now - self._clock.opened_at
+        moment = Moment(elapsed, self._length, self._clock.in_file(self._now))
+        self._progress.show(moment, counted, self._workers)
+
+    def _pass_a_frame(self, start_worker: Callable[[], Child] | None) -> None:
+        ends = time.monotonic() + FRAME_SECONDS
+        while time.monotonic() < ends:
+            wanted = self._wanted_in_flight()
+            if start_worker is None or self.kill is not None or wanted is None:
+                time.sleep(FRAME_SECONDS)
+                return
+            self.kill = kill_one(self._workers, self._clock.opened_at, wanted)
+            if self.kill is not None:
+                self._replace(self.kill, start_worker)
+                return
+            time.sleep(LOOK_SECONDS)
+
+    def _wanted_in_flight(self) -> int | None:
+        """Return how much in flight makes a victim now; None while it is too early for one."""
+        share = (self._now - self._clock.opened_at) / self._length
+        if share < KILL_FROM:
+            return None
+        return WANTED_IN_FLIGHT if share < KILL_ANY_FROM else 1
+
+    def _replace(self, kill: Kill, start_worker: Callable[[], Child]) -> None:
+        replacement = start_worker()
+        self._workers.append(replacement)
+        self._console.step(
+            "kill",
+            f"worker {kill.worker} by SIGKILL with {kill.in_flight} messages in flight; "
+            f"worker {replacement.pid} takes its place",
+        )

@@ -1,0 +1,60 @@
+"""What workers do with the messages of the queue ``close-unpaid-orders``."""
+
+from __future__ import annotations
+
+import os
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from delayed_queue import Envelope, Reject, RetryPolicy, handler
+from example_project.gateway import GatewayRefusal, GatewayTimeout, void_payment
+from example_project.models import Closing, Delivery, Order
+from example_project.shop import QUEUE_NAME
+
+
+@handler(QUEUE_NAME, retry=RetryPolicy.ladder("1s 2s"))
+def close_if_unpaid(envelope: Envelope) -> None:
+    """Close the order unless it was paid; may run twice for an order and closes it once."""
+    delivery = _recorded(envelope)
+    order = Order.objects.get(order_id=envelope.key)
+    if order.state != Order.State.OPEN:
+        _finish(delivery, Delivery.Outcome.NOTHING_TO_DO)
+        return
+    try:
+        void_payment(order.order_id, order.currency, envelope.attempt)
+    except GatewayTimeout:
+        _finish(delivery, Delivery.Outcome.TIMED_OUT)
+        raise
+    except GatewayRefusal as refusal:
+        _finish(delivery, Delivery.Outcome.REFUSED)
+        raise Reject(str(refusal)) from refusal
+    _close(delivery)
+
+
+def _recorded(envelope: Envelope) -> Delivery:
+    """Write down the delivery, committed by itself: the record outlives a killed worker."""
+    return Delivery.objects.create(
+        order_id=envelope.key,
+        attempt=envelope.attempt,
+        delivery_type=envelope.delivery_type,
+        due_at=envelope.due_at,
+        worker=os.getpid(),
+    )
+
+
+@transaction.atomic
+def _close(delivery: Delivery) -> None:
+    """Close the order if it is still open, and record the closing with it."""
+    still_open = Order.objects.filter(order_id=delivery.order_id, state=Order.State.OPEN)
+    if not still_open.update(state=Order.State.CLOSED, closed_at=Now()):
+        _finish(delivery, Delivery.Outcome.NOTHING_TO_DO)
+        return
+    Closing.objects.create(
+        order_id=delivery.order_id, attempt=delivery.attempt, worker=delivery.worker
+    )
+    _finish(delivery, Delivery.Outcome.CLOSED)
+
+
+def _finish(delivery: Delivery, outcome: Delivery.Outcome) -> None:
+    Delivery.objects.filter(pk=delivery.pk).update(outcome=outcome)

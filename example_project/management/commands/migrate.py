@@ -1,0 +1,57 @@
+"""Django's `migrate`, safe to start in several containers at once."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from django.core.management.commands import migrate
+from django.db import connections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOCK: Final = int.from_bytes(b"migrate", "big")
+
+
+class Command(migrate.Command):
+    """Wait until no other `migrate` runs on this database, then run.
+
+    Django looks which migrations are missing and then applies them: of several that start on an
+    empty database at once, the slower ones fail on tables that exist by then.
+    """
+
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        """Run Django's command while nobody else does."""
+        with alone(options["database"]):
+            return super().handle(*args, **options)
+
+
+@contextmanager
+def alone(alias: str) -> Iterator[None]:
+    """Hold the lock in a transaction of a second connection; `migrate` commits on its own.
+
+    A lock of a transaction, not of a session, which PgBouncer would lose. Tried for again and
+    again, not waited for: a statement that waits has a snapshot, and CREATE INDEX CONCURRENTLY
+    in the migrations of the one that has the lock would wait for that snapshot for ever.
+    """
+    connection = connections[alias].copy()
+    try:
+        connection.set_autocommit(False)
+        while not _locks(connection):
+            connection.rollback()
+            time.sleep(0.1)
+        yield
+    finally:
+        connection.close()
+
+
+def _locks(connection: Any) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
+        locked = bool(cursor.fetchone()[0])
+        # The transaction idles as long as the migrations take. And a second statement has to
+        # follow: the portal of the first keeps its snapshot, which the migrations may wait for.
+        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        return locked

@@ -1,0 +1,23 @@
+"""The PostgreSQL server that the example project and its tests run on, with nothing to install."""
+
+from __future__ import annotations
+
+from example_project.postgres.binaries import find_binaries, installed_binaries
+from example_project.postgres.exceptions import BinariesNotFoundError, LauncherError
+from example_project.postgres.server import (
+    EmbeddedPostgres,
+    ServerStatus,
+    database_url,
+    default_directory,
+)
+
+__all__ = [
+    "BinariesNotFoundError",
+    "EmbeddedPostgres",
+    "LauncherError",
+    "ServerStatus",
+    "database_url",
+    "default_directory",
+    "find_binaries",
+    "installed_binaries",
+]

@@ -1,0 +1,98 @@
+"""Settings of the example project, read from the environment; importing them starts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import environ
+
+from example_project.postgres import EmbeddedPostgres
+
+env = environ.Env()
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+DEBUG = env.bool("DEBUG", default=True)
+# Without DEBUG there is no default: a deployment that forgets its key must not come up.
+SECRET_KEY = env.str("SECRET_KEY", **({"default": "for development only"} if DEBUG else {}))
+ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[])
+CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "delayed_queue",
+    "example_project",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "example_project.urls"
+WSGI_APPLICATION = "example_project.wsgi.application"
+ASGI_APPLICATION = "example_project.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+
+def database(url: str) -> dict[str, Any]:
+    """Return the settings of the database at the URL; `?host=` may name a socket directory."""
+    found: dict[str, Any] = env.db_url_config(url)
+    options = found.get("OPTIONS", {})
+    if "host" in options:  # at its usual place, where `dbshell` finds it too
+        found["HOST"] = options.pop("host")
+    found["TEST"] = {"NAME": env.str("TEST_DATABASE_NAME", default=None)}
+    return found
+
+
+# The server of `manage.py queuedb`; None if DATABASE_URL names one that runs elsewhere. Where its
+# socket will be is known without starting it: workers and Spark executors import this module too.
+DATABASE_URL_IS_SET = bool(env.str("DATABASE_URL", default=""))
+EMBEDDED_POSTGRES = None if DATABASE_URL_IS_SET else EmbeddedPostgres()
+DATABASES = {
+    "default": database(
+        EMBEDDED_POSTGRES.socket_url if EMBEDDED_POSTGRES else env.str("DATABASE_URL")
+    ),
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = "UTC"
+USE_TZ = True
+STATIC_URL = "static/"
+STATIC_ROOT = BASE_DIR / "staticfiles"
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {
+        "delayed_queue": {
+            "handlers": ["console"],
+            "level": env.str("LOG_LEVEL", default="INFO"),
+        },
+    },
+}
+
+DELAYED_QUEUE: dict[str, Any] = {}

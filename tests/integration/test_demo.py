@@ -1,0 +1,322 @@
+"""The demo end to end: real worker processes, a real kill, and a report that can fail."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import zlib
+from datetime import timedelta
+from itertools import count
+
+import pytest
+from django.contrib.auth import authenticate
+from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
+from django.db import connections
+from django.db.models import F
+from django.utils import timezone
+
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.models import DeadLetter, Message
+from example_project import shop
+from example_project.data.make_orders import as_bytes
+from example_project.demo import database
+from example_project.demo.console import Console
+from example_project.demo.exceptions import DemoError
+from example_project.demo.processes import child_environment
+from example_project.demo.run import Demo, Options
+from example_project.gateway import is_unreachable_for
+from example_project.handlers import close_if_unpaid
+from example_project.models import Closing, Delivery, Order
+from example_project.orders import OrderLine, read_orders
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SOON = 30.0
+
+
+def line_of(order_id, **change):
+    """Return one line of input for an order that is never paid."""
+    order = {
+        "order_id": order_id,
+        "customer": "Ann",
+        "amount": "1.00",
+        "currency": "EUR",
+        "created_at": "2025-11-28T18:00:00Z",
+    }
+    return json.dumps(order | change).encode() + b"\n"
+
+
+def unreachable_order_id():
+    """Return an id that the simulated gateway never answers about."""
+    return next(f"U-{n}" for n in count() if zlib.crc32(f"U-{n}".encode()) % 1000 == 0)
+
+
+def demo(*arguments):
+    """Run the command; return its JSON report and what it said on standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    call_command("demo", *arguments, "--format", "json", stdout=out, stderr=err)
+    return json.loads(out.getvalue()), err.getvalue()
+
+
+@pytest.mark.slow
+def test_every_order_of_the_file_ends_as_it_should_though_a_worker_is_killed(tmp_path):
+    path = tmp_path / "orders.jsonl"
+    path.write_bytes(
+        as_bytes(300)
+        + line_of(unreachable_order_id())
+        + line_of("NO-ACCOUNT", currency="VES")
+        + line_of("SALE-00001")  # for the second time
+        + b"{broken\n"
+    )
+    report, said = demo("--input", str(path), "--seconds", "4")
+
+    assert report["passed"] is True
+    assert report["orders"] == report["offered"] == 302
+    lines = {each.order_id: each for each in read_orders(path) if isinstance(each, OrderLine)}
+    stored = {order.order_id: order for order in Order.objects.all()}
+    assert stored.keys() == lines.keys()
+    dead = set(DeadLetter.objects.values_list("key", flat=True))
+    assert {"NO-ACCOUNT", unreachable_order_id()} <= dead
+    for order_id, line in lines.items():
+        if stored[order_id].state == Order.State.PAID:
+            assert line.is_paid_in_time
+        elif stored[order_id].state == Order.State.OPEN:
+            assert order_id in dead
+        else:
+            assert Closing.objects.filter(order_id=order_id).count() == 1
+            assert order_id not in dead
+    assert not Order.objects.filter(closed_at__lt=F("close_at")).exists()
+    assert Closing.objects.count() == report["closed"] > 50
+    # A payment in the last millisecond may find its message delivered already.
+    assert report["paid"] >= report["dropped"] > 150
+    seen = Delivery.objects.filter(
+        order_id__in=Order.objects.filter(state="paid").values("order_id")
+    )
+    assert not seen.filter(outcome=Delivery.Outcome.CLOSED).exists()
+    assert report["dead"] == len(dead)
+    assert Message.objects.count() == 0
+
+    assert report["kill"]["came_back"] == report["kill"]["in_flight"] >= 1
+    assert report["redelivered"] >= 1
+    killed = Delivery.objects.filter(worker=report["kill"]["worker"], outcome="unfinished")
+    for cut in killed:
+        later = Delivery.objects.get(order_id=cut.order_id, attempt=cut.attempt + 1)
+        assert later.worker != cut.worker
+        assert later.delivery_type == "redelivery"
+    assert report["retried"] >= 2  # the unreachable order's second and third attempt
+    assert 0 < report["lateness_ms"]["p50"] <= report["lateness_ms"]["p99"]
+
+    assert report["rejected_lines"] == 2
+    assert "orders.jsonl:303: order_id 'SALE-00001' is on line 1 already" in said
+    assert "orders.jsonl:304: not JSON" in said
+    rejects = (tmp_path / "orders.rejects.jsonl").read_text().splitlines()
+    assert [json.loads(each)["line"] for each in rejects] == [303, 304]
+
+    [(user, password)] = re.findall(r"user (\S+), password (\S+)\)", said)
+    account = authenticate(username=user, password=password)
+    assert account is not None
+    assert account.is_superuser
+
+
+@pytest.mark.slow
+def test_a_run_without_a_kill_begins_by_clearing_what_was_left(tmp_path):
+    path = tmp_path / "orders.csv"
+    path.write_text(
+        "order_id,customer,amount,currency,created_at,close_after,pay_after\n"
+        "A,Ann,1.00,EUR,2025-11-28T18:00:00Z,60,\n"
+        "B,Bob,2.00,EUR,2025-11-28T18:00:00Z,60,20\n"
+        "C,Cem,3.00,EUR,2025-11-28T18:00:00Z,60,90\n"
+        "D,Dan,4.00,EUR,2025-11-28T18:00:00Z,60,\n"
+    )
+    shop.place([an_order("LEFT-OVER", timezone.now())])
+    Closing.objects.create(order_id="LEFT-OVER", attempt=1, worker=1)
+    DeadLetter.objects.create(
+        kind=shop.queue.kind, key="OLD", payload=b"{}", attempts=1, reason="",
+        scheduled_at_initially=0, created_at=0, died_at=0,
+    )  # fmt: skip
+
+    report, _ = demo("--input", str(path), "--orders", "3", "--seconds", "1", "--no-kill")
+
+    assert report["passed"] is True
+    assert report["kill"] is None
+    states = dict(Order.objects.values_list("order_id", "state"))
+    assert states == {"A": "closed", "B": "paid", "C": "closed"}
+    assert (report["late_payments"], report["missed_payments"]) == (1, 0)
+    assert Closing.objects.count() == 2
+    assert not DeadLetter.objects.exists()
+
+
+def quiet_console():
+    out = io.StringIO()
+    return Console(OutputWrapper(out), OutputWrapper(out), colour=False)
+
+
+def run_with(tmp_path, program, patience=timedelta(seconds=20)):
+    """Run with a program of ours in the place of the workers."""
+    path = tmp_path / "orders.jsonl"
+    path.write_bytes(line_of("A", close_after=1))
+    manage = (sys.executable, "-c", program)
+    options = Options(path, seconds=0.1, workers=2, patience=patience, manage=manage)
+    with Demo(options, quiet_console()) as demo:
+        demo.run()
+
+
+def test_workers_that_die_end_the_run_with_their_last_words(tmp_path):
+    program = "import sys; sys.exit('no such luck')"
+    with pytest.raises(DemoError, match=r"ended by itself with exit code 1(.|\n)*no such luck"):
+        run_with(tmp_path, program)
+
+
+def test_workers_that_do_nothing_end_the_run_too(tmp_path):
+    with pytest.raises(DemoError, match="Nothing has happened for 1 s though 1 messages are due"):
+        run_with(tmp_path, "import sys; sys.stdin.read()", timedelta(seconds=1))
+
+
+def test_two_runs_at_a_time_are_refused(tmp_path):
+    with database.alone(), pytest.raises(DemoError, match="Another demo is running"):
+        run_with(tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--input", "absent.jsonl"], "cannot be read: No such file"),
+        (["--input", "orders.xlsx"], "neither .jsonl nor .csv"),
+        (["--orders", "0"], "not a whole number from 1"),
+        (["--seconds", "nan"], "not a number above 0"),
+        (["--seconds", "1", "--speed", "1"], "not allowed with argument"),
+        (["--input", "a.csv", "--rejects", "a.csv"], "must not be the input"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_sentence(arguments, reason):
+    with pytest.raises(CommandError, match=reason):
+        call_command("demo", *arguments, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def test_a_file_without_a_valid_order_is_refused(tmp_path):
+    path = tmp_path / "orders.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(CommandError, match="has no valid order"):
+        call_command("demo", input=path, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+class RunningDemo:
+    """The command as a process of its own, past the start of its workers."""
+
+    def __init__(self, tmp_path):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "django", "demo", "--seconds", "60", "--no-color"],
+            env={**child_environment(), "DEBUG": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.workers = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("workers"):
+                self.workers = [int(pid) for pid in re.findall(r"\d+", line.split(" on ")[0])]
+            if line.startswith("offered"):
+                break
+
+    def __enter__(self):
+        assert len(self.workers) == 3
+        return self
+
+    def __exit__(self, *exc_info):
+        self.process.kill()
+        self.process.communicate()
+
+
+def is_gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def wait_until(condition):
+    pause = threading.Event()
+    for _ in range(int(SOON / 0.05)):
+        if condition():
+            return True
+        pause.wait(0.05)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number):
+    with RunningDemo(tmp_path) as running:
+        running.process.send_signal(number)
+        _, err = running.process.communicate(timeout=SOON)
+        assert running.process.returncode == 130
+        assert all(map(is_gone, running.workers))
+    assert "Interrupted; the workers are stopped." in err
+    assert f"{Message.objects.count():,} messages in the queue" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_killed_itself_it_leaves_no_worker_behind(tmp_path):
+    with RunningDemo(tmp_path) as running:
+        running.process.kill()
+        assert wait_until(lambda: all(map(is_gone, running.workers)))
+
+
+def an_order(order_id, close_at, **change):
+    order = {"customer": "Ann", "amount": "1.00", "currency": "EUR", "created_at": close_at}
+    return Order(order_id=order_id, close_at=close_at, **order | change)
+
+
+def test_an_order_is_placed_with_its_message_or_not_at_all():
+    due = timezone.now() + timedelta(hours=1)
+    assert shop.place([an_order("A", due), an_order("B", due)]) == 2
+    message = shop.queue.read("A")
+    assert message is not None
+    assert message.payload == {"amount": "1.00", "currency": "EUR"}
+    with pytest.raises(InvalidMessage):  # of the message only: its key is empty
+        shop.place([an_order("C", due), an_order("", due)])
+    assert set(Order.objects.values_list("order_id", flat=True)) == {"A", "B"}
+    assert not shop.queue.contains_message("C")
+
+
+def test_paying_drops_the_message_and_is_refused_after_the_deadline():
+    now = timezone.now()
+    shop.place([an_order("EARLY", now + timedelta(hours=1)), an_order("LATE", now)])
+    assert shop.pay("EARLY") is True
+    assert not shop.queue.contains_message("EARLY")
+    assert shop.pay("EARLY") is False
+    assert shop.pay("LATE") is False
+    assert shop.queue.contains_message("LATE")
+    assert dict(Order.objects.values_list("order_id", "state")) == {"EARLY": "paid", "LATE": "open"}
+
+
+def test_two_deliveries_of_an_order_at_once_close_it_once():
+    reachable = next(f"R-{n}" for n in count() if not is_unreachable_for(f"R-{n}", 1))
+    shop.place([an_order(reachable, timezone.now())])
+    envelope = shop.queue.try_poll()
+    assert envelope is not None
+    start = threading.Barrier(2)
+
+    def deliver():
+        start.wait()
+        close_if_unpaid(envelope)
+        connections.close_all()
+
+    threads = [threading.Thread(target=deliver) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Closing.objects.count() == 1
+    outcomes = sorted(Delivery.objects.values_list("outcome", flat=True))
+    assert outcomes == ["closed", "nothing to do"]

@@ -1,0 +1,215 @@
+"""The launcher's decisions that need no server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import environ
+import psycopg.conninfo
+import pytest
+
+from example_project.management.commands.queuedb import _redacted
+from example_project.postgres import (
+    BinariesNotFoundError,
+    EmbeddedPostgres,
+    LauncherError,
+    binaries,
+    database_url,
+    default_directory,
+    find_binaries,
+    installed_binaries,
+    server,
+)
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def lay_programs(directory: Path, version: str = "99.1") -> Path:
+    directory.mkdir(parents=True)
+    for program in binaries.PROGRAMS:
+        (directory / program).write_text(f"#!/bin/sh\necho '{program} (PostgreSQL) {version}'\n")
+        (directory / program).chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+def bare_machine(monkeypatch, tmp_path):
+    """A machine without any PostgreSQL; returns the directory of the system's packages."""
+    monkeypatch.delenv("DELAYED_QUEUE_PG_BIN", raising=False)
+    monkeypatch.setattr(binaries, "WHEELS", ())
+    monkeypatch.setattr(binaries, "SYSTEM", tmp_path / "system")
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    return tmp_path / "system"
+
+
+def test_the_environment_names_the_binaries_first(monkeypatch, tmp_path):
+    monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(lay_programs(tmp_path / "bin")))
+    assert find_binaries() == tmp_path / "bin"
+
+
+def test_a_wrong_directory_in_the_environment_is_not_passed_over(monkeypatch, tmp_path):
+    monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(tmp_path))
+    with pytest.raises(BinariesNotFoundError, match=f"{tmp_path} does not hold initdb, pg_ctl"):
+        find_binaries()
+
+
+def test_a_wheel_comes_before_the_system(bare_machine, monkeypatch, tmp_path):
+    lay_programs(bare_machine / "18/bin")
+    wheel = lay_programs(tmp_path / "some_wheel/pginstall/bin")
+    (tmp_path / "some_wheel/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(binaries, "WHEELS", (("missing", "x"), ("some_wheel", "pginstall")))
+    assert find_binaries() == wheel
+    assert "some_wheel" not in sys.modules  # importing such a wheel has effects of its own
+
+
+def test_the_newest_of_the_system_is_compared_as_a_number(bare_machine):
+    lay_programs(bare_machine / "9/bin")
+    newest = lay_programs(bare_machine / "15/bin")
+    (bare_machine / "16/bin").mkdir(parents=True)  # client programs only
+    assert list(installed_binaries()) == [newest, bare_machine / "9/bin"]
+
+
+def test_pg_config_on_the_path_is_asked(bare_machine, tmp_path):
+    found = lay_programs(tmp_path / "elsewhere")
+    (tmp_path / "path").mkdir()
+    pg_config = tmp_path / "path/pg_config"
+    pg_config.write_text(f"#!/bin/sh\necho {found}\n")
+    pg_config.chmod(0o755)
+    assert find_binaries() == found
+
+
+def test_postgres_on_the_path_is_found_through_a_link(bare_machine, tmp_path):
+    found = lay_programs(tmp_path / "elsewhere")
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/postgres").symlink_to(found / "postgres")
+    assert find_binaries() == found
+
+
+def test_no_binaries_at_all_says_what_to_do(bare_machine):
+    with pytest.raises(
+        BinariesNotFoundError, match=r"embedded.*DELAYED_QUEUE_PG_BIN.*DATABASE_URL"
+    ):
+        EmbeddedPostgres()
+
+
+@pytest.mark.parametrize("content", ["#!/bin/sh\necho unknown\n", "not a program"])
+def test_programs_that_do_not_run_are_named(monkeypatch, tmp_path, content):
+    directory = lay_programs(tmp_path / "bin")
+    (directory / "postgres").write_text(content)
+    monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(directory))
+    with pytest.raises(BinariesNotFoundError, match=str(directory / "postgres")):
+        EmbeddedPostgres(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "major"), [("18.6", "18"), ("19beta1", "19"), ("15.18 (Debian 15.18-1)", "15")]
+)
+def test_each_major_version_has_its_own_directory(monkeypatch, tmp_path, version, major):
+    directory = lay_programs(tmp_path / "bin", version)
+    monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(directory))
+    assert EmbeddedPostgres(tmp_path).data_directory == tmp_path / major / "data"
+
+
+def test_the_directory_comes_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("DELAYED_QUEUE_PG_DATA", str(tmp_path / "somewhere"))
+    assert default_directory() == tmp_path / "somewhere"
+
+
+def test_the_directory_of_root_is_of_the_system(monkeypatch):
+    monkeypatch.delenv("DELAYED_QUEUE_PG_DATA", raising=False)
+    monkeypatch.setattr(server, "is_root", lambda: True)
+    assert default_directory() == Path("/var/lib/delayed_queue/pg")
+
+
+def test_the_directory_of_a_user_is_the_users(monkeypatch, tmp_path):
+    monkeypatch.delenv("DELAYED_QUEUE_PG_DATA", raising=False)
+    monkeypatch.setattr(server, "is_root", lambda: False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert default_directory().is_relative_to(tmp_path)
+    assert default_directory().name == "pg"
+
+
+@pytest.mark.parametrize("length", [10, 60, 61, 62, 63, 64, 65, 66, 67, 68, 90, 300])
+def test_the_socket_fits_into_its_address_whatever_the_path(length):
+    directory = Path("/") / ("x" * length)
+    found = EmbeddedPostgres(directory).socket_directory
+    assert len(str(found / ".s.PGSQL.65535")) <= 103
+    assert found == EmbeddedPostgres(directory).socket_directory
+    assert found != EmbeddedPostgres(Path("/") / ("y" * length)).socket_directory
+
+
+def test_a_server_never_started_has_only_a_socket_url(tmp_path):
+    embedded = EmbeddedPostgres(tmp_path)
+    assert embedded.socket_url.startswith("postgresql://delayed_queue@:5432/delayed_queue?host=")
+    with pytest.raises(LauncherError, match="was never started"):
+        _ = embedded.url
+    assert embedded.stop() is False
+    assert embedded.status().running is False
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("host", ["/run/a b/é'%", "127.0.0.1"])
+def test_libpq_and_django_environ_read_the_same_url(host):
+    url = database_url(user="me@home", password="p:@/?#%&", host=host, port=6000, name="a b")
+    wanted = {"user": "me@home", "password": "p:@/?#%&", "host": host, "port": "6000"}
+    assert psycopg.conninfo.conninfo_to_dict(url) == {**wanted, "dbname": "a b"}
+    found = environ.Env.db_url_config(url)
+    assert found.get("OPTIONS", {}).get("host") or found["HOST"] == host
+    assert (found["USER"], found["PASSWORD"], found["PORT"]) == ("me@home", "p:@/?#%&", 6000)
+
+
+def test_a_password_is_shown_on_demand_only():
+    url = database_url(user="me", password="p@me:", host="localhost", port=1, name="me")
+    assert _redacted(url, show_password=False) == "postgresql://me:***@localhost:1/me"
+    assert _redacted(url, show_password=True) == url
+    bare = "postgresql://me@localhost:1/me"
+    assert _redacted(bare, show_password=False) == bare
+
+
+def test_importing_the_settings_starts_nothing(tmp_path):
+    script = (
+        "import os; from django.conf import settings as s; d = s.DATABASES['default'];"
+        "print(d['HOST'], d['PORT'], d['USER'], d['NAME'], s.EMBEDDED_POSTGRES.status().running)"
+    )
+    major = EmbeddedPostgres(tmp_path).home.name
+    answer = run_with_settings(script, DELAYED_QUEUE_PG_DATA=str(tmp_path))
+    assert answer.endswith(f"{major}/socket 5432 delayed_queue delayed_queue False\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_settings_take_a_server_from_the_environment(tmp_path):
+    script = (
+        "from django.conf import settings as s; d = s.DATABASES['default'];"
+        "print(d['HOST'], d['PORT'], d['NAME'], d['OPTIONS'], d['TEST'], s.EMBEDDED_POSTGRES)"
+    )
+    url = "postgresql://me@:6000/shop?host=/run/My%20Sockets&application_name=a"
+    found = run_with_settings(
+        script, DATABASE_URL=url, TEST_DATABASE_NAME="other", DELAYED_QUEUE_PG_BIN=str(tmp_path)
+    )
+    assert found == ("/run/My Sockets 6000 shop {'application_name': 'a'} {'NAME': 'other'} None\n")
+
+
+def test_production_settings_have_no_default_key():
+    with pytest.raises(AssertionError, match="Set the SECRET_KEY environment variable"):
+        run_with_settings("from django.conf import settings as s; s.SECRET_KEY", DEBUG="off")
+
+
+def run_with_settings(script: str, **environment: str) -> str:
+    """Run Python on the example project's settings and return what it printed."""
+    read_by_settings = {"DATABASE_URL", "DEBUG", "SECRET_KEY", "TEST_DATABASE_NAME"}
+    inherited = {name: value for name, value in os.environ.items() if name not in read_by_settings}
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**inherited, "DJANGO_SETTINGS_MODULE": "example_project.settings", **environment},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
