@@ -1,0 +1,8 @@
+"""The Django admin of the queues: what is stored, what is held, and what to do about it."""
+
+from __future__ import annotations
+
+from delayed_queue.admin.letters import DeadLetterAdmin
+from delayed_queue.admin.messages import MessageAdmin
+
+__all__ = ["DeadLetterAdmin", "MessageAdmin"]

@@ -1,0 +1,267 @@
+"""A model admin that shows rows and offers operations on them, and lets nothing be typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IS_POPUP_VAR
+from django.contrib.admin.views.main import SEARCH_VAR
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
+from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.safestring import SafeString
+
+from delayed_queue.admin.filters import chosen_kind
+from delayed_queue.admin.formats import quiet
+from delayed_queue.admin.keysets import Keyset, KeysetChangeList
+from delayed_queue.admin.operations import Call, Operation, Report
+from delayed_queue.admin.payloads import MAX_READ, show_payload
+from delayed_queue.admin.rows import as_read, name_of
+
+if TYPE_CHECKING:
+    _Base = admin.ModelAdmin[Any]
+else:
+    _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
+
+ORIGIN: Final = "origin"
+CONFIRMED: Final = "confirmed"
+_LOCK_NOT_AVAILABLE: Final = "55P03"
+
+
+class QueueModelAdmin(_Base):
+    """Read-only pages of bounded cost, and fenced operations, each with its own permission."""
+
+    operations: tuple[Operation, ...] = ()
+    list_per_page = 100
+    list_max_show_all = 0
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # they count every choice over the whole table
+    sortable_by = ()  # only the orders that an index gives
+    list_display_links = ("key_column",)
+    # Only has the box shown; "=key" of Django's own would be UPPER(key), which no index serves.
+    search_fields = ("=key",)
+    search_help_text = "The whole key, exactly as it was offered; in every queue."
+    change_list_template = "admin/delayed_queue/keyset_change_list.html"
+    change_form_template = "admin/delayed_queue/row_detail.html"
+
+    class Media:
+        css = {"all": ["delayed_queue/admin.css"]}
+
+    # What subclasses say
+
+    def keyset_of(self, request: HttpRequest) -> Keyset:
+        """Return the order of the list, one that an index gives under its filters."""
+        raise NotImplementedError
+
+    def token_of(self, row: Any) -> str:
+        """Return what an operation is fenced by: the row as it was shown."""
+        raise NotImplementedError
+
+    # Reading
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def may_view_payload(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("delayed_queue.view_payload"))
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Allow the filters only: a lookup typed into the URL could scan, or spell out payloads."""
+        return lookup in {each.parameter_name for each in self.list_filter}  # type: ignore[union-attr]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return as_read(super().get_queryset(request))
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the row with all that its page shows; the payload only if it may be seen."""
+        queryset = self.get_queryset(request).defer(None).defer("payload")
+        queryset = queryset.annotate(
+            payload_size=Func(F("payload"), function="octet_length", output_field=IntegerField())
+        )
+        if self.may_view_payload(request):
+            queryset = queryset.annotate(payload_head=_head_of("payload"))
+        return queryset.filter(pk=object_id).first() if object_id.isdecimal() else None
+
+    # Not named "payload": Django would show the model's field of that name, to everybody.
+    @admin.display(description="payload")
+    def payload_shown(self, row: Any) -> SafeString:
+        if hasattr(row, "payload_head"):
+            return show_payload(row.kind, bytes(row.payload_head), row.payload_size)
+        return quiet(
+            f"{row.payload_size:,} bytes, hidden: needs the permission delayed_queue.view_payload."
+        )
+
+    # The list
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
+        return KeysetChangeList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find a key exactly, forgiving only blanks around it, which come with a copied one."""
+        if not search_term:
+            return queryset, False
+        return queryset.filter(key__in={search_term, search_term.strip()}), False
+
+    def list_title(self, request: HttpRequest) -> str:
+        title = str(self.opts.verbose_name_plural).capitalize()
+        kind = chosen_kind(request)
+        if request.GET.get(SEARCH_VAR):
+            return f"{title} with this key"
+        return title if kind is None else f"{title} of {name_of(kind).queue}"
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        if IS_POPUP_VAR in request.GET:
+            return {}
+        allowed = [each for each in self.operations if self.may(request, each)]
+        return {each.name: (each.run, each.name, each.label) for each in allowed}
+
+    def action_checkbox(self, row: Any) -> SafeString:
+        """Show the checkbox, whose value says what the operator sees, not only which row."""
+        attrs = {"class": "action-select", "aria-label": f"Select {row}"}
+        checkbox = forms.CheckboxInput(attrs, lambda value: False)
+        return checkbox.render(ACTION_CHECKBOX_NAME, self.token_of(row))
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        if request.method == "POST":
+            return self._operate(request)
+        return super().changelist_view(request, extra_context)
+
+    # The detail page
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return self.readonly_fields
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: Any,
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> HttpResponse:
+        allowed = [each for each in self.operations if self.may(request, each) and each.fits(obj)]
+        context.update(
+            operations=allowed,
+            token=self.token_of(obj),
+            checkbox_name=ACTION_CHECKBOX_NAME,
+            subtitle=None,
+            title=obj.key,
+        )
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+    def _get_obj_does_not_exist_redirect(
+        self, request: HttpRequest, opts: Any, object_id: str
+    ) -> HttpResponse:
+        # Ordinary in a queue: a worker was done with it before the operator clicked.
+        noun = opts.verbose_name
+        text = f"This {noun} is no longer here: it was handled, moved or dropped since."
+        self.message_user(request, text, messages.WARNING)
+        return HttpResponseRedirect(self._list_url())
+
+    # Operations
+
+    def may(self, request: HttpRequest, operation: Operation) -> bool:
+        allowed: bool = request.user.has_perm(f"delayed_queue.{operation.permission}")
+        return allowed and self.has_view_permission(request)
+
+    def _operate(self, request: HttpRequest) -> HttpResponse:
+        """Do what was posted, after a confirmation page where the operation asks for one."""
+        named = {each.name: each for each in self.operations}
+        operation = named.get(request.POST.get("action", ""))
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        tokens = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        if operation is None or not tokens:
+            text = "Choose an action and the rows to do it to. Nothing was changed."
+            self.message_user(request, text, messages.WARNING)
+            return HttpResponseRedirect(request.get_full_path())
+        if not self.may(request, operation):
+            raise PermissionDenied
+        is_confirmed = CONFIRMED in request.POST
+        form = operation.form(request.POST if is_confirmed else None, str(request.user))
+        if operation.warning and not form.is_valid():
+            return self._confirmation(request, operation, tokens, form)
+        options = form.cleaned_data if form.is_valid() else {}
+        call = Call(self.get_queryset(request), tokens, request.user, options)
+        self._run(request, operation, call)
+        return HttpResponseRedirect(self._back_url(request, tokens))
+
+    def _run(self, request: HttpRequest, operation: Operation, call: Call) -> None:
+        try:
+            report = operation.run(call)
+        except OperationalError as error:
+            if getattr(error.__cause__, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                raise
+            text = "Nothing was changed: another transaction holds one of the rows. Try again."
+            self.message_user(request, text, messages.ERROR)
+        else:
+            self._tell(request, report)
+
+    def _tell(self, request: HttpRequest, report: Report) -> None:
+        success = report.success()
+        if success:
+            self.message_user(request, success, messages.SUCCESS)
+        for warning in report.warnings():
+            self.message_user(request, warning, messages.WARNING)
+
+    def _confirmation(
+        self, request: HttpRequest, operation: Operation, tokens: Sequence[str], form: forms.Form
+    ) -> HttpResponse:
+        shown = {self.token_of(row): row for row in self._rows_of(request, tokens)}
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"{operation.label}: are you sure?",
+            "opts": self.opts,
+            "media": self.media,
+            "operation": operation,
+            "rows": [(token, shown.get(token)) for token in tokens],
+            "count": len(set(tokens) & set(shown)),
+            "form": form,
+            "checkbox_name": ACTION_CHECKBOX_NAME,
+            "origin": request.POST.get(ORIGIN, ""),
+            "back_url": self._back_url(request, tokens),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/delayed_queue/confirm_operation.html", context)
+
+    def _rows_of(self, request: HttpRequest, tokens: Sequence[str]) -> QuerySet[Any]:
+        ids = [token.partition(".")[0] for token in tokens]
+        return self.get_queryset(request).filter(
+            id__in=[int(each) for each in ids if each.isdecimal() and len(each) < 19]
+        )
+
+    def _back_url(self, request: HttpRequest, tokens: Sequence[str]) -> str:
+        """Return the page that the operation came from, the list if its row has gone."""
+        if request.POST.get(ORIGIN) != "detail":
+            return request.get_full_path()
+        row = self._rows_of(request, tokens).first()
+        if row is None:
+            return self._list_url()
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
+        return reverse(name, args=[row.pk], current_app=self.admin_site.name)
+
+    def _list_url(self, **query: str) -> str:
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
+        return reverse(name, query=query or None, current_app=self.admin_site.name)
+
+
+def _head_of(column: str) -> Func:
+    return Func(
+        F(column), Value(1), Value(MAX_READ), function="substring", output_field=BinaryField()
+    )

@@ -1,0 +1,175 @@
+"""Filters that an index serves; what none would serve is not offered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from django.contrib.admin import SimpleListFilter
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import SEARCH_VAR
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+
+from delayed_queue.admin.rows import DatabaseClock, RowState, name_of
+
+if TYPE_CHECKING:
+    from django.contrib.admin import ModelAdmin
+    from django.contrib.admin.views.main import ChangeList
+
+KIND: Final = "kind"
+STATE: Final = "state"
+DIED: Final = "died"
+MAX_KINDS: Final = 100
+_PERIODS: Final = {
+    "hour": ("in the past hour", timedelta(hours=1)),
+    "day": ("in the past day", timedelta(days=1)),
+    "week": ("in the past week", timedelta(days=7)),
+    "older": ("more than a week ago", timedelta(days=7)),
+}
+
+
+class KnowsKinds(Protocol):
+    """A manager that lists the kinds of its table."""
+
+    def kinds(self, limit: int, *, using: str) -> list[str]: ...
+
+
+def chosen_kind(request: HttpRequest) -> str | None:
+    return request.GET.get(KIND)
+
+
+def is_narrow(request: HttpRequest) -> bool:
+    """Return whether the list is of one queue, or of one key: then an index serves times."""
+    return chosen_kind(request) is not None or bool(request.GET.get(SEARCH_VAR))
+
+
+class KindFilter(SimpleListFilter):
+    """By queue: the kinds that there are, found by a loose index scan."""
+
+    title = "queue"
+    parameter_name = KIND
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+        manager = cast("KnowsKinds", model_admin.model._default_manager)  # noqa: SLF001
+        kinds = manager.kinds(MAX_KINDS, using=model_admin.get_queryset(request).db)
+        chosen = chosen_kind(request)
+        if chosen is not None and chosen not in kinds:
+            kinds.append(chosen)
+        return [(kind, _label(kind)) for kind in kinds]
+
+    def has_output(self) -> bool:
+        return True
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        every, *kinds = super().choices(changelist)
+        # The filters that need a queue go with it.
+        query_string = changelist.get_query_string(remove=[KIND, STATE, DIED])
+        yield {**every, "query_string": query_string}
+        yield from kinds
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        kind = self.value()
+        if kind is None:
+            return queryset
+        if "\x00" in kind:
+            raise IncorrectLookupParameters("no kind contains a NUL character")
+        return queryset.filter(kind=kind)
+
+
+def _label(kind: str) -> str:
+    name = name_of(kind)
+    return f"{name.queue} ({name.codec})" if name.codec else name.queue
+
+
+class NarrowFilter(SimpleListFilter):
+    """A filter by time: the index on times begins with the kind, so it needs a queue."""
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+        self.request = request
+        self.site_name = model_admin.admin_site.name
+        return [
+            (value, words)
+            for value, words in self.offered()
+            if is_narrow(request) or not self.is_by_time(value)
+        ]
+
+    def has_output(self) -> bool:
+        return True
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        yield from super().choices(changelist)
+        if not is_narrow(self.request):
+            yield {
+                "selected": False,
+                "query_string": _overview_url(self.site_name),
+                "display": self.hint,
+            }
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = self.value()
+        if value is None:
+            return queryset
+        if value not in dict(self.lookup_choices):
+            raise IncorrectLookupParameters(f"{self.parameter_name}={value} is not offered here")
+        return queryset.filter(self.condition(value))
+
+    hint = ""
+
+    def offered(self) -> list[tuple[str, str]]:
+        raise NotImplementedError
+
+    def is_by_time(self, value: str) -> bool:
+        return True
+
+    def condition(self, value: str) -> Q:
+        raise NotImplementedError
+
+
+class StateFilter(NarrowFilter):
+    """By state; leases have an index of their own, across all queues."""
+
+    title = "state"
+    parameter_name = STATE
+    hint = "Due, scheduled: choose a queue…"
+
+    def offered(self) -> list[tuple[str, str]]:
+        return [
+            (RowState.DUE.value, "Due"),
+            (RowState.SCHEDULED.value, "Scheduled"),
+            (RowState.LEASED.value, "Leased"),
+            (RowState.EXPIRED.value, "Lease expired, due again"),
+        ]
+
+    def is_by_time(self, value: str) -> bool:
+        return value in {RowState.DUE, RowState.SCHEDULED}
+
+    def condition(self, value: str) -> Q:
+        is_leased = value in {RowState.LEASED, RowState.EXPIRED}
+        is_ahead = value in {RowState.LEASED, RowState.SCHEDULED}
+        side = "scheduled_at__gt" if is_ahead else "scheduled_at__lte"
+        return Q(("lease_id__isnull", not is_leased), (side, DatabaseClock()))
+
+
+class DiedFilter(NarrowFilter):
+    """By the time of death."""
+
+    title = "time of death"
+    parameter_name = DIED
+    hint = "By time: choose a queue…"
+
+    def offered(self) -> list[tuple[str, str]]:
+        return [(value, words.capitalize()) for value, (words, _) in _PERIODS.items()]
+
+    def condition(self, value: str) -> Q:
+        side = "died_at__lt" if value == "older" else "died_at__gte"
+        return Q((side, DatabaseClock(_PERIODS[value][1])))
+
+
+def _overview_url(site_name: str) -> str:
+    try:
+        return reverse("admin:delayed_queue_queues", current_app=site_name)
+    except NoReverseMatch:  # an admin site of the project's own, without the messages
+        return "?"

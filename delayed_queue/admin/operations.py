@@ -1,0 +1,155 @@
+"""What an operator does to rows: fenced by what was seen, in one transaction with its audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django import forms
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db import models, router, transaction
+
+from delayed_queue.managers import MessageManager
+from delayed_queue.models import Message
+
+GONE: Final = "no longer there"
+BUSY: Final = "held by another transaction just now, try again"
+_MAX_WAIT: Final = 2000  # milliseconds
+_MAX_NAMED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to change rows: which, as seen when, on whose behalf."""
+
+    queryset: models.QuerySet[Any]
+    tokens: Sequence[str]
+    user: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def using(self) -> str:
+        """The alias that the model is written to; ``.db`` alone may be a read replica."""
+        return self.queryset.select_for_update().db
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Open the transaction that holds both the change and its audit.
+
+        Where the audit is kept in another database it commits first: a failure between the
+        two leaves an entry for something that did not happen, never the reverse.
+        """
+        with (
+            transaction.atomic(using=self.using),
+            transaction.atomic(using=_log_alias(), savepoint=False),
+        ):
+            messages: MessageManager[Message] = Message.objects
+            messages.limit_waits(_MAX_WAIT, using=self.using)
+            yield
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of the selected rows, in sentences for the operator."""
+
+    past: str
+    noun: str = "message"
+    changed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    left: dict[str, list[str]] = field(default_factory=dict)
+
+    def leave(self, why: str, name: str) -> None:
+        self.left.setdefault(why, []).append(name)
+
+    def success(self) -> str:
+        if not self.changed:
+            return ""
+        notes = "".join(f" {note}" for note in self.notes)
+        return f"{self.past} {self._count(self.changed)}: {_names(self.changed)}.{notes}"
+
+    def warnings(self) -> list[str]:
+        return [
+            f"Left alone {self._count(names)}, {why}: {_names(names)}."
+            for why, names in self.left.items()
+        ]
+
+    def _count(self, names: list[str]) -> str:
+        return f"{len(names)} {self.noun}" + ("" if len(names) == 1 else "s")
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - _MAX_NAMED
+    shown = ", ".join(names[:_MAX_NAMED])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+class Operation:
+    """One thing to do to rows; the subclasses are what the lists and detail pages offer."""
+
+    name: str
+    label: str
+    help: str
+    permission: str
+    # What is asked before it is done; without it, it is done at once.
+    warning = ""
+    is_destructive = False
+    form_class: type[forms.Form] = forms.Form
+
+    def fits(self, row: Any) -> bool:
+        """Return whether it makes sense to offer this for the row."""
+        return True
+
+    def form(self, data: Any, username: str) -> forms.Form:
+        return self.form_class(data)
+
+    def run(self, call: Call) -> Report:
+        """Change what can be changed and record it, in one transaction."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the audit."""
+
+    row: Any
+    message: str
+
+
+def record(call: Call, flag: int, entries: Iterable[Entry]) -> None:
+    """Write the audit: who, what, which row; never a payload."""
+    using = _log_alias()
+    model = call.queryset.model
+    content_type = ContentType.objects.db_manager(using).get_for_model(model)
+    LogEntry.objects.using(using).bulk_create(
+        LogEntry(
+            user_id=call.user.pk,
+            content_type_id=content_type.pk,
+            object_id=str(entry.row.id),
+            object_repr=str(entry.row)[:200],
+            action_flag=flag,
+            change_message=entry.message,
+        )
+        for entry in entries
+    )
+
+
+def _log_alias() -> str:
+    return router.db_for_write(LogEntry)
+
+
+def lock(call: Call, ids: Sequence[int], report: Report) -> list[Any]:
+    """Lock and return those rows, in id order; report the ones that cannot be had.
+
+    Without waiting: a handler may hold a message in its transaction for as long as it runs.
+    """
+    found = call.queryset.using(call.using).filter(id__in=ids)
+    rows = list(found.select_for_update(skip_locked=True).order_by("id"))
+    missing = sorted(set(ids) - {row.id for row in rows})
+    if missing:
+        held = dict(found.filter(id__in=missing).values_list("id", "key"))
+        for each in missing:
+            report.leave(BUSY if each in held else GONE, held.get(each, f"id {each}"))
+    return rows

@@ -1,0 +1,177 @@
+"""What the admin's pages cost at 200,000 rows: every statement they run, explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection, transaction
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from delayed_queue.admin.overview import LEASE_CAP, overview_cap
+from delayed_queue.messages import to_milliseconds
+from delayed_queue.models import DeadLetter, Message
+from tests.plans.cases import DEAD_DIED, DEAD_PRIMARY, DUE, KEYS, LEASES, PRIMARY
+from tests.plans.explain import Plan
+
+PAGE: Final = 101
+IN_FLIGHT: Final = 10_000
+DEAD_KEYS: Final = "dead_letter_key"
+
+# 100,000 due in one millisecond, 50,000 each scheduled and of four small queues; 10,000 of the
+# small ones leased, 2,000 of these expired. In a scrambled order, as a table that has lived.
+FILL: Final = """
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid"
+)
+SELECT
+    'key-' || n,
+    CASE WHEN n < 100000 THEN 'bulk|json' WHEN n < 150000 THEN 'later|json'
+        ELSE 'small-' || n % 4 || '|json' END,
+    convert_to(repeat('x', 100), 'UTF8'),
+    now + CASE WHEN n < 100000 OR n >= 198000 THEN -60000 ELSE 3600000 + n END,
+    now, now,
+    CASE WHEN n >= 190000 THEN 'lease-' || n / 100 END
+FROM (SELECT i * 7919::bigint % 200000 AS n FROM generate_series(1, 200000) AS i) AS scrambled,
+    (SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now) AS clock
+"""
+FILL_LETTERS: Final = """
+INSERT INTO delayed_queue_dead_letter (
+    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
+)
+SELECT
+    CASE WHEN n < 100000 THEN 'bulk|json' ELSE 'small-' || n % 4 || '|json' END,
+    'key-' || n, convert_to(repeat('x', 100), 'UTF8'), 3, 'rejected', 0, 0, now - n * 10
+FROM (SELECT i * 7919::bigint % 200000 AS n FROM generate_series(1, 200000) AS i) AS scrambled,
+    (SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now) AS clock
+"""
+
+
+MESSAGES: Final = "/admin/delayed_queue/message/"
+LETTERS: Final = "/admin/delayed_queue/deadletter/"
+QUEUES: Final = "/admin/delayed_queue/message/queues/"
+
+# Each list, the index that serves it, and how many rows it may look at.
+LISTS: Final = [
+    (MESSAGES, PRIMARY, PAGE),
+    (f"{MESSAGES}?after=100000", PRIMARY, PAGE),
+    (f"{MESSAGES}?kind=bulk|json", DUE, PAGE),
+    (f"{MESSAGES}?kind=bulk|json&state=due", DUE, PAGE),
+    (f"{MESSAGES}?kind=later|json&state=due", DUE, PAGE),
+    (f"{MESSAGES}?kind=later|json&state=scheduled", DUE, PAGE),
+    (f"{MESSAGES}?kind=small-1|json&state=scheduled", DUE, PAGE),
+    (f"{MESSAGES}?state=leased", LEASES, PAGE),
+    (f"{MESSAGES}?state=leased&after=1.lease-1950", LEASES, PAGE),
+    # What is in flight, in all queues: workers hold no more than they can handle.
+    (f"{MESSAGES}?state=expired", LEASES, IN_FLIGHT),
+    (f"{MESSAGES}?state=leased&kind=small-1|json", LEASES, 3 * IN_FLIGHT),
+    (f"{MESSAGES}?q=key-4711", KEYS, 1),
+    (f"{MESSAGES}?q=nothing", KEYS, 0),
+    (f"{MESSAGES}?q=key-4711&kind=bulk|json&state=due", KEYS, 1),
+    (LETTERS, DEAD_PRIMARY, PAGE),
+    (f"{LETTERS}?after=100000", DEAD_PRIMARY, PAGE),
+    (f"{LETTERS}?kind=bulk|json", DEAD_DIED, PAGE),
+    (f"{LETTERS}?kind=small-1|json&died=hour", DEAD_DIED, PAGE),
+    (f"{LETTERS}?kind=bulk|json&died=older", DEAD_DIED, PAGE),
+    (f"{LETTERS}?q=key-4711", DEAD_KEYS, 1),
+    (f"{LETTERS}?q=nothing", DEAD_KEYS, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Both tables filled and analyzed, in a transaction that is never committed."""
+    with django_db_blocker.unblock(), transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("TRUNCATE delayed_queue, delayed_queue_dead_letter")
+            cursor.execute("SET LOCAL jit = off")
+            for fill in (FILL, FILL_LETTERS):
+                cursor.execute(fill)
+            cursor.execute("ANALYZE delayed_queue, delayed_queue_dead_letter")
+        yield
+        transaction.set_rollback(True)
+
+
+@pytest.fixture
+def operator(filled: None, django_db_blocker: Any) -> Iterator[Client]:
+    with django_db_blocker.unblock(), transaction.atomic():
+        client = Client()
+        client.force_login(get_user_model().objects.create_superuser("operator"))
+        yield client
+        transaction.set_rollback(True)
+
+
+def statements(client: Client, url: str) -> list[str]:
+    """Return the statements on the queue's tables that the page runs."""
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(url).status_code == 200
+    found = [each["sql"].strip() for each in queries]
+    tables = ("FROM delayed_queue", 'FROM "delayed_queue')
+    return [each for each in found if any(table in each for table in tables)]
+
+
+def explained(statement: str) -> Plan:
+    with connection.cursor() as cursor:
+        cursor.execute("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + statement)
+        return Plan(cursor.fetchone()[0][0]["Plan"])
+
+
+@pytest.mark.parametrize(("url", "index", "rows"), LISTS)
+def test_list_reads_its_index_and_little_of_it(
+    operator: Client, url: str, index: str, rows: int
+):  # W14
+    kinds, page = statements(operator, url)
+
+    assert explained(kinds).buffers <= 100
+    plan = explained(page)
+    assert plan.scanned_whole() == [], plan
+    assert index in plan.indexes, plan
+    assert plan.rows_read() <= rows, plan
+    assert plan.buffers <= rows + 10, plan
+
+
+def test_a_page_deep_in_one_millisecond_costs_no_more(operator: Client):
+    """The row comparison is a place in the index; as two conditions it would read 50,000."""
+    middle = Message.objects.filter(kind="bulk|json").order_by("id")[50_000]
+    cursor = f"{middle.id}.{to_milliseconds(middle.scheduled_at)}"
+
+    plan = explained(statements(operator, f"{MESSAGES}?kind=bulk|json&after={cursor}")[1])
+
+    assert plan.rows_read() == PAGE
+    assert plan.buffers <= 20, plan
+
+
+def test_queues_page_reads_no_further_than_its_caps(operator: Client):  # Q32
+    kinds, letter_kinds, overview = statements(operator, QUEUES)
+
+    assert explained(kinds).buffers <= 100
+    assert explained(letter_kinds).buffers <= 100
+    plan = explained(overview)
+    assert plan.scanned_whole() == [], plan
+    assert {DUE, LEASES, DEAD_DIED} <= plan.indexes, plan
+    queues, cap = 6, overview_cap(6)
+    assert plan.rows_read() <= queues * 3 * cap + LEASE_CAP + queues, plan
+
+
+def test_kinds_are_found_by_one_descent_each(operator: Client):
+    """The loose index scan: 100,000 messages of one kind cost as much as one."""
+    kinds, _ = statements(operator, MESSAGES)
+    plan = explained(kinds)
+
+    assert plan.indexes == {DUE}
+    assert plan.rows_read() <= 7, plan
+
+
+@pytest.mark.parametrize("url", [MESSAGES, LETTERS])
+def test_detail_pages_read_one_row(operator: Client, url: str):
+    model = Message if url == MESSAGES else DeadLetter
+    row = model.objects.order_by("-id").first()
+    assert row is not None
+
+    for statement in statements(operator, f"{url}{row.pk}/change/"):
+        plan = explained(statement)
+        assert plan.scanned_whole() == [], plan
+        assert plan.rows_read() <= 1, plan
