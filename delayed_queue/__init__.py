@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from delayed_queue.crontab import CronEntry as CronEntry
     from delayed_queue.exceptions import DelayedQueueError as DelayedQueueError
     from delayed_queue.handlers import Reject as Reject
     from delayed_queue.handlers import Snooze as Snooze
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 # ready, and the parts without Django on a Spark executor that does not have it.
 _HOMES = {
     "Batch": "messages",
+    "CronEntry": "crontab",
     "CronMessage": "schedules",
     "CronSchedule": "schedules",
     "DailySchedule": "schedules",

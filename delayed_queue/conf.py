@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
@@ -11,7 +12,8 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.signals import setting_changed
 
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.crontab import entries_of
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
 
 SETTING: Final = "DELAYED_QUEUE"
@@ -34,6 +36,7 @@ class QueueSettings:
     ``BATCH_SIZE``: the most messages that one claim of a worker leases.
     ``SHUTDOWN_TIMEOUT``: how long a stopping worker waits for handlers in flight.
     ``HANDLERS_MODULE``: the module of each installed app that is imported for its handlers.
+    ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -46,6 +49,7 @@ class QueueSettings:
     BATCH_SIZE: int = 100
     SHUTDOWN_TIMEOUT: timedelta = timedelta(seconds=30)
     HANDLERS_MODULE: str = "handlers"
+    CRON: Sequence[Any] = ()
 
 
 def check_lease(duration: Any) -> timedelta:
@@ -105,7 +109,9 @@ def _wrong(key: str, value: Any) -> str | None:
             check_lease(value)
         if key == "POLL_INTERVAL":
             check_interval(value)
-    except InvalidConfiguration as error:
+        if key == "CRON":
+            entries_of(value)
+    except DelayedQueueError as error:
         return str(error)
     positive = isinstance(value, timedelta) and value >= timedelta(0)
     rules = {

@@ -37,6 +37,8 @@ class Reject(HandlerSignal):
     """Move the message to the dead letters at once: trying again would not help."""
 
     def __init__(self, reason: str) -> None:
+        if not isinstance(reason, str):
+            raise InvalidConfiguration(f"Reject needs a reason in words, not {reason!r}.")
         super().__init__(reason)
         self.reason = reason
 
@@ -149,6 +151,7 @@ def handler(
     ``kind`` must be those the messages are offered with.
     """
     chosen = codec_named(codec)
+    check_kind(queue)
     stored_kind = check_kind(kind_of(queue, chosen) if kind is None else kind)
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise InvalidConfiguration(f"retry must be a RetryPolicy, not {retry!r}.")

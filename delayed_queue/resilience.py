@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from django.db import Error, connections
+from django.db import Error, InterfaceError, OperationalError, connections
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import OutcomeUnknown, ResourceUnavailable
@@ -28,7 +28,7 @@ def repeat(using: str, call: Callable[[], T], *, doubt: Callable[[T], bool] | No
     because that try had deleted it): after a lost connection they raise OutcomeUnknown.
     """
     connection = connections[using]
-    if connection.in_atomic_block:
+    if connection.in_atomic_block or _is_manual(connection):
         return call()
     attempts = _Attempts(connection)
     while True:
@@ -40,6 +40,17 @@ def repeat(using: str, call: Callable[[], T], *, doubt: Callable[[T], bool] | No
             if attempts.lost is not None and doubt is not None and doubt(answer):
                 raise OutcomeUnknown from attempts.lost
             return answer
+
+
+def drop_if_lost(using: str) -> None:
+    """Have a connection that an earlier query found lost replaced by the next query.
+
+    Django does that between requests only; until then every entry into atomic() would fail.
+    """
+    connection = connections[using]
+    raw = connection.connection
+    if raw is not None and raw.closed and not connection.in_atomic_block:
+        connection.close()
 
 
 class _Attempts:
@@ -55,7 +66,7 @@ class _Attempts:
         """Sleep before the next try, or raise: the error itself if no try would help."""
         if not _is_transient(self._connection, error):
             raise error
-        if _is_lost(self._connection):
+        if _is_lost(self._connection, error):
             self.lost = error
             self._connection.close()
         wait = self._next_wait()
@@ -77,12 +88,24 @@ class _Attempts:
         return None if wait is None or time.monotonic() + wait > ends_at else wait
 
 
-def _is_lost(connection: BaseDatabaseWrapper) -> bool:
+def _is_manual(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the caller commits by hand: then every statement is in a transaction."""
+    return connection.connection is not None and not connection.autocommit
+
+
+def _is_lost(connection: BaseDatabaseWrapper, error: Error) -> bool:
+    # A connection that broke under a statement, or could not be made, reports no SQLSTATE. It
+    # cannot be asked itself: the end of an atomic block has replaced it by a new one.
+    if isinstance(error, OperationalError | InterfaceError) and _sqlstate(error) is None:
+        return True
     raw = connection.connection
     return raw is None or bool(raw.closed)
 
 
 def _is_transient(connection: BaseDatabaseWrapper, error: Error) -> bool:
-    # A connection that broke under a statement, or could not be made, reports no SQLSTATE.
-    sqlstate = getattr(error.__cause__, "sqlstate", None)
-    return is_transient(sqlstate) or (sqlstate is None and _is_lost(connection))
+    sqlstate = _sqlstate(error)
+    return is_transient(sqlstate) or (sqlstate is None and _is_lost(connection, error))
+
+
+def _sqlstate(error: Error) -> str | None:
+    return getattr(error.__cause__, "sqlstate", None)

@@ -9,6 +9,9 @@ Rules that all of them keep:
   how an operator drops or brings forward a message without racing a worker.
 * Arrays are read in place (``= ANY``, ``unnest``): no statement grows with its input, so none
   meets the protocol's 65,535-parameter limit and each is prepared once.
+* Arrays travel in binary, ``%(…)b``: left the choice, psycopg sends them as text, which takes
+  a thousand payloads 16 times as long, and the server must parse it. Not jsonb: its array is
+  one of text on the way there.
 """
 
 from __future__ import annotations
@@ -112,7 +115,7 @@ FROM (
         (SELECT now FROM clock) AS created_at,
         offered.headers
     FROM unnest(
-        %(keys)s::text[], %(payloads)s::bytea[], %(schedules)s::bigint[], %(headers)s::jsonb[]
+        %(keys)b::text[], %(payloads)b::bytea[], %(schedules)b::bigint[], %(headers)s::jsonb[]
     ) AS offered (key, payload, schedule_at, headers)
 ) AS numbered
 ORDER BY key COLLATE "C"
@@ -232,7 +235,7 @@ VALUES (
 # Reads: the primary key; the lease is a filter on rows already found.
 ACKNOWLEDGE: Final[LiteralString] = """
 DELETE FROM delayed_queue
-WHERE id = ANY (%(ids)s::bigint[])
+WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
 RETURNING id
 """
@@ -258,7 +261,7 @@ SET "scheduledAt" = (SELECT now FROM clock) + %(delay)s::bigint,
     attempts = GREATEST(attempts - %(refund)s::integer, 0),
     "firstError" = COALESCE("firstError", %(error)s::text),
     "lastError" = COALESCE(%(error)s::text, "lastError")
-WHERE id = ANY (%(ids)s::bigint[])
+WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
 RETURNING id
 """
@@ -273,8 +276,8 @@ EXTEND: Final[LiteralString] = (
     + """
 UPDATE delayed_queue
 SET "scheduledAt" = GREATEST("scheduledAt", (SELECT now FROM clock) + %(lease)s::bigint)
-WHERE id = ANY (%(ids)s::bigint[])
-    AND "lockUuid" = ANY (%(lease_ids)s::text[])
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = ANY (%(lease_ids)b::text[])
 RETURNING id, "lockUuid", "scheduledAt"
 """
 )
@@ -286,7 +289,7 @@ BURY: Final[LiteralString] = (
     + """,
 buried AS (
     DELETE FROM delayed_queue
-    WHERE id = ANY (%(ids)s::bigint[])
+    WHERE id = ANY (%(ids)b::bigint[])
         AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
     RETURNING
         id, "pKind", "pKey", payload, headers, attempts, "firstError", "lastError",
@@ -464,7 +467,7 @@ REDRIVE: Final[LiteralString] = (
 locked AS MATERIALIZED (
     SELECT id, "pKind", "pKey", payload, headers
     FROM delayed_queue_dead_letter
-    WHERE id = ANY (%(ids)s::bigint[])
+    WHERE id = ANY (%(ids)b::bigint[])
         AND COALESCE("pKind" = %(kind)s::text, true)
     ORDER BY id
     FOR UPDATE SKIP LOCKED
@@ -521,10 +524,12 @@ ORDER BY id
 LIMIT %(limit)s::integer
 """
 
-# Delete dead letters that died before the instant, one bounded bite at a time, without
+# Delete dead letters that died longer ago than the age, one bounded bite at a time, without
 # waiting for rows that a redrive holds. Two limits as in _EARLIEST_DUE.
 # Reads: dead_letter_kind_died.
-PRUNE_DEAD_LETTERS: Final[LiteralString] = """
+PRUNE_DEAD_LETTERS: Final[LiteralString] = (
+    _CLOCK
+    + """
 DELETE FROM delayed_queue_dead_letter
 WHERE id = ANY (ARRAY(
     SELECT id
@@ -532,7 +537,7 @@ WHERE id = ANY (ARRAY(
         SELECT id
         FROM delayed_queue_dead_letter
         WHERE "pKind" = %(kind)s
-            AND "diedAt" < %(before)s::bigint
+            AND "diedAt" < (SELECT now FROM clock) - %(age)s::bigint
         ORDER BY "diedAt", id
         LIMIT (SELECT %(limit)s::integer)
         FOR UPDATE SKIP LOCKED
@@ -540,11 +545,12 @@ WHERE id = ANY (ARRAY(
     LIMIT %(limit)s::integer
 ))
 """
+)
 
 # Delete dead letters by id, from the admin. Reads: the primary key.
 DROP_DEAD_LETTERS: Final[LiteralString] = """
 DELETE FROM delayed_queue_dead_letter
-WHERE id = ANY (%(ids)s::bigint[])
+WHERE id = ANY (%(ids)b::bigint[])
 """
 
 # The distinct kinds, at most %(limit)s, by a loose index scan: one descent for each kind, however
@@ -698,4 +704,129 @@ CROSS JOIN LATERAL (
 # this transaction: an operator's page must not hang behind a handler that holds a message.
 LIMIT_WAITS: Final[LiteralString] = """
 SELECT set_config('lock_timeout', %(milliseconds)s::integer::text, true)
+"""
+
+# The schedules of the cron service.
+
+# What a schedule's installer must know of it, each column once, for the three that return it.
+_STATE: Final[LiteralString] = """
+    "pKind", "keyPrefix", queue, codec, "type", expression, timezone, gap, fold, missed,
+    "missedCap", payload::text, "declaredIn", "isEnabled", "configHash", "retiredHashes"::text,
+    "lastTick", "installedAt", "scheduleInterval"
+"""
+
+# Lock a prefix's row, made if there is none: installers of one prefix take turns, and what the
+# row says is the work of the one before. The update changes nothing but takes the lock, also
+# on a row that another transaction has just inserted, where SELECT FOR UPDATE would see none.
+# Reads: schedule_kind_prefix.
+LOCK_SCHEDULE: Final[LiteralString] = (
+    """
+INSERT INTO delayed_queue_schedule ("pKind", "keyPrefix", queue, codec)
+VALUES (%(kind)s, %(key_prefix)s, %(queue)s, %(codec)s)
+ON CONFLICT ("pKind", "keyPrefix") DO UPDATE
+SET "keyPrefix" = EXCLUDED."keyPrefix"
+RETURNING"""
+    + _STATE
+)
+
+# The clock, and the schedule's row if there is one, without a lock.
+# Reads: schedule_kind_prefix.
+READ_SCHEDULE: Final[LiteralString] = (
+    _CLOCK
+    + """
+SELECT now,"""
+    + _STATE
+    + """
+FROM clock
+LEFT JOIN delayed_queue_schedule
+    ON "pKind" = %(kind)s
+    AND "keyPrefix" = %(key_prefix)s
+"""
+)
+
+# All schedules that are described in full, by an operator or by code; not those that exist only
+# because a program calls install_tick(). Not <> '', which the planner takes for nearly all of a
+# table that was never analyzed. Reads: schedule_described.
+DESCRIBED_SCHEDULES: Final[LiteralString] = (
+    _CLOCK
+    + """
+SELECT (SELECT now FROM clock),"""
+    + _STATE
+    + """
+FROM delayed_queue_schedule
+WHERE "type" IN ('cron', 'daily', 'periodic', 'other')
+ORDER BY id
+"""
+)
+
+# Lock and return the ticks of a prefix that nobody handles in a transaction (CONSUME); those
+# hold their row and are passed. Two-segment keys below the prefix are ticks, all others are the
+# caller's own: '0' is the character after '/', so in the "C" collation the range is exactly the
+# keys that start with prefix and slash. A cheap comparison, where LIKE would read the prefix as
+# a pattern. The first column is the clock, in one row at least. It is read when all rows are
+# locked (counting them comes first), so that no tick due after it can have been claimed.
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+PENDING_TICKS: Final[LiteralString] = """
+WITH pending AS MATERIALIZED (
+    SELECT id, "pKey" AS key, "lockUuid", "scheduledAt"
+    FROM delayed_queue
+    WHERE "pKind" = %(kind)s
+        AND "pKey" >= %(key_prefix)s::text || '/'
+        AND "pKey" < %(key_prefix)s::text || '0'
+        AND substr("pKey", length(%(key_prefix)s::text) + 2) ~ '^[^/]+/-?[0-9]{1,19}$'
+    ORDER BY "pKey"
+    FOR UPDATE SKIP LOCKED
+),
+clock AS MATERIALIZED (
+    SELECT
+        COALESCE(
+            %(now)s::bigint,
+            floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        ) AS now,
+        locked
+    FROM (SELECT count(*) AS locked FROM pending) AS counted
+)
+SELECT
+    clock.now,
+    pending.id,
+    pending.key,
+    pending."lockUuid" IS NOT NULL AND pending."scheduledAt" > clock.now
+FROM clock
+LEFT JOIN pending ON true
+"""
+
+# Delete ticks that PENDING_TICKS has locked. Reads: the primary key.
+DROP_TICKS: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+"""
+
+# Write what LOCK_SCHEDULE's caller has done. Reads: schedule_kind_prefix.
+SAVE_SCHEDULE: Final[LiteralString] = """
+UPDATE delayed_queue_schedule
+SET "configHash" = %(config_hash)s,
+    "retiredHashes" = %(retired_hashes)s::jsonb,
+    "lastTick" = %(last_tick)s,
+    "installedAt" = %(installed_at)s,
+    "scheduleInterval" = %(interval)s
+WHERE "pKind" = %(kind)s
+    AND "keyPrefix" = %(key_prefix)s
+"""
+
+# Describe a schedule that code declares. Only its definition: whether it is enabled belongs to
+# the operators. Reads: schedule_kind_prefix.
+DESCRIBE_SCHEDULE: Final[LiteralString] = """
+UPDATE delayed_queue_schedule
+SET queue = %(queue)s,
+    codec = %(codec)s,
+    "type" = %(type)s,
+    expression = %(expression)s,
+    timezone = %(timezone)s,
+    gap = %(gap)s,
+    fold = %(fold)s,
+    missed = %(missed)s,
+    "missedCap" = %(missed_cap)s,
+    "declaredIn" = %(declared_in)s
+WHERE "pKind" = %(kind)s
+    AND "keyPrefix" = %(key_prefix)s
 """

@@ -30,7 +30,7 @@ ALTER TABLE delayed_queue SET (
 );
 """
 NO_STORAGE = """
-ALTER TABLE delayed_queue RESET (
+ALTER TABLE IF EXISTS delayed_queue RESET (
     fillfactor,
     autovacuum_vacuum_scale_factor,
     autovacuum_vacuum_threshold,
@@ -43,6 +43,19 @@ ALTER TABLE delayed_queue RESET (
 """
 
 
+# What a service of another language that shares the table may have created it with.
+SEED_COLUMNS = (
+    "id",
+    "pKey",
+    "pKind",
+    "payload",
+    "scheduledAt",
+    "scheduledAtInitially",
+    "lockUuid",
+    "createdAt",
+)
+
+
 class Migration(migrations.Migration):
     initial = True
 
@@ -52,6 +65,7 @@ class Migration(migrations.Migration):
         migrations.RunSQL(TAKE_TURNS, reverse_sql=migrations.RunSQL.noop),
         CreateModelOnce(
             name="Message",
+            adopts=SEED_COLUMNS,
             fields=[
                 (
                     "id",

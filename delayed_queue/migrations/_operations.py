@@ -14,7 +14,13 @@ class CreateModelOnce(migrations.CreateModel):
 
     Under the lock that the migration takes first, a process that lost the race finds the
     table of the winner. A table of that name in another schema of the search path is not ours.
+    One with only the columns in ``adopts`` was made by a service of another language that shares
+    it: it gets the columns it lacks, and keeps its own indexes. Any other is refused.
     """
+
+    def __init__(self, *args: Any, adopts: tuple[str, ...] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.adopts = adopts
 
     def database_forwards(
         self,
@@ -23,9 +29,24 @@ class CreateModelOnce(migrations.CreateModel):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        table = to_state.apps.get_model(app_label, self.name)._meta.db_table
-        if not _exists(schema_editor, table):
+        model = to_state.apps.get_model(app_label, self.name)
+        if not _exists(schema_editor, model._meta.db_table):
             super().database_forwards(app_label, schema_editor, from_state, to_state)
+        else:
+            self._adopt(schema_editor, model)
+
+    def _adopt(self, schema_editor: Any, model: Any) -> None:
+        table = model._meta.db_table
+        present = _columns(schema_editor, table)
+        missing = [each for each in model._meta.local_fields if each.column not in present]
+        foreign = [each.column for each in missing if each.column in self.adopts]
+        if foreign or (missing and not self.adopts):
+            raise RuntimeError(
+                f"The table {table!r} exists, but is not this app's: it has no column "
+                f"{(foreign or [missing[0].column])[0]!r}. Rename or drop it, then migrate again."
+            )
+        for field in missing:
+            schema_editor.add_field(model, field)
 
     def database_backwards(
         self,
@@ -48,3 +69,13 @@ def _exists(schema_editor: Any, table: str) -> bool:
             [table],
         )
         return bool(cursor.fetchone()[0])
+
+
+def _columns(schema_editor: Any, table: str) -> set[str]:
+    with schema_editor.connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT column_name FROM information_schema.columns "
+            "WHERE table_schema = current_schema() AND table_name = %s",
+            [table],
+        )
+        return {row[0] for row in cursor.fetchall()}

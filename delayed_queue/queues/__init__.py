@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from delayed_queue.queues.asynchrony import Asynchrony
+from delayed_queue.queues.cron import CronService
 from delayed_queue.queues.inspection import DROP_ALL_CONFIRMATION
 
 __all__ = ["DROP_ALL_CONFIRMATION", "DelayedQueue"]
@@ -19,3 +20,8 @@ class DelayedQueue(Asynchrony):
     ``clock`` replaces the database's clock by a callable returning an aware datetime.
     ``kind`` replaces the stored partition value, to share a queue with another service.
     """
+
+    @property
+    def cron(self) -> CronService:
+        """The cron service of this queue."""
+        return CronService(self)

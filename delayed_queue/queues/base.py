@@ -6,15 +6,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue.conf import check_interval, check_lease, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND, to_milliseconds
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.models import DeadLetter, Message, Schedule
 from delayed_queue.payloads import Codec, check_kind, codec_named, kind_of
-from delayed_queue.resilience import repeat
+from delayed_queue.queues.savepoints import HandlerBlock
+from delayed_queue.resilience import drop_if_lost, repeat
 from delayed_queue.retries import RetryPolicy
+from delayed_queue.statements import check_constraints, plan_each_time
 from delayed_queue.wakeups import channel_of
 
 T = TypeVar("T")
@@ -38,6 +40,7 @@ class QueueBase:
         defaults = get_settings()
         self._messages = Message.objects
         self._letters = DeadLetter.objects
+        self._schedules = Schedule.objects
         self.name = check_kind(name)
         self.codec = codec_named(codec)
         self.kind = check_kind(kind_of(name, self.codec) if kind is None else kind)
@@ -74,7 +77,22 @@ class QueueBase:
         return repeat(self.using, call, doubt=doubt)
 
     def _transaction(self, *, durable: bool = False) -> Any:
+        if durable:
+            drop_if_lost(self.using)
+            plan_each_time(self.using)
         return transaction.atomic(using=self.using, durable=durable)
+
+    def _handler_block(self) -> Any:
+        """Return a context manager that undoes what its block wrote when it raises."""
+        return HandlerBlock(self.using)
+
+    def _check_effects(self) -> None:
+        """Raise now what would undo a handler's effects later, when it could not be counted.
+
+        That is a deferred constraint, as Django's foreign keys are, which the commit checks; or
+        a rollback that was asked for inside, which the end of an atomic block does in silence.
+        """
+        check_constraints(self.using)
 
     def _is_soon(self, schedule: int | None, delay: int) -> bool:
         """Return whether a sleeping poller could be late for the message unless woken."""
@@ -83,20 +101,9 @@ class QueueBase:
         return delay * MILLISECOND <= self.poll_interval
 
     def _wake(self) -> None:
-        """Tell sleeping pollers to look again; outside a transaction, in one of its own.
-
-        Its own, because a NOTIFY takes a database-wide lock from then until its transaction
-        has reached the disk, and must not make the offers of all queues wait for each other.
-        """
-        if not get_settings().NOTIFY:
-            return
-        try:
+        """Tell sleeping pollers to look again; outside a transaction, in one of its own."""
+        if get_settings().NOTIFY:
             self._messages.notify(channel_of(self.kind), using=self.using)
-        except Error:
-            # The message is stored, and pollers look by themselves at their next interval;
-            # inside a transaction the error has broken it and must be heard.
-            if connections[self.using].in_atomic_block:
-                raise
 
 
 def nothing(answer: Any) -> bool:

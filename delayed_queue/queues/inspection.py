@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,7 +20,6 @@ from delayed_queue.messages import (
     StoredMessage,
     check_key,
     from_milliseconds,
-    to_milliseconds,
 )
 from delayed_queue.payloads import decode
 from delayed_queue.queues.base import QueueBase, nothing
@@ -74,12 +74,18 @@ class Inspection(QueueBase):
         return dropped
 
     def drop_all_messages(self, confirm: str) -> int:
-        """Delete every message of this queue, leased ones too; return how many."""
+        """Delete every message of this queue, leased ones too; return how many.
+
+        Raises OutcomeUnknown when the connection was lost meanwhile and no message is there.
+        """
         if confirm != DROP_ALL_CONFIRMATION:
             raise ConfirmationRequired(
                 f"To drop every message of {self.name!r}, pass {DROP_ALL_CONFIRMATION!r}."
             )
-        return self._repeat(lambda: self._messages.drop_all(self.kind, using=self.using))
+        dropped: int = self._repeat(
+            lambda: self._messages.drop_all(self.kind, using=self.using), doubt=nothing
+        )
+        return dropped
 
     def stats(self, cap: int = STATS_CAP) -> QueueStats:
         """Count the queue's messages by state; each count stops at ``cap``."""
@@ -97,7 +103,8 @@ class Inspection(QueueBase):
         """Offer those dead letters again, due now; return the outcome of each one found.
 
         IGNORED stayed dead: its key lives again, or a newer letter of that key was redriven.
-        ``overwrite`` replaces the living message instead.
+        ``overwrite`` replaces the living message instead. Raises OutcomeUnknown when the
+        connection was lost meanwhile and a letter is not there.
         """
         rows = self._repeat(
             lambda: self._letters.redrive(
@@ -106,7 +113,8 @@ class Inspection(QueueBase):
                 kind=self.kind,
                 now=self._now(),
                 using=self.using,
-            )
+            ),
+            doubt=lambda found: len(found) < len(set(letter_ids)),
         )
         if rows:
             self._wake()
@@ -115,24 +123,37 @@ class Inspection(QueueBase):
     def redrive_all(
         self, *, reason: str | None = None, overwrite: bool = False
     ) -> Counter[OfferOutcome]:
-        """Redrive all dead letters whose reason starts with the text, a thousand at a time."""
+        """Redrive all dead letters whose reason starts with the text, a thousand at a time.
+
+        All there are when it begins: those that die again meanwhile wait for the next call.
+        """
         outcomes: Counter[OfferOutcome] = Counter()
-        after = 0
-        while ids := self._letters.next_ids(
-            self.kind, after=after, reason=reason, limit=_BITE, using=self.using
-        ):
-            outcomes.update(self.redrive(ids, overwrite=overwrite).values())
-            after = ids[-1]
+        ids = self._letter_ids(reason)
+        for start in range(0, len(ids), _BITE):
+            bite = ids[start : start + _BITE]
+            outcomes.update(self.redrive(bite, overwrite=overwrite).values())
         return outcomes
+
+    def _letter_ids(self, reason: str | None) -> Sequence[int]:
+        next_ids = partial(
+            self._letters.next_ids, self.kind, reason=reason, limit=_BITE, using=self.using
+        )
+        # Eight bytes each: ten million letters fit.
+        ids = array("q")
+        while bite := self._repeat(partial(next_ids, after=ids[-1] if ids else 0)):
+            ids.extend(bite)
+        return ids
 
     def prune_dead_letters(self, older_than: timedelta) -> int:
         """Delete dead letters that died longer ago than that, a thousand at a time."""
         if not isinstance(older_than, timedelta) or older_than < timedelta(0):
             raise InvalidConfiguration(f"older_than must be a timedelta ≥ 0, not {older_than!r}.")
-        before = to_milliseconds(self._local_now()) - older_than // MILLISECOND
+        age = older_than // MILLISECOND
         total = 0
         while bite := self._repeat(
-            lambda: self._letters.prune(self.kind, before, limit=_BITE, using=self.using)
+            lambda: self._letters.prune(
+                self.kind, age, limit=_BITE, now=self._now(), using=self.using
+            )
         ):
             total += bite
         return total

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import (
     OfferOutcome,
@@ -19,6 +20,7 @@ from delayed_queue.messages import (
 from delayed_queue.payloads import encode
 from delayed_queue.queues.base import QueueBase
 from delayed_queue.queues.batches import PreparedOffer, outcome_of, prepared_chunks, rounds
+from delayed_queue.wakeups import channel_of
 
 
 class Offering(QueueBase):
@@ -67,6 +69,7 @@ class Offering(QueueBase):
             raise InvalidMessage("Give schedule_at or delay, not both.")
         schedule = check_schedule(schedule_at)
         wait = check_delay(delay, self._local_now()) or 0
+        is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
         offer = partial(
             self._messages.offer,
             self.kind,
@@ -77,12 +80,10 @@ class Offering(QueueBase):
             delay=wait,
             headers=encode_headers(headers),
             now=self._now(),
+            channel=channel_of(self.kind) if is_announced else None,
             using=self.using,
         )
-        outcome = outcome_of(self._repeat(offer))
-        if outcome is not OfferOutcome.IGNORED and self._is_soon(schedule, wait):
-            self._wake()
-        return outcome
+        return outcome_of(self._repeat(offer))
 
     def offer_batch(self, messages: Iterable[ScheduledMessage]) -> list[OfferOutcome]:
         """Offer many messages with one statement per 1000; return their outcomes in order.
@@ -100,8 +101,7 @@ class Offering(QueueBase):
         for group in rounds(chunk):
             created = self._offer_group(group)
             for offer in group:
-                if offer.key in created:
-                    outcomes[offer.position] = outcome_of(created[offer.key])
+                outcomes[offer.position] = outcome_of(created.get(offer.key))
         if any(self._is_soon(offer.schedule_at, 0) for offer in chunk):
             self._wake()
         return outcomes

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
-from django.db import OperationalError
+from django.db import Error, OperationalError
 
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, error_text
@@ -144,14 +144,15 @@ class Polling(Leasing):
         with self._transaction(durable=True):
             row, envelope = self._take()
             try:
-                with self._transaction():
+                with self._handler_block():
                     yield envelope
+                    if envelope is not None:
+                        self._check_effects()
             # A handler may raise anything; the count must be written before it goes on.
             except Exception as error:
                 failure = error
                 if row is not None and envelope is not None:
-                    self._restore(row, envelope.lease_id)
-                    self.fail(envelope, error)
+                    self._count_failure(row, envelope, error)
         if failure is not None and not isinstance(failure, HandlerSignal):
             raise failure
 
@@ -167,6 +168,17 @@ class Polling(Leasing):
             except PayloadNotDecodable as error:
                 self._restore(rows[0], lease_id)
                 self._bury_undecodable(rows[0].id, lease_id, error)
+
+    def _count_failure(self, row: ConsumedRow, envelope: Envelope, error: Exception) -> None:
+        """Put the message back and settle the failure; if that fails too, all is rolled back."""
+        try:
+            self._restore(row, envelope.lease_id)
+            self.fail(envelope, error)
+        except Error as lost:
+            # The connection is gone, often for the reason that the handler's error tells.
+            if isinstance(error, HandlerSignal):
+                raise
+            raise error from lost
 
     def _restore(self, row: ConsumedRow, lease_id: str) -> None:
         self._messages.restore(self.kind, row, lease_id, using=self.using)

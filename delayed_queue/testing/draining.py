@@ -117,8 +117,8 @@ def _mended(using: str) -> Iterator[None]:
         yield
     finally:
         if connection.needs_rollback or _is_broken(connection):
+            connection.needs_rollback = False  # else the rollback would be refused too
             transaction.savepoint_rollback(savepoint, using)
-            connection.needs_rollback = False
         else:
             transaction.savepoint_commit(savepoint, using)
 

@@ -38,7 +38,7 @@ class InMemoryLetters(_Letters):
             newest = {(letter.key, letter.kind): letter for letter in found}
             created = {
                 newest[name].id: self._offer(newest[name], overwrite=overwrite, at=at)
-                for name in newest
+                for name in sorted(newest)
             }
         return [RedrivenRow(each.id, created.get(each.id), each.kind) for each in found]
 
@@ -72,13 +72,19 @@ class InMemoryLetters(_Letters):
         return ids[:limit]
 
     def prune(
-        self, kind: str, before: int, *, limit: int = 1000, using: str = DEFAULT_DB_ALIAS
+        self,
+        kind: str,
+        age: int,
+        *,
+        limit: int = 1000,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
     ) -> int:
         with self._store.lock:
             old = [
                 (letter.died_at, letter.id)
                 for letter in self._store.letters_of(kind)
-                if letter.died_at < before
+                if letter.died_at < instant(now) - age
             ]
             return self.drop([letter_id for _, letter_id in sorted(old)[:limit]])
 

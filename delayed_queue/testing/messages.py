@@ -44,6 +44,7 @@ class InMemoryMessages(_Messages):
         delay: int = 0,
         headers: str | None = None,
         now: int | None = None,
+        channel: str | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool | None:
         at = instant(now)
@@ -56,7 +57,9 @@ class InMemoryMessages(_Messages):
                 return None
             row_id = self._store.new_id() if old is None else old.id
             self._store.put(Row(row_id, kind, key, payload, due_at, due_at, at, headers))
-            return old is None
+        if channel is not None:
+            self.notify(channel)
+        return old is None
 
     def offer_batch(
         self,

@@ -16,6 +16,7 @@ from delayed_queue.retries import RetryPolicy
 from delayed_queue.testing.clocks import ManualClock
 from delayed_queue.testing.letters import InMemoryLetters
 from delayed_queue.testing.messages import InMemoryMessages
+from delayed_queue.testing.schedules import InMemorySchedules
 from delayed_queue.testing.stores import InMemoryStore
 from delayed_queue.wakeups import Doorbell, Listener, StopSignal
 
@@ -56,6 +57,7 @@ class InMemoryQueue(DelayedQueue):
         self.store = InMemoryStore() if store is None else store
         self._messages = InMemoryMessages(self.store)
         self._letters = InMemoryLetters(self.store)
+        self._schedules = InMemorySchedules(self.store)
 
     def _now(self) -> int:
         return to_milliseconds(self._local_now())
@@ -68,6 +70,12 @@ class InMemoryQueue(DelayedQueue):
         if durable and _in_a_transaction(self.using):
             raise RuntimeError("consume() cannot be used inside a transaction.")
         return self.store.transaction(durable=durable)
+
+    def _handler_block(self) -> Any:
+        return self.store.transaction()
+
+    def _check_effects(self) -> None:
+        """Nothing: a store has no constraints."""
 
     def _try_poll_until(self, stop: StopSignal | None) -> Envelope | None:
         return None if stop is not None and stop.is_set() else self.try_poll()

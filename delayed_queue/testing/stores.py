@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 
+from delayed_queue.managers import ScheduleRow
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.wakeups import Doorbell
 
@@ -52,7 +53,7 @@ class Letter:
 
 
 class InMemoryStore:
-    """The two tables, behind one lock; share one to have several queues see each other.
+    """The three tables, behind one lock; share one to have several queues see each other.
 
     A transaction holds the lock to its end, so transactions are serial: whoever waits inside
     ``consume()`` for another thread's use of the same store waits for ever.
@@ -62,6 +63,7 @@ class InMemoryStore:
         self.lock = threading.RLock()
         self.rows: dict[int, Row] = {}
         self.letters: dict[int, Letter] = {}
+        self.schedules: dict[tuple[str, str], ScheduleRow] = {}
         self.new_id = count(1).__next__
         self._ids: dict[tuple[str, str], int] = {}
         self._bells: set[Doorbell] = set()
@@ -108,12 +110,14 @@ class InMemoryStore:
         with self.lock:
             if durable and self._depth:
                 raise RuntimeError("A durable transaction cannot be nested within another.")
-            before = self.rows.copy(), self.letters.copy(), self._ids.copy()
+            before = (
+                self.rows.copy(), self.letters.copy(), self._ids.copy(), self.schedules.copy()
+            )  # fmt: skip
             self._depth += 1
             try:
                 yield
             except BaseException:
-                self.rows, self.letters, self._ids = before
+                self.rows, self.letters, self._ids, self.schedules = before
                 raise
             finally:
                 self._depth -= 1

@@ -24,7 +24,8 @@ class WorkerOptions:
 
     ``queues``: in order of priority; empty stands for every queue with a handler.
     ``lease``: overrides the leases of handlers and settings. ``burst``: stop when nothing is
-    due. ``max_messages``: stop after that many deliveries.
+    due. ``max_messages``: stop after that many deliveries. ``cron``: keep the schedules of code
+    and operators too, unless ``burst``.
     """
 
     queues: tuple[str, ...] = ()
@@ -37,6 +38,7 @@ class WorkerOptions:
     shutdown_timeout: timedelta = field(default_factory=lambda: get_settings().SHUTDOWN_TIMEOUT)
     worker_id: str = field(default_factory=_default_id)
     using: str = DEFAULT_DB_ALIAS
+    cron: bool = True
 
     def __post_init__(self) -> None:
         _check_count("concurrency", self.concurrency, 1000)

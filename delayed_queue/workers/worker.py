@@ -14,6 +14,7 @@ from typing import Final
 from django.db import Error, connections
 
 from delayed_queue import signals
+from delayed_queue.cron import CronKeeper, CronThread
 from delayed_queue.exceptions import OutcomeUnknown, ResourceUnavailable
 from delayed_queue.handlers import Registry, Reject, Verdict, judge, registry
 from delayed_queue.models import Message
@@ -64,6 +65,7 @@ class Worker:
         self._executor = Executor(options.concurrency, self._bell)
         shortest = min(lane.queue.lease_duration for lane in self._lanes)
         self._keeper = LeaseKeeper(options.using, shortest.total_seconds())
+        self._cron = CronThread(CronKeeper(options.using), options.using)
         self._unsettled: list[Delivery] = []
         self._claimed = 0
 
@@ -82,6 +84,8 @@ class Worker:
         """Work until stopped, drained (burst), or done with max_messages."""
         self._executor.start()
         self._keeper.start()
+        if self.options.cron and not self.options.burst:
+            self._cron.start()
         signals.announce(signals.worker_started, self)
         try:
             self._loop()
@@ -274,6 +278,7 @@ class Worker:
 
     def _wind_down(self) -> None:
         """Give back what was not started, finish what was, give back what does not finish."""
+        self._cron.stop()
         try:
             self._give_back(self._executor.take_back(), refund=1)
             self._executor.stop()

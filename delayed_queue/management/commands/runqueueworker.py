@@ -38,6 +38,10 @@ class Command(BaseCommand):
             "--shutdown-timeout", type=_seconds, metavar="SECONDS",
             help="how long to wait for running handlers when stopped",
         )  # fmt: skip
+        parser.add_argument(
+            "--no-cron", action="store_false", dest="cron",
+            help="leave the schedules to other workers or installcron",
+        )  # fmt: skip
         parser.add_argument("--worker-id", help="name in the log (default: host and pid)")
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
 
@@ -73,6 +77,7 @@ def _options(options: dict[str, Any]) -> WorkerOptions:
     given = {
         "queues": tuple(options["queue"]),
         "burst": options["burst"],
+        "cron": options["cron"],
         "using": options["database"],
         "concurrency": options["concurrency"],
         "batch_size": options["batch_size"],

@@ -1,27 +1,16 @@
-"""Managers whose methods each run one statement of ``sql.py`` and return plain values."""
+"""The queue's own statements, and the rows they return."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter, methodcaller
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
-import psycopg
-from django.db import DEFAULT_DB_ALIAS, connections, models
+from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue import sql
-from delayed_queue.conf import get_settings
-
-if TYPE_CHECKING:
-    from django.db.backends.postgresql.base import DatabaseWrapper
+from delayed_queue.statements import execute, fetch, fetch_and_notify, fetch_and_save, notify
 
 M = TypeVar("M", bound=models.Model)
-T = TypeVar("T")
-Row = tuple[Any, ...]
-
-# What is asked of a cursor that has run. Never its description: it is made anew each time.
-_rows: Callable[[Any], list[Row]] = methodcaller("fetchall")
-_count: Callable[[Any], int] = attrgetter("rowcount")
 
 
 class LeasedRow(NamedTuple):
@@ -98,69 +87,6 @@ class ExtendedRow(NamedTuple):
     leased_until: int
 
 
-class RedrivenRow(NamedTuple):
-    """A dead letter: created or updated in its queue, or (None) still dead."""
-
-    id: int
-    created: bool | None
-    kind: str
-
-
-def fetch(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
-    """Run a statement on the alias's connection and return its rows.
-
-    Takes part in the transaction that is open there, if any; otherwise it commits by itself.
-    Raises Django's database errors, as its own cursors do.
-    """
-    return _run(using, statement, params, _rows)
-
-
-def execute(using: str, statement: str, params: Mapping[str, Any]) -> int:
-    """Run a statement that returns no rows, and return how many it changed."""
-    return _run(using, statement, params, _count)
-
-
-def _run(using: str, statement: str, params: Mapping[str, Any], answer: Callable[[Any], T]) -> T:
-    connection: DatabaseWrapper = connections[using]  # type: ignore[assignment]
-    if connection.execute_wrappers or connection.queries_logged:
-        return _run_watched(connection, statement, params, answer)
-    # Straight to psycopg: prepared statements and binary values, which Django's cursors do
-    # not offer, are worth half of a single offer. What its cursors guard is guarded here too.
-    connection.ensure_connection()
-    connection.validate_no_broken_transaction()
-    raw = connection.connection
-    threshold = raw.prepare_threshold
-    with connection.wrap_database_errors:
-        # Django leaves it None, and then psycopg prepares nothing, whatever is asked of it.
-        raw.prepare_threshold = threshold or 0
-        try:
-            cursor = psycopg.Cursor(raw)
-            cursor.execute(statement, params, prepare=prepares(connection), binary=True)
-        finally:
-            raw.prepare_threshold = threshold
-        return answer(cursor)
-
-
-def _run_watched(
-    connection: DatabaseWrapper,
-    statement: str,
-    params: Mapping[str, Any],
-    answer: Callable[[Any], T],
-) -> T:
-    """Run through Django's cursor, so that query logs, wrappers and test helpers see it."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement, dict(params))
-        return answer(cursor)
-
-
-def prepares(connection: DatabaseWrapper) -> bool:
-    """Return whether statements are prepared on this alias (setting PREPARE)."""
-    chosen = get_settings().PREPARE
-    if chosen is not None:
-        return chosen
-    return not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS", False)
-
-
 class MessageManager(models.Manager[M]):
     """The queue's statements. ``kind`` names the queue, ``using`` the database alias.
 
@@ -179,18 +105,22 @@ class MessageManager(models.Manager[M]):
         delay: int = 0,
         headers: str | None = None,
         now: int | None = None,
+        channel: str | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool | None:
-        """Return True when the row was created, False when updated, None when ignored."""
+        """Return True when the row was created, False when updated, None when ignored.
+
+        ``channel`` is the one whose listeners are to be woken.
+        """
         statement = sql.OFFER_OR_UPDATE if can_update else sql.OFFER_IF_NOT_EXISTS
-        rows = fetch(
-            using,
-            statement,
-            {
-                "kind": kind, "key": key, "payload": payload, "schedule_at": schedule_at,
-                "delay": delay, "headers": headers, "now": now,
-            },
-        )  # fmt: skip
+        params = {
+            "kind": kind, "key": key, "payload": payload, "schedule_at": schedule_at,
+            "delay": delay, "headers": headers, "now": now,
+        }  # fmt: skip
+        if channel is None:
+            rows = fetch(using, statement, params)
+        else:
+            rows = fetch_and_notify(using, statement, params, channel)
         return rows[0][0] if rows else None
 
     def offer_batch(
@@ -234,9 +164,12 @@ class MessageManager(models.Manager[M]):
     def consume(
         self, kind: str, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> list[ConsumedRow]:
-        """Delete and return up to ``limit`` of the earliest due messages."""
+        """Delete and return up to ``limit`` of the earliest due messages.
+
+        The savepoint HANDLER is set behind it: what comes after can be undone, the deletion kept.
+        """
         params = {"kind": kind, "limit": limit, "now": now}
-        return list(map(ConsumedRow._make, fetch(using, sql.CONSUME, params)))
+        return list(map(ConsumedRow._make, fetch_and_save(using, sql.CONSUME, params)))
 
     def restore(
         self, kind: str, row: ConsumedRow, lease_id: str, *, using: str = DEFAULT_DB_ALIAS
@@ -353,48 +286,4 @@ class MessageManager(models.Manager[M]):
 
     def notify(self, channel: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
         """Wake the listeners of a channel, at the commit of the open transaction if any."""
-        fetch(using, sql.NOTIFY, {"channel": channel})
-
-
-class DeadLetterManager(models.Manager[M]):
-    """The dead letters' statements, in the manner of MessageManager."""
-
-    def redrive(
-        self,
-        ids: Sequence[int],
-        *,
-        overwrite: bool = False,
-        kind: str | None = None,
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> list[RedrivenRow]:
-        """Offer those letters again; the ones not returned do not exist, or are locked."""
-        params = {"ids": list(ids), "overwrite": overwrite, "kind": kind, "now": now}
-        return list(map(RedrivenRow._make, fetch(using, sql.REDRIVE, params)))
-
-    def next_ids(
-        self,
-        kind: str,
-        *,
-        after: int = 0,
-        reason: str | None = None,
-        limit: int = 1000,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> list[int]:
-        """Return the next ids in order, of letters whose reason starts with the given text."""
-        params = {"kind": kind, "after": after, "reason": reason, "limit": limit}
-        return [row[0] for row in fetch(using, sql.DEAD_LETTER_IDS, params)]
-
-    def kinds(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
-        """Return the kinds that have dead letters, at most ``limit``, in the index's order."""
-        return [row[0] for row in fetch(using, sql.DEAD_LETTER_KINDS, {"limit": limit})]
-
-    def prune(
-        self, kind: str, before: int, *, limit: int = 1000, using: str = DEFAULT_DB_ALIAS
-    ) -> int:
-        """Delete up to ``limit`` letters that died before the instant; return how many."""
-        params = {"kind": kind, "before": before, "limit": limit}
-        return execute(using, sql.PRUNE_DEAD_LETTERS, params)
-
-    def drop(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> int:
-        return execute(using, sql.DROP_DEAD_LETTERS, {"ids": list(ids)})
+        notify(using, channel)

@@ -1,0 +1,143 @@
+"""``manage.py installcron``: a shell around one CronKeeper."""
+
+from __future__ import annotations
+
+import json
+import signal
+from argparse import ArgumentParser
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.cron import CronKeeper, CronThread, Kept
+from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.messages import from_milliseconds
+
+NEXT_TIMES = 3
+
+
+class Command(BaseCommand):
+    help = "Install the ticks of all schedules and keep them installed until stopped."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        mode = parser.add_mutually_exclusive_group()
+        mode.add_argument("--once", action="store_true", help="install once and end")
+        mode.add_argument("--dry-run", action="store_true", help="say what --once would do")
+        mode.add_argument(
+            "--uninstall", action="store_true",
+            help="remove the pending ticks; running workers would install them again",
+        )  # fmt: skip
+        mode.add_argument("--list", action="store_true", help="show the schedules")
+        parser.add_argument(
+            "--force", action="store_true",
+            help="with --once: win over newer configurations, as after a rolled-back deployment",
+        )  # fmt: skip
+        parser.add_argument("--format", choices=["text", "json"], default="text")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+
+    def handle(self, **options: Any) -> None:
+        try:
+            self._handle(CronKeeper(options["database"]), options)
+        except DelayedQueueError as error:
+            raise CommandError(str(error)) from error
+
+    def _handle(self, keeper: CronKeeper, options: dict[str, Any]) -> None:
+        if options["list"]:
+            self._say(_listed(keeper), options["format"])
+        elif options["uninstall"]:
+            self._report(keeper.uninstall(), options["format"])
+        elif options["once"] or options["dry_run"]:
+            kept = keeper.check(force=options["force"], is_dry=options["dry_run"])
+            self._report(kept, options["format"])
+        else:
+            _keep(CronThread(keeper, options["database"]))
+
+    def _report(self, kept: list[Kept], style: str) -> None:
+        self._say([_outcome(each) for each in kept], style)
+        if any(each.error for each in kept):
+            raise CommandError("Some schedules could not be installed.")
+
+    def _say(self, rows: Iterable[dict[str, Any]], style: str) -> None:
+        if style == "json":
+            self.stdout.write(json.dumps(list(rows), indent=2))
+            return
+        for row in rows:
+            self.stdout.write(_line(row))
+
+
+def _line(row: dict[str, Any]) -> str:
+    """Return ``name: what`` and then ``name=value`` for all that says something."""
+    rest = {**row, **(row.get("report") or {})}
+    head = f"{rest.pop('schedule')}: {rest.pop('outcome', None) or rest.pop('type')}"
+    rest.pop("report", None)
+    shown = (f"{name}={_shown(value)}" for name, value in rest.items() if value)
+    return " ".join([head, *shown])
+
+
+def _shown(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def _outcome(kept: Kept) -> dict[str, Any]:
+    report = None if kept.report is None else asdict(kept.report)
+    return {
+        "schedule": kept.name,
+        "outcome": _summary(kept),
+        "config_hash": kept.config_hash,
+        "report": report,
+    }
+
+
+def _summary(kept: Kept) -> str:
+    if kept.error:
+        return f"failed: {kept.error}"
+    if kept.uninstalled is not None:
+        return f"uninstalled {kept.uninstalled}"
+    if kept.report is None:
+        return "nothing to do"
+    if kept.report.superseded_by:
+        return f"gives way to {kept.report.superseded_by}"
+    return "paused" if kept.report.is_paused else "installed"
+
+
+def _listed(keeper: CronKeeper) -> list[dict[str, Any]]:
+    now = datetime.now(UTC)
+    rows = []
+    for entry, installer, row in keeper.listed():
+        times = installer.schedule.next_times(now)[:NEXT_TIMES]
+        rows.append(
+            {
+                "schedule": str(installer),
+                "type": entry.definition.type,
+                "expression": entry.definition.expression,
+                "timezone": getattr(installer.schedule, "timezone", None),
+                "declared_in": entry.declared_in or "admin",
+                "is_paused": row is not None and not row.is_enabled,
+                "config_hash": installer.config_hash,
+                "active_hash": row.config_hash if row else "",
+                "last_tick": _instant(row.last_tick if row else None),
+                "installed_at": _instant(row.installed_at if row else None),
+                "next": [at.isoformat() for at in times],
+            }
+        )
+    return rows
+
+
+def _instant(milliseconds: int | None) -> str | None:
+    return None if milliseconds is None else from_milliseconds(milliseconds).isoformat()
+
+
+def _keep(thread: CronThread) -> None:
+    """Keep the schedules until SIGTERM or SIGINT."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        thread.stop()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, stop)
+    thread.run()

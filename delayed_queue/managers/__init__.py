@@ -1,0 +1,30 @@
+"""Managers whose methods each run one statement of ``sql.py`` and return plain values."""
+
+from __future__ import annotations
+
+from delayed_queue.managers.letters import DeadLetterManager, RedrivenRow
+from delayed_queue.managers.messages import (
+    ConsumedRow,
+    ExtendedRow,
+    LeasedRow,
+    MessageManager,
+    OverviewRow,
+    StatsRow,
+    StoredRow,
+)
+from delayed_queue.managers.schedules import ScheduleManager, ScheduleRow, TickRow
+
+__all__ = [
+    "ConsumedRow",
+    "DeadLetterManager",
+    "ExtendedRow",
+    "LeasedRow",
+    "MessageManager",
+    "OverviewRow",
+    "RedrivenRow",
+    "ScheduleManager",
+    "ScheduleRow",
+    "StatsRow",
+    "StoredRow",
+    "TickRow",
+]

@@ -1,0 +1,251 @@
+"""Run statements on the connection of a Django alias: prepared, binary, in few round trips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakSet
+
+import psycopg
+from django.db import Error, connections
+
+from delayed_queue import sql
+from delayed_queue.conf import get_settings
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Cursor = psycopg.Cursor[Row]
+Executor = Callable[[Cursor, str, Mapping[str, Any], bool], None]
+
+# The savepoint before what the handler of a consumed message writes.
+HANDLER: Final = "delayed_queue_handler"
+_SAVEPOINT: Final = f"SAVEPOINT {HANDLER}"
+
+# Statements with only one plan. PostgreSQL keeps the plan of a prepared statement after five
+# executions, and one that was made while the table was small reads it from end to end when it
+# has grown, until the next ANALYZE. All others are prepared only where it plans each time.
+_ONE_PLAN: Final = frozenset(
+    {
+        sql.OFFER_OR_UPDATE,
+        sql.OFFER_IF_NOT_EXISTS,
+        sql.OFFER_BATCH_OR_UPDATE,
+        sql.OFFER_BATCH_IF_NOT_EXISTS,
+        sql.NOTIFY,
+    }
+)
+_PLAN_EACH_TIME: Final = "SET plan_cache_mode = force_custom_plan"
+_planning_each_time: Final[WeakSet[psycopg.Connection[Any]]] = WeakSet()
+
+# How the commit of a NOTIFY fails: the queue is full, or the wait for the lock was too long.
+_NOTIFY_FAILURES: Final = (
+    psycopg.errors.ProgramLimitExceeded,
+    psycopg.errors.QueryCanceled,
+    psycopg.errors.LockNotAvailable,
+)
+
+# What is asked of a cursor that has run. Never its description: it is made anew each time.
+_rows: Callable[[Any], list[Row]] = methodcaller("fetchall")
+_count: Callable[[Any], int] = attrgetter("rowcount")
+
+
+def fetch(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
+    """Run a statement on the alias's connection and return its rows.
+
+    Takes part in the transaction that is open there, if any; otherwise it commits by itself.
+    Raises Django's database errors, as its own cursors do.
+    """
+    return _run(connections[using], statement, params, _rows)
+
+
+def execute(using: str, statement: str, params: Mapping[str, Any]) -> int:
+    """Run a statement that returns no rows, and return how many it changed."""
+    return _run(connections[using], statement, params, _count)
+
+
+def fetch_and_notify(
+    using: str, statement: str, params: Mapping[str, Any], channel: str
+) -> list[Row]:
+    """Run a statement and wake the listeners of the channel, in one round trip.
+
+    Outside a transaction each commits by itself, and a failing NOTIFY is no error: pollers
+    look by themselves at their next interval. One that is open takes in both, the NOTIFY only
+    if the statement returned a row.
+    """
+    connection = connections[using]
+    if _can_pipeline(connection) and not connection.in_atomic_block:
+        return _run(connection, statement, params, _rows, partial(_execute_and_notify, channel))
+    rows = fetch(using, statement, params)
+    if rows:
+        notify(using, channel)
+    return rows
+
+
+def fetch_and_save(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
+    """Run a statement and set the savepoint HANDLER behind it, in one round trip."""
+    connection = connections[using]
+    if _can_pipeline(connection):
+        return _run(connection, statement, params, _rows, _execute_and_save)
+    rows = fetch(using, statement, params)
+    execute(using, _SAVEPOINT, {})
+    return rows
+
+
+def notify(using: str, channel: str) -> None:
+    """Wake the listeners of a channel, at the commit of the open transaction if any."""
+    try:
+        fetch(using, sql.NOTIFY, {"channel": channel})
+    except Error:
+        # No error outside; but an open transaction is broken by it, and must be told.
+        if connections[using].in_atomic_block:
+            raise
+
+
+def check_constraints(using: str) -> None:
+    """Raise what a deferred constraint would raise at the commit; they stay deferred.
+
+    Django's method of that name needs two round trips for it.
+    """
+    with connections[using].cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED")
+
+
+def _execute(cursor: Cursor, statement: str, params: Mapping[str, Any], prepare: bool) -> None:
+    cursor.execute(statement, params, prepare=prepare, binary=True)
+
+
+def _run(
+    connection: BaseDatabaseWrapper,
+    statement: str,
+    params: Mapping[str, Any],
+    answer: Callable[[Any], T],
+    executed: Executor = _execute,
+) -> T:
+    if _is_watched(connection):
+        return _run_watched(connection, statement, params, answer)
+    # Straight to psycopg: prepared statements and binary values, which Django's cursors do
+    # not offer, are worth half of a single offer. What its cursors guard is guarded here too.
+    connection.ensure_connection()
+    connection.validate_no_broken_transaction()
+    raw = connection.connection
+    threshold = raw.prepare_threshold
+    prepare = _prepares(connection) if statement in _ONE_PLAN else plan_each_time(connection.alias)
+    with connection.wrap_database_errors:
+        # Django leaves it None, and then psycopg prepares nothing, whatever is asked of it.
+        raw.prepare_threshold = threshold or 0
+        try:
+            cursor = psycopg.Cursor(raw)
+            executed(cursor, statement, params, prepare)
+        finally:
+            raw.prepare_threshold = threshold
+        return answer(cursor)
+
+
+def _execute_and_notify(
+    channel: str,
+    cursor: Cursor,
+    statement: str,
+    params: Mapping[str, Any],
+    prepare: bool,
+) -> None:
+    raw = cursor.connection
+    announcement = psycopg.Cursor(raw)
+    try:
+        with raw.pipeline() as pipeline:
+            _execute(cursor, statement, params, prepare)
+            # Commits the statement: a NOTIFY takes a database-wide lock until its transaction
+            # has reached the disk, and must not make the offers of all queues wait for each
+            # other. sync() waits for the answer before the NOTIFY is sent, a round trip more;
+            # psycopg has no public name for what does not, so a release without it is slower.
+            getattr(pipeline, "_enqueue_sync", pipeline.sync)()
+            announcement.execute(sql.NOTIFY, {"channel": channel}, prepare=prepare)
+    except psycopg.Error as caught:
+        _leave_pipeline(raw)
+        error = _first(caught)
+        # Answers come in order: with one to the NOTIFY, the commit before it went well.
+        is_stored = cursor.rownumber is not None and announcement.rownumber is not None
+        if not is_stored or not isinstance(error, _NOTIFY_FAILURES):
+            raise error from None
+
+
+def _leave_pipeline(raw: psycopg.Connection[Row]) -> None:
+    """Read what psycopg leaves unread: for a sync it expects one answer, a failed commit has two.
+
+    Until all is read, the connection cannot be used.
+    """
+    while not raw.closed and raw.info.pipeline_status is not psycopg.pq.PipelineStatus.OFF:
+        try:
+            raw.pgconn.exit_pipeline_mode()
+        except psycopg.OperationalError:
+            raw.pgconn.get_result()
+
+
+def _first(error: psycopg.Error) -> psycopg.Error:
+    """Return the error that came first: that a pipeline could not be left follows from it."""
+    first = error.__context__
+    return first if isinstance(first, psycopg.Error) else error
+
+
+def _execute_and_save(
+    cursor: Cursor, statement: str, params: Mapping[str, Any], prepare: bool
+) -> None:
+    with cursor.connection.pipeline():
+        _execute(cursor, statement, params, prepare)
+        psycopg.Cursor(cursor.connection).execute(_SAVEPOINT)
+
+
+def _can_pipeline(connection: BaseDatabaseWrapper) -> bool:
+    return psycopg.Pipeline.is_supported() and not _is_watched(connection)
+
+
+def _is_watched(connection: BaseDatabaseWrapper) -> bool:
+    return bool(connection.execute_wrappers) or connection.queries_logged
+
+
+def _run_watched(
+    connection: BaseDatabaseWrapper,
+    statement: str,
+    params: Mapping[str, Any],
+    answer: Callable[[Any], T],
+) -> T:
+    """Run through Django's cursor, so that query logs, wrappers and test helpers see it."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, dict(params))
+        return answer(cursor)
+
+
+def plan_each_time(using: str) -> bool:
+    """Have what is prepared on the alias's connection planned each time; return whether it is.
+
+    Once per connection, a round trip. Not inside a transaction, whose rollback would undo it;
+    so to be called before one that runs many statements on a new connection.
+    """
+    connection = connections[using]
+    if not _prepares(connection):
+        return False
+    connection.ensure_connection()
+    raw = connection.connection
+    if raw in _planning_each_time:
+        return True
+    if not connection.get_autocommit():
+        return False
+    with connection.wrap_database_errors:
+        try:
+            raw.execute(_PLAN_EACH_TIME)
+        finally:
+            if raw.closed:  # an atomic block that comes next would not replace it
+                connection.close()
+    _planning_each_time.add(raw)
+    return True
+
+
+def _prepares(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether statements are prepared on this alias (setting PREPARE)."""
+    chosen = get_settings().PREPARE
+    if chosen is not None:
+        return chosen
+    return not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS", False)

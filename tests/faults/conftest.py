@@ -1,0 +1,85 @@
+"""A queue whose connections pass through a proxy, with a backoff of milliseconds."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+from django.db import connections
+from pytest_django import Settings
+
+from delayed_queue import DelayedQueue
+from delayed_queue.retries import Backoff
+from tests.faults.proxy import Proxy
+from tests.races.concurrency import raw_connection
+
+BACKOFF: Final = Backoff(
+    retries=3,
+    initial=timedelta(milliseconds=10),
+    maximum=timedelta(seconds=1),
+    deadline=timedelta(seconds=10),
+)
+
+
+@pytest.fixture
+def proxy(transactional_db: None) -> Iterator[Proxy]:
+    """A proxy to the test database's server, be that on TCP or on a socket."""
+    found = connections["default"].settings_dict
+    host, port = found["HOST"] or "127.0.0.1", int(found["PORT"] or 5432)
+    if host.startswith("/"):
+        proxy = Proxy(socket.AF_UNIX, str(Path(host) / f".s.PGSQL.{port}"))
+    else:
+        proxy = Proxy(socket.AF_INET, (socket.gethostbyname(host), port))
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody else's connection, past the proxy."""
+    with raw_connection() as connection:
+        yield connection
+
+
+@pytest.fixture
+def admin(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
+    """A connection past the proxy, to watch the others from and to end them."""
+    with raw_connection() as connection:
+        yield connection
+
+
+@pytest.fixture
+def proxied(
+    proxy: Proxy,
+    other: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+    settings: Settings,
+    request: pytest.FixtureRequest,
+) -> Iterator[None]:
+    """Lead all further connections of Django through the proxy; a parameter adds options.
+
+    The default alias itself, because Django's tests let no alias through that it does not know.
+    """
+    settings.DELAYED_QUEUE = {"BACKOFF": BACKOFF}
+    found = connections["default"].settings_dict
+    kept = dict(found)
+    options = {"sslmode": "disable", "gssencmode": "disable", **getattr(request, "param", {})}
+    connections["default"].close()
+    found |= {
+        "HOST": "127.0.0.1",
+        "PORT": proxy.port,
+        "OPTIONS": {**found.get("OPTIONS", {}), **options},
+    }
+    yield
+    connections["default"].close()
+    found |= kept
+
+
+@pytest.fixture
+def queue(proxied: None) -> DelayedQueue:
+    return DelayedQueue("faults")

@@ -1,0 +1,119 @@
+"""Two tables of 200,000 rows each and schedules, in a transaction that is never committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+import pytest
+from django.db import connections
+
+NOW: Final = 1_800_000_000_000
+ROWS: Final = 200_000
+_TABLES: Final = "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule"
+
+# In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
+# fears most of an index. `n * 7919 % 200000` meets every n once.
+# bulk: 100,000 due at the same millisecond. due: 30,000. scheduled: 40,000 in the coming weeks.
+# leased: 10,000 in batches of 100. mixed: 5,000 each of due, expired, leased, scheduled.
+_MESSAGES: Final = """
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid",
+    attempts
+)
+SELECT
+    'key-' || n,
+    CASE
+        WHEN n < 100000 THEN 'bulk|json'
+        WHEN n < 130000 THEN 'due|json'
+        WHEN n < 170000 THEN 'scheduled|json'
+        WHEN n < 180000 THEN 'leased|json'
+        ELSE 'mixed|json'
+    END,
+    convert_to(repeat('x', 100), 'UTF8'),
+    %(now)s + CASE
+        WHEN n < 100000 THEN -60000
+        WHEN n < 130000 THEN n - 200000
+        WHEN n < 170000 THEN n * 10
+        WHEN n < 180000 THEN n
+        WHEN n < 185000 THEN n - 200000
+        WHEN n < 190000 THEN n
+        WHEN n < 195000 THEN n - 300000
+        ELSE n
+    END,
+    %(now)s - 1000000,
+    %(now)s - 1000000,
+    CASE WHEN n BETWEEN 170000 AND 179999 OR n >= 190000 THEN 'lease-' || n / 100 END,
+    0
+FROM (SELECT i * 7919::bigint %% %(rows)s AS n FROM generate_series(1, %(rows)s) AS i) AS scrambled
+"""
+
+_LETTERS: Final = """
+INSERT INTO delayed_queue_dead_letter (
+    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
+)
+SELECT
+    CASE WHEN n < 100000 THEN 'bulk|json' WHEN n < 150000 THEN 'due|json' ELSE 'mixed|json' END,
+    'dead-' || n,
+    convert_to(repeat('x', 100), 'UTF8'),
+    3,
+    CASE WHEN n %% 2 = 0 THEN 'rejected' ELSE 'attempts exhausted: ValueError' END,
+    0,
+    0,
+    CASE WHEN n < 100000 THEN %(now)s - 60000 ELSE %(now)s - n END
+FROM (SELECT i * 7919::bigint %% %(rows)s AS n FROM generate_series(1, %(rows)s) AS i) AS scrambled
+"""
+
+# Programs' own prefixes, and 100 that are described in full. A hundred ticks of one prefix.
+_SCHEDULES: Final = """
+INSERT INTO delayed_queue_schedule ("pKind", "keyPrefix", queue, "type")
+SELECT
+    'scheduled|json', 'tick-' || n, 'scheduled', CASE WHEN n %% 200 = 0 THEN 'cron' ELSE '' END
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
+"""
+_TICKS: Final = """
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
+)
+SELECT
+    'tick-50/' || md5('50') || '/' || %(now)s + n * 60000, 'scheduled|json', 'x',
+    %(now)s + 10000000000 + n, %(now)s + 10000000000 + n, %(now)s
+FROM generate_series(1, 100) AS n
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction that sees both tables filled and never analyzed.
+
+    Nobody else sees the rows, so autovacuum cannot analyze them in the middle of a test.
+    """
+    with django_db_blocker.unblock():
+        alias = connections["default"].copy()
+        alias.connect()
+    connection = alias.connection
+    try:
+        with connection.transaction(force_rollback=True):
+            # A new file: its statistics are unknown, and vanish with the transaction.
+            connection.execute(f"TRUNCATE {_TABLES}")
+            connection.execute(
+                "DELETE FROM pg_statistic WHERE starelid = ANY (%s::regclass[])",
+                [_TABLES.split(", ")],
+            )
+            connection.execute("SET LOCAL jit = off")
+            for rows in (_MESSAGES, _LETTERS, _SCHEDULES, _TICKS):
+                connection.execute(rows, {"now": NOW, "rows": ROWS})
+            yield connection
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module", params=["never analyzed", "analyzed"])
+def tables(
+    request: pytest.FixtureRequest, filled: psycopg.Connection[Any]
+) -> psycopg.Connection[Any]:
+    """The same without statistics, then with them: ANALYZE cannot be undone."""
+    if request.param == "analyzed":
+        filled.execute(f"ANALYZE {_TABLES}")
+    return filled

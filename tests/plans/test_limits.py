@@ -1,0 +1,109 @@
+"""Never more than the limit, whatever plan the server is talked into (Q18)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any, Final
+
+import psycopg
+import pytest
+from django.db import connection, transaction
+
+from delayed_queue import sql
+
+NOW: Final = 1_000_000
+LIMIT: Final = 3
+DUE: Final = 50
+PARAMS: Final = {
+    "kind": "hostile|json", "limit": LIMIT, "lease_id": "mine", "lease": 1000, "now": NOW
+}  # fmt: skip
+SETTINGS: Final = (
+    "hashjoin", "mergejoin", "nestloop", "material", "hashagg", "sort", "indexscan", "bitmapscan",
+    "seqscan",
+)  # fmt: skip
+
+# What the statement looks like in the books. A nested loop runs the inner select again for each
+# row of the table. Where rows lie in the order of their schedule, as queues are filled, each run
+# finds the row at hand first among the due, and the row is not due any more in the next run.
+NAIVE: Final = """
+UPDATE delayed_queue
+SET "lockUuid" = %(lease_id)s,
+    "scheduledAt" = %(now)s + %(lease)s
+WHERE id IN (
+    SELECT id
+    FROM delayed_queue
+    WHERE "pKind" = %(kind)s
+        AND "scheduledAt" <= %(now)s
+    ORDER BY "scheduledAt", id
+    LIMIT %(limit)s::integer
+    FOR UPDATE SKIP LOCKED
+)
+RETURNING id, "pKey"
+"""
+
+
+@pytest.fixture(params=["in order", "in reverse"])
+def due(request: pytest.FixtureRequest, db: None) -> psycopg.Connection[Any]:
+    """Fifty messages that are due, inserted in the order of their schedule, or against it."""
+    connection.ensure_connection()
+    raw: psycopg.Connection[Any] = connection.connection
+    raw.execute("TRUNCATE delayed_queue")
+    # Settings that forbid everything make plans look so dear that each would be compiled.
+    raw.execute("SET LOCAL jit = off")
+    raw.execute(
+        """
+        INSERT INTO delayed_queue (
+            "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
+        )
+        SELECT 'key-' || n, 'hostile|json', 'x', n, n, n
+        FROM generate_series(1, %(due)s) AS n
+        ORDER BY CASE %(order)s WHEN 'in order' THEN n ELSE -n END
+        """,
+        {"due": DUE, "order": request.param},
+    )
+    return raw
+
+
+def hostile() -> Iterator[tuple[str, ...]]:
+    """Yield every combination of the settings."""
+    for size in range(len(SETTINGS) + 1):
+        yield from combinations(SETTINGS, size)
+
+
+def taken(raw: psycopg.Connection[Any], statement: str, *, off: tuple[str, ...]) -> list[str]:
+    """Return the keys that the statement takes with those settings off, and take it back."""
+    with transaction.atomic():
+        for name in off:
+            raw.execute(f"SET LOCAL enable_{name} = off")
+        # Unprepared: a prepared statement would keep a plan made under other settings.
+        rows = raw.execute(statement, PARAMS, prepare=False).fetchall()
+        transaction.set_rollback(True)
+    return [row[1] for row in rows]
+
+
+@pytest.mark.parametrize("statement", ["CLAIM", "CONSUME"])
+@pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
+def test_no_planner_setting_takes_more_than_the_limit(
+    due: psycopg.Connection[Any], statement: str, analyzed: bool
+):
+    if analyzed:
+        due.execute("ANALYZE delayed_queue")
+
+    answers = {off: taken(due, getattr(sql, statement), off=off) for off in hostile()}
+
+    assert len(answers) == 2 ** len(SETTINGS)
+    assert {off: keys for off, keys in answers.items() if keys != ["key-1", "key-2", "key-3"]} == {}
+
+
+@pytest.mark.parametrize("due", ["in order"], indirect=True)
+def test_the_naive_claim_takes_everything_under_one_of_them(due: psycopg.Connection[Any]):
+    """So the test above bites."""
+    keys = taken(due, NAIVE, off=("hashjoin", "material", "hashagg", "sort"))
+
+    assert len(keys) == DUE
+
+
+def test_the_naive_claim_keeps_to_the_limit_by_default(due: psycopg.Connection[Any]):
+    """So nobody notices."""
+    assert len(taken(due, NAIVE, off=())) == LIMIT

@@ -1,0 +1,83 @@
+"""What is prepared, and that a connection which began on an empty table serves a full one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, transaction
+
+from delayed_queue import DelayedQueue, ScheduledMessage
+
+# More often than PostgreSQL plans before it may keep a plan.
+OFTEN = 10
+MANY = 20_000
+
+
+@pytest.fixture
+def raw(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
+    """A new connection, on which nothing is prepared yet."""
+    connection.close()
+    connection.ensure_connection()
+    yield connection.connection
+    connection.close()
+
+
+def executions(raw: psycopg.Connection[Any], word: str) -> list[tuple[int, int]]:
+    """Return how often each prepared statement with the word ran on a kept plan, on a new one."""
+    found = raw.execute(
+        "SELECT generic_plans, custom_plans FROM pg_prepared_statements"
+        " WHERE strpos(statement, %s) > 0",
+        [word],
+    )
+    return [(row[0], row[1]) for row in found]
+
+
+def whole_reads(raw: psycopg.Connection[Any]) -> int:
+    """Return how often this connection has read the table from end to end of late."""
+    row = raw.execute("SELECT pg_stat_get_xact_numscans('delayed_queue'::regclass)").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_producer_keeps_the_plan_of_its_offers(raw: psycopg.Connection[Any]):
+    queue = DelayedQueue("orders")
+    for number in range(OFTEN):
+        queue.offer_or_update(f"k{number}", 1)
+
+    assert executions(raw, "INSERT INTO delayed_queue") == [(OFTEN - 5, 5)]
+
+
+def test_a_consumer_keeps_no_plan(raw: psycopg.Connection[Any]):
+    queue = DelayedQueue("orders")
+    for number in range(OFTEN):
+        queue.offer_batch([ScheduledMessage(f"{number}-{each}", 1) for each in range(2)])
+        with queue.consume() as consumed:
+            assert consumed is not None
+        envelope = queue.try_poll()
+        assert envelope is not None
+        assert envelope.acknowledge()
+
+    assert executions(raw, "UPDATE delayed_queue") == [(0, OFTEN)]
+    assert all(kept == 0 for kept, _ in executions(raw, "DELETE FROM delayed_queue"))
+    assert sum(new for _, new in executions(raw, "DELETE FROM delayed_queue")) == 2 * OFTEN
+
+
+def test_what_began_on_an_empty_table_does_not_read_a_full_one_to_its_end(
+    raw: psycopg.Connection[Any],
+):
+    """No ANALYZE comes to its help, and the kept plan would be one for an empty table."""
+    queue = DelayedQueue("orders")
+    for _ in range(OFTEN):
+        assert queue.try_poll() is None
+    queue.offer_batch([ScheduledMessage(f"k{number}", 1) for number in range(MANY)])
+
+    with transaction.atomic():
+        before = whole_reads(raw)
+        batch = queue.try_poll_many(100)
+        assert batch[0].release()
+        assert batch.acknowledge() == 99
+        assert queue.drop_message(f"k{MANY - 1}")
+        assert whole_reads(raw) == before

@@ -1,0 +1,321 @@
+"""The documentation says what the code has: names, defaults, trees, tables, links."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from argparse import Action
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management.base import BaseCommand
+
+import delayed_queue
+from delayed_queue import DelayedQueue, Envelope, RetryPolicy, exceptions, signals, sql
+from delayed_queue.conf import QueueSettings, find_problems
+from delayed_queue.management.commands.runqueueworker import Command
+from delayed_queue.messages import Batch, QueueStats, StoredMessage
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.retries import Backoff
+from tests import documents
+from tests.documents import DOCS, ROOT
+
+API = DOCS / "reference/api.md"
+SETTINGS = DOCS / "reference/settings.md"
+EXCEPTIONS = DOCS / "reference/exceptions.md"
+WORKERS = DOCS / "guides/workers.md"
+SCHEMA = DOCS / "internals/schema.md"
+CONCURRENCY = DOCS / "internals/concurrency.md"
+GLOSSARY = DOCS / "glossary.md"
+
+# The cron service may be there in part; it is documented as a whole.
+PLANNED = re.compile(r"[Cc]ron|DailySchedule|PeriodicSchedule|SCHEDULE|TICK")
+PAGES = [pytest.param(page, id=documents.name_of(page)) for page in documents.pages()]
+VALUES: dict[str, Any] = {
+    "timedelta": timedelta, "datetime": datetime, "UTC": UTC,
+    "RetryPolicy": RetryPolicy, "Backoff": Backoff,
+}  # fmt: skip
+
+
+def evaluated(text: str, **more: Any) -> Any:
+    return eval(text, {**VALUES, **more})  # noqa: S307 # our own pages
+
+
+def without_planned(names: Iterable[str]) -> set[str]:
+    """Return the names of the code without those of what is planned."""
+    return {name for name in names if not PLANNED.search(name)}
+
+
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """Return the defaults of a dataclass, those made by factories too."""
+    made = cls()
+    return {each.name: getattr(made, each.name) for each in fields(cls)}
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("header", "cls"), [("key", QueueSettings), ("field", Backoff)], ids=str
+    )
+    def test_keys_and_defaults_are_those_of_the_code(self, header: str, cls: Any) -> None:
+        rows = documents.table(SETTINGS, header, "default", "meaning")
+        documented = {documents.code(row[0]): evaluated(documents.code(row[1])) for row in rows}
+        defaults = defaults_of(cls)
+        assert documented == {name: defaults[name] for name in without_planned(defaults)}
+
+    def test_every_documented_default_is_a_legal_value(self) -> None:
+        assert find_problems(defaults_of(QueueSettings)) == []
+
+    def test_check_ids_are_those_of_the_code(self) -> None:
+        rows = documents.table(SETTINGS, "id", "meaning")
+        source = (ROOT / "delayed_queue/checks.py").read_text(encoding="utf-8")
+        raised = set(re.findall(r'"(delayed_queue\.[EW]\d+)"', source))
+        assert {documents.code(row[0]) for row in rows} == raised
+
+
+class TestExceptions:
+    def test_tree_is_that_of_the_code(self) -> None:
+        (tree,) = documents.blocks(EXCEPTIONS, "text")
+        drawn = list(_drawn(exceptions.DelayedQueueError))
+        assert tree.text.splitlines() == drawn
+
+    def test_each_class_has_its_section(self) -> None:
+        classes = {
+            each.__name__
+            for each in vars(exceptions).values()
+            if isinstance(each, type) and issubclass(each, exceptions.DelayedQueueError)
+        }
+        sections = documents.headings(EXCEPTIONS, 2)
+        assert set(sections) - {"Signals of handlers"} == classes
+
+
+def _drawn(cls: type, indent: str = "") -> Iterator[str]:
+    """Yield the lines of the tree below a class, in the order of definition."""
+    if not indent:
+        yield cls.__name__
+    children: list[type] = cls.__subclasses__()
+    for child in children:
+        is_last = child is children[-1]
+        yield f"{indent}{'└── ' if is_last else '├── '}{child.__name__}"
+        below = indent + ("    " if is_last else "│   ")
+        yield from (line for line in _drawn(child, below) if child.__subclasses__())
+
+
+def api_entries() -> list[tuple[str, str]]:
+    """Return (module, entry) for every bullet of the API reference."""
+    found = []
+    for section in re.split(r"^## ", documents.read(API), flags=re.MULTILINE)[1:]:
+        module = section.splitlines()[0].strip("`")
+        if module.startswith("delayed_queue"):
+            bullets = re.findall(r"^- `([^`]+)`:?$", section, re.MULTILINE)
+            found += [(module, entry) for entry in bullets]
+    return found
+
+
+def parsed(entry: str) -> tuple[str, str | None]:
+    """Split ``Class.method(arguments)``; the arguments are None where there is no call."""
+    match = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", entry)
+    assert match is not None, entry
+    return match[1], match[2]
+
+
+def resolved(module: str, dotted: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for name in dotted.split("."):
+        known = {each.name for each in fields(found)} if is_dataclass(found) else set()
+        found = name if name in known and not hasattr(found, name) else getattr(found, name)
+    return found
+
+
+def arguments_of(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    return [
+        (each.name, each.kind, each.default)
+        for each in inspect.signature(function).parameters.values()
+        if each.name != "self"
+    ]
+
+
+class TestApi:
+    @pytest.mark.parametrize(("module", "entry"), api_entries(), ids=lambda each: each)
+    def test_each_entry_exists_with_its_signature(self, module: str, entry: str) -> None:
+        dotted, arguments = parsed(entry)
+        found = resolved(module, dotted)
+        if arguments is None:
+            return
+        home = vars(importlib.import_module(found.__module__))
+        stand_in = evaluated(f"lambda {arguments}: None", **home)
+        assert arguments_of(stand_in) == arguments_of(found)
+
+    def test_every_bullet_was_read(self) -> None:
+        bullets = re.findall(r"^- ", documents.read(API), re.MULTILINE)
+        assert len(bullets) == len(api_entries()) > 100
+
+    @pytest.mark.parametrize("module", ["delayed_queue", "delayed_queue.testing"])
+    def test_every_public_name_has_an_entry(self, module: str) -> None:
+        public = set(importlib.import_module(module).__all__) - {"__version__"}
+        assert without_planned(public) <= documented_names(module)
+
+    def test_every_signal_has_an_entry(self) -> None:
+        public = {name for name, value in vars(signals).items() if _is_signal(value)}
+        assert public == documented_names("delayed_queue.signals")
+
+    @pytest.mark.parametrize("cls", [DelayedQueue, Envelope, Batch, StoredMessage, QueueStats])
+    def test_every_public_member_has_an_entry(self, cls: type) -> None:
+        module = "delayed_queue" if hasattr(delayed_queue, cls.__name__) else cls.__module__
+        members = {
+            name
+            for name, value in inspect.getmembers(cls)
+            if not name.startswith("_") and not (cls is Batch and hasattr(tuple, name))
+        }
+        documented = {
+            name.partition(".")[2]
+            for name in documented_members(module)
+            if name.startswith(f"{cls.__name__}.")
+        }
+        # Plumbing: what an envelope holds for its queue, and instants in milliseconds.
+        hidden = {"leases", "envelopes", "decode"} | {m for m in members if m.endswith("_ms")}
+        assert without_planned(members - hidden) == documented
+
+
+def _is_signal(value: Any) -> bool:
+    return type(value).__name__ == "Signal"
+
+
+def documented_members(module: str) -> set[str]:
+    return {parsed(entry)[0] for home, entry in api_entries() if home == module}
+
+
+def documented_names(module: str) -> set[str]:
+    return {name.partition(".")[0] for name in documented_members(module)}
+
+
+class TestWorkers:
+    def test_options_are_those_of_the_command(self) -> None:
+        rows = documents.table(WORKERS, "option", "default", "meaning")
+        documented = {documents.code(row[0]).partition(" ")[0] for row in rows}
+        assert documented == without_planned(own_options())
+
+    def test_settings_named_as_defaults_exist(self) -> None:
+        rows = documents.table(WORKERS, "option", "default", "meaning")
+        named = set(re.findall(r"setting `(\w+)`", " ".join(row[1] for row in rows)))
+        assert {"CONCURRENCY", "BATCH_SIZE"} <= named <= defaults_of(QueueSettings).keys()
+
+    def test_log_events_are_those_of_the_code(self) -> None:
+        rows = documents.table(WORKERS, "event", "level", "when")
+        documented = {
+            (name, row[1]) for row in rows for name in documents.INLINE_CODE.findall(row[0])
+        }
+        assert documented == logged_events()
+
+    def test_signals_are_those_of_the_code(self) -> None:
+        rows = documents.table(WORKERS, "signal", "arguments", "sent")
+        documented = {name for row in rows for name in documents.INLINE_CODE.findall(row[0])}
+        assert documented == {name for name, value in vars(signals).items() if _is_signal(value)}
+
+
+def own_options() -> set[str]:
+    def flags(command: BaseCommand) -> set[str]:
+        actions: list[Action] = command.create_parser("manage.py", "runqueueworker")._actions
+        return {action.option_strings[-1] for action in actions}
+
+    return flags(Command()) - flags(BaseCommand())
+
+
+def logged_events() -> set[tuple[str, str]]:
+    """Return the events in the source of the package, each with its level."""
+    found = set()
+    for path in (ROOT / "delayed_queue").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name("logger"), attr=level),
+                    args=[ast.Constant(value=str(text)), *_],
+                ):
+                    found.add((text.partition(" ")[0].removeprefix("event="), level.upper()))
+    return found
+
+
+class TestInternals:
+    def test_every_statement_is_explained_and_no_other(self) -> None:
+        text = "\n".join(documents.headings(CONCURRENCY, 3))
+        statements = {
+            name
+            for name, value in vars(sql).items()
+            if name.isupper() and not name.startswith("_") and isinstance(value, str)
+        }
+        assert set(documents.INLINE_CODE.findall(text)) == without_planned(statements)
+
+    def test_columns_are_those_of_the_models(self) -> None:
+        header = ("column", "type", "Django field", "why")
+        for rows, model in zip(
+            documents.tables(SCHEMA, *header), (Message, DeadLetter), strict=True
+        ):
+            documented = {documents.code(row[0]): documents.code(row[2]) for row in rows}
+            assert documented == {each.column: each.name for each in model._meta.concrete_fields}
+
+
+class TestPages:
+    @pytest.mark.parametrize("page", PAGES)
+    def test_relative_links_resolve(self, page: Path) -> None:
+        for target in documents.links(page):
+            if target.startswith(("https://", "http://")):
+                continue
+            name, _, anchor = target.partition("#")
+            found = (page.parent / name).resolve() if name else page
+            assert found.is_file(), f"{documents.name_of(page)} links to {target}"
+            assert found.is_relative_to(ROOT)
+            if anchor:
+                assert anchor in documents.anchors(found), f"no heading for {target}"
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_named_paths_and_commands_exist(self, page: Path) -> None:
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        text = documents.read(page)
+        for path in re.findall(r"`((?:tests|docs|delayed_queue|example_project)/[\w./]+)`", text):
+            assert (ROOT / path).exists(), path
+        for target in re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_the_glossarys_words_are_used(self, page: Path) -> None:
+        assert not re.findall(r"\b(?:jobs?|tasks?)\b", documents.prose(page), re.IGNORECASE)
+
+    def test_every_page_is_in_the_table_of_contents(self) -> None:
+        named = {
+            line.strip()
+            for block in documents.blocks(DOCS / "index.md", "{toctree}")
+            for line in block.text.splitlines()
+            if line and not line.startswith(":")
+        }
+        inside = {
+            page.relative_to(DOCS).with_suffix("").as_posix()
+            for page in documents.pages()
+            if page.is_relative_to(DOCS)
+        }
+        assert named == inside - {"index"}
+
+    def test_readme_is_short(self) -> None:
+        assert len(documents.read(ROOT / "README.md").splitlines()) < 150
+
+    def test_changelog_has_the_version(self) -> None:
+        assert f"## [{delayed_queue.__version__}]" in documents.read(ROOT / "CHANGELOG.md")
+
+
+class TestGlossary:
+    def test_terms_are_sorted_and_unique(self) -> None:
+        assert terms() == sorted(set(terms()))
+
+    def test_the_verbs_of_the_api_are_explained(self) -> None:
+        methods = [name for name, _ in inspect.getmembers(Envelope, inspect.isfunction)]
+        verbs = {name for name in methods if not name.startswith(("_", "a"))} | {"acknowledge"}
+        verbs |= {"offer", "poll", "consume", "drop", "redrive", "prune"}
+        assert verbs <= set(terms())
+
+
+def terms() -> list[str]:
+    return re.findall(r"^- \*\*(.+?)\*\*: ", documents.read(GLOSSARY), re.MULTILINE)

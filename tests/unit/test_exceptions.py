@@ -1,0 +1,56 @@
+"""The tree of errors."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from delayed_queue import exceptions
+from delayed_queue.exceptions import DelayedQueueError
+
+ERRORS = [
+    error
+    for _, error in inspect.getmembers(exceptions, inspect.isclass)
+    if issubclass(error, BaseException)
+]
+
+
+def depth(error: type[BaseException]) -> int:
+    return sum(issubclass(each, DelayedQueueError) for each in error.__mro__)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_every_error_is_in_the_tree_and_the_drawing(error: type[DelayedQueueError]):
+    assert issubclass(error, DelayedQueueError)
+    [line] = [
+        line for line in str(exceptions.__doc__).splitlines() if _drawn(line) == error.__name__
+    ]
+    # Four columns for each step down.
+    assert len(line) - len(line.lstrip(" │├└─")) == 4 * depth(error)
+
+
+def _drawn(line: str) -> str:
+    return line.strip(" │├└─").split(" ")[0]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_the_message_defaults_to_the_docstring(error: type[DelayedQueueError]):
+    assert str(error()) == str(error.__doc__).splitlines()[0]
+    assert str(error("this")) == "this"
+    assert str(error("")) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (exceptions.InvalidConfiguration, ValueError),
+        (exceptions.InvalidMessage, ValueError),
+        (exceptions.PayloadNotEncodable, ValueError),
+        (exceptions.PayloadNotDecodable, ValueError),
+        (exceptions.ConfirmationRequired, ValueError),
+        (exceptions.HandlerNotFound, LookupError),
+    ],
+)
+def test_errors_that_have_a_builtin_sense(error: type[Exception], builtin: type[Exception]):
+    assert issubclass(error, builtin)

@@ -1,0 +1,169 @@
+"""The registry of handlers, and the verdict on what they raise."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, InvalidMessage
+from delayed_queue.handlers import (
+    Handler,
+    Registry,
+    Reject,
+    Snooze,
+    Verdict,
+    error_text,
+    handler,
+    judge,
+    registry,
+    storable,
+)
+from delayed_queue.payloads import codec_named
+from delayed_queue.retries import RetryPolicy
+
+MINUTE = timedelta(minutes=1)
+
+
+def handle(envelope: Any) -> None:
+    """Do nothing."""
+
+
+async def handle_async(envelope: Any) -> None:
+    """Do nothing, without blocking."""
+
+
+def a_handler(queue: str = "orders", function: Any = handle) -> Handler:
+    return Handler(queue, function, codec_named("json"), f"{queue}|json")
+
+
+class TestRegistry:
+    def test_get_iterate_remove(self):
+        handlers = Registry()
+        first, second = a_handler("b"), a_handler("a")
+        handlers.add(first)
+        handlers.add(second)
+        assert handlers.get("a") is second
+        assert list(handlers) == [first, second]
+        handlers.remove("b")
+        handlers.remove("b")
+        assert list(handlers) == [second]
+
+    def test_an_unknown_queue_names_the_known(self):
+        handlers = Registry()
+        with pytest.raises(HandlerNotFound, match="registered: none"):
+            handlers.get("orders")
+        handlers.add(a_handler("mails"))
+        with pytest.raises(HandlerNotFound, match=r"'orders'; registered: mails.*@handler"):
+            handlers.get("orders")
+
+    def test_a_second_function_is_refused(self):
+        handlers = Registry()
+        handlers.add(a_handler(function=handle))
+        with pytest.raises(InvalidConfiguration, match=r"test_handlers\.handle;.*handle_async"):
+            handlers.add(a_handler(function=handle_async))
+
+    def test_a_reloaded_function_replaces(self):
+        handlers = Registry()
+        handlers.add(a_handler())
+        reloaded = a_handler()
+        handlers.add(reloaded)
+        assert handlers.get("orders") is reloaded
+
+
+class TestDecorator:
+    def test_it_registers_and_returns_the_function(self):
+        policy = RetryPolicy.ladder("1m")
+        decorated = handler("decorated", retry=policy, codec="text", lease=MINUTE)(handle)
+        try:
+            assert decorated is handle
+            found = registry.get("decorated")
+            assert (found.kind, found.retry, found.lease) == ("decorated|text", policy, MINUTE)
+            assert found.path == f"{__name__}.handle"
+            assert not found.is_async
+        finally:
+            registry.remove("decorated")
+
+    def test_an_async_function_is_one(self):
+        assert a_handler(function=handle_async).is_async
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"retry": "15s"},
+            {"lease": timedelta(0)},
+            {"lease": 60},
+            {"codec": "yaml"},
+        ],
+    )
+    def test_wrong_options(self, wrong: dict[str, Any]):
+        with pytest.raises(InvalidConfiguration):
+            handler("orders", **wrong)
+
+    @pytest.mark.parametrize("queue", ["", "x" * 200, "a\0"])
+    def test_wrong_names(self, queue: str):
+        with pytest.raises(InvalidMessage):
+            handler(queue)
+
+    def test_only_functions(self):
+        with pytest.raises(InvalidConfiguration, match="not callable"):
+            handler("orders")("not a function")  # type: ignore[type-var]
+
+
+class TestVerdicts:
+    def test_q28_an_error_is_retried_by_policy(self):
+        verdict = judge(ValueError("it broke"), 1, RetryPolicy.ladder("1m"))
+        assert (verdict.delay, verdict.counts, verdict.is_dead) == (MINUTE, True, False)
+        assert verdict.error.endswith("ValueError: it broke\n")
+
+    def test_q28_the_last_attempt_is_final(self):
+        verdict = judge(ValueError("it broke"), 2, RetryPolicy.ladder("1m"))
+        assert verdict.is_dead
+        assert verdict.reason == "attempts exhausted: ValueError"
+        assert "it broke" in verdict.error
+
+    def test_q28_a_snooze_does_not_count(self):
+        verdict = judge(Snooze(MINUTE), 99, RetryPolicy.never())
+        assert verdict == Verdict(MINUTE, counts=False)
+
+    def test_q28_a_reject_is_final(self):
+        verdict = judge(Reject("no such customer"), 1, RetryPolicy.ladder("1m"))
+        assert verdict == Verdict(None, "no such customer")
+        assert verdict.is_dead
+
+    @pytest.mark.parametrize("delay", [-MINUTE, 60, None, "1m"])
+    def test_a_snooze_needs_a_delay(self, delay: Any):
+        with pytest.raises(InvalidConfiguration, match="Snooze"):
+            Snooze(delay)
+
+    @pytest.mark.parametrize("reason", [None, 404, ValueError("x")])
+    def test_a_reject_needs_a_reason(self, reason: Any):
+        with pytest.raises(InvalidConfiguration, match="Reject"):
+            Reject(reason)
+
+    def test_signals_say_what_they_are(self):
+        assert str(Snooze(MINUTE)) == "snoozed for 0:01:00"
+        assert str(Reject("bad")) == "bad"
+
+
+class TestErrorTexts:
+    def test_the_chain_of_causes_is_kept(self):
+        cause = KeyError("inner")
+        error = ValueError("outer")
+        error.__cause__ = cause
+        text = error_text(error)
+        assert text.index("inner") < text.index("direct cause") < text.index("outer")
+
+    def test_the_end_of_a_long_text_is_kept(self):
+        assert storable("a" * 20_000 + "z") == "a" * 9_999 + "z"
+
+    def test_what_postgresql_cannot_store_is_replaced(self):
+        assert storable("a\0b\ud800c") == "a\ufffdb?c"
+
+    def test_an_error_that_cannot_be_printed(self):
+        class Unprintable(Exception):
+            def __str__(self) -> str:
+                raise ValueError("no")
+
+        assert "Unprintable" in error_text(Unprintable())

@@ -1,0 +1,96 @@
+"""What can be imported where: without Django, and before its apps are ready."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import delayed_queue
+
+ROOT = Path(delayed_queue.__file__).parent.parent
+CORE = ["exceptions", "messages", "payloads", "retries", "schedules", "handlers", "sql"]
+# A finder in front of all others: as if Django were not installed.
+REFUSE_DJANGO = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"django", "asgiref", "psycopg"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def run(code: str) -> str:
+    """Run in an interpreter of its own that knows no settings; return what it printed."""
+    environment = {
+        name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_core_imports_without_django():
+    imports = "\n".join(f"import delayed_queue.{name}" for name in CORE)
+    assert run(f"{REFUSE_DJANGO}\n{imports}\nprint('imported')") == "imported\n"
+
+
+def test_the_refusal_refuses():
+    code = """
+try:
+    import delayed_queue.queues
+except ModuleNotFoundError as error:
+    print(error.name in {"django", "asgiref", "psycopg"})
+"""
+    assert run(REFUSE_DJANGO + code) == "True\n"
+
+
+def test_the_public_names_without_django_are_there_without_it():
+    names = sorted(set(delayed_queue._HOMES) - {"DelayedQueue"})
+    code = f"from delayed_queue import {', '.join(names)}\nprint(Snooze.__module__)"
+    assert run(REFUSE_DJANGO + code) == "delayed_queue.handlers\n"
+
+
+def test_the_package_imports_nothing_until_it_is_asked():
+    code = (
+        "import delayed_queue, sys\n"
+        "print([name for name in sys.modules if name.startswith(('delayed_queue.', 'django'))])"
+    )
+    assert run(code) == "[]\n"
+
+
+@pytest.mark.parametrize("name", sorted(delayed_queue._HOMES))
+def test_each_public_name_comes_from_its_home(name: str):
+    found = getattr(delayed_queue, name)
+    assert found.__name__ == name
+    assert found.__module__.startswith(f"delayed_queue.{delayed_queue._HOMES[name]}")
+
+
+def test_names_that_are_not_there():
+    with pytest.raises(AttributeError, match="'delayed_queue' has no attribute 'Jobs'"):
+        _ = delayed_queue.Jobs
+    with pytest.raises(ImportError):
+        from delayed_queue import Tasks  # noqa: F401
+
+
+def test_the_public_names_are_listed():
+    assert set(dir(delayed_queue)) == set(delayed_queue.__all__)
+    assert {"__version__", "DelayedQueue", "handler"} <= set(dir(delayed_queue))
+
+
+def test_type_checkers_see_the_same_names():
+    source = inspect.getsource(delayed_queue)
+    for name, home in delayed_queue._HOMES.items():
+        assert f"from delayed_queue.{home} import {name} as {name}\n" in source

@@ -1,0 +1,217 @@
+"""The values of a queue, by themselves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.messages import (
+    EPOCH,
+    MAX_MILLISECONDS,
+    MILLISECOND,
+    MIN_MILLISECONDS,
+    Batch,
+    DeliveryType,
+    Envelope,
+    QueueStats,
+    ScheduledMessage,
+    check_delay,
+    check_key,
+    check_schedule,
+    check_text,
+    encode_headers,
+    from_milliseconds,
+    to_milliseconds,
+)
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+instants = st.datetimes(timezones=st.timezones()).filter(
+    lambda at: MIN_MILLISECONDS <= to_milliseconds(at) <= MAX_MILLISECONDS
+)
+
+
+class TestMilliseconds:
+    @given(at=instants)
+    def test_there_and_back_floors(self, at: datetime):
+        back = from_milliseconds(to_milliseconds(at))
+        assert timedelta(0) <= at - back < MILLISECOND
+
+    @given(milliseconds=st.integers(MIN_MILLISECONDS, MAX_MILLISECONDS))
+    @example(MIN_MILLISECONDS)
+    @example(MAX_MILLISECONDS)
+    @example(-1)
+    def test_back_and_there_is_exact(self, milliseconds: int):
+        assert to_milliseconds(from_milliseconds(milliseconds)) == milliseconds
+
+    def test_known_instants(self):
+        assert to_milliseconds(EPOCH) == 0
+        assert to_milliseconds(EPOCH - timedelta(microseconds=1)) == -1
+        assert to_milliseconds(EPOCH + timedelta(microseconds=1999)) == 1
+        # The seed document's example.
+        assert to_milliseconds(datetime(2024, 2, 7, 17, 20, tzinfo=UTC)) == 1707326400000
+        assert to_milliseconds(NOW.astimezone(timezone(timedelta(hours=-11)))) == (
+            to_milliseconds(NOW)
+        )
+
+    @pytest.mark.parametrize("stored", [-(2**63), 2**63 - 1, MAX_MILLISECONDS + 1])
+    def test_what_another_service_stored_is_clamped(self, stored: int):
+        assert from_milliseconds(stored).year in (1, 9999)
+
+
+class TestChecks:
+    @given(text=st.text())
+    def test_text_is_what_postgresql_can_store(self, text: str):
+        if "\0" in text:
+            with pytest.raises(InvalidMessage, match="NUL"):
+                check_text("key", text)
+        else:
+            assert check_text("key", text) == text
+
+    def test_lone_surrogates_are_no_text(self):
+        with pytest.raises(InvalidMessage, match="Unicode"):
+            check_text("key", "a\udcff")
+
+    @pytest.mark.parametrize("key", ["", "x" * 201, None, 1, b"x", ["x"]])
+    def test_no_key(self, key: Any):
+        with pytest.raises(InvalidMessage, match="key"):
+            check_key(key)
+
+    def test_a_long_key_is_not_quoted_whole(self):
+        with pytest.raises(InvalidMessage) as raised:
+            check_key("x" * 100_000)
+        assert len(str(raised.value)) < 200
+
+    def test_a_schedule(self):
+        assert check_schedule(None) is None
+        assert check_schedule(EPOCH + timedelta(microseconds=1500)) == 1
+
+    @pytest.mark.parametrize("at", [0, "now", float("nan"), NOW.date(), NOW.replace(tzinfo=None)])
+    def test_no_schedule(self, at: Any):
+        with pytest.raises(InvalidMessage, match="schedule_at"):
+            check_schedule(at)
+
+    def test_a_delay(self):
+        assert check_delay(None, NOW) is None
+        assert check_delay(timedelta(microseconds=2999), NOW) == 2
+        assert check_delay(timedelta(microseconds=-1), NOW) == -1
+
+    @pytest.mark.parametrize("delay", [1, timedelta.max, timedelta.min, timedelta(days=3_000_000)])
+    def test_no_delay(self, delay: Any):
+        with pytest.raises(InvalidMessage, match="delay"):
+            check_delay(delay, NOW)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner) | st.dictionaries(texts, inner),
+    max_leaves=5,
+)
+
+
+class TestHeaders:
+    @given(headers=st.dictionaries(texts, json_values))
+    def test_json_is_accepted(self, headers: dict[str, Any]):
+        assert json.loads(str(encode_headers(headers))) == headers
+
+    def test_none_is_none(self):
+        assert encode_headers(None) is None
+        assert encode_headers({}) == "{}"
+        assert encode_headers({"ž": [1, {"x": None}]}) == '{"ž": [1, {"x": null}]}'
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            "text",
+            [("a", 1)],
+            {1: "a"},
+            {"a": float("inf")},
+            {"a": {1, 2}},
+            {"a": ["deep", {"er": "\0"}]},
+            {"a": {"\0": 1}},
+            {"a": ("\ud800",)},
+        ],
+    )
+    def test_no_headers(self, headers: Any):
+        with pytest.raises(InvalidMessage, match="header"):
+            encode_headers(headers)
+
+    def test_headers_that_hold_themselves(self):
+        headers: dict[str, Any] = {}
+        headers["self"] = headers
+        with pytest.raises(InvalidMessage, match="header"):
+            encode_headers(headers)
+
+
+def envelope(**changes: Any) -> Envelope:
+    values: dict[str, Any] = {
+        "key": "a",
+        "payload": "secret",
+        "queue": "orders",
+        "attempt": 1,
+        "lease_id": "lease",
+        "message_id": 7,
+        "scheduled_at_ms": 1000,
+        "due_at_ms": 1000,
+        "leased_until_ms": 61_000,
+        "headers": {},
+        "leases": None,
+    }
+    return Envelope(**{**values, **changes})
+
+
+class TestEnvelopes:
+    def test_instants_are_datetimes(self):
+        assert envelope().scheduled_at == EPOCH + timedelta(seconds=1)
+        assert envelope(due_at_ms=2000).due_at == EPOCH + timedelta(seconds=2)
+        assert envelope().leased_until == EPOCH + timedelta(seconds=61)
+
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({}, DeliveryType.FIRST),
+            ({"attempt": 2}, DeliveryType.REDELIVERY),
+            ({"due_at_ms": 1001}, DeliveryType.REDELIVERY),
+        ],
+    )
+    def test_delivery_types(self, changes: dict[str, int], expected: DeliveryType):
+        assert envelope(**changes).delivery_type is expected
+
+    def test_a_payload_is_not_printed(self):
+        assert repr(envelope()) == "<Envelope orders/a attempt 1>"
+
+    def test_each_delivery_is_its_own(self):
+        assert envelope() != envelope()
+
+    def test_a_batch_is_a_sequence(self):
+        members = tuple(envelope(key=key) for key in "abc")
+        batch = Batch(members, "lease", members[0].leases)
+        assert (len(batch), batch[0], batch[-1]) == (3, members[0], members[2])
+        assert batch[1:] == members[1:]
+        assert list(batch) == list(members)
+        assert members[1] in batch
+
+
+def test_a_scheduled_message_is_due_at_once_and_may_update():
+    message = ScheduledMessage("a", 1)
+    assert (message.schedule_at, message.can_update, message.headers) == (None, True, None)
+
+
+@pytest.mark.parametrize("count", ["due", "scheduled", "leased", "dead"])
+def test_stats_are_capped_when_a_count_is(count: str):
+    empty = QueueStats(due=0, scheduled=0, leased=0, dead=0, oldest_due_age=None, cap=10)
+    below: dict[str, Any] = {count: 9}
+    reached: dict[str, Any] = {count: 10}
+    assert not replace(empty, **below).is_capped
+    assert replace(empty, **reached).is_capped
