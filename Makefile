@@ -22,7 +22,7 @@ $(VENV)/installed: setup.py
 
 $(VENV)/checkers: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet "ruff>=0.17,<0.18" "mypy>=2.4,<3" "django-stubs>=6.1,<7" \
-		"import-linter>=2.16,<3"
+		"import-linter>=2.16,<3" types-croniter
 	@touch $@
 
 demo: $(VENV)/installed ## close unpaid orders with real workers, and check the result

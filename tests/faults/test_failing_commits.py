@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from django.db import InternalError, connection
@@ -32,7 +33,7 @@ def refusing(transactional_db: None) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("delay", [None, HOUR], ids=["announced", "not announced"])
-def test_an_offer_that_fails_at_its_commit_raises(refusing: None, delay: object):
+def test_an_offer_that_fails_at_its_commit_raises(refusing: None, delay: timedelta | None):
     queue = DelayedQueue("orders")
     with pytest.raises(InternalError, match="refused at the commit"):
         queue.offer_or_update("a", 1, delay=delay)
