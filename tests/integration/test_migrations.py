@@ -21,7 +21,7 @@ from psycopg import sql as composed
 
 from delayed_queue import DelayedQueue, DeliveryType
 from tests.races.answers import only_row, polled, present, sqlstate_of
-from tests.races.concurrency import PATIENCE, wait_until
+from tests.races.concurrency import PATIENCE, raw_connection, wait_until
 
 PROCESSES: Final = 8
 TABLES: Final = ["delayed_queue", "delayed_queue_dead_letter", "delayed_queue_schedule"]
@@ -102,40 +102,33 @@ executor.migrate(targets)
 
 @pytest.fixture(scope="module")
 def scratch(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    """A database beside the test database, to which Django is led."""
-    found = connection.settings_dict
-    kept = dict(found)
-    name = f"{found['NAME']}_migrations"
+    """The name of a database beside the test database."""
     with django_db_blocker.unblock():
         server = connection.copy()
         server.connect()
-        drop = composed.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(
-            composed.Identifier(name)
-        )
-        server.connection.execute(drop)
-        server.connection.execute(
-            composed.SQL("CREATE DATABASE {}").format(composed.Identifier(name))
-        )
-        connection.close()
-        found["NAME"] = name
-        yield name
-        connection.close()
-        found |= kept
-        server.connection.execute(drop)
-        server.close()
+    name = f"{server.settings_dict['NAME']}_migrations"
+    identifier = composed.Identifier(name)
+    drop = composed.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(identifier)
+    server.connection.execute(drop)
+    server.connection.execute(composed.SQL("CREATE DATABASE {}").format(identifier))
+    yield name
+    server.connection.execute(drop)
+    server.close()
 
 
 @pytest.fixture
-def empty(scratch: str, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
-    """The database without anything in it, and a connection of our own."""
-    with django_db_blocker.unblock():
-        other = connection.copy()
-        other.connect()
-        other.connection.execute("DROP SCHEMA IF EXISTS tenant CASCADE")
-        other.connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        yield other.connection
-        other.close()
-        connection.close()
+def empty(transactional_db: None, scratch: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to that database, without anything in it; Django is led there too."""
+    found = connection.settings_dict
+    kept = dict(found)
+    connection.close()
+    found["NAME"] = scratch
+    with raw_connection() as other:
+        other.execute("DROP SCHEMA IF EXISTS tenant CASCADE")
+        other.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        yield other
+    connection.close()
+    found |= kept
 
 
 @pytest.fixture
@@ -266,8 +259,18 @@ def start_one(settings: dict[str, Any]) -> subprocess.Popen[str]:
     return process
 
 
+def waiting() -> int:
+    """Return how many processes of this database wait for another one."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0"
+        )
+        return int(only_row(cursor)[0])
+
+
 def test_eight_processes_at_once_all_succeed(empty: psycopg.Connection[Any]):
-    """Each has seen that all migrations are missing before any of them begins."""
+    """Each has seen that all migrations are missing, and is at work, before one can finish."""
     call_command("migrate", "auth", verbosity=0)
     settings = {name: connection.settings_dict[name] for name in ("NAME", "HOST", "PORT")}
 
@@ -276,8 +279,12 @@ def test_eight_processes_at_once_all_succeed(empty: psycopg.Connection[Any]):
         assert [present(process.stdout).readline() for process in processes] == [
             "ready\n"
         ] * PROCESSES
-        for process in processes:
-            tell(process, "go")
+        with empty.transaction(force_rollback=True):
+            # A table of that name which nobody sees yet: whoever creates it as well must wait.
+            empty.execute("CREATE TABLE delayed_queue ()")
+            for process in processes:
+                tell(process, "go")
+            wait_until(lambda: waiting() == PROCESSES)
         errors = [process.communicate()[1] for process in processes]
 
     assert [
@@ -294,6 +301,8 @@ def test_a_migration_does_not_wait_long_for_a_table_in_use(migrated: psycopg.Con
     """It gives up, whole, rather than hold up everybody who comes after it."""
     migrate("0001")
     before = schema(migrated)
+    with connection.cursor() as cursor:  # in place of none, which would be for ever
+        cursor.execute("SET lock_timeout = '12s'")
     started = time.monotonic()
 
     with migrated.transaction():
@@ -301,7 +310,7 @@ def test_a_migration_does_not_wait_long_for_a_table_in_use(migrated: psycopg.Con
         with pytest.raises(OperationalError) as caught:
             migrate("zero")
 
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 10
     assert sqlstate_of(caught.value) == "55P03"
     assert schema(migrated) == before
 
@@ -309,7 +318,6 @@ def test_a_migration_does_not_wait_long_for_a_table_in_use(migrated: psycopg.Con
 def test_a_migration_waits_for_its_turn(empty: psycopg.Connection[Any]):
     """That wait is not the one that is cut short: the other migration may take its time."""
     turn = "SELECT pg_advisory_xact_lock(hashtextextended('delayed_queue.migrations', 0))"
-    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
     def migrate_and_close() -> None:
         try:
@@ -321,7 +329,7 @@ def test_a_migration_waits_for_its_turn(empty: psycopg.Connection[Any]):
         with empty.transaction():
             empty.execute(turn)
             migration = pool.submit(migrate_and_close)
-            wait_until(lambda: empty.execute(waiting).fetchone() == (1,))
+            wait_until(lambda: waiting() == 1)
             assert schema(empty) == []
         migration.result(PATIENCE)
 

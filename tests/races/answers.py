@@ -31,5 +31,5 @@ def sqlstate_of(error: BaseException) -> str | None:
     return error.__cause__.sqlstate
 
 
-def only_row(cursor: psycopg.Cursor[Any]) -> Any:
+def only_row(cursor: Any) -> Any:
     return present(cursor.fetchone())

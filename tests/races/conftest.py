@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection
 
 from delayed_queue import DelayedQueue
 from tests.races.concurrency import raw_connection
@@ -15,6 +16,15 @@ from tests.races.concurrency import raw_connection
 @pytest.fixture
 def queue(transactional_db: None) -> DelayedQueue:
     return DelayedQueue("races")
+
+
+@pytest.fixture
+def impatient(queue: DelayedQueue) -> Iterator[DelayedQueue]:
+    """The queue, on a connection that does not wait for locks."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '200ms'")
+    yield queue
+    connection.close()
 
 
 @pytest.fixture

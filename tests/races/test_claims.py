@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
 import psycopg
 import pytest
-from django.db import connection
 
 from delayed_queue import DelayedQueue, ScheduledMessage, sql
 from tests.races.answers import polled
@@ -65,15 +63,6 @@ def test_a_row_that_another_transaction_holds_is_skipped_not_waited_for(
         rows = other.execute(getattr(sql, statement), parameters(queue, statement)).fetchall()
 
     assert [row[1] for row in rows] == [second]
-
-
-@pytest.fixture
-def impatient(queue: DelayedQueue) -> Iterator[DelayedQueue]:
-    """The queue on a connection that does not wait for locks."""
-    with connection.cursor() as cursor:
-        cursor.execute("SET lock_timeout = '200ms'")
-    yield queue
-    connection.close()
 
 
 def test_a_poll_passes_a_message_that_is_being_consumed(

@@ -151,16 +151,16 @@ def test_an_offer_waits_for_a_redrive_of_its_key(
 
 
 def test_letters_that_are_being_redriven_are_skipped_not_waited_for(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
+    impatient: DelayedQueue, other: psycopg.Connection[Any]
 ):
     """Q29."""
-    first, second = bury(queue, "first", "second")
+    first, second = bury(impatient, "first", "second")
 
     with other.transaction():
         redrive(other, [first])
-        assert queue.redrive([first, second]) == {second: CREATED}
+        assert impatient.redrive([first, second]) == {second: CREATED}
 
-    assert queue.redrive([first, second]) == {}
+    assert impatient.redrive([first, second]) == {}
     assert Message.objects.count() == 2
 
 
