@@ -1,4 +1,4 @@
-"""Managers whose methods each run one statement of ``sql.py`` and return plain values."""
+"""Managers whose methods each run one statement of ``sql`` and return plain values."""
 
 from __future__ import annotations
 

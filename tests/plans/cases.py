@@ -1,4 +1,4 @@
-"""What every statement of ``sql.py`` is asked for, and what it may cost."""
+"""What every statement of ``sql`` is asked for, and what it may cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every statement of ``sql.py`` at 200,000 rows: its index, its rows, its pages."""
+"""Every statement of ``sql`` at 200,000 rows: its index, its rows, its pages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from delayed_queue import sql
 from tests.plans.cases import CASES, DEAD_PRIMARY, LEASE, Case, lease_ids
 from tests.plans.conftest import NOW
 from tests.plans.explain import Plan, explain
+
+# They use a connection of their own, but the mark is what has a test database made.
+pytestmark = pytest.mark.django_db
 
 # What the planner believes of the machine. The second stands for a table that dwarfs the cache
 # on a disk that seeks: there it shuns indexes, unless it knows how few rows are wanted.

@@ -1,0 +1,99 @@
+"""Every hand-written statement of the package, each with its guarantee, shape and index.
+
+Rules that all of them keep:
+
+* One instant per statement. ``%(now)s`` is the caller's clock in epoch milliseconds or NULL;
+  NULL means the database's ``statement_timestamp()``, so skewed host clocks cannot matter.
+* A write to a leased row names the lease (``"lockUuid"``): a stale write changes nothing.
+  ``IS NOT DISTINCT FROM`` lets the same statement act on a row that is *not* leased, which is
+  how an operator drops or brings forward a message without racing a worker.
+* Arrays are read in place (``= ANY``, ``unnest``): no statement grows with its input, so none
+  meets the protocol's 65,535-parameter limit and each is prepared once.
+* Arrays travel in binary, ``%(…)b``: left the choice, psycopg sends them as text, which takes
+  a thousand payloads 16 times as long, and the server must parse it. Not jsonb: its array is
+  one of text on the way there.
+"""
+
+from __future__ import annotations
+
+from delayed_queue.sql.inspection import (
+    CONTAINS,
+    DROP,
+    DROP_ALL,
+    KINDS,
+    LIMIT_WAITS,
+    OVERVIEW,
+    READ,
+    STATS,
+)
+from delayed_queue.sql.leasing import (
+    ACKNOWLEDGE,
+    ACKNOWLEDGE_LEASE,
+    BURY,
+    CLAIM,
+    CONSUME,
+    EXTEND,
+    NEXT_DUE,
+    RELEASE,
+    RESTORE,
+)
+from delayed_queue.sql.letters import (
+    DEAD_LETTER_IDS,
+    DEAD_LETTER_KINDS,
+    DROP_DEAD_LETTERS,
+    PRUNE_DEAD_LETTERS,
+    REDRIVE,
+)
+from delayed_queue.sql.offering import (
+    NOTIFY,
+    OFFER_BATCH_IF_NOT_EXISTS,
+    OFFER_BATCH_OR_UPDATE,
+    OFFER_IF_NOT_EXISTS,
+    OFFER_OR_UPDATE,
+)
+from delayed_queue.sql.schedules import (
+    DESCRIBE_SCHEDULE,
+    DESCRIBED_SCHEDULES,
+    DROP_TICKS,
+    LOCK_SCHEDULE,
+    PENDING_TICKS,
+    READ_SCHEDULE,
+    SAVE_SCHEDULE,
+)
+
+__all__ = [
+    "ACKNOWLEDGE",
+    "ACKNOWLEDGE_LEASE",
+    "BURY",
+    "CLAIM",
+    "CONSUME",
+    "CONTAINS",
+    "DEAD_LETTER_IDS",
+    "DEAD_LETTER_KINDS",
+    "DESCRIBED_SCHEDULES",
+    "DESCRIBE_SCHEDULE",
+    "DROP",
+    "DROP_ALL",
+    "DROP_DEAD_LETTERS",
+    "DROP_TICKS",
+    "EXTEND",
+    "KINDS",
+    "LIMIT_WAITS",
+    "LOCK_SCHEDULE",
+    "NEXT_DUE",
+    "NOTIFY",
+    "OFFER_BATCH_IF_NOT_EXISTS",
+    "OFFER_BATCH_OR_UPDATE",
+    "OFFER_IF_NOT_EXISTS",
+    "OFFER_OR_UPDATE",
+    "OVERVIEW",
+    "PENDING_TICKS",
+    "PRUNE_DEAD_LETTERS",
+    "READ",
+    "READ_SCHEDULE",
+    "REDRIVE",
+    "RELEASE",
+    "RESTORE",
+    "SAVE_SCHEDULE",
+    "STATS",
+]

@@ -1,0 +1,189 @@
+"""Taking messages out, and ending or changing their leases."""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from delayed_queue.sql.fragments import CLOCK
+
+# Lock the earliest due messages, passing rows that others hold (Q17), and return their ids.
+# Two equal limits, against two mistakes of the planner. One it cannot see, (SELECT …), it takes
+# for a tenth of the rows: on a table never analyzed it expects so few that it would rather sort
+# all that are due than walk the index. One it can see tells it how few are wanted of a table
+# larger than the cache, where a tenth would be worth a sort. The inner one locks the rows.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n.
+_EARLIEST_DUE: Final[LiteralString] = """
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND "scheduledAt" <= (SELECT now FROM clock)
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(limit)s::integer)
+            FOR UPDATE SKIP LOCKED
+        ) AS due
+        LIMIT %(limit)s::integer"""
+
+# Lease the earliest due messages. The inner select is an ARRAY(...) InitPlan, so it runs once
+# and its LIMIT holds under every plan; as `id IN (SELECT …)` a nested loop may run it again and
+# lease more than the limit (Q18). "dueAt" keeps the time the lease overwrites, for the order of
+# the answer and for lateness.
+# Reads: as _EARLIEST_DUE, then the primary key.
+CLAIM: Final[LiteralString] = (
+    CLOCK
+    + """,
+leased AS (
+    UPDATE delayed_queue
+    SET "lockUuid" = %(lease_id)s,
+        "dueAt" = "scheduledAt",
+        "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
+        attempts = attempts + 1
+    WHERE id = ANY (ARRAY("""
+    + _EARLIEST_DUE
+    + """
+    ))
+    RETURNING
+        id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
+        headers::text
+)
+SELECT
+    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts, headers
+FROM leased
+ORDER BY "dueAt", id
+"""
+)
+
+# Take the earliest due messages out, inside the transaction that handles them: no lease is
+# written, and a rollback puts them back (Q30). Everything needed by RESTORE is returned.
+# Reads: as _EARLIEST_DUE, then the primary key.
+CONSUME: Final[LiteralString] = (
+    CLOCK
+    + """,
+taken AS (
+    DELETE FROM delayed_queue
+    WHERE id = ANY (ARRAY("""
+    + _EARLIEST_DUE
+    + """
+    ))
+    RETURNING
+        id, "pKey", payload, "scheduledAtInitially", "scheduledAt", attempts, headers::text,
+        "createdAt", "firstError", "lastError"
+)
+SELECT
+    id, "pKey", payload, "scheduledAtInitially", "scheduledAt" AS "dueAt", "scheduledAt",
+    attempts + 1 AS attempts, headers, "createdAt", "firstError", "lastError"
+FROM taken
+ORDER BY "dueAt", id
+"""
+)
+
+# Put one consumed message back under a lease, in the transaction that took it and whose
+# handler failed, so that RELEASE or BURY can count the failure like any other.
+# Its key is free: the deletion is ours and uncommitted, so any other offer of it waits.
+RESTORE: Final[LiteralString] = """
+INSERT INTO delayed_queue (
+    id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "lockUuid",
+    "createdAt", attempts, headers, "dueAt", "firstError", "lastError"
+)
+VALUES (
+    %(id)s, %(key)s, %(kind)s, %(payload)s::bytea, %(due_at)s, %(scheduled_at)s, %(lease_id)s,
+    %(created_at)s, %(attempts)s, %(headers)s::jsonb, %(due_at)s, %(first_error)s, %(last_error)s
+)
+"""
+
+# Delete some members of a lease (or, with a NULL lease, rows that are not leased).
+# Reads: the primary key; the lease is a filter on rows already found.
+ACKNOWLEDGE: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
+RETURNING id
+"""
+
+# Delete all that is still under a lease. Members that were updated, dropped, released or
+# leased again no longer carry it (Q24).
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+ACKNOWLEDGE_LEASE: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE "lockUuid" = %(lease_id)s
+"""
+
+# Give messages back, due after the delay; %(refund)s takes deliveries that were none off the
+# count (a snooze, a message a stopping worker never started). With a NULL lease it moves rows
+# that are not leased: "deliver now".
+# Reads: the primary key.
+RELEASE: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = (SELECT now FROM clock) + %(delay)s::bigint,
+    "lockUuid" = NULL,
+    attempts = GREATEST(attempts - %(refund)s::integer, 0),
+    "firstError" = COALESCE("firstError", %(error)s::text),
+    "lastError" = COALESCE(%(error)s::text, "lastError")
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
+RETURNING id
+"""
+)
+
+# Prolong leases, never shorten them. Several leases at once, so that a worker renews all it
+# holds in one statement (W3): a row matches only if it is one of the named messages *and* is
+# under one of the named leases, both of which belong to the caller.
+# Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
+EXTEND: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = GREATEST("scheduledAt", (SELECT now FROM clock) + %(lease)s::bigint)
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = ANY (%(lease_ids)b::text[])
+RETURNING id, "lockUuid", "scheduledAt"
+"""
+)
+
+# Move messages to the dead letters in one statement: in the queue or there, never both, never
+# neither (Q28). Reads: the primary key.
+BURY: Final[LiteralString] = (
+    CLOCK
+    + """,
+buried AS (
+    DELETE FROM delayed_queue
+    WHERE id = ANY (%(ids)b::bigint[])
+        AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
+    RETURNING
+        id, "pKind", "pKey", payload, headers, attempts, "firstError", "lastError",
+        "scheduledAtInitially", "createdAt"
+),
+kept AS (
+    INSERT INTO delayed_queue_dead_letter (
+        "pKind", "pKey", payload, headers, attempts, reason, "firstError", "lastError",
+        "scheduledAtInitially", "createdAt", "diedAt"
+    )
+    SELECT
+        "pKind", "pKey", payload, headers, attempts, %(reason)s,
+        COALESCE("firstError", %(error)s::text),
+        COALESCE(%(error)s::text, "lastError"),
+        "scheduledAtInitially", "createdAt", (SELECT now FROM clock)
+    FROM buried
+)
+SELECT id
+FROM buried
+"""
+)
+
+# Milliseconds until the next message that is not yet due; no row when none is scheduled.
+# Due messages are left out on purpose: one that another transaction holds would make its
+# waiters spin. Reads: delayed_queue__KindPlusScheduledAtIndex.
+NEXT_DUE: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT "scheduledAt" - (SELECT now FROM clock)
+FROM delayed_queue
+WHERE "pKind" = %(kind)s
+    AND "scheduledAt" > (SELECT now FROM clock)
+ORDER BY "scheduledAt", id
+LIMIT 1
+"""
+)

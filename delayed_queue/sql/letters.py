@@ -1,0 +1,133 @@
+"""The dead letters: redriving, listing, pruning."""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from delayed_queue.sql.fragments import CLOCK, REPLACE
+
+# Put dead letters back, due now, as first attempts. Several letters of one key: the newest is
+# offered, the others stay. %(overwrite)s decides about a key that lives again meanwhile.
+# A row for each letter found: created true or false, or NULL for one that stayed dead.
+# A NULL kind stands for any. Inside COALESCE no index serves the comparison: what is wanted are a
+# few ids, not all the letters of the kind.
+# Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
+REDRIVE: Final[LiteralString] = (
+    CLOCK
+    + """,
+locked AS MATERIALIZED (
+    SELECT id, "pKind", "pKey", payload, headers
+    FROM delayed_queue_dead_letter
+    WHERE id = ANY (%(ids)b::bigint[])
+        AND COALESCE("pKind" = %(kind)s::text, true)
+    ORDER BY id
+    FOR UPDATE SKIP LOCKED
+),
+newest AS MATERIALIZED (
+    SELECT DISTINCT ON ("pKey", "pKind") id, "pKind", "pKey", payload, headers
+    FROM locked
+    ORDER BY "pKey", "pKind", id DESC
+),
+offered AS (
+    INSERT INTO delayed_queue (
+        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+    )
+    SELECT "pKey", "pKind", payload, now, now, now, headers
+    FROM newest
+    CROSS JOIN clock
+    ORDER BY "pKey" COLLATE "C", "pKind"
+"""
+    + REPLACE
+    + """
+    WHERE %(overwrite)s::boolean
+    RETURNING "pKey", "pKind", xmax = 0 AS created
+),
+redriven AS (
+    DELETE FROM delayed_queue_dead_letter AS letter
+    USING newest, offered
+    WHERE letter.id = newest.id
+        AND newest."pKey" = offered."pKey"
+        AND newest."pKind" = offered."pKind"
+    RETURNING letter.id, offered.created
+)
+SELECT locked.id, redriven.created, locked."pKind"
+FROM locked
+LEFT JOIN redriven ON redriven.id = locked.id
+"""
+)
+
+# The next dead letters to redrive, in id order after the last seen one; a NULL reason stands for
+# any, because starts_with is strict. Inside COALESCE the planner expects it to keep half of the
+# rows, bare next to none, for which it would rather sort all that the kind has.
+# Reads: dead_letter_kind_id, or the primary key where the kind has much of the table.
+DEAD_LETTER_IDS: Final[LiteralString] = """
+SELECT id
+FROM (
+    SELECT id
+    FROM delayed_queue_dead_letter
+    WHERE "pKind" = %(kind)s
+        AND id > %(after)s::bigint
+        AND COALESCE(starts_with(reason, %(reason)s::text), true)
+    ORDER BY id
+    LIMIT (SELECT %(limit)s::integer)
+) AS next
+ORDER BY id
+LIMIT %(limit)s::integer
+"""
+
+# Delete dead letters that died longer ago than the age, one bounded bite at a time, without
+# waiting for rows that a redrive holds. Two limits as in _EARLIEST_DUE.
+# Reads: dead_letter_kind_died.
+PRUNE_DEAD_LETTERS: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_dead_letter
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM (
+        SELECT id
+        FROM delayed_queue_dead_letter
+        WHERE "pKind" = %(kind)s
+            AND "diedAt" < (SELECT now FROM clock) - %(age)s::bigint
+        ORDER BY "diedAt", id
+        LIMIT (SELECT %(limit)s::integer)
+        FOR UPDATE SKIP LOCKED
+    ) AS oldest
+    LIMIT %(limit)s::integer
+))
+"""
+)
+
+# Delete dead letters by id, from the admin. Reads: the primary key.
+DROP_DEAD_LETTERS: Final[LiteralString] = """
+DELETE FROM delayed_queue_dead_letter
+WHERE id = ANY (%(ids)b::bigint[])
+"""
+
+# KINDS for the dead letters. Reads: dead_letter_kind_died.
+DEAD_LETTER_KINDS: Final[LiteralString] = """
+WITH RECURSIVE kinds (kind, position) AS (
+    (
+        SELECT "pKind", 1
+        FROM delayed_queue_dead_letter
+        ORDER BY "pKind", "diedAt", id
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT
+        (
+            SELECT "pKind"
+            FROM delayed_queue_dead_letter
+            WHERE "pKind" > kinds.kind
+            ORDER BY "pKind", "diedAt", id
+            LIMIT 1
+        ),
+        position + 1
+    FROM kinds
+    WHERE kind IS NOT NULL
+        AND position < %(limit)s::integer
+)
+SELECT kind
+FROM kinds
+WHERE kind IS NOT NULL
+"""
