@@ -55,7 +55,6 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["delayed_queue", "delayed_queue.*"]),
-    include_package_data=True,
     package_data={"delayed_queue": ["py.typed", "templates/**/*", "static/**/*"]},
     install_requires=["django>=5.2", "psycopg>=3.2", "croniter>=6"],
     extras_require=EXTRAS,
