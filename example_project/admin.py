@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from example_project.models import Closing, Delivery, Order
+from example_project.models import Closing, Delivery, Order, SalesReport
 
 
 @admin.register(Order)
@@ -31,4 +31,10 @@ class DeliveryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 class ClosingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_display = ["order_id", "attempt", "worker", "closed_at"]
     search_fields = ["=order_id"]
+    ordering = ["-id"]
+
+
+@admin.register(SalesReport)
+class SalesReportAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    list_display = ["planned_at", "closed", "amount", "worker", "written_at"]
     ordering = ["-id"]

@@ -1,16 +1,17 @@
-"""What workers do with the messages of the queue ``close-unpaid-orders``."""
+"""What workers do with the messages of the queues of the shop."""
 
 from __future__ import annotations
 
 import os
 
 from django.db import transaction
+from django.db.models import Count, Sum
 from django.db.models.functions import Now
 
 from delayed_queue import Envelope, Reject, RetryPolicy, handler
 from example_project.gateway import GatewayRefusal, GatewayTimeout, void_payment
-from example_project.models import Closing, Delivery, Order
-from example_project.shop import QUEUE_NAME
+from example_project.models import Closing, Delivery, Order, SalesReport
+from example_project.shop import QUEUE_NAME, SALES_QUEUE_NAME
 
 
 @handler(QUEUE_NAME, retry=RetryPolicy.ladder("1s 2s"))
@@ -58,3 +59,16 @@ def _close(delivery: Delivery) -> None:
 
 def _finish(delivery: Delivery, outcome: Delivery.Outcome) -> None:
     Delivery.objects.filter(pk=delivery.pk).update(outcome=outcome)
+
+
+@handler(SALES_QUEUE_NAME)
+def report_sales(envelope: Envelope) -> None:
+    """Write the report of the planned time, unless a delivery before this one has."""
+    if SalesReport.objects.filter(key=envelope.key).exists():
+        return
+    closed = Order.objects.filter(state=Order.State.CLOSED)
+    totals = closed.aggregate(orders=Count("pk"), amount=Sum("amount"))
+    SalesReport.objects.create(
+        key=envelope.key, planned_at=envelope.scheduled_at, closed=totals["orders"],
+        amount=totals["amount"] or 0, worker=os.getpid(),
+    )  # fmt: skip

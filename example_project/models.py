@@ -76,3 +76,17 @@ class Closing(models.Model):
 
     def __str__(self) -> str:
         return f"{self.order_id} at {self.closed_at:%H:%M:%S}"
+
+
+class SalesReport(models.Model):
+    """One report of a planned time. Nothing makes it unique: two for a time are two rows."""
+
+    key = models.CharField(max_length=MAX_KEY_LENGTH, db_index=True)
+    planned_at = models.DateTimeField()
+    closed = models.IntegerField(help_text="Orders closed so far.")
+    amount = models.DecimalField(max_digits=16, decimal_places=2)
+    worker = models.IntegerField()
+    written_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return f"{self.planned_at:%H:%M:%S}"

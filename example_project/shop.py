@@ -12,7 +12,9 @@ from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from example_project.models import Order
 
 QUEUE_NAME: Final = "close-unpaid-orders"
+SALES_QUEUE_NAME: Final = "sales-reports"
 queue: Final = DelayedQueue(QUEUE_NAME)
+sales_queue: Final = DelayedQueue(SALES_QUEUE_NAME)
 
 
 @transaction.atomic

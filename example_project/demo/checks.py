@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from example_project.demo.killing import Returns
 from example_project.demo.report import Report
+from example_project.demo.sales import Ticks
 
 # By the signal itself: a worker that was still starting up, and held nothing yet.
 CLEAN_EXITS: Final = (0, -signal.SIGTERM)
@@ -24,7 +25,12 @@ class Check(NamedTuple):
 
 def check(report: Report) -> list[Check]:
     """Return every check; the run is good if all have passed."""
-    return [*_of_orders(report), *_of_messages(report), *_of_processes(report)]
+    return [
+        *_of_orders(report),
+        *_of_messages(report),
+        *_of_ticks(report.ticks),
+        *_of_processes(report),
+    ]
 
 
 def _of_orders(report: Report) -> Iterator[Check]:
@@ -55,6 +61,13 @@ def _of_messages(report: Report) -> Iterator[Check]:
         f"{figures.dead:,}, one for each of the {found.dead:,} orders left open",
     )
     yield Check("queue empty", figures.messages == 0, f"{figures.messages:,} messages left in it")
+
+
+def _of_ticks(ticks: Ticks) -> Iterator[Check]:
+    ran = f"{ticks.before} before the edit, {ticks.after} after it"
+    yield _none("ticks lost", ticks.lost, ran, and_also=ticks.before + ticks.after > 0)
+    yield _none("ticks twice", ticks.twice, "each planned time has one sales report")
+    yield _none("outdated ticks", ticks.outdated, "none of the old schedule after the edit")
 
 
 def _of_processes(report: Report) -> Iterator[Check]:

@@ -13,10 +13,11 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.db import connection
 
+from delayed_queue.models import Schedule
 from delayed_queue.queues import DROP_ALL_CONFIRMATION
 from example_project.demo.exceptions import DemoError
-from example_project.models import Closing, Delivery, Order
-from example_project.shop import queue
+from example_project.models import Closing, Delivery, Order, SalesReport
+from example_project.shop import queue, sales_queue
 
 LOCK: Final = int.from_bytes(b"demo", "big")
 USER: Final = "demo"
@@ -60,8 +61,11 @@ def alone() -> Iterator[None]:
 def clear() -> None:
     """Delete what an earlier demo left: its orders and records, messages and dead letters."""
     queue.drop_all_messages(DROP_ALL_CONFIRMATION)
+    Schedule.objects.filter(kind=sales_queue.kind).delete()
+    sales_queue.drop_all_messages(DROP_ALL_CONFIRMATION)
+    sales_queue.prune_dead_letters(timedelta(0))
     queue.prune_dead_letters(timedelta(0))
-    for model in (Order, Delivery, Closing):
+    for model in (Order, Delivery, Closing, SalesReport):
         model.objects.all().delete()
 
 

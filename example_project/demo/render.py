@@ -36,6 +36,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "delivered", f"{figures.delivered:>7,}  times: {_deliveries(report)}"
     yield "lateness", f"{figures.lateness} (from due to handler)"
     yield "slowest closing", f"{report.slowest_closing.total_seconds():.1f} s after its deadline"
+    yield "sales reports", f"{report.ticks.before} every 5 s, then {report.ticks.after} every 3 s"
     if facts.kill is not None:
         after = facts.kill.after.total_seconds()
         yield "killed", f"worker {facts.kill.worker} with SIGKILL after {after:.0f} s"
@@ -94,6 +95,7 @@ def as_json(report: Report, checks: Sequence[Check]) -> dict[str, Any]:
             "max": round(figures.late_max, 3),
         },
         "slowest_closing_seconds": report.slowest_closing.total_seconds(),
+        "sales_reports": {"before_edit": report.ticks.before, "after_edit": report.ticks.after},
         "speed": facts.speed,
         "seconds": facts.took.total_seconds(),
         "kill": _kill(report),

@@ -13,6 +13,7 @@ from django.db.models import Count, F, Max
 from delayed_queue.models import DeadLetter
 from example_project.demo.figures import Figures
 from example_project.demo.killing import Kill, Returns
+from example_project.demo.sales import SalesSchedule, Ticks, compare_ticks
 from example_project.models import Closing, Order
 from example_project.orders import OrderLine
 from example_project.shop import queue
@@ -34,6 +35,7 @@ class Facts:
     wants_kill: bool
     kill: Kill | None
     returns: Returns | None
+    sales: SalesSchedule
 
 
 @dataclass(slots=True)
@@ -91,6 +93,7 @@ class Report:
     closed_twice: list[str]
     closed_early: list[str]
     slowest_closing: timedelta
+    ticks: Ticks
     dead_reasons: dict[str, int]
 
 
@@ -104,6 +107,7 @@ def make_report(facts: Facts, figures: Figures, lines: Iterable[OrderLine]) -> R
         closed_twice=_closed_twice(),
         closed_early=_closed_early(),
         slowest_closing=_slowest_closing(),
+        ticks=compare_ticks(facts.sales),
         dead_reasons=_dead_reasons(),
     )
 

@@ -19,10 +19,11 @@ from example_project.demo.killing import Kill, returns_after
 from example_project.demo.patience import Patience
 from example_project.demo.processes import MANAGE, Child, Children
 from example_project.demo.report import Facts, Report, make_report
+from example_project.demo.sales import SalesSchedule
 from example_project.demo.watching import Watch
 from example_project.demo.webserver import HOST, admin_address, free_port
 from example_project.orders import OrderLine
-from example_project.shop import QUEUE_NAME
+from example_project.shop import QUEUE_NAME, SALES_QUEUE_NAME
 
 # From the first order to the last deadline; more orders take longer, at so many a second.
 SECONDS: Final = 36.0
@@ -33,8 +34,9 @@ INTRODUCTION: Final = "Each order is to be closed at its deadline, unless it has
 SERVING_SECONDS: Final = 0.5
 # A short lease, so that what the killed worker held comes back while one watches.
 WORKER: Final = (
-    "runqueueworker", "--queue", QUEUE_NAME, "--concurrency", "8", "--lease", "5",
-    "--poll-interval", "1", "--shutdown-timeout", "5", "--no-color",
+    "runqueueworker", "--queue", SALES_QUEUE_NAME, "--queue", QUEUE_NAME,
+    "--concurrency", "8", "--lease", "5", "--poll-interval", "1", "--shutdown-timeout", "5",
+    "--no-color",
 )  # fmt: skip
 
 
@@ -64,6 +66,7 @@ class Demo:
         self._console = console
         self._stack = ExitStack()
         self._workers: list[Child] = []
+        self._sales = SalesSchedule()
 
     def __enter__(self) -> Demo:
         return self
@@ -113,6 +116,7 @@ class Demo:
         database.migrate()
         self._stack.enter_context(database.alone())
         database.clear()
+        self._sales.create()
         logs = tempfile.TemporaryDirectory(prefix="delayed-queue-demo-")
         directory = Path(self._stack.enter_context(logs))
         self._children = self._stack.enter_context(Children(directory, self.options.manage))
@@ -158,7 +162,7 @@ class Demo:
     # During and after
 
     def _watch(self, clock: ShopClock, length: timedelta, orders: int) -> Kill | None:
-        watch = Watch(self._console, self._children, self._workers, clock, length)
+        watch = Watch(self._console, self._children, self._workers, clock, length, self._sales)
         patience = Patience(self.options.patience, length, orders)
         watch.until_done(patience, self._start_worker if self.options.kill else None)
         return watch.kill
@@ -182,5 +186,6 @@ class Demo:
             exit_codes=exit_codes,
             wants_kill=self.options.kill,
             kill=kill,
+            sales=self._sales,
             returns=None if kill is None else returns_after(kill),
         )

@@ -16,6 +16,7 @@ from example_project.demo.patience import Patience
 from example_project.demo.payer import Payer
 from example_project.demo.processes import Child, Children
 from example_project.demo.progress import Moment, Progress
+from example_project.demo.sales import SalesSchedule
 
 FRAME_SECONDS: Final = 0.25
 LOOK_SECONDS: Final = 0.01
@@ -23,6 +24,7 @@ LOOK_SECONDS: Final = 0.01
 # worker with a single message in flight will do.
 KILL_FROM: Final = 0.35
 KILL_ANY_FROM: Final = 0.5
+EDIT_FROM: Final = 0.55
 WANTED_IN_FLIGHT: Final = 2
 
 
@@ -36,6 +38,7 @@ class Watch:
         workers: list[Child],
         clock: ShopClock,
         length: timedelta,
+        sales: SalesSchedule,
     ) -> None:
         self._console = console
         self._progress = Progress(console)
@@ -44,6 +47,7 @@ class Watch:
         self._clock = clock
         self._length = length
         self._now = clock.opened_at
+        self._sales = sales
         self.kill: Kill | None = None
 
     def until_done(self, patience: Patience, start_worker: Callable[[], Child] | None) -> None:
@@ -58,8 +62,9 @@ class Watch:
                 payer.check()
                 counted = figures.count()
                 self._show(counted)
-                if counted.messages == 0:
+                if counted.messages == 0 and self._sales.is_done:
                     break
+                self._look_at_sales()
                 patience.see(counted)
                 self._pass_a_frame(start_worker)
         self._console.keep()
@@ -69,6 +74,12 @@ class Watch:
         elapsed = self._now - self._clock.opened_at
         moment = Moment(elapsed, self._length, self._clock.in_file(self._now))
         self._progress.show(moment, counted, self._workers)
+
+    def _look_at_sales(self) -> None:
+        if self._sales.look(edit=self._share >= EDIT_FROM):
+            self._console.step(
+                "edit", "the sales report, every 5 s until now, is to come every 3 s"
+            )
 
     def _pass_a_frame(self, start_worker: Callable[[], Child] | None) -> None:
         ends = time.monotonic() + FRAME_SECONDS
@@ -83,9 +94,13 @@ class Watch:
                 return
             time.sleep(LOOK_SECONDS)
 
+    @property
+    def _share(self) -> float:
+        return (self._now - self._clock.opened_at) / self._length
+
     def _wanted_in_flight(self) -> int | None:
         """Return how much in flight makes a victim now; None while it is too early for one."""
-        share = (self._now - self._clock.opened_at) / self._length
+        share = self._share
         if share < KILL_FROM:
             return None
         return WANTED_IN_FLIGHT if share < KILL_ANY_FROM else 1

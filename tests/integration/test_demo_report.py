@@ -15,7 +15,8 @@ from example_project.demo.checks import check
 from example_project.demo.database import database_now
 from example_project.demo.killing import Kill, returns_after
 from example_project.demo.report import Facts, make_report
-from example_project.models import Closing, Delivery, Order
+from example_project.demo.sales import SalesSchedule, Span
+from example_project.models import Closing, Delivery, Order, SalesReport
 from example_project.orders import OrderLine
 
 pytestmark = pytest.mark.django_db
@@ -49,9 +50,32 @@ def good_run():
         )  # fmt: skip
         if closed_at:
             Closing.objects.create(order_id=order_id, attempt=1, worker=WORKER)
+    sales = schedule()
+    for span, seconds in ((sales.before, (5, 10)), (sales.after, (15, 18))):
+        for second in seconds:
+            tick(span, second)
     DeadLetter.objects.create(
         kind=shop.queue.kind, key="DEAD", payload=b"{}", attempts=1, reason="no account",
         scheduled_at_initially=0, created_at=0, died_at=0,
+    )  # fmt: skip
+
+
+def schedule():
+    """A schedule seen from :01 to :12 every 5 s, and from :13 to :19 every 3 s."""
+    return SalesSchedule(
+        Span(timedelta(seconds=5), at_second(1), at_second(12)),
+        Span(timedelta(seconds=3), at_second(13), at_second(19)),
+    )
+
+
+def at_second(second):
+    return CREATED + timedelta(seconds=second)
+
+
+def tick(span, second):
+    SalesReport.objects.create(
+        key=f"hourly/{span.config_hash}/{second}", planned_at=at_second(second), closed=0, amount=0,
+        worker=WORKER,
     )  # fmt: skip
 
 
@@ -67,6 +91,7 @@ def report_on(*, kill=None, exit_codes=(0, 0), offered=4):
         wants_kill=kill is not None,
         kill=kill,
         returns=None if kill is None else returns_after(kill),
+        sales=schedule(),
     )
     return make_report(facts, figures.count(), LINES)
 
@@ -196,3 +221,24 @@ def test_lateness_is_from_due_to_started(good_run):
     assert counted.late_p50 == pytest.approx(50)
     assert counted.late_p99 == pytest.approx(99)
     assert counted.late_max == pytest.approx(100)
+
+
+@pytest.mark.parametrize("second", [5, 10, 15, 18])
+def test_a_planned_tick_that_did_not_run_is_seen(good_run, second):
+    SalesReport.objects.filter(planned_at=at_second(second)).delete()
+    assert failures() == ["ticks lost 1"]
+
+
+def test_a_tick_that_ran_twice_is_seen(good_run):
+    tick(schedule().before, 10)
+    assert failures() == ["ticks twice 1"]
+
+
+def test_a_tick_of_the_old_schedule_after_the_edit_is_seen(good_run):
+    tick(schedule().before, 20)
+    assert failures() == ["outdated ticks 1"]
+
+
+def test_a_tick_while_the_edit_takes_hold_may_run_or_not(good_run):
+    tick(schedule().after, 12)
+    assert failures() == []

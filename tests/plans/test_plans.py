@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any, Final
 
 import psycopg
 import pytest
 
 from delayed_queue import sql
+from delayed_queue.sql import fragments
 from tests.plans.cases import CASES, DEAD_PRIMARY, LEASE, Case, lease_ids
 from tests.plans.conftest import NOW
 from tests.plans.explain import Plan, explain
@@ -31,13 +35,21 @@ WALKS: Final = {
 WALKS_BEHIND: Final = {"NEXT_DUE", "STATS", "OVERVIEW"}
 
 
-def statements() -> set[str]:
-    """Return the name of every public statement of the module."""
+def statements_of(module: ModuleType) -> set[str]:
     return {
         name
-        for name, value in vars(sql).items()
+        for name, value in vars(module).items()
         if isinstance(value, str) and not name.startswith("_") and name.isupper()
     }
+
+
+def statements() -> set[str]:
+    """Return the name of every public statement, exported by the package or not yet."""
+    modules = [
+        import_module(f"{sql.__name__}.{found.name}") for found in iter_modules(sql.__path__)
+    ]
+    pieces = statements_of(fragments)
+    return set().union(statements_of(sql), *(statements_of(each) - pieces for each in modules))
 
 
 @pytest.fixture(scope="module")
