@@ -17,6 +17,9 @@ from delayed_queue.models import DeadLetter, Message
 from tests.plans.cases import DEAD_DIED, DEAD_PRIMARY, DUE, KEYS, LEASES, PRIMARY
 from tests.plans.explain import Plan
 
+# Without the mark, a run of this file alone would fill the real database, not the one for tests.
+pytestmark = pytest.mark.django_db
+
 PAGE: Final = 101
 IN_FLIGHT: Final = 10_000
 DEAD_KEYS: Final = "dead_letter_key"
