@@ -158,6 +158,10 @@ class Schedule(models.Model):
                 condition=Q(type__in=["cron", "daily", "periodic", "other"]),
             ),
         ]
+        permissions = [
+            ("pause_schedule", "Can pause and enable schedules"),
+            ("run_schedule", "Can run schedules now"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.key_prefix}"

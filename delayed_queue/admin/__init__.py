@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from delayed_queue.admin.letters import DeadLetterAdmin
 from delayed_queue.admin.messages import MessageAdmin
+from delayed_queue.admin.schedules import ScheduleAdmin
 
-__all__ = ["DeadLetterAdmin", "MessageAdmin"]
+__all__ = ["DeadLetterAdmin", "MessageAdmin", "ScheduleAdmin"]

@@ -75,6 +75,10 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "delayed_queue_schedule",
+                "permissions": [
+                    ("pause_schedule", "Can pause and enable schedules"),
+                    ("run_schedule", "Can run schedules now"),
+                ],
                 "indexes": [
                     models.Index(
                         condition=models.Q(("type__in", ["cron", "daily", "periodic", "other"])),

@@ -1,0 +1,186 @@
+"""What an operator types to make a schedule; each error stands at the field that has it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.forms.fields import InvalidJSONInput
+
+from delayed_queue.admin.formats import printable
+from delayed_queue.admin.schedule_rules import declared_entry
+from delayed_queue.crontab import Definition, schedule_of
+from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.models import Schedule
+from delayed_queue.payloads import check_kind, codec_named, encode, kind_of
+from delayed_queue.schedules import check_key_prefix, load_zone
+
+if TYPE_CHECKING:
+    _Base = forms.ModelForm[Schedule]
+else:
+    _Base = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
+
+_CODEC: Final = "json"
+# The escape itself, not the text of one: a backslash before it would have to be escaped too.
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_TYPES: Final = [("cron", "cron"), ("daily", "daily"), ("periodic", "periodic")]
+_GAPS: Final = [("shift", "shift: as if they had not"), ("skip", "skip: not on that day")]
+_FOLDS: Final = [
+    ("", "default"), ("first", "the first time"), ("second", "the second time"), ("both", "both")
+]  # fmt: skip
+_MISSED: Final = [("latest", "latest: the last one"), ("skip", "skip: none"), ("all", "all")]
+
+
+class PayloadField(forms.JSONField):
+    """JSON, or the reason why it is none."""
+
+    def to_python(self, value: Any) -> Any:
+        if isinstance(value, str) and value.strip():
+            _read(value)
+        return super().to_python(value)
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        # As it was typed: read and written anew, it could hold what no page can carry.
+        return initial if self.disabled or data is None else InvalidJSONInput(data)
+
+    def prepare_value(self, value: Any) -> Any:
+        if value is None or isinstance(value, InvalidJSONInput):
+            return value
+        return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _read(text: str) -> None:
+    try:
+        json.loads(text)
+    # Of a number of too many digits, and of nesting too deep, Django's field would not know.
+    except (ValueError, RecursionError) as error:
+        raise ValidationError(f"This is not JSON: {error}.") from error
+
+
+class ScheduleForm(_Base):
+    """A schedule of an operator's own; its queue and prefix stay once it is made."""
+
+    queue = forms.CharField(max_length=100, help_text="The queue that its ticks are offered to.")
+    key_prefix = forms.CharField(
+        max_length=200,
+        help_text="What the keys of its ticks begin with; for this schedule alone.",
+    )
+    type = forms.ChoiceField(choices=_TYPES)
+    expression = forms.CharField(
+        widget=forms.TextInput(attrs={"class": "vTextField", "spellcheck": "false"}),
+        help_text=(
+            "cron: 30 3 * * mon or @hourly. daily: hours such as 02:00, 14:30. "
+            "periodic: a duration such as 90s, 5m or 12h."
+        ),
+    )
+    timezone = forms.CharField(
+        required=False,
+        max_length=100,
+        help_text="An IANA name such as Europe/Bucharest; empty for settings.TIME_ZONE.",
+    )
+    gap = forms.ChoiceField(
+        choices=_GAPS, initial="shift", help_text="Local times that the clocks jump over."
+    )
+    fold = forms.ChoiceField(
+        choices=_FOLDS,
+        required=False,
+        help_text=(
+            "Local times that come twice. Default: both of a cron expression that repeats, else "
+            "the first time."
+        ),
+    )
+    missed = forms.ChoiceField(
+        choices=_MISSED, initial="latest", help_text="Ticks of a time in which nobody wrote any."
+    )
+    missed_cap = forms.IntegerField(
+        min_value=1, max_value=1_000_000, initial=100, help_text="The most to catch up with all."
+    )
+    payload = PayloadField(
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "false"}),
+        help_text="JSON, the same for each tick; empty for null.",
+    )
+    is_enabled = forms.BooleanField(
+        required=False, initial=True, label="Enabled", help_text="Off: its ticks are taken back."
+    )
+
+    class Meta:
+        model = Schedule
+        fields = (
+            "queue", "key_prefix", "type", "expression", "timezone", "gap", "fold", "missed",
+            "missed_cap", "payload", "is_enabled",
+        )  # fmt: skip
+
+    def clean_queue(self) -> str:
+        queue: str = self.cleaned_data["queue"]
+        with _reasons():
+            check_kind(kind_of(queue, codec_named(_CODEC)))
+        return queue
+
+    def clean_key_prefix(self) -> str:
+        with _reasons():
+            return check_key_prefix(self.cleaned_data["key_prefix"])
+
+    def clean_timezone(self) -> str:
+        name: str = self.cleaned_data["timezone"]
+        with _reasons():
+            return load_zone(name).key if name else ""
+
+    def clean_payload(self) -> Any:
+        payload = self.cleaned_data["payload"]
+        codec = _CODEC if self.instance.pk is None else self.instance.codec
+        with _reasons():
+            encode(codec_named(codec), payload)
+        if _NUL.search(encode(codec_named(_CODEC), payload)):
+            raise ValidationError("PostgreSQL cannot store a NUL character in JSON.")
+        return payload
+
+    def clean(self) -> None:
+        if {"type", "expression"} <= self.cleaned_data.keys():
+            self._check_definition(self.cleaned_data)
+        if self.instance.pk is None and {"queue", "key_prefix"} <= self.cleaned_data.keys():
+            self._check_name(self.cleaned_data["queue"], self.cleaned_data["key_prefix"])
+
+    def _check_definition(self, data: dict[str, Any]) -> None:
+        """Try the expression by itself first: what it says alone is not the policies' fault."""
+        name, text = data["type"], data["expression"]
+        if name == "periodic":
+            if data.get("timezone"):
+                self.add_error("timezone", "A periodic schedule has no time zone: leave it empty.")
+            data["gap"], data["fold"] = "shift", ""
+        fold = data.get("fold") or ""
+        trials = (
+            ("expression", Definition(name, text)),
+            ("fold", Definition(name, text, gap=data.get("gap") or "shift", fold=fold)),
+        )
+        for field, definition in trials:
+            try:
+                schedule_of(definition)
+            except DelayedQueueError as error:
+                self.add_error(field, str(error))
+                return
+
+    def _check_name(self, queue: str, key_prefix: str) -> None:
+        kind = kind_of(queue, codec_named(_CODEC))
+        entry = declared_entry(kind, key_prefix)
+        if entry is not None:
+            text = f"The code has a schedule of this prefix already, in {entry.declared_in}."
+            self.add_error("key_prefix", text)
+        elif Schedule.objects.filter(kind=kind, key_prefix=key_prefix).exists():
+            text = "This queue has a schedule of this prefix already, or had ticks installed by a "
+            self.add_error("key_prefix", f"{text}program: choose another prefix.")
+        self.instance.kind, self.instance.codec = kind, _CODEC
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    """Turn a refusal of the library into one of the field."""
+    try:
+        yield
+    except DelayedQueueError as error:
+        raise ValidationError(printable(str(error))) from error
