@@ -63,7 +63,7 @@ def worker(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         print(output)  # noqa: T201 - pytest shows it beside a failure
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Return as soon as the condition holds; fail when it does not within the time."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
