@@ -49,7 +49,8 @@ class DeadLetterFactory(DjangoModelFactory[DeadLetter]):
         model = DeadLetter
 
     kind = "orders|json"
-    key = Sequence("order-{}".format)
+    # Never the key of a message of MessageFactory: a letter whose key lives again stays dead.
+    key = Sequence("dead-order-{}".format)
     payload = b'{"total":12}'
     attempts = 5
     reason = "attempts exhausted: ValueError"
