@@ -33,8 +33,10 @@ class QueueSettings:
     ``PREPARE``: use prepared statements; None decides by the database alias: not where its
     ``DISABLE_SERVER_SIDE_CURSORS`` says that a transaction pooler is in between.
     ``CONCURRENCY``: handler threads of a worker.
+    ``ASYNC_CONCURRENCY``: how many ``async def`` handlers a worker runs at a time.
     ``BATCH_SIZE``: the most messages that one claim of a worker leases.
     ``SHUTDOWN_TIMEOUT``: how long a stopping worker waits for handlers in flight.
+    ``WATCHDOG``: how long a worker's claim loop may stand still before its process is replaced.
     ``HANDLERS_MODULE``: the module of each installed app that is imported for its handlers.
     ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
     """
@@ -46,8 +48,10 @@ class QueueSettings:
     NOTIFY: bool = True
     PREPARE: bool | None = None
     CONCURRENCY: int = 8
+    ASYNC_CONCURRENCY: int = 100
     BATCH_SIZE: int = 100
     SHUTDOWN_TIMEOUT: timedelta = timedelta(seconds=30)
+    WATCHDOG: timedelta = timedelta(minutes=2)
     HANDLERS_MODULE: str = "handlers"
     CRON: Sequence[Any] = ()
 
@@ -120,8 +124,13 @@ def _wrong(key: str, value: Any) -> str | None:
         "NOTIFY": (isinstance(value, bool), "It must be True or False."),
         "PREPARE": (value is None or isinstance(value, bool), "It must be True, False or None."),
         "CONCURRENCY": (_is_count(value, 1000), "It must be an int from 1 to 1000."),
+        "ASYNC_CONCURRENCY": (_is_count(value, 10_000), "It must be an int from 1 to 10000."),
         "BATCH_SIZE": (_is_count(value, 10_000), "It must be an int from 1 to 10000."),
         "SHUTDOWN_TIMEOUT": (positive, "It must be a timedelta of 0 or more."),
+        "WATCHDOG": (
+            isinstance(value, timedelta) and value >= timedelta(seconds=10),
+            "It must be a timedelta of 10 seconds or more.",
+        ),
         "HANDLERS_MODULE": (
             isinstance(value, str) and value.isidentifier(),
             "It must be the name of a module, as in 'handlers'.",

@@ -9,6 +9,8 @@
     ├── PayloadNotDecodable       stored bytes do not decode; the message becomes a dead letter
     ├── ConfirmationRequired      a destructive call came without its exact confirmation
     ├── HandlerNotFound           a worker was asked for a queue that no handler serves
+    ├── HandlerTimeout            a handler took longer than its timeout; the attempt failed
+    ├── SchemaMismatch            the tables are of another version than the package
     └── ResourceUnavailable       the database stayed unreachable through every retry
         └── OutcomeUnknown        it went away mid-write: the write may or may not have happened
 
@@ -52,6 +54,14 @@ class ConfirmationRequired(DelayedQueueError, ValueError):
 
 class HandlerNotFound(DelayedQueueError, LookupError):
     """No handler is registered for the queue."""
+
+
+class HandlerTimeout(DelayedQueueError, TimeoutError):
+    """The handler took longer than its timeout."""
+
+
+class SchemaMismatch(DelayedQueueError):
+    """The tables are of another version than the package."""
 
 
 class ResourceUnavailable(DelayedQueueError):

@@ -89,6 +89,9 @@ class Handler:
     kind: str
     retry: RetryPolicy | None = None
     lease: timedelta | None = None
+    timeout: timedelta | None = None
+    transactional: bool = False
+    batch_size: int | None = None
 
     @property
     def is_async(self) -> bool:
@@ -144,24 +147,59 @@ def handler(
     codec: str | Codec = "json",
     kind: str | None = None,
     lease: timedelta | None = None,
+    timeout: timedelta | None = None,
+    transactional: bool = False,
+    batch_size: int | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as the handler of a queue; return it unchanged.
 
     ``retry`` and ``lease`` default to the queue settings of ``DELAYED_QUEUE``; ``codec`` and
-    ``kind`` must be those the messages are offered with.
+    ``kind`` must be those the messages are offered with. A handler that takes longer than
+    ``timeout`` has failed: an async one is cancelled, the thread of another is given up.
+    ``transactional`` commits what the handler writes together with the message's deletion, a
+    batch at a time: exactly once, or not at all. ``batch_size`` is the most that one claim, or
+    one such transaction, takes.
     """
     chosen = codec_named(codec)
     check_kind(queue)
     stored_kind = check_kind(kind_of(queue, chosen) if kind is None else kind)
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise InvalidConfiguration(f"retry must be a RetryPolicy, not {retry!r}.")
-    if lease is not None and (not isinstance(lease, timedelta) or lease <= timedelta(0)):
-        raise InvalidConfiguration(f"lease must be a positive timedelta, not {lease!r}.")
+    _check_duration("lease", lease)
+    _check_duration("timeout", timeout)
+    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+        raise InvalidConfiguration(f"batch_size must be 1 or more, not {batch_size!r}.")
 
     def register(function: F) -> F:
         if not callable(function):
             raise InvalidConfiguration(f"{function!r} is not callable, so it cannot handle.")
-        registry.add(Handler(queue, function, chosen, stored_kind, retry, lease))
+        if transactional:
+            _check_transactional(function, lease, timeout)
+        registry.add(
+            Handler(
+                queue, function, chosen, stored_kind, retry, lease, timeout, transactional,
+                batch_size,
+            )
+        )  # fmt: skip
         return function
 
     return register
+
+
+def _check_duration(name: str, duration: Any) -> None:
+    if duration is not None and (not isinstance(duration, timedelta) or duration <= timedelta(0)):
+        raise InvalidConfiguration(f"{name} must be a positive timedelta, not {duration!r}.")
+
+
+def _check_transactional(function: Any, lease: Any, timeout: Any) -> None:
+    """Refuse what a transaction of Django's cannot give: it belongs to one thread."""
+    if inspect.iscoroutinefunction(function):
+        raise InvalidConfiguration(
+            f"{function!r} is async; a transactional handler must be a plain function, because "
+            "Django's transactions belong to a thread."
+        )
+    if lease is not None or timeout is not None:
+        raise InvalidConfiguration(
+            "A transactional handler has no lease and no timeout: its message is held by the "
+            "transaction. Limit that with PostgreSQL's transaction_timeout."
+        )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet
 
 import psycopg
-from django.db import Error, connections
+from django.db import Error, connections, transaction
 
 from delayed_queue import sql
 from delayed_queue.conf import get_settings
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Row = tuple[Any, ...]
 Cursor = psycopg.Cursor[Row]
+Statement = tuple[str, Mapping[str, Any]]
 Executor = Callable[[Cursor, str, Mapping[str, Any], bool], None]
 
 # The savepoint before what the handler of a consumed message writes.
@@ -39,7 +41,17 @@ _ONE_PLAN: Final = frozenset(
     }
 )
 _PLAN_EACH_TIME: Final = "SET plan_cache_mode = force_custom_plan"
-_planning_each_time: Final[WeakSet[psycopg.Connection[Any]]] = WeakSet()
+_told: Final[WeakSet[psycopg.Connection[Any]]] = WeakSet()
+
+# On a connection that runs nothing else, plans are kept, and can be: with these settings even
+# one that is made on an empty table goes by the index. A third of a single claim is planning.
+_KEEP_PLANS: Final = """
+SET plan_cache_mode = force_generic_plan;
+SET enable_seqscan = off;
+SET enable_bitmapscan = off;
+SET enable_sort = off
+"""
+_thread = threading.local()
 
 # How the commit of a NOTIFY fails: the queue is full, or the wait for the lock was too long.
 _NOTIFY_FAILURES: Final = (
@@ -65,6 +77,19 @@ def fetch(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
 def execute(using: str, statement: str, params: Mapping[str, Any]) -> int:
     """Run a statement that returns no rows, and return how many it changed."""
     return _run(connections[using], statement, params, _count)
+
+
+def fetch_all(using: str, statements: Sequence[Statement]) -> list[list[Row]]:
+    """Run several statements in one transaction, outside of one in one round trip."""
+    connection = connections[using]
+    if len(statements) == 1:
+        return [fetch(using, *statements[0])]
+    if connection.in_atomic_block or not _can_pipeline(connection):
+        with transaction.atomic(using=using):
+            return [fetch(using, *each) for each in statements]
+    connection.ensure_connection()
+    prepare = plan_each_time(using)
+    return _directly(connection, lambda raw: _execute_all(raw, statements, prepare))
 
 
 def fetch_and_notify(
@@ -127,22 +152,49 @@ def _run(
 ) -> T:
     if _is_watched(connection):
         return _run_watched(connection, statement, params, answer)
-    # Straight to psycopg: prepared statements and binary values, which Django's cursors do
-    # not offer, are worth half of a single offer. What its cursors guard is guarded here too.
     connection.ensure_connection()
+    prepare = _prepares(connection) if statement in _ONE_PLAN else plan_each_time(connection.alias)
+
+    def work(raw: psycopg.Connection[Row]) -> T:
+        cursor = psycopg.Cursor(raw)
+        executed(cursor, statement, params, prepare)
+        return answer(cursor)
+
+    return _directly(connection, work)
+
+
+def _directly(connection: BaseDatabaseWrapper, work: Callable[[psycopg.Connection[Row]], T]) -> T:
+    """Go straight to psycopg, past Django's cursors, and guard what they guard.
+
+    Prepared statements and binary values, which they do not offer, are worth half of an offer.
+    """
     connection.validate_no_broken_transaction()
     raw = connection.connection
     threshold = raw.prepare_threshold
-    prepare = _prepares(connection) if statement in _ONE_PLAN else plan_each_time(connection.alias)
     with connection.wrap_database_errors:
         # Django leaves it None, and then psycopg prepares nothing, whatever is asked of it.
         raw.prepare_threshold = threshold or 0
         try:
-            cursor = psycopg.Cursor(raw)
-            executed(cursor, statement, params, prepare)
+            return work(raw)
         finally:
             raw.prepare_threshold = threshold
-        return answer(cursor)
+
+
+def _execute_all(
+    raw: psycopg.Connection[Row], statements: Sequence[Statement], prepare: bool
+) -> list[list[Row]]:
+    cursors = []
+    try:
+        # Without a sync in between PostgreSQL takes them for one transaction.
+        with raw.pipeline():
+            for statement, params in statements:
+                cursor = psycopg.Cursor(raw)
+                _execute(cursor, statement, params, prepare)
+                cursors.append(cursor)
+    except psycopg.Error as caught:
+        _leave_pipeline(raw)
+        raise _first(caught) from None
+    return [cursor.fetchall() for cursor in cursors]
 
 
 def _execute_and_notify(
@@ -218,28 +270,41 @@ def _run_watched(
         return answer(cursor)
 
 
-def plan_each_time(using: str) -> bool:
-    """Have what is prepared on the alias's connection planned each time; return whether it is.
+def keep_plans(keep: bool = True) -> None:
+    """Have this thread's new connections keep the plans of the package's statements.
 
-    Once per connection, a round trip. Not inside a transaction, whose rollback would undo it;
-    so to be called before one that runs many statements on a new connection.
+    For a thread whose connections run nothing else: other queries would be planned badly.
+    """
+    _thread.keeps_plans = keep
+
+
+def keeps_plans() -> bool:
+    return getattr(_thread, "keeps_plans", False)
+
+
+def plan_each_time(using: str) -> bool:
+    """Have what is prepared on the connection planned each time; return whether it may be.
+
+    Or once and for all, where the thread asked for it. Once per connection, a round trip. Not
+    inside a transaction, whose rollback would undo it; so to be called before one that runs
+    many statements on a new connection.
     """
     connection = connections[using]
     if not _prepares(connection):
         return False
     connection.ensure_connection()
     raw = connection.connection
-    if raw in _planning_each_time:
+    if raw in _told:
         return True
     if not connection.get_autocommit():
         return False
     with connection.wrap_database_errors:
         try:
-            raw.execute(_PLAN_EACH_TIME)
+            raw.execute(_KEEP_PLANS if keeps_plans() else _PLAN_EACH_TIME)
         finally:
             if raw.closed:  # an atomic block that comes next would not replace it
                 connection.close()
-    _planning_each_time.add(raw)
+    _told.add(raw)
     return True
 
 

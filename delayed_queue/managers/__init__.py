@@ -13,8 +13,22 @@ from delayed_queue.managers.messages import (
     StoredRow,
 )
 from delayed_queue.managers.schedules import ScheduleManager, ScheduleRow, TickRow
+from delayed_queue.managers.steps import (
+    NO_FLOOR,
+    Step,
+    acknowledging_leases,
+    acknowledging_members,
+    burying,
+    claiming,
+    earliest_first,
+    looking_ahead,
+    releasing,
+    returning_leases,
+    run,
+)
 
 __all__ = [
+    "NO_FLOOR",
     "ConsumedRow",
     "DeadLetterManager",
     "ExtendedRow",
@@ -25,6 +39,16 @@ __all__ = [
     "ScheduleManager",
     "ScheduleRow",
     "StatsRow",
+    "Step",
     "StoredRow",
     "TickRow",
+    "acknowledging_leases",
+    "acknowledging_members",
+    "burying",
+    "claiming",
+    "earliest_first",
+    "looking_ahead",
+    "releasing",
+    "returning_leases",
+    "run",
 ]

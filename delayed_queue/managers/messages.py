@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue import sql
+from delayed_queue.managers.steps import NO_FLOOR, claiming, earliest_first
 from delayed_queue.statements import execute, fetch, fetch_and_notify, fetch_and_save, notify
 
 M = TypeVar("M", bound=models.Model)
@@ -24,6 +25,7 @@ class LeasedRow(NamedTuple):
     leased_until: int
     attempts: int
     headers: str | None
+    is_retaken: bool = False
 
 
 class ConsumedRow(NamedTuple):
@@ -37,6 +39,7 @@ class ConsumedRow(NamedTuple):
     leased_until: int
     attempts: int
     headers: str | None
+    is_retaken: bool
     created_at: int
     first_error: str | None
     last_error: str | None
@@ -158,8 +161,8 @@ class MessageManager(models.Manager[M]):
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[LeasedRow]:
         """Lease up to ``limit`` of the earliest due messages, earliest first."""
-        params = {"kind": kind, "limit": limit, "lease_id": lease_id, "lease": lease, "now": now}
-        return list(map(LeasedRow._make, fetch(using, sql.CLAIM, params)))
+        _, params = claiming(kind, limit, lease_id, lease_id, lease, now=now)
+        return list(map(LeasedRow._make, earliest_first(fetch(using, sql.CLAIM, params))))
 
     def consume(
         self, kind: str, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
@@ -168,8 +171,15 @@ class MessageManager(models.Manager[M]):
 
         The savepoint HANDLER is set behind it: what comes after can be undone, the deletion kept.
         """
-        params = {"kind": kind, "limit": limit, "now": now}
+        params = {"kind": kind, "limit": limit, "floor": NO_FLOOR, "now": now}
         return list(map(ConsumedRow._make, fetch_and_save(using, sql.CONSUME, params)))
+
+    def take(
+        self, kind: str, limit: int, *, floor: int = NO_FLOOR, using: str = DEFAULT_DB_ALIAS
+    ) -> list[ConsumedRow]:
+        """Delete and return as consume() does, without its savepoint: all is undone or nothing."""
+        params = {"kind": kind, "limit": limit, "floor": floor, "now": None}
+        return list(map(ConsumedRow._make, fetch(using, sql.CONSUME, params)))
 
     def restore(
         self, kind: str, row: ConsumedRow, lease_id: str, *, using: str = DEFAULT_DB_ALIAS
@@ -219,6 +229,27 @@ class MessageManager(models.Manager[M]):
         params = {"lease_ids": list(lease_ids), "ids": list(ids), "lease": lease, "now": now}
         return list(map(ExtendedRow._make, fetch(using, sql.EXTEND, params)))
 
+    def release_leases(
+        self, lease_ids: Sequence[str], in_hand: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
+    ) -> int:
+        """Give back, uncounted, all that is under the leases but those messages."""
+        params = {"lease_ids": list(lease_ids), "ids": list(in_hand), "now": None}
+        return execute(using, sql.RELEASE_LEASES, params)
+
+    def expire(
+        self, lease_ids: Sequence[str], in_hand: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
+    ) -> int:
+        """Let those messages' leases run out now."""
+        params = {"lease_ids": list(lease_ids), "ids": list(in_hand), "now": None}
+        return execute(using, sql.EXPIRE, params)
+
+    def count_crash(
+        self, lease_id: str, in_hand: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
+    ) -> int:
+        """Count a delivery of messages that nobody holds, as if its lease had run out."""
+        params = {"lease_id": lease_id, "ids": list(in_hand), "now": None}
+        return execute(using, sql.COUNT_CRASH, params)
+
     def bury(
         self,
         lease_id: str | None,
@@ -252,10 +283,10 @@ class MessageManager(models.Manager[M]):
         return execute(using, sql.DROP_ALL, {"kind": kind})
 
     def next_due(
-        self, kind: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+        self, kind: str, horizon: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> int | None:
-        """Return the milliseconds until the next message that is not yet due."""
-        rows = fetch(using, sql.NEXT_DUE, {"kind": kind, "now": now})
+        """Return the milliseconds until the next message, if it falls due within the horizon."""
+        rows = fetch(using, sql.NEXT_DUE, {"kind": kind, "horizon": horizon, "now": now})
         return rows[0][0] if rows else None
 
     def stats(

@@ -11,6 +11,9 @@ from delayed_queue.sql.fragments import CLOCK
 # for a tenth of the rows: on a table never analyzed it expects so few that it would rather sort
 # all that are due than walk the index. One it can see tells it how few are wanted of a table
 # larger than the cache, where a tenth would be worth a sort. The inner one locks the rows.
+# "floor" lets who knows that nothing earlier is left step over what was deleted there: while
+# any session holds an old snapshot, the index keeps an entry for each, and a claim from the
+# start would read them all again.
 # Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n.
 _EARLIEST_DUE: Final[LiteralString] = """
         SELECT id
@@ -18,6 +21,7 @@ _EARLIEST_DUE: Final[LiteralString] = """
             SELECT id
             FROM delayed_queue
             WHERE "pKind" = %(kind)s
+                AND "scheduledAt" >= %(floor)s::bigint
                 AND "scheduledAt" <= (SELECT now FROM clock)
             ORDER BY "scheduledAt", id
             LIMIT (SELECT %(limit)s::integer)
@@ -28,29 +32,27 @@ _EARLIEST_DUE: Final[LiteralString] = """
 # Lease the earliest due messages. The inner select is an ARRAY(...) InitPlan, so it runs once
 # and its LIMIT holds under every plan; as `id IN (SELECT …)` a nested loop may run it again and
 # lease more than the limit (Q18). "dueAt" keeps the time the lease overwrites, for the order of
-# the answer and for lateness.
+# the answer and for lateness. A message whose last lease ran out unsettled may have killed who
+# held it: it gets a lease id of its own, by which a worker keeps it apart.
+# The rows come in no order: sorting them is cheaper for the caller than a CTE is here.
 # Reads: as _EARLIEST_DUE, then the primary key.
 CLAIM: Final[LiteralString] = (
     CLOCK
-    + """,
-leased AS (
-    UPDATE delayed_queue
-    SET "lockUuid" = %(lease_id)s,
-        "dueAt" = "scheduledAt",
-        "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
-        attempts = attempts + 1
-    WHERE id = ANY (ARRAY("""
+    + """
+UPDATE delayed_queue
+SET "lockUuid" = CASE
+        WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
+    END,
+    "dueAt" = "scheduledAt",
+    "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
+    attempts = attempts + 1
+WHERE id = ANY (ARRAY("""
     + _EARLIEST_DUE
     + """
-    ))
-    RETURNING
-        id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
-        headers::text
-)
-SELECT
-    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts, headers
-FROM leased
-ORDER BY "dueAt", id
+))
+RETURNING
+    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
+    headers::text, "lockUuid" = %(retaken_id)s::varchar
 """
 )
 
@@ -68,11 +70,11 @@ taken AS (
     ))
     RETURNING
         id, "pKey", payload, "scheduledAtInitially", "scheduledAt", attempts, headers::text,
-        "createdAt", "firstError", "lastError"
+        "lockUuid" IS NOT NULL AS retaken, "createdAt", "firstError", "lastError"
 )
 SELECT
     id, "pKey", payload, "scheduledAtInitially", "scheduledAt" AS "dueAt", "scheduledAt",
-    attempts + 1 AS attempts, headers, "createdAt", "firstError", "lastError"
+    attempts + 1 AS attempts, headers, retaken, "createdAt", "firstError", "lastError"
 FROM taken
 ORDER BY "dueAt", id
 """
@@ -101,6 +103,23 @@ WHERE id = ANY (%(ids)b::bigint[])
 RETURNING id
 """
 
+# Delete some members of several leases, all of which belong to the caller.
+# Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
+ACKNOWLEDGE_MEMBERS: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = ANY (%(lease_ids)b::text[])
+RETURNING id
+"""
+
+# Delete all that is still under some leases, each handled to its last member.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+ACKNOWLEDGE_LEASES: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
+RETURNING id
+"""
+
 # Delete all that is still under a lease. Members that were updated, dropped, released or
 # leased again no longer carry it (Q24).
 # Reads: delayed_queue__LockUuidPlusIdIndex.
@@ -124,6 +143,54 @@ SET "scheduledAt" = (SELECT now FROM clock) + %(delay)s::bigint,
     "lastError" = COALESCE(%(error)s::text, "lastError")
 WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
+RETURNING id
+"""
+)
+
+# Give back what a process held when it died, all but the messages it had in hand: none of it
+# was begun, so the delivery is taken off the count.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+RELEASE_LEASES: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = (SELECT now FROM clock),
+    "lockUuid" = NULL,
+    attempts = GREATEST(attempts - 1, 0)
+WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
+    AND id <> ALL (%(ids)b::bigint[])
+RETURNING id
+"""
+)
+
+# Let the leases of what a dead process had in hand run out now. The lease id stays: who claims
+# next sees by it that the last delivery ended without an answer. The attempt stays counted.
+# Reads: the primary key.
+EXPIRE: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = (SELECT now FROM clock)
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = ANY (%(lease_ids)b::text[])
+RETURNING id
+"""
+)
+
+# Count the delivery that a dead process was in the middle of, in a transaction that its death
+# rolled back, and leave the message as an expired lease would. One that somebody has leased by
+# now is left alone, but not one that was expired before.
+# Reads: the primary key.
+COUNT_CRASH: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET attempts = attempts + 1,
+    "lockUuid" = %(lease_id)s,
+    "dueAt" = "scheduledAt",
+    "scheduledAt" = (SELECT now FROM clock)
+WHERE id = ANY (%(ids)b::bigint[])
+    AND ("lockUuid" IS NULL OR "scheduledAt" <= (SELECT now FROM clock))
 RETURNING id
 """
 )
@@ -173,9 +240,11 @@ FROM buried
 """
 )
 
-# Milliseconds until the next message that is not yet due; no row when none is scheduled.
-# Due messages are left out on purpose: one that another transaction holds would make its
-# waiters spin. Reads: delayed_queue__KindPlusScheduledAtIndex.
+# Milliseconds until the next message that is not yet due; no row when none is within the
+# horizon, beyond which nobody asks: leases of handled messages leave entries there that are
+# dead, and under an old snapshot every look would read them. Due messages are left out on
+# purpose: one that another transaction holds would make its waiters spin.
+# Reads: delayed_queue__KindPlusScheduledAtIndex.
 NEXT_DUE: Final[LiteralString] = (
     CLOCK
     + """
@@ -183,6 +252,7 @@ SELECT "scheduledAt" - (SELECT now FROM clock)
 FROM delayed_queue
 WHERE "pKind" = %(kind)s
     AND "scheduledAt" > (SELECT now FROM clock)
+    AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
 ORDER BY "scheduledAt", id
 LIMIT 1
 """

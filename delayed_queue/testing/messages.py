@@ -128,8 +128,8 @@ class InMemoryMessages(_Messages):
         return [
             ConsumedRow(
                 row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at,
-                row.scheduled_at, row.attempts + 1, row.headers, row.created_at,
-                row.first_error, row.last_error,
+                row.scheduled_at, row.attempts + 1, row.headers, row.lease_id is not None,
+                row.created_at, row.first_error, row.last_error,
             )
             for row in taken
         ]  # fmt: skip
@@ -245,12 +245,12 @@ class InMemoryMessages(_Messages):
         return len(self._remove(lambda: self._store.of_kind(kind)))
 
     def next_due(
-        self, kind: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+        self, kind: str, horizon: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> int | None:
         at = instant(now)
         with self._store.lock:
             later = (row.scheduled_at for row in self._store.of_kind(kind))
-            return min((due_at - at for due_at in later if due_at > at), default=None)
+            return min((due - at for due in later if at < due <= at + horizon), default=None)
 
     def stats(
         self, kind: str, cap: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS

@@ -10,10 +10,10 @@ from collections import defaultdict
 from django.db import Error, connections
 
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.messages import MILLISECOND
+from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.resilience import repeat
-from delayed_queue.workers.lanes import Delivery
+from delayed_queue.workers.claims import Claim
 
 logger = logging.getLogger("delayed_queue")
 
@@ -29,32 +29,27 @@ class LeaseKeeper:
     def __init__(self, using: str, shortest_lease: float) -> None:
         self._using = using
         self._interval = shortest_lease / 6
-        self._in_flight: dict[int, Delivery] = {}
+        self._claims: dict[int, Claim] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def watch(self, deliveries: list[Delivery]) -> None:
-        self._in_flight.update((id(each), each) for each in deliveries)
+    def watch(self, claim: Claim) -> None:
+        self._claims[id(claim)] = claim
 
-    def forget(self, delivery: Delivery) -> None:
-        """Renew no more; to be called before the result is written, not after.
+    def forget(self, claim: Claim) -> None:
+        """Renew no more; for what was settled, or is about to be given back."""
+        self._claims.pop(id(claim), None)
 
-        After, a renewal could meet the row already deleted and take the lease for lost.
-        """
-        self._in_flight.pop(id(delivery), None)
-
-    def __len__(self) -> int:
-        return len(self._in_flight)
-
-    def in_flight(self) -> list[Delivery]:
-        return list(self._in_flight.values())
+    def claims(self) -> list[Claim]:
+        return list(self._claims.values())
 
     def stop(self) -> None:
         self._stopped.set()
-        self._thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
 
     def _run(self) -> None:
         try:
@@ -71,28 +66,38 @@ class LeaseKeeper:
     def renew(self) -> None:
         """Prolong the leases that have used up a third of their time."""
         now = time.monotonic()
-        by_lease: dict[int, list[Delivery]] = defaultdict(list)
-        for each in self.in_flight():
-            lease = each.lane.queue.lease_duration
-            if now - each.leased_at > lease.total_seconds() / 3 and not each.envelope.lease_lost:
-                by_lease[lease // MILLISECOND].append(each)
-        for lease_ms, deliveries in by_lease.items():
-            self._renew(deliveries, lease_ms, now)
+        by_lease: dict[int, list[Claim]] = defaultdict(list)
+        for claim in self.claims():
+            lease = claim.lane.queue.lease_duration
+            if now - claim.leased_at > lease.total_seconds() / 3:
+                by_lease[lease // MILLISECOND].append(claim)
+        for lease_ms, claims in by_lease.items():
+            self._renew(claims, lease_ms, now)
 
-    def _renew(self, deliveries: list[Delivery], lease_ms: int, now: float) -> None:
-        lease_ids = sorted({each.envelope.lease_id for each in deliveries})
-        ids = sorted({each.envelope.message_id for each in deliveries})
+    def _renew(self, claims: list[Claim], lease_ms: int, now: float) -> None:
+        held = {claim: [e for e in claim.in_hand() if not e.lease_lost] for claim in claims}
+        ids = [envelope.message_id for envelopes in held.values() for envelope in envelopes]
+        lease_ids = sorted({claim.lease_id for claim, envelopes in held.items() if envelopes})
+        if not ids:
+            return
         rows = repeat(
             self._using,
             lambda: Message.objects.extend(lease_ids, ids, lease_ms, using=self._using),
         )
-        held = {(row.id, row.lease_id): row.leased_until for row in rows}
-        for each in deliveries:
-            envelope = each.envelope
-            leased_until = held.get((envelope.message_id, envelope.lease_id))
+        renewed = {(row.id, row.lease_id): row.leased_until for row in rows}
+        for claim, envelopes in held.items():
+            claim.leased_at = now
+            self._note(claim, envelopes, renewed)
+
+    def _note(
+        self, claim: Claim, envelopes: list[Envelope], renewed: dict[tuple[int, str], int]
+    ) -> None:
+        # Asked again after the answer: what was handled meanwhile may be deleted, not lost.
+        handled = claim.handled_ids()
+        for envelope in envelopes:
+            leased_until = renewed.get((envelope.message_id, envelope.lease_id))
             if leased_until is not None:
                 envelope.leased_until_ms = leased_until
-                each.leased_at = now
-            elif id(each) in self._in_flight:
+            elif envelope.message_id not in handled and id(claim) in self._claims:
                 envelope.lease_lost = True
                 logger.warning("event=lease_lost queue=%s key=%s", envelope.queue, envelope.key)

@@ -23,13 +23,15 @@ class WorkerOptions:
     """How one worker process claims and handles.
 
     ``queues``: in order of priority; empty stands for every queue with a handler.
+    ``concurrency``: handler threads; ``async_concurrency``: tasks of the event loop.
     ``lease``: overrides the leases of handlers and settings. ``burst``: stop when nothing is
     due. ``max_messages``: stop after that many deliveries. ``cron``: keep the schedules of code
-    and operators too, unless ``burst``.
+    and operators too, unless ``burst``. ``processes``: how many a supervisor is to start.
     """
 
     queues: tuple[str, ...] = ()
     concurrency: int = field(default_factory=lambda: get_settings().CONCURRENCY)
+    async_concurrency: int = field(default_factory=lambda: get_settings().ASYNC_CONCURRENCY)
     batch_size: int = field(default_factory=lambda: get_settings().BATCH_SIZE)
     lease: timedelta | None = None
     poll_interval: timedelta = field(default_factory=lambda: get_settings().POLL_INTERVAL)
@@ -39,10 +41,14 @@ class WorkerOptions:
     worker_id: str = field(default_factory=_default_id)
     using: str = DEFAULT_DB_ALIAS
     cron: bool = True
+    processes: int = 1
 
     def __post_init__(self) -> None:
         _check_count("concurrency", self.concurrency, 1000)
+        _check_count("async_concurrency", self.async_concurrency, 10_000)
         _check_count("batch_size", self.batch_size, 10_000)
+        if self.processes:
+            _check_count("processes", self.processes, 1000)
         if self.max_messages is not None:
             _check_count("max_messages", self.max_messages, 2**63)
         if self.lease is not None:

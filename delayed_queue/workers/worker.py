@@ -1,80 +1,94 @@
-"""The worker: claims batches, hands them to threads, settles what comes back."""
+"""The worker: one process's claim loop."""
 
 from __future__ import annotations
 
 import logging
 import random
+import select
 import time
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from django.db import Error, connections
 
 from delayed_queue import signals
+from delayed_queue.conf import get_settings
 from delayed_queue.cron import CronKeeper, CronThread
-from delayed_queue.exceptions import OutcomeUnknown, ResourceUnavailable
-from delayed_queue.handlers import Registry, Reject, Verdict, judge, registry
-from delayed_queue.models import Message
-from delayed_queue.resilience import repeat
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.handlers import Registry, judge, registry
+from delayed_queue.managers import returning_leases, run
+from delayed_queue.messages import Envelope
+from delayed_queue.statements import keep_plans
 from delayed_queue.wakeups import Doorbell, Listener, StopSignal
-from delayed_queue.workers.executor import Executor
-from delayed_queue.workers.lanes import Delivery, Lane, lanes_of
+from delayed_queue.workers.board import Board
+from delayed_queue.workers.claims import Claim
+from delayed_queue.workers.dispatcher import ClaimPlan, Dispatcher
+from delayed_queue.workers.lanes import Lane, lanes_of
 from delayed_queue.workers.leasekeeper import LeaseKeeper
 from delayed_queue.workers.options import WorkerOptions
+from delayed_queue.workers.pools import GATHER_SECONDS
+from delayed_queue.workers.schema import check_schema
+from delayed_queue.workers.settling import Settlement, Settler
+from delayed_queue.workers.tally import Tally
+from delayed_queue.workers.transactions import Job
 
 logger = logging.getLogger("delayed_queue")
 
-# How far ahead of its threads a worker leases: what they handle in this time. More would keep
-# messages from idle workers, less would leave threads waiting for the next claim.
-AHEAD_SECONDS: Final = 0.25
-CRASHED: Final = "crashed: attempts used up without an answer"
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a worker did: deliveries by their end."""
-
-    done: int = 0
-    failed: int = 0
-    snoozed: int = 0
-    dead: int = 0
-    lost: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.done + self.failed + self.snoozed + self.dead + self.lost
+# How often a worker that never sleeps asks for notifications, which are for its other queues.
+HEARING_SECONDS: Final = 0.05
 
 
 class Worker:
     """One process's worth of claiming and handling; ``run()`` returns when it was stopped.
 
-    The thread that runs it owns the database side: claims, acknowledgements, retries, dead
-    letters, each for a batch at a time. Handlers run in the executor's threads. ``stop()`` may
-    be called from a signal handler or another thread.
+    The thread that runs it owns the database side: in each turn one round trip that writes
+    what was handled since the last and leases what there is room for. Handlers run in the
+    pools: threads, and an event loop for those that are ``async def``. ``stop()`` may be called
+    from a signal handler or another thread.
     """
 
-    def __init__(self, options: WorkerOptions, handlers: Registry = registry) -> None:
+    def __init__(
+        self, options: WorkerOptions, handlers: Registry = registry, board: Board | None = None
+    ) -> None:
         self.options = options
         self.tally = Tally()
-        self._lanes = lanes_of(options, handlers)
+        self._board = board or Board.private(seats_of(options))
         self._stop = StopSignal()
         self._bell = Doorbell()
-        self._executor = Executor(options.concurrency, self._bell)
-        shortest = min(lane.queue.lease_duration for lane in self._lanes)
+        lanes = lanes_of(options, handlers)
+        shortest = min(lane.queue.lease_duration for lane in lanes)
         self._keeper = LeaseKeeper(options.using, shortest.total_seconds())
+        self._dispatcher = Dispatcher(
+            self, options, lanes, self._keeper, self._bell, self._board
+        )  # fmt: skip
+        self._settler = Settler(self, self.tally)
         self._cron = CronThread(CronKeeper(options.using), options.using)
-        self._unsettled: list[Delivery] = []
-        self._claimed = 0
+        # Leases asked for by a claim whose answer never came.
+        self._unanswered: list[str] = []
+        self._exchanged_at = self._heard_at = 0.0
+        self._stuck = 0
+        self._is_schema_checked = False
 
     def __str__(self) -> str:
         return self.options.worker_id
 
     @property
+    def lanes(self) -> list[Lane]:
+        return self._dispatcher.lanes
+
+    @property
     def queues(self) -> list[str]:
-        return [lane.queue.name for lane in self._lanes]
+        return [lane.queue.name for lane in self.lanes]
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether as many threads are stuck in handlers as the process was to have."""
+        return self._stuck >= self.options.concurrency
+
+    @property
+    def in_flight(self) -> int:
+        return self._dispatcher.in_flight
 
     def stop(self) -> None:
         """Claim no more; finish what is in flight, within the shutdown timeout."""
@@ -82,234 +96,241 @@ class Worker:
 
     def run(self) -> Tally:
         """Work until stopped, drained (burst), or done with max_messages."""
-        self._executor.start()
-        self._keeper.start()
-        if self.options.cron and not self.options.burst:
-            self._cron.start()
-        signals.announce(signals.worker_started, self)
+        keep_plans()
         try:
+            self._dispatcher.start()
+            self._keeper.start()
+            if self.options.cron and not self.options.burst:
+                self._cron.start()
+            signals.announce(signals.worker_started, self)
             self._loop()
         finally:
             self._wind_down()
             signals.announce(signals.worker_stopped, self)
+            keep_plans(keep=False)
         return self.tally
 
     def _loop(self) -> None:
-        kinds = [lane.queue.kind for lane in self._lanes]
+        kinds = [lane.queue.kind for lane in self.lanes]
         # An outage must not end the worker: each turn of this loop is one reconnection.
         while not self._is_over():
             try:
+                self._check_schema()
                 with Listener(kinds, self.options.using) as listener:
                     while not self._is_over():
                         self._turn(listener)
             except (Error, ResourceUnavailable) as error:
                 self._sit_out(error)
 
+    def _check_schema(self) -> None:
+        if not self._is_schema_checked:
+            check_schema(self.options.using)
+            self._is_schema_checked = True
+
     def _sit_out(self, error: Exception) -> None:
         logger.error("event=database_unavailable error=%s", error)
+        self._settler.is_in_doubt = True
+        self._board.turn()
         connections[self.options.using].close()
         # Jitter: the workers of a fleet lost their connections together.
-        time.sleep(random.uniform(0.1, 1.0))  # noqa: S311
+        select.select([self._stop], [], [], random.uniform(0.1, 1.0))  # noqa: S311
 
     def _turn(self, listener: Listener) -> None:
-        self._settle_finished()
-        claimed = self._claim()
-        if listener.heard():
-            self._wake_lanes()
-        elif claimed == 0 and not self._is_over():
+        self._board.turn()
+        self._give_up_late_ones()
+        self._note_jobs()
+        self._dispatcher.feed_suspects()
+        claimed = self._exchange(self._plan())
+        now = time.monotonic()
+        if now - self._heard_at > HEARING_SECONDS:
+            self._heard_at = now
+            if listener.heard():
+                self._wake_lanes()
+        if not claimed and not self._is_over():
             self._sleep(listener)
+
+    def _give_up_late_ones(self) -> None:
+        self._stuck = self._dispatcher.executor.give_up_late_ones()
+        if self.is_used_up and not self._stop.is_set():
+            logger.error("event=threads_stuck worker=%s threads=%s", self, self._stuck)
+            self.stop()
+
+    def _plan(self) -> ClaimPlan | None:
+        return None if self._stop.is_set() else self._dispatcher.plan()
 
     def _is_over(self) -> bool:
         if self._stop.is_set():
             return True
-        if self._room_left() == 0:
-            return not self._in_flight()
+        if self._dispatcher.room_left == 0:
+            return not self._has_work()
         return self.options.burst and self._is_drained()
 
     def _is_drained(self) -> bool:
         now = time.monotonic()
-        return not self._in_flight() and all(now < lane.look_at for lane in self._lanes)
+        return not self._has_work() and all(now < lane.look_at for lane in self.lanes)
 
-    def _in_flight(self) -> int:
-        return len(self._keeper) + len(self._unsettled)
+    def _has_work(self) -> bool:
+        return bool(self._keeper.claims()) or self._dispatcher.has_jobs
 
-    # Claiming
+    # One round trip
 
-    def _claim(self) -> int:
-        """Lease what there is room for, by priority; return how many were handed over."""
-        claimed = 0
-        for lane in self._lanes:
-            room = self._room()
-            if room <= 0 or self._stop.is_set():
-                break
-            claimed += self._claim_from(lane, room)
-        return claimed
+    def _exchange(self, plan: ClaimPlan | None) -> int:
+        """Write what was handled and make the claim; return how many messages it brought."""
+        settlements = self._settler.settlements(self._keeper.claims())
+        if plan is None and (not settlements or self._is_gathering()):
+            return 0
+        steps = [each.step for each in settlements]
+        if self._unanswered:
+            steps.insert(0, returning_leases(self._unanswered))
+        if plan is not None:
+            steps.extend(plan.steps)
+        self._tell_board(plan)
+        answers = run(self.options.using, steps)
+        self._exchanged_at = time.monotonic()
+        self._note(settlements, answers[1:] if self._unanswered else answers)
+        self._unanswered = []
+        return 0 if plan is None else self._dispatcher.accept(plan, answers)
 
-    def _room(self) -> int:
-        """Free threads, plus what they will want next, within the batch size."""
-        ahead = self.options.concurrency * AHEAD_SECONDS / max(self._executor.seconds_each, 1e-6)
-        wanted = self.options.concurrency + min(int(ahead), self.options.batch_size)
-        free = wanted - len(self._keeper)
-        # Not in small change: a claim costs much the same for one message as for fifty.
-        if free < min(wanted, self.options.batch_size) / 2 and len(self._keeper):
-            free = max(self.options.concurrency - len(self._keeper), 0)
-        return min(free, self.options.batch_size, self._room_left())
+    def _is_gathering(self) -> bool:
+        """Return whether more results are about to come that can be written together."""
+        is_recent = time.monotonic() - self._exchanged_at < GATHER_SECONDS
+        return is_recent and any(pool.waiting() for pool in self._dispatcher.pools)
 
-    def _room_left(self) -> int:
-        most = self.options.max_messages
-        return 2**31 - 1 if most is None else max(most - self._claimed, 0)
+    def _tell_board(self, plan: ClaimPlan | None) -> None:
+        """Say what will be held if this process dies before the next round trip."""
+        held = [*self._unanswered, *(claim.lease_id for claim in self._keeper.claims())]
+        if plan is not None:
+            mine = [plan.lease_id, plan.retaken_id]
+            held += mine
+        self._board.hold(held)
+        tally = self.tally
+        self._board.count(
+            (tally.done, tally.failed, tally.snoozed, tally.dead, tally.lost, len(held))
+        )
 
-    def _claim_from(self, lane: Lane, limit: int) -> int:
-        leased_at = time.monotonic()
-        envelopes = lane.claim(limit)
-        self._claimed += len(envelopes)
-        deliveries = [Delivery(envelope, lane, leased_at) for envelope in envelopes]
-        self._keeper.watch(deliveries)
-        if envelopes:
-            signals.announce(signals.leased, self, envelopes=envelopes)
-        for each in deliveries:
-            # Every attempt so far ended without an answer, not even a failure: the message
-            # kills its workers. It is settled like a handled one, but no handler sees it.
-            if each.envelope.attempt > lane.policy.max_attempts:
-                each.error = Reject(CRASHED)
-        self._unsettled.extend(each for each in deliveries if each.error is not None)
-        self._executor.submit([each for each in deliveries if each.error is None])
-        return len(envelopes)
+    def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
+        for settlement, rows in zip(settlements, answers, strict=False):
+            settlement.note(rows)
+        self._settler.is_in_doubt = False
+        if settlements:
+            for claim in self._keeper.claims():
+                if claim.is_settled:
+                    self._keeper.forget(claim)
 
-    # Settling
+    def _note_jobs(self) -> None:
+        """Count what the transactions did that ended."""
+        ended = self._dispatcher.jobs_ended
+        while ended:
+            self._note_job(ended.popleft())
 
-    def _settle_finished(self) -> None:
-        """Write the results of all handlers that ended: one statement for the good ones."""
-        for delivery in self._executor.finished():
-            self._unsettled.append(delivery)
-        if not self._unsettled:
-            return
-        # Kept until written: an outage in between repeats the writing, not the handling.
-        batch = list(self._unsettled)
-        for each in batch:
-            self._keeper.forget(each)
-        lost = [each for each in batch if each.envelope.lease_lost]
-        self.tally.lost += len(lost)
-        self._settled(lost)
-        self._acknowledge(each for each in batch if not each.envelope.lease_lost)
-        for each in batch:
-            if each.error is not None and not each.envelope.lease_lost:
-                verdict = judge(each.error, each.envelope.attempt, each.lane.policy)
-                self._write(each, verdict)
-                self._settled([each])
-
-    def _settled(self, deliveries: Iterable[Delivery]) -> None:
-        gone = {id(each) for each in deliveries}
-        self._unsettled = [each for each in self._unsettled if id(each) not in gone]
-
-    def _acknowledge(self, deliveries: Iterable[Delivery]) -> None:
-        by_lease: dict[str, list[Delivery]] = defaultdict(list)
-        for each in deliveries:
-            if each.error is None:
-                by_lease[each.envelope.lease_id].append(each)
-        for lease_id, members in by_lease.items():
-            self._acknowledge_members(lease_id, members)
-            self._settled(members)
-
-    def _acknowledge_members(self, lease_id: str, members: list[Delivery]) -> None:
-        ids = [each.envelope.message_id for each in members]
-        using = self.options.using
-        try:
-            deleted = set(
-                repeat(
-                    using,
-                    lambda: Message.objects.acknowledge(lease_id, ids, using=using),
-                    doubt=lambda found: len(list(found)) < len(ids),
-                )
-            )
-        except OutcomeUnknown:
-            # Deleted by the try whose answer was lost, or taken by others: either way settled.
-            deleted = set(ids)
-        self.tally.done += len(deleted)
-        self.tally.lost += len(ids) - len(deleted)
-        done = [each.envelope for each in members if each.envelope.message_id in deleted]
-        signals.announce(signals.acknowledged, self, envelopes=done)
-
-    def _write(self, delivery: Delivery, verdict: Verdict) -> None:
-        """Retry, snooze or bury; a lease that was lost meanwhile changes nothing."""
-        envelope = delivery.envelope
-        try:
-            written = delivery.lane.queue.settle(envelope, verdict)
-        except OutcomeUnknown:
-            written = True
-        if not written:
-            self.tally.lost += 1
-        elif verdict.delay is None:
-            self.tally.dead += 1
-            signals.announce(signals.dead, self, envelope=envelope, reason=verdict.reason)
-        elif not verdict.counts:
-            self.tally.snoozed += 1
-        else:
-            self.tally.failed += 1
-            signals.announce(
-                signals.failed, self, envelope=envelope, error=delivery.error,
-                delay=verdict.delay,
-            )  # fmt: skip
-        if written and verdict.delay is not None and verdict.delay <= self.options.poll_interval:
-            delivery.lane.wake()
+    def _note_job(self, job: Job) -> None:
+        self._dispatcher.end_job(job)
+        self._settler.count_done(job.lane, job.done)
+        for envelope, error in job.failures:
+            verdict = judge(error, envelope.attempt, job.lane.policy)
+            self._settler.count_failure(job.lane, envelope, error, verdict)
+        if job.error is not None:
+            raise job.error
 
     # Sleeping and stopping
 
     def _sleep(self, listener: Listener) -> None:
         """Sleep until a handler ends, a message may be due, or the worker is stopped."""
-        self._executor.worker_sleeps = True
+        pools = self._dispatcher.pools
+        for pool in pools:
+            pool.worker_sleeps()
         try:
-            if not self._executor.has_finished():
-                if listener.wait(self._nap(), self._stop, self._bell):
-                    self._wake_lanes()
-                self._bell.silence()
+            nap = self._nap()
+            if nap > 0 and listener.wait(nap, self._stop, self._bell):
+                self._wake_lanes()
+            self._bell.silence()
         finally:
-            self._executor.worker_sleeps = False
+            for pool in pools:
+                pool.worker_woke()
 
     def _nap(self) -> float:
-        longest = self.options.poll_interval.total_seconds()
-        if self._room() <= 0:
-            return longest
-        return min([longest, *(lane.look_at - time.monotonic() for lane in self._lanes)])
+        if self._dispatcher.jobs_ended:
+            return 0
+        if any(_has_unwritten(claim) for claim in self._keeper.claims()):
+            return GATHER_SECONDS if self._is_gathering() else 0
+        if self._dispatcher.executor.rouse_if_stalled():
+            return GATHER_SECONDS
+        return max(min(self._naps()), 0)
+
+    def _naps(self) -> list[float]:
+        now = time.monotonic()
+        naps = [
+            self.options.poll_interval.total_seconds(),
+            get_settings().WATCHDOG.total_seconds() / 4,
+        ]
+        for lane in self.lanes:
+            if self._dispatcher.has_room(lane):
+                naps.append(lane.look_at - now)
+            if lane.timeout is not None and self._has_work():
+                naps.append(min(lane.timeout / 4, 1.0))
+        return naps
 
     def _wake_lanes(self) -> None:
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.wake()
 
     def _wind_down(self) -> None:
         """Give back what was not started, finish what was, give back what does not finish."""
         self._cron.stop()
         try:
-            self._give_back(self._executor.take_back(), refund=1)
-            self._executor.stop()
+            self._give_back_unstarted()
             self._finish(self.options.shutdown_timeout)
-            self._give_back(self._keeper.in_flight(), refund=0)
+            for claim in self._keeper.claims():
+                self._give_back(claim, list(claim.in_hand()), refund=0)
         except (Error, ResourceUnavailable) as error:
             # Nothing is lost: the leases run out and others take the messages.
             logger.warning("event=shutdown_incomplete error=%s", error)
         finally:
             self._keeper.stop()
-            self._executor.join(1.0 if not self._in_flight() else 0.0)
+            self._dispatcher.stop(1.0 if not self._has_work() else 0.0)
+            self._tell_board(None)
             connections[self.options.using].close()
+
+    def _give_back_unstarted(self) -> None:
+        by_claim: dict[Claim, list[Envelope]] = defaultdict(list)
+        for claim, envelope in self._dispatcher.take_back():
+            by_claim[claim].append(envelope)
+        for claim, envelopes in by_claim.items():
+            self._give_back(claim, envelopes, refund=1)
 
     def _finish(self, timeout: timedelta) -> None:
         deadline = time.monotonic() + timeout.total_seconds()
         with Listener([], self.options.using) as listener:
             while True:
-                self._settle_finished()
+                self._board.turn()
+                self._note_jobs()
+                self._exchange(None)
                 left = deadline - time.monotonic()
-                if not self._in_flight() or left <= 0:
+                if not self._has_work() or left <= 0:
                     return
-                self._executor.worker_sleeps = True
-                if not self._executor.has_finished():
-                    listener.wait(min(left, 1.0), self._bell)
-                self._bell.silence()
+                self._await_results(listener, min(left, 1.0))
 
-    def _give_back(self, deliveries: list[Delivery], *, refund: int) -> None:
+    def _await_results(self, listener: Listener, seconds: float) -> None:
+        for pool in self._dispatcher.pools:
+            pool.worker_sleeps()
+        if not any(_has_unwritten(claim) for claim in self._keeper.claims()):
+            listener.wait(seconds, self._bell)
+        self._bell.silence()
+
+    def _give_back(self, claim: Claim, envelopes: list[Envelope], *, refund: int) -> None:
         """Release leases so that others take the messages at once."""
-        by_lease: dict[tuple[str, Lane], list[int]] = defaultdict(list)
-        for each in deliveries:
-            self._keeper.forget(each)
-            by_lease[each.envelope.lease_id, each.lane].append(each.envelope.message_id)
-        for (lease_id, lane), ids in by_lease.items():
-            lane.queue.give_back(lease_id, ids, refund=refund)
+        ids = [each.message_id for each in envelopes]
+        claim.remove(envelopes)
+        if claim.is_settled:
+            self._keeper.forget(claim)
+        if ids:
+            claim.lane.queue.give_back(claim.lease_id, ids, refund=refund)
+
+
+def _has_unwritten(claim: Claim) -> bool:
+    return len(claim.done) > claim.acknowledged or len(claim.failures) > claim.judged
+
+
+def seats_of(options: WorkerOptions) -> int:
+    """Return how many messages a process may have in hand at a time."""
+    return options.concurrency + options.async_concurrency

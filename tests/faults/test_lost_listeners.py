@@ -20,7 +20,7 @@ from tests.races.concurrency import Call, at_most, calling, wait_until
 def is_asleep(proxy: Proxy) -> bool:
     """Since it last listened it has claimed, looked for the next due time, and claimed again."""
     answers = [answer for answer in proxy.answers if answer != "SET"]
-    return answers[-4:] == ["LISTEN", "SELECT 0", "SELECT 0", "SELECT 0"]
+    return answers[-4:] == ["LISTEN", "UPDATE 0", "SELECT 0", "UPDATE 0"]
 
 
 @pytest.fixture

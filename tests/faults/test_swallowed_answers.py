@@ -109,7 +109,7 @@ def test_a_claim_whose_answer_was_swallowed_is_not_acknowledged_with_the_next_on
 ):
     """Q24: what was leased and never delivered must come back when that lease expires."""
     queue.offer_batch([ScheduledMessage(key, None, PAST) for key in ("lost", "second")])
-    proxy.swallow_answer("SELECT 1")
+    proxy.swallow_answer("UPDATE 1")
 
     batch = queue.try_poll_many(1)
 

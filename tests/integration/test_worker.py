@@ -304,7 +304,7 @@ class TestStart:
         )
         registry.add(handler)
         worker = Worker(WorkerOptions(), registry)
-        lane = worker._lanes[0]
+        lane = worker.lanes[0]
         assert lane.queue.lease_duration == timedelta(seconds=7)
         assert lane.policy == RetryPolicy.never()
 

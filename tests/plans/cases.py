@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from delayed_queue.managers import NO_FLOOR
 from tests.plans.conftest import NOW, ROWS
 
 PRIMARY: Final = "delayed_queue_pkey"
@@ -45,7 +46,7 @@ class Case:
         kind = str(self.params.get("kind")).partition("|")[0]
         rest = [
             str(self.params[name])
-            for name in ("key", "key_prefix", "lease_id", "reason", "overwrite")
+            for name in ("key", "key_prefix", "lease_id", "reason", "overwrite", "floor", "horizon")
             if name in self.params
         ]
         return "-".join([self.statement, kind, str(self.n), *rest])
@@ -90,11 +91,12 @@ def offers() -> list[Case]:
 
 def claims() -> list[Case]:
     due: list[dict[str, Any]] = [
-        {"kind": kind, "limit": limit, "now": NOW}
+        {"kind": kind, "limit": limit, "floor": floor, "now": NOW}
+        for floor in (NO_FLOOR, NOW - 150_000)
         for kind in ("bulk|json", "due|json", "mixed|json")
         for limit in (1, 100, 1000)
     ]
-    lease = {"lease_id": "mine", "lease": LEASE}
+    lease = {"lease_id": "mine", "retaken_id": "again", "lease": LEASE}
     cost: dict[str, Any] = {"rows": 5, "buffers": 40, "fixed": 400}
     return [
         *(
@@ -103,7 +105,8 @@ def claims() -> list[Case]:
             for each in due
         ),
         *(
-            Case("NEXT_DUE", {"kind": kind, "now": now}, {DUE}, rows=1)
+            Case("NEXT_DUE", {"kind": kind, "now": now, "horizon": horizon}, {DUE}, rows=1)
+            for horizon in (3_000, LEASE)
             # The bulk is 100,000 messages that are all next.
             for kind, now in (
                 ("bulk|json", NOW - 60_001), ("scheduled|json", NOW), ("mixed|json", NOW),
@@ -126,6 +129,36 @@ def leases() -> list[Case]:
         *of_ids("ACKNOWLEDGE", PRIMARY, (1, 100), **lease),
         *of_ids("ACKNOWLEDGE", PRIMARY, (100,), lease_id=None),
         Case("ACKNOWLEDGE_LEASE", {"lease_id": "lease-1750"}, {LEASES}, n=100),
+        *(
+            Case(
+                "ACKNOWLEDGE_MEMBERS", {"ids": n, "lease_ids": lease_ids(held)},
+                {PRIMARY}, n=n, rows=8, buffers=40, fixed=300, or_reads={LEASES},
+            )
+            for n, held in ((1, 1), (100, 1), (1000, 10))
+        ),
+        *(
+            Case(
+                "ACKNOWLEDGE_LEASES", {"lease_ids": lease_ids(held)},
+                # The earlier ones leave dead versions under the same lease.
+                {LEASES}, n=held * 100, rows=10, fixed=300,
+            )
+            for held in (1, 10)
+        ),
+        *(
+            Case(
+                "RELEASE_LEASES", {"ids": 8, "lease_ids": lease_ids(held), "now": NOW + LEASE},
+                {LEASES}, n=held * 100, rows=10, buffers=40, fixed=300,
+            )
+            for held in (1, 10)
+        ),
+        *(
+            Case(
+                "EXPIRE", {"ids": n, "lease_ids": lease_ids(1), "now": NOW + LEASE},
+                {PRIMARY}, n=n, rows=8, buffers=40, fixed=300, or_reads={LEASES},
+            )
+            for n in (1, 100)
+        ),
+        *of_ids("COUNT_CRASH", PRIMARY, (1, 100), lease_id="crashed", now=NOW + LEASE),
         *of_ids("RELEASE", PRIMARY, (1, 100), **release),
         *of_ids("BURY", PRIMARY, (1, 100), **lease, **error, reason="rejected"),
         *(

@@ -11,12 +11,14 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue import sql
+from delayed_queue.managers import NO_FLOOR
 
 NOW: Final = 1_000_000
 LIMIT: Final = 3
 DUE: Final = 50
 PARAMS: Final = {
-    "kind": "hostile|json", "limit": LIMIT, "lease_id": "mine", "lease": 1000, "now": NOW
+    "kind": "hostile|json", "limit": LIMIT, "lease_id": "mine", "retaken_id": "again",
+    "lease": 1000, "floor": NO_FLOOR, "now": NOW,
 }  # fmt: skip
 SETTINGS: Final = (
     "hashjoin", "mergejoin", "nestloop", "material", "hashagg", "sort", "indexscan", "bitmapscan",
@@ -79,7 +81,7 @@ def taken(raw: psycopg.Connection[Any], statement: str, *, off: tuple[str, ...])
         # Unprepared: a prepared statement would keep a plan made under other settings.
         rows = raw.execute(statement, PARAMS, prepare=False).fetchall()
         transaction.set_rollback(True)
-    return [row[1] for row in rows]
+    return sorted(row[1] for row in rows)
 
 
 @pytest.mark.parametrize("statement", ["CLAIM", "CONSUME"])

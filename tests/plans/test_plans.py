@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from delayed_queue import sql
+from delayed_queue.managers import NO_FLOOR
 from delayed_queue.sql import fragments
 from tests.plans.cases import CASES, DEAD_PRIMARY, LEASE, Case, lease_ids
 from tests.plans.conftest import NOW
@@ -121,13 +122,21 @@ def test_plan(
 
 
 VISIBLE: Final = "LIMIT %(limit)s::integer"
+FLOOR: Final = 'AND "scheduledAt" >= %(floor)s::bigint'
 HIDDEN: Final = "LIMIT (SELECT %(limit)s::integer)"
-BULK: Final = {"kind": "bulk|json", "limit": 1000, "lease_id": "x", "lease": LEASE, "now": NOW}
+BULK: Final = {
+    "kind": "bulk|json", "limit": 1000, "lease_id": "x", "retaken_id": "y", "lease": LEASE,
+    "floor": NO_FLOOR, "now": NOW,
+}  # fmt: skip
 
 
 def without(limit: str) -> str:
-    assert sql.CLAIM.count(limit) == 1
-    return sql.CLAIM.replace(limit, "")
+    """Return the claim without that limit, and without the floor, which hides the difference."""
+    statement = sql.CLAIM
+    for part in (limit, FLOOR):
+        assert statement.count(part) == 1
+        statement = statement.replace(part, "")
+    return statement
 
 
 @pytest.mark.parametrize("tables", ["never analyzed"], indirect=True)

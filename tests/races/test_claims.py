@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from delayed_queue import DelayedQueue, ScheduledMessage, sql
+from delayed_queue.managers import NO_FLOOR
 from tests.races.answers import polled
 from tests.races.concurrency import (
     raw_connection,
@@ -29,8 +30,9 @@ def offer(queue: DelayedQueue, count: int) -> list[str]:
 
 
 def parameters(queue: DelayedQueue, statement: str) -> dict[str, Any]:
-    lease = {"lease_id": "lease", "lease": 60_000}
-    return {"kind": queue.kind, "limit": 1, "now": None, **(lease if statement == "CLAIM" else {})}
+    params = {"kind": queue.kind, "limit": 1, "floor": NO_FLOOR, "now": None}
+    lease = {"lease_id": "lease", "retaken_id": "again", "lease": 60_000}
+    return {**params, **(lease if statement == "CLAIM" else {})}
 
 
 def poll_until_empty(queue: DelayedQueue, limit: int) -> list[str]:

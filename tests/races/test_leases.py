@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, sql
+from delayed_queue.managers import NO_FLOOR
 from delayed_queue.models import DeadLetter, Message
 from tests.races.answers import polled
 from tests.races.concurrency import calling, together, wait_until_blocked
@@ -66,8 +67,8 @@ def row(key: str = "key") -> dict[str, Any]:
 def lease_again(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
     """Lease the message for somebody else, and leave the transaction to the caller."""
     params = {
-        "kind": timed.kind, "limit": 1, "lease_id": "theirs", "lease": 60_000,
-        "now": clock.milliseconds,
+        "kind": timed.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
+        "lease": 60_000, "floor": NO_FLOOR, "now": clock.milliseconds,
     }  # fmt: skip
     assert len(connection.execute(sql.CLAIM, params).fetchall()) == 1
 

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage, sql
+from delayed_queue.managers import NO_FLOOR
 from delayed_queue.models import Message
 from tests.races.answers import polled, stored
 from tests.races.concurrency import at_most, calling, together, wait_until_blocked
@@ -70,7 +71,7 @@ DELETIONS: Final = {
     "drop": (sql.DROP, ("key", "kind")),
     "drop all": (sql.DROP_ALL, ("kind",)),
     "reject": (sql.BURY, ("ids", "lease_id", "reason", "error", "now")),
-    "consume": (sql.CONSUME, ("kind", "limit", "now")),
+    "consume": (sql.CONSUME, ("kind", "limit", "floor", "now")),
 }
 
 
@@ -92,7 +93,8 @@ def delete(connection: psycopg.Connection[Any], queue: DelayedQueue, deletion: s
     statement, names = DELETIONS[deletion]
     queue.offer_or_update("key", "old", PAST)
     params: dict[str, Any] = {
-        "key": "key", "kind": queue.kind, "reason": "no", "error": None, "limit": 1, "now": None
+        "key": "key", "kind": queue.kind, "reason": "no", "error": None, "limit": 1, "now": None,
+        "floor": NO_FLOOR,
     }  # fmt: skip
     if "lease_id" in names:
         envelope = polled(queue)

@@ -1,19 +1,37 @@
-"""``manage.py runqueueworker``: a shell around one Worker and two signals."""
+"""``manage.py runqueueworker``: a shell around one supervisor, or one worker, and two signals."""
 
 from __future__ import annotations
 
 import os
 import signal
-from argparse import ArgumentParser
+import sys
+from argparse import SUPPRESS, ArgumentParser
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch
 from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.workers.board import Board
+from delayed_queue.workers.children import Link, stop_when_orphaned
+from delayed_queue.workers.supervisor import (
+    EXIT_CONFIGURATION,
+    EXIT_RECYCLE,
+    Supervisor,
+    SupervisorOptions,
+)
+from delayed_queue.workers.watchdog import Watchdog
+from delayed_queue.workers.worker import seats_of
+
+# The options that a child is given as its supervisor was.
+_PASSED_ON: Final = (
+    "concurrency", "async_concurrency", "batch_size", "lease", "poll_interval", "max_messages",
+    "shutdown_timeout", "database",
+)  # fmt: skip
 
 
 class Command(BaseCommand):
@@ -25,7 +43,14 @@ class Command(BaseCommand):
             help="a queue to work on; repeat for several, first has priority "
             "(default: every queue with a handler)",
         )  # fmt: skip
-        parser.add_argument("--concurrency", type=int, help="handler threads")
+        parser.add_argument(
+            "--processes", type=int, default=1, metavar="N",
+            help="worker processes under a supervisor (1); 0 handles in this process, unsupervised",
+        )  # fmt: skip
+        parser.add_argument("--concurrency", type=int, help="handler threads of a process")
+        parser.add_argument(
+            "--async-concurrency", type=int, help="async handlers at a time of a process"
+        )
         parser.add_argument("--batch-size", type=int, help="most messages per claim")
         parser.add_argument("--lease", type=_seconds, metavar="SECONDS", help="lease duration")
         parser.add_argument(
@@ -33,7 +58,9 @@ class Command(BaseCommand):
             help="longest sleep between looks at an idle queue",
         )  # fmt: skip
         parser.add_argument("--burst", action="store_true", help="stop as soon as nothing is due")
-        parser.add_argument("--max-messages", type=int, help="stop after that many deliveries")
+        parser.add_argument(
+            "--max-messages", type=int, help="stop after that many deliveries by each process"
+        )
         parser.add_argument(
             "--shutdown-timeout", type=_seconds, metavar="SECONDS",
             help="how long to wait for running handlers when stopped",
@@ -42,21 +69,61 @@ class Command(BaseCommand):
             "--no-cron", action="store_false", dest="cron",
             help="leave the schedules to other workers or installcron",
         )  # fmt: skip
+        reload = parser.add_mutually_exclusive_group()
+        reload.add_argument(
+            "--reload", action="store_true", default=None,
+            help="start the processes again when a source file changes (default with DEBUG)",
+        )  # fmt: skip
+        reload.add_argument("--no-reload", action="store_false", dest="reload", help=SUPPRESS)
         parser.add_argument("--worker-id", help="name in the log (default: host and pid)")
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("--child", type=Link.parse, help=SUPPRESS)
 
     def handle(self, **options: Any) -> None:
         try:
-            worker = Worker(_options(options))
+            chosen = _options(options)
+            if options["child"] is not None:
+                self._run_child(chosen, options["child"])
+            elif options["processes"] == 0:
+                self._run_here(chosen, options)
+            else:
+                self._supervise(chosen, options)
         except DelayedQueueError as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(str(error), returncode=_exit_code(error)) from error
+
+    def _run_here(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
+        board = Board.private(seats_of(chosen))
+        worker = Worker(chosen, board=board)
         _stop_on_signals(worker)
-        self._say(options, f"Worker {worker} serves {', '.join(worker.queues)}. Ctrl-C stops it.")
+        Watchdog(board).start()
+        self._greet(options, worker)
         tally = worker.run()
+        self._say(options, f"Worker {worker} stopped: {tally}.")
+
+    def _run_child(self, chosen: WorkerOptions, link: Link) -> None:
+        worker = Worker(chosen, board=link.board())
+        _stop_on_signals(worker)
+        stop_when_orphaned(worker.stop)
+        worker.run()
+        if worker.is_used_up:
+            sys.exit(EXIT_RECYCLE)
+
+    def _supervise(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
+        # Made and thrown away: what is wrong with it is said once, here.
+        self._greet(options, Worker(chosen))
+        supervisor = Supervisor(_supervision(chosen, options))
+        supervisor.listen_to_signals()
+        code = supervisor.run()
+        self._say(options, f"Worker {supervisor} stopped: {supervisor.tally}.")
+        if code:
+            sys.exit(code)
+
+    def _greet(self, options: dict[str, Any], worker: Worker) -> None:
+        processes = options["processes"]
+        by = f" with {processes} processes" if processes > 1 else ""
         self._say(
             options,
-            f"Worker {worker} stopped: {tally.done} done, {tally.failed} to be retried, "
-            f"{tally.snoozed} snoozed, {tally.dead} dead, {tally.lost} lost their lease.",
+            f"Worker {worker} serves {', '.join(worker.queues)}{by}. Ctrl-C stops it.",
         )
 
     def _say(self, options: dict[str, Any], text: str) -> None:
@@ -80,14 +147,53 @@ def _options(options: dict[str, Any]) -> WorkerOptions:
         "cron": options["cron"],
         "using": options["database"],
         "concurrency": options["concurrency"],
+        "async_concurrency": options["async_concurrency"],
         "batch_size": options["batch_size"],
         "lease": options["lease"],
         "poll_interval": options["poll_interval"],
         "max_messages": options["max_messages"],
         "shutdown_timeout": options["shutdown_timeout"],
         "worker_id": options["worker_id"],
+        "processes": options["processes"],
     }
     return WorkerOptions(**{name: value for name, value in given.items() if value is not None})
+
+
+def _supervision(chosen: WorkerOptions, options: dict[str, Any]) -> SupervisorOptions:
+    is_finite = chosen.burst or chosen.max_messages is not None
+    reload = options["reload"]
+    return SupervisorOptions(
+        processes=chosen.processes,
+        arguments=_arguments_of_child(chosen, options),
+        seats=seats_of(chosen),
+        using=chosen.using,
+        shutdown_timeout=chosen.shutdown_timeout,
+        ends=is_finite,
+        reload=settings.DEBUG and not is_finite if reload is None else reload,
+        worker_id=chosen.worker_id,
+    )
+
+
+def _arguments_of_child(chosen: WorkerOptions, options: dict[str, Any]) -> list[str]:
+    """Return the command line of a child: what ours says, in full."""
+    arguments = ["runqueueworker", "--verbosity", str(options["verbosity"])]
+    for queue in chosen.queues:
+        arguments += ["--queue", queue]
+    for name in _PASSED_ON:
+        value = options[name]
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        if value is not None:
+            arguments += ["--" + name.replace("_", "-"), str(value)]
+    if chosen.burst:
+        arguments.append("--burst")
+    if not chosen.cron:
+        arguments.append("--no-cron")
+    return [*arguments, "--worker-id", chosen.worker_id]
+
+
+def _exit_code(error: DelayedQueueError) -> int:
+    return EXIT_CONFIGURATION if isinstance(error, SchemaMismatch) else 1
 
 
 def _stop_on_signals(worker: Worker) -> None:

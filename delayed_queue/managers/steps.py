@@ -1,0 +1,89 @@
+"""The statements of a worker's turn, to be run together in one round trip and one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+from delayed_queue import sql
+from delayed_queue.statements import Row, fetch_all
+
+# A statement and its parameters.
+Step = tuple[str, dict[str, Any]]
+
+# Below any time: a claim from the start of the queue.
+NO_FLOOR: Final = -(2**63 - 1)
+
+# The order of a claim: the due time, then the id.
+_ORDER: Final = itemgetter(4, 0)
+
+
+def claiming(
+    kind: str,
+    limit: int,
+    lease_id: str,
+    retaken_id: str,
+    lease: int,
+    *,
+    floor: int = NO_FLOOR,
+    now: int | None = None,
+) -> Step:
+    """Lease up to ``limit`` of the earliest due messages from the floor on.
+
+    Those whose last lease ran out unsettled come under ``retaken_id``, the others under
+    ``lease_id``. Answered by rows as of ``LeasedRow``, in no order.
+    """
+    params = {
+        "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
+        "lease": lease, "floor": floor, "now": now,
+    }  # fmt: skip
+    return sql.CLAIM, params
+
+
+def earliest_first(rows: list[Row]) -> list[Row]:
+    """Put the rows of a claim in order, in place."""
+    rows.sort(key=_ORDER)
+    return rows
+
+
+def acknowledging_leases(lease_ids: Sequence[str]) -> Step:
+    """Delete all that is still under the leases; answered by the ids deleted."""
+    return sql.ACKNOWLEDGE_LEASES, {"lease_ids": list(lease_ids)}
+
+
+def acknowledging_members(lease_ids: Sequence[str], ids: Sequence[int]) -> Step:
+    """Delete those messages that are still under the leases; answered by the ids deleted."""
+    return sql.ACKNOWLEDGE_MEMBERS, {"lease_ids": list(lease_ids), "ids": list(ids)}
+
+
+def releasing(lease_id: str, message_id: int, delay: int, refund: int, error: str | None) -> Step:
+    """End the lease of a message, due again after the delay; answered by its id."""
+    params = {
+        "lease_id": lease_id, "ids": [message_id], "delay": delay, "refund": refund,
+        "error": error, "now": None,
+    }  # fmt: skip
+    return sql.RELEASE, params
+
+
+def burying(lease_id: str, message_id: int, reason: str, error: str | None) -> Step:
+    """Move a message to the dead letters; answered by its id."""
+    params = {
+        "lease_id": lease_id, "ids": [message_id], "reason": reason, "error": error, "now": None
+    }  # fmt: skip
+    return sql.BURY, params
+
+
+def returning_leases(lease_ids: Sequence[str]) -> Step:
+    """Give back, uncounted, all that is under leases that no answer told of."""
+    return sql.RELEASE_LEASES, {"lease_ids": list(lease_ids), "ids": [], "now": None}
+
+
+def looking_ahead(kind: str, horizon: int) -> Step:
+    """Answered by the milliseconds until the next message due within the horizon, if any."""
+    return sql.NEXT_DUE, {"kind": kind, "horizon": horizon, "now": None}
+
+
+def run(using: str, steps: Sequence[Step]) -> list[list[Row]]:
+    """Return each step's rows; either all have taken effect or, when it raises, none."""
+    return fetch_all(using, steps)

@@ -1,0 +1,124 @@
+"""The board: memory a worker process shares with its supervisor, written without a lock.
+
+It tells what the supervisor must know when the process is dead: when its loop last turned,
+which leases it held, and which messages its handlers had in hand.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+COUNTERS: Final = ("done", "failed", "snoozed", "dead", "lost", "in_flight")
+MAX_LEASES: Final = 512
+LEASE_BYTES: Final = 36
+
+# The layout, in words of eight bytes: the time of the last turn, the counters, the number of
+# leases; then two words for each seat; then the leases, as text.
+_TURNED_AT: Final = 0
+_FIRST_COUNTER: Final = 1
+_LEASES: Final = _FIRST_COUNTER + len(COUNTERS)
+_FIRST_SEAT: Final = _LEASES + 1
+_WORD: Final = 8
+
+_SUSPECT: Final = 1
+_TRANSACTIONAL: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A message that a handler had begun and not ended."""
+
+    message_id: int
+    is_suspect: bool
+    is_transactional: bool
+
+
+class Board:
+    """A fixed number of ``seats``, each for one message in hand, and the rest.
+
+    Every word is written by one thread only, and read by the supervisor after the process died
+    or where a stale value does no harm.
+    """
+
+    def __init__(self, memory: mmap.mmap, seats: int) -> None:
+        self._memory = memory
+        self.seats = seats
+        self._words = memoryview(memory).cast("q")
+        self._leases_at = (_FIRST_SEAT + 2 * seats) * _WORD
+
+    @classmethod
+    def private(cls, seats: int) -> Board:
+        """Return a board that no other process sees."""
+        return cls(mmap.mmap(-1, size_of(seats)), seats)
+
+    @classmethod
+    def of_file(cls, descriptor: int, seats: int) -> Board:
+        """Return the board in an open file, which is made as long as it must be."""
+        os.ftruncate(descriptor, size_of(seats))
+        return cls(mmap.mmap(descriptor, size_of(seats)), seats)
+
+    # Written by the worker
+
+    def turn(self) -> None:
+        """Note that the claim loop turns. The clock is the machine's, the same in all processes."""
+        self._words[_TURNED_AT] = time.monotonic_ns()
+
+    def count(self, numbers: Iterable[int]) -> None:
+        for place, number in enumerate(numbers, _FIRST_COUNTER):
+            self._words[place] = number
+
+    def hold(self, lease_ids: Sequence[str]) -> None:
+        """Note the leases held; to be called before they are asked for, not after."""
+        text = "".join(lease_ids[:MAX_LEASES]).encode("ascii")
+        self._words[_LEASES] = 0
+        self._memory[self._leases_at : self._leases_at + len(text)] = text
+        self._words[_LEASES] = len(text) // LEASE_BYTES
+
+    def take(self, seat: int, message_id: int) -> None:
+        self._words[_FIRST_SEAT + 2 * seat] = message_id
+
+    def mark(self, seat: int, *, is_suspect: bool, is_transactional: bool = False) -> None:
+        """Say of what sort the messages are that the seat takes from now on."""
+        flags = _SUSPECT * is_suspect + _TRANSACTIONAL * is_transactional
+        self._words[_FIRST_SEAT + 2 * seat + 1] = flags
+
+    # Read by the supervisor
+
+    @property
+    def turned_at(self) -> float:
+        """When the loop last turned, in monotonic seconds; 0 before it first did."""
+        return self._words[_TURNED_AT] / 1e9
+
+    def counters(self) -> dict[str, int]:
+        return {name: self._words[_FIRST_COUNTER + n] for n, name in enumerate(COUNTERS)}
+
+    def held(self) -> list[str]:
+        text = self._memory[self._leases_at : self._leases_at + self._words[_LEASES] * LEASE_BYTES]
+        return [
+            text[at : at + LEASE_BYTES].decode("ascii") for at in range(0, len(text), LEASE_BYTES)
+        ]
+
+    def in_hand(self) -> list[InHand]:
+        found = []
+        for place in range(_FIRST_SEAT, _FIRST_SEAT + 2 * self.seats, 2):
+            message_id, flags = self._words[place], self._words[place + 1]
+            if message_id:
+                found.append(
+                    InHand(message_id, bool(flags & _SUSPECT), bool(flags & _TRANSACTIONAL))
+                )
+        return found
+
+    def wipe(self) -> None:
+        """Forget what a process that is gone held; its counters stay."""
+        self._words[_TURNED_AT] = self._words[_LEASES] = 0
+        for place in range(_FIRST_SEAT, _FIRST_SEAT + 2 * self.seats):
+            self._words[place] = 0
+
+
+def size_of(seats: int) -> int:
+    return (_FIRST_SEAT + 2 * seats) * _WORD + MAX_LEASES * LEASE_BYTES

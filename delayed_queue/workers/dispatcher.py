@@ -1,0 +1,211 @@
+"""The dispatcher: decides what to claim, and hands what was claimed to the pools."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from typing import Any
+
+from delayed_queue import signals
+from delayed_queue.handlers import Reject
+from delayed_queue.managers import Step, earliest_first
+from delayed_queue.messages import Envelope
+from delayed_queue.wakeups import Doorbell
+from delayed_queue.workers.board import Board
+from delayed_queue.workers.claims import Claim
+from delayed_queue.workers.eventloop import EventLoop
+from delayed_queue.workers.executor import Executor
+from delayed_queue.workers.lanes import CRASHED, Lane
+from delayed_queue.workers.leasekeeper import LeaseKeeper
+from delayed_queue.workers.options import WorkerOptions
+from delayed_queue.workers.pools import AHEAD_SECONDS, Pool, Work
+from delayed_queue.workers.transactions import Job
+
+Rows = list[tuple[Any, ...]]
+
+
+class ClaimPlan:
+    """A claim about to be made: of which lane, under which leases, by which statements."""
+
+    def __init__(self, lane: Lane, limit: int) -> None:
+        self.lane = lane
+        self.look = lane.begin_look(limit)
+        self.lease_id = str(uuid.uuid4())
+        self.retaken_id = str(uuid.uuid4())
+        self.steps: list[Step] = lane.claim_steps(self.look, self.lease_id, self.retaken_id)
+
+
+class Dispatcher:
+    """Knows the lanes in order of priority, the pools, and how much there is room for."""
+
+    def __init__(
+        self,
+        sender: Any,
+        options: WorkerOptions,
+        lanes: list[Lane],
+        keeper: LeaseKeeper,
+        bell: Doorbell,
+        board: Board,
+    ) -> None:
+        self._sender = sender
+        self._options = options
+        self._keeper = keeper
+        self._bell = bell
+        self._board = board
+        self.lanes = lanes
+        self.executor = Executor(options.concurrency, bell, board)
+        self.pools: list[Pool] = [self.executor]
+        self._loop: EventLoop | None = None
+        if any(lane.handler.is_async for lane in lanes):
+            self._loop = EventLoop(options.async_concurrency, bell, board, options.concurrency)
+            self.pools.append(self._loop)
+        self.jobs_ended: deque[Job] = deque()
+        self._jobs: set[Job] = set()
+        self._suspects: deque[Work] = deque()
+        self._suspect: Claim | None = None
+        self._claimed = 0
+
+    def start(self) -> None:
+        for pool in self.pools:
+            pool.start()
+
+    def pool_of(self, lane: Lane) -> Pool:
+        return self._loop if self._loop is not None and lane.handler.is_async else self.executor
+
+    @property
+    def room_left(self) -> int:
+        most = self._options.max_messages
+        return 2**31 - 1 if most is None else max(most - self._claimed, 0)
+
+    @property
+    def in_flight(self) -> int:
+        held = sum(claim.unhandled for claim in self._keeper.claims())
+        return held + sum(job.look.limit for job in self._jobs)
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._jobs)
+
+    # Claiming
+
+    def plan(self) -> ClaimPlan | None:
+        """Return the claim of the first lane that may have something and there is room for.
+
+        On the way, transactional lanes are given the threads they want.
+        """
+        now = time.monotonic()
+        unhandled = self._unhandled()
+        for lane in self.lanes:
+            if now < lane.look_at:
+                continue
+            if lane.handler.transactional:
+                self._start_jobs(lane)
+                continue
+            pool = self.pool_of(lane)
+            limit = min(pool.room(lane.limit, unhandled.get(pool, 0)), self.room_left)
+            if limit > 0:
+                return ClaimPlan(lane, limit)
+        return None
+
+    def _unhandled(self) -> dict[Pool, int]:
+        found: dict[Pool, int] = {self.executor: len(self._jobs)}
+        for claim in self._keeper.claims():
+            pool = self.pool_of(claim.lane)
+            found[pool] = found.get(pool, 0) + claim.unhandled
+        return found
+
+    def has_room(self, lane: Lane) -> bool:
+        if lane.handler.transactional:
+            return lane.jobs < lane.jobs_wanted
+        pool = self.pool_of(lane)
+        return pool.room(lane.limit, self._unhandled().get(pool, 0)) > 0
+
+    def accept(self, plan: ClaimPlan, answers: list[Rows]) -> int:
+        """Take over what a claim returned; return how many messages that was."""
+        rows = earliest_first(answers[-1])
+        ahead = answers[-2] if plan.look.looks_ahead else []
+        latest = rows[-1][4] if rows else None
+        plan.lane.end_look(plan.look, len(rows), latest, ahead[0][0] if ahead else None)
+        self._claimed += len(rows)
+        if rows:
+            self._hand_over(plan, rows)
+        return len(rows)
+
+    def _hand_over(self, plan: ClaimPlan, rows: Rows) -> None:
+        lane, queue = plan.lane, plan.lane.queue
+        envelopes = queue.open_rows([row for row in rows if not row[8]], plan.lease_id)
+        suspects = queue.open_rows([row for row in rows if row[8]], plan.retaken_id)
+        signals.announce(signals.leased, self._sender, envelopes=[*envelopes, *suspects])
+        now = plan.look.began_at
+        if envelopes:
+            claim = Claim(lane, plan.lease_id, envelopes, now)
+            self._keeper.watch(claim)
+            self.pool_of(lane).submit(claim, self._unspent(claim))
+        for envelope in suspects:
+            claim = Claim(lane, plan.retaken_id, [envelope], now, is_suspect=True)
+            self._keeper.watch(claim)
+            self._suspects.extend((claim, each) for each in self._unspent(claim))
+
+    def _unspent(self, claim: Claim) -> list[Envelope]:
+        """Return the messages with attempts left; the others are settled without a handler.
+
+        All their attempts ended without an answer, not even a failure: they kill their workers.
+        """
+        most = claim.lane.policy.max_attempts
+        spent = [each for each in claim.envelopes if each.attempt > most]
+        if not spent:
+            return claim.envelopes
+        claim.failures.extend((each, Reject(CRASHED)) for each in spent)
+        return [each for each in claim.envelopes if each.attempt <= most]
+
+    def feed_suspects(self) -> None:
+        """Hand over the next message that may have killed a worker: one at a time.
+
+        So if the process dies again, that message is to blame, and what else was in hand is not.
+        """
+        if self._suspect is not None and self._suspect.unhandled:
+            return
+        self._suspect = None
+        if self._suspects:
+            claim, envelope = self._suspects.popleft()
+            self._suspect = claim
+            self.pool_of(claim.lane).submit(claim, [envelope])
+
+    # Transactional lanes
+
+    def _start_jobs(self, lane: Lane) -> None:
+        while lane.jobs < min(lane.jobs_wanted, self._options.concurrency) and self.room_left:
+            worth = max(int(AHEAD_SECONDS / lane.seconds_each), 1)
+            look = lane.begin_look(min(lane.limit, worth, self.room_left))
+            job = Job(lane, look, self.jobs_ended, self._bell, self._board)
+            lane.jobs += 1
+            self._claimed += look.limit
+            self._jobs.add(job)
+            self.executor.submit_job(job)
+
+    def end_job(self, job: Job) -> None:
+        """Note what a transaction found, and whether its lane is worth another thread."""
+        lane, look = job.lane, job.look
+        self._jobs.discard(job)
+        lane.jobs -= 1
+        self._claimed -= look.limit - job.found
+        lane.end_look(look, job.found, job.latest, job.wait_ms)
+        lane.jobs_wanted = min(lane.jobs + 2, lane.jobs_wanted + 1) if job.found else 1
+        if job.found:
+            weight = min(job.found / 16, 1)
+            lane.seconds_each += (job.seconds / job.found - lane.seconds_each) * weight
+
+    # Stopping
+
+    def take_back(self) -> list[Work]:
+        """Return what nobody has begun, and begin no more of it."""
+        taken = [*self._suspects]
+        self._suspects.clear()
+        for pool in self.pools:
+            taken.extend(pool.take_back())
+        return taken
+
+    def stop(self, seconds: float) -> None:
+        for pool in self.pools:
+            pool.stop(seconds)

@@ -1,0 +1,93 @@
+"""What a worker hands messages to: a pool of threads, or an event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from delayed_queue.messages import Envelope
+from delayed_queue.wakeups import Doorbell
+from delayed_queue.workers.board import Board
+from delayed_queue.workers.claims import Claim
+
+# How far ahead of a pool a worker leases: what it handles in this time, but two batches at
+# most. More would keep messages from idle workers, less would leave it waiting for claims.
+AHEAD_SECONDS: Final = 0.25
+# How long a sleeping worker lets results gather before it is woken to acknowledge them.
+GATHER_SECONDS: Final = 0.002
+
+Work = tuple[Claim, Envelope]
+
+
+class Pool:
+    """``capacity`` is how many messages it handles at the same time.
+
+    ``seconds_each`` is a moving average of what a message takes, the basis of how much to
+    claim ahead. ``completed`` counts, roughly, for who wants to know whether anything ended.
+    """
+
+    def __init__(self, capacity: int, bell: Doorbell, board: Board, first_seat: int) -> None:
+        self.capacity = capacity
+        self.seconds_each = 0.05
+        self.completed = 0
+        self._bell = bell
+        self._board = board
+        self._first_seat = first_seat
+        self._slept_at: float | None = None
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def submit(self, claim: Claim, envelopes: Iterable[Envelope]) -> None:
+        """Have the messages handled; each ends in the claim's ``done`` or ``failures``."""
+        raise NotImplementedError
+
+    def waiting(self) -> int:
+        """Return how many messages nobody has begun."""
+        raise NotImplementedError
+
+    def take_back(self) -> list[Work]:
+        """Return the messages that nobody has begun, and begin no more of them."""
+        raise NotImplementedError
+
+    def stop(self, seconds: float) -> None:
+        """Let what is begun end, for so long; then leave it."""
+        raise NotImplementedError
+
+    def ahead(self, batch_size: int) -> int:
+        """Return how many messages may be leased beyond what the pool handles at a time."""
+        if batch_size == 1:  # one by one was asked for
+            return 0
+        return min(int(self.capacity * AHEAD_SECONDS / self.seconds_each), 2 * batch_size)
+
+    def room(self, batch_size: int, unhandled: int) -> int:
+        """Return how many messages to claim now: none rather than few, unless it is idle."""
+        wanted = self.capacity + self.ahead(batch_size)
+        free = min(wanted - unhandled, batch_size)
+        # Not in small change: a claim costs much the same for one message as for fifty.
+        if free < min(wanted, batch_size) / 2:
+            return max(min(self.capacity - unhandled, batch_size), 0)
+        return free
+
+    # The worker sleeps, and is woken
+
+    def worker_sleeps(self) -> None:
+        self._slept_at = time.monotonic()
+
+    def worker_woke(self) -> None:
+        self._slept_at = None
+
+    def _ended(self, began_at: float) -> float:
+        """Note that a message ended; wake the worker, unless more results are about to follow."""
+        now = time.monotonic()
+        spent = now - began_at
+        self.seconds_each += (spent - self.seconds_each) / 16
+        self.completed += 1
+        slept_at = self._slept_at
+        if slept_at is not None and (
+            spent > GATHER_SECONDS or now - slept_at > GATHER_SECONDS or not self.waiting()
+        ):
+            self._slept_at = None  # one ring is enough
+            self._bell.ring()
+        return now

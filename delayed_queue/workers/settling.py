@@ -1,0 +1,146 @@
+"""Settling: what is written about handled messages, as many as can be in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from delayed_queue import signals
+from delayed_queue.handlers import Verdict, judge, storable
+from delayed_queue.managers import (
+    Step,
+    acknowledging_leases,
+    acknowledging_members,
+    burying,
+    releasing,
+)
+from delayed_queue.messages import MILLISECOND, Envelope
+from delayed_queue.workers.claims import Claim
+from delayed_queue.workers.lanes import Lane
+from delayed_queue.workers.tally import Tally
+
+# Failures are written one statement each, so many in a round trip.
+MOST_FAILURES: Final = 100
+Rows = list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A statement, and what to note once its transaction has committed."""
+
+    step: Step
+    note: Callable[[Rows], None]
+
+
+class Settler:
+    """Turns what handlers answered into statements, and their answers into counts and signals.
+
+    Nothing is noted before the commit: after an outage the same is written again, not handled
+    again. ``is_in_doubt`` says that the last commit may have happened although no answer came;
+    then what is gone is taken for settled by it, and not for lost.
+    """
+
+    def __init__(self, sender: Any, tally: Tally) -> None:
+        self._sender = sender
+        self._tally = tally
+        self.is_in_doubt = False
+
+    def settlements(self, claims: Iterable[Claim]) -> list[Settlement]:
+        """Return what there is to write: at most two statements for all that went well."""
+        whole: list[Claim] = []
+        parts: list[tuple[Claim, list[int]]] = []
+        failures: list[tuple[Claim, Envelope, BaseException]] = []
+        for claim in claims:
+            if claim.is_wholly_done:
+                whole.append(claim)
+            elif len(claim.done) > claim.acknowledged:
+                parts.append((claim, claim.done[claim.acknowledged :]))
+            if len(claim.failures) > claim.judged:
+                failures.extend((claim, *each) for each in claim.failures[claim.judged :])
+        found = []
+        if whole:
+            found.append(self._of_whole(whole))
+        if parts:
+            found.append(self._of_parts(parts))
+        found.extend(self._of_failure(*each) for each in failures[:MOST_FAILURES])
+        return found
+
+    def _of_whole(self, claims: list[Claim]) -> Settlement:
+        step = acknowledging_leases([claim.lease_id for claim in claims])
+        return Settlement(step, partial(self._note_done, [(each, each.done) for each in claims]))
+
+    def _of_parts(self, parts: list[tuple[Claim, list[int]]]) -> Settlement:
+        ids = [message_id for _, some in parts for message_id in some]
+        step = acknowledging_members([claim.lease_id for claim, _ in parts], ids)
+        return Settlement(step, partial(self._note_done, parts))
+
+    def _note_done(self, parts: list[tuple[Claim, list[int]]], rows: Rows) -> None:
+        wanted = sum(len(ids) for _, ids in parts)
+        # Nearly always all are deleted; only otherwise is it worth asking which.
+        are_all_deleted = self.is_in_doubt or len(rows) == wanted
+        deleted = None if are_all_deleted else {row[0] for row in rows}
+        for claim, ids in parts:
+            claim.acknowledged += len(ids)
+            done = ids if deleted is None else [each for each in ids if each in deleted]
+            self._tally.done += len(done)
+            self._tally.lost += len(ids) - len(done)
+            claim.lane.done += len(done)
+            self._announce_done(claim, done)
+
+    def _announce_done(self, claim: Claim, done: list[int]) -> None:
+        if done and signals.acknowledged.has_listeners():
+            ids = set(done)
+            envelopes = [each for each in claim.envelopes if each.message_id in ids]
+            signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
+
+    def _of_failure(self, claim: Claim, envelope: Envelope, error: BaseException) -> Settlement:
+        verdict = judge(error, envelope.attempt, claim.lane.policy)
+        note = partial(self._note_failure, claim, envelope, error, verdict)
+        text = verdict.error or None
+        if verdict.delay is None:
+            reason = storable(verdict.reason) or "rejected"
+            step = burying(envelope.lease_id, envelope.message_id, reason, text)
+        else:
+            step = releasing(
+                envelope.lease_id, envelope.message_id, verdict.delay // MILLISECOND,
+                0 if verdict.counts else 1, text,
+            )  # fmt: skip
+        return Settlement(step, note)
+
+    def _note_failure(
+        self, claim: Claim, envelope: Envelope, error: BaseException, verdict: Verdict, rows: Rows
+    ) -> None:
+        claim.judged += 1
+        if rows or self.is_in_doubt:
+            self.count_failure(claim.lane, envelope, error, verdict)
+        else:
+            self._tally.lost += 1
+
+    def count_failure(
+        self, lane: Lane, envelope: Envelope, error: BaseException, verdict: Verdict
+    ) -> None:
+        """Count and announce a failure that was written, and be there when it is due again."""
+        if verdict.delay is None:
+            self._tally.dead += 1
+            signals.announce(
+                signals.dead, self._sender, envelope=envelope, reason=verdict.reason
+            )  # fmt: skip
+            return
+        if verdict.counts:
+            self._tally.failed += 1
+            signals.announce(
+                signals.failed, self._sender, envelope=envelope, error=error, delay=verdict.delay
+            )
+        else:
+            self._tally.snoozed += 1
+        if verdict.delay <= lane.queue.poll_interval:
+            lane.wake()
+
+    def count_done(self, lane: Lane, envelopes: list[Envelope]) -> None:
+        """Count and announce what a transaction handled and deleted."""
+        self._tally.done += len(envelopes)
+        lane.done += len(envelopes)
+        if envelopes:
+            signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
