@@ -12,6 +12,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import connections
 
 from delayed_queue.conf import SETTING, find_problems
+from delayed_queue.schedules import has_zones
 
 OLDEST_POSTGRESQL = 130_000
 
@@ -24,6 +25,22 @@ def check_settings(
     return [
         Error(problem.message, hint=problem.hint, id="delayed_queue.E001", obj=SETTING)
         for problem in find_problems(getattr(settings, SETTING, {}))
+    ]
+
+
+@register()
+def check_zones(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W004: no time zone database, without which schedules know no local time."""
+    if has_zones():
+        return []
+    return [
+        checks.Warning(
+            "Python finds no time zone database.",
+            hint="Install the package tzdata. Without, only periodic schedules can be made.",
+            id="delayed_queue.W004",
+        )
     ]
 
 

@@ -124,8 +124,9 @@ class QueueModelAdmin(_Base):
             return f"{title} with this key"
         return title if kind is None else f"{title} of {name_of(kind).queue}"
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        if IS_POPUP_VAR in request.GET:
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        # Since Django 6.1 it is asked for those of the detail page too, which has its own buttons.
+        if IS_POPUP_VAR in request.GET or getattr(action_location, "name", "") == "CHANGE_FORM":
             return {}
         allowed = [each for each in self.operations if self.may(request, each)]
         return {each.name: (each.run, each.name, each.label) for each in allowed}

@@ -7,7 +7,7 @@ Instants come back in UTC, on whole milliseconds, as the queue stores them.
 from __future__ import annotations
 
 from delayed_queue.schedules.base import Schedule, ZonedSchedule
-from delayed_queue.schedules.clocks import Fold, Gap, load_zone, next_clock_change
+from delayed_queue.schedules.clocks import Fold, Gap, has_zones, load_zone, next_clock_change
 from delayed_queue.schedules.daily import DailySchedule
 from delayed_queue.schedules.expressions import CronSchedule
 from delayed_queue.schedules.periodic import PeriodicSchedule
@@ -32,6 +32,7 @@ __all__ = [
     "ZonedSchedule",
     "check_config_hash",
     "check_key_prefix",
+    "has_zones",
     "load_zone",
     "missed",
     "next_clock_change",

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
 from typing import Final, Literal
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from delayed_queue.exceptions import InvalidConfiguration
 
 Gap = Literal["shift", "skip"]
 Fold = Literal["first", "second", "both"]
 
+NO_ZONES: Final = "there is no time zone database here: install the Python package tzdata."
 _EVER: Final = datetime.min.replace(tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)
 _PROBE: Final = timedelta(hours=12)
@@ -43,9 +44,17 @@ def load_zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     # Not found is a KeyError, a path outside the database a ValueError, a folder an OSError.
     except (KeyError, ValueError, OSError) as error:
-        raise InvalidConfiguration(
-            f"Unknown time zone {name!r}: write an IANA name such as 'Europe/Bucharest'."
-        ) from error
+        hint = "write an IANA name such as 'Europe/Bucharest'." if has_zones() else NO_ZONES
+        raise InvalidConfiguration(f"Unknown time zone {name!r}: {hint}") from error
+
+
+def has_zones() -> bool:
+    """Return whether Python finds a time zone database, which slim images lack."""
+    try:
+        ZoneInfo("UTC")  # which every one has
+    except ZoneInfoNotFoundError:
+        return False
+    return True
 
 
 def instants(walls: Iterable[datetime], zone: ZoneInfo, gap: Gap, fold: Fold) -> Iterator[datetime]:

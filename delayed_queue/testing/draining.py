@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.db import connections
 from psycopg.pq import TransactionStatus
 
 from delayed_queue.exceptions import InvalidConfiguration
@@ -112,15 +112,16 @@ def _mended(using: str) -> Iterator[None]:
     if not connection.in_atomic_block:
         yield
         return
-    savepoint = transaction.savepoint(using)
+    # The connection's own: django.db.transaction renames its function in Django 6.1.
+    savepoint = connection.savepoint()
     try:
         yield
     finally:
         if connection.needs_rollback or _is_broken(connection):
             connection.needs_rollback = False  # else the rollback would be refused too
-            transaction.savepoint_rollback(savepoint, using)
+            connection.savepoint_rollback(savepoint)
         else:
-            transaction.savepoint_commit(savepoint, using)
+            connection.savepoint_commit(savepoint)
 
 
 def _is_broken(connection: Any) -> bool:

@@ -20,7 +20,7 @@ from django.db import connection
 from delayed_queue import signals
 from delayed_queue.conf import find_problems
 from delayed_queue.handlers import registry
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.models import DeadLetter, Message, Schedule
 from delayed_queue.workers import Worker, WorkerOptions
 from tests import documents
 from tests.documents import DOCS, ROOT, Block
@@ -194,7 +194,7 @@ class TestSchema:
     def test_columns_have_the_types(self) -> None:
         header = ("column", "type", "Django field", "why")
         found = documents.tables(SCHEMA, *header)
-        for rows, model in zip(found, (Message, DeadLetter), strict=True):
+        for rows, model in zip(found, (Message, DeadLetter, Schedule), strict=True):
             documented = {documents.code(row[0]): documents.code(row[1]) for row in rows}
             assert documented == types_of(model._meta.db_table)
 
@@ -207,7 +207,8 @@ class TestSchema:
             columns = re.findall(r'"?(\w+)"?', definition.partition("(")[2].partition(")")[0])
             said = documents.INLINE_CODE.findall(documented[name].partition(" where ")[0])
             assert said == columns, name
-            assert ("unique" in documented[name]) == ("_PKey" in name)
+            is_unique = " UNIQUE " in definition and not name.endswith("_pkey")
+            assert ("unique" in documented[name]) == is_unique
             assert (" where " in documented[name]) == (" WHERE " in definition)
 
     def test_storage_parameters_are_set(self) -> None:
@@ -235,4 +236,4 @@ def types_of(table: str) -> dict[str, str]:
 
 def indexes() -> dict[str, str]:
     query = "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = ANY (%s)"
-    return dict(selected(query, [Message._meta.db_table, DeadLetter._meta.db_table]))
+    return dict(selected(query, [each._meta.db_table for each in (Message, DeadLetter, Schedule)]))

@@ -7,8 +7,8 @@ import importlib
 import inspect
 import re
 from argparse import Action
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,29 @@ import pytest
 from django.core.management.base import BaseCommand
 
 import delayed_queue
-from delayed_queue import DelayedQueue, Envelope, RetryPolicy, exceptions, signals, sql
+from delayed_queue import (
+    CronEntry,
+    CronMessage,
+    CronSchedule,
+    DailySchedule,
+    DelayedQueue,
+    Envelope,
+    PeriodicSchedule,
+    RetryPolicy,
+    exceptions,
+    signals,
+    sql,
+)
 from delayed_queue.conf import QueueSettings, find_problems
-from delayed_queue.management.commands.runqueueworker import Command
+from delayed_queue.cron import CronKeeper, CronThread
+from delayed_queue.management.commands import installcron, runqueueworker
 from delayed_queue.messages import Batch, QueueStats, StoredMessage
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.models import Schedule as StoredSchedule
+from delayed_queue.queues.cron import CronService, InstallerHandle
+from delayed_queue.queues.tickplans import TickReport
 from delayed_queue.retries import Backoff
+from delayed_queue.schedules import Schedule, ZonedSchedule
 from tests import documents
 from tests.documents import DOCS, ROOT
 
@@ -30,12 +47,16 @@ API = DOCS / "reference/api.md"
 SETTINGS = DOCS / "reference/settings.md"
 EXCEPTIONS = DOCS / "reference/exceptions.md"
 WORKERS = DOCS / "guides/workers.md"
+CRON = DOCS / "guides/cron.md"
 SCHEMA = DOCS / "internals/schema.md"
 CONCURRENCY = DOCS / "internals/concurrency.md"
 GLOSSARY = DOCS / "glossary.md"
 
-# The cron service may be there in part; it is documented as a whole.
-PLANNED = re.compile(r"[Cc]ron|DailySchedule|PeriodicSchedule|SCHEDULE|TICK")
+# Where the API reference has what is defined elsewhere.
+HOMES = {
+    "delayed_queue.queues.tickplans": "delayed_queue.queues.cron",
+    "delayed_queue.schedules.base": "delayed_queue.schedules",
+}
 PAGES = [pytest.param(page, id=documents.name_of(page)) for page in documents.pages()]
 VALUES: dict[str, Any] = {
     "timedelta": timedelta, "datetime": datetime, "UTC": UTC,
@@ -45,11 +66,6 @@ VALUES: dict[str, Any] = {
 
 def evaluated(text: str, **more: Any) -> Any:
     return eval(text, {**VALUES, **more})  # noqa: S307 # our own pages
-
-
-def without_planned(names: Iterable[str]) -> set[str]:
-    """Return the names of the code without those of what is planned."""
-    return {name for name in names if not PLANNED.search(name)}
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:
@@ -65,8 +81,15 @@ class TestSettings:
     def test_keys_and_defaults_are_those_of_the_code(self, header: str, cls: Any) -> None:
         rows = documents.table(SETTINGS, header, "default", "meaning")
         documented = {documents.code(row[0]): evaluated(documents.code(row[1])) for row in rows}
-        defaults = defaults_of(cls)
-        assert documented == {name: defaults[name] for name in without_planned(defaults)}
+        assert documented == defaults_of(cls)
+
+    def test_arguments_of_an_entry_of_cron_are_those_of_the_code(self) -> None:
+        rows = documents.table(SETTINGS, "argument", "default", "meaning")
+        documented = {
+            documents.code(row[0]): evaluated(documents.code(row[1])) if row[1] else MISSING
+            for row in rows
+        }
+        assert documented == {each.name: each.default for each in fields(CronEntry)}
 
     def test_every_documented_default_is_a_legal_value(self) -> None:
         assert find_problems(defaults_of(QueueSettings)) == []
@@ -155,35 +178,61 @@ class TestApi:
         bullets = re.findall(r"^- ", documents.read(API), re.MULTILINE)
         assert len(bullets) == len(api_entries()) > 100
 
-    @pytest.mark.parametrize("module", ["delayed_queue", "delayed_queue.testing"])
+    @pytest.mark.parametrize(
+        "module", ["delayed_queue", "delayed_queue.cron", "delayed_queue.testing"]
+    )
     def test_every_public_name_has_an_entry(self, module: str) -> None:
         public = set(importlib.import_module(module).__all__) - {"__version__"}
-        assert without_planned(public) <= documented_names(module)
+        assert public <= documented_names(module)
 
     def test_every_signal_has_an_entry(self) -> None:
         public = {name for name, value in vars(signals).items() if _is_signal(value)}
         assert public == documented_names("delayed_queue.signals")
 
-    @pytest.mark.parametrize("cls", [DelayedQueue, Envelope, Batch, StoredMessage, QueueStats])
+    @pytest.mark.parametrize(
+        "cls",
+        [
+            DelayedQueue, Envelope, Batch, StoredMessage, QueueStats, CronService, InstallerHandle,
+            CronKeeper, CronThread, Schedule,
+        ],
+    )  # fmt: skip
     def test_every_public_member_has_an_entry(self, cls: type) -> None:
-        module = "delayed_queue" if hasattr(delayed_queue, cls.__name__) else cls.__module__
         members = {
             name
             for name, value in inspect.getmembers(cls)
             if not name.startswith("_") and not (cls is Batch and hasattr(tuple, name))
         }
-        documented = {
-            name.partition(".")[2]
-            for name in documented_members(module)
-            if name.startswith(f"{cls.__name__}.")
-        }
+        documented = documented_members_of(cls)
         # Plumbing: what an envelope holds for its queue, and instants in milliseconds.
         hidden = {"leases", "envelopes", "decode"} | {m for m in members if m.endswith("_ms")}
-        assert without_planned(members - hidden) == documented
+        assert members - hidden == documented
+
+    @pytest.mark.parametrize(
+        "cls",
+        [
+            CronEntry, CronMessage, CronSchedule, DailySchedule, PeriodicSchedule, TickReport,
+            ZonedSchedule,
+        ],
+    )  # fmt: skip
+    def test_every_member_that_is_no_argument_has_an_entry(self, cls: type[Any]) -> None:
+        members = {name for name in dir(cls) if not name.startswith("_")}
+        inherited = {name for base in cls.__bases__ for name in dir(base)}
+        arguments = {each.name for each in fields(cls)} if is_dataclass(cls) else set()
+        assert members - inherited - arguments == documented_members_of(cls)
 
 
 def _is_signal(value: Any) -> bool:
     return type(value).__name__ == "Signal"
+
+
+def documented_members_of(cls: type) -> set[str]:
+    is_public = hasattr(delayed_queue, cls.__name__)
+    module = "delayed_queue" if is_public else HOMES.get(cls.__module__, cls.__module__)
+    return {
+        name.partition(".")[2]
+        for name in documented_members(module)
+        if name.startswith(f"{cls.__name__}.")
+    }
 
 
 def documented_members(module: str) -> set[str]:
@@ -198,7 +247,12 @@ class TestWorkers:
     def test_options_are_those_of_the_command(self) -> None:
         rows = documents.table(WORKERS, "option", "default", "meaning")
         documented = {documents.code(row[0]).partition(" ")[0] for row in rows}
-        assert documented == without_planned(own_options())
+        assert documented == own_options(runqueueworker.Command())
+
+    def test_options_of_installcron_are_those_of_the_command(self) -> None:
+        rows = documents.table(CRON, "command", "")
+        text = " ".join(row[0] for row in rows)
+        assert set(re.findall(r"--[a-z-]+", text)) == own_options(installcron.Command())
 
     def test_settings_named_as_defaults_exist(self) -> None:
         rows = documents.table(WORKERS, "option", "default", "meaning")
@@ -218,12 +272,12 @@ class TestWorkers:
         assert documented == {name for name, value in vars(signals).items() if _is_signal(value)}
 
 
-def own_options() -> set[str]:
+def own_options(own: BaseCommand) -> set[str]:
     def flags(command: BaseCommand) -> set[str]:
-        actions: list[Action] = command.create_parser("manage.py", "runqueueworker")._actions
+        actions: list[Action] = command.create_parser("manage.py", "command")._actions
         return {action.option_strings[-1] for action in actions}
 
-    return flags(Command()) - flags(BaseCommand())
+    return flags(own) - flags(BaseCommand())
 
 
 def logged_events() -> set[tuple[str, str]]:
@@ -248,13 +302,20 @@ class TestInternals:
             for name, value in vars(sql).items()
             if name.isupper() and not name.startswith("_") and isinstance(value, str)
         }
-        assert set(documents.INLINE_CODE.findall(text)) == without_planned(statements)
+        assert set(documents.INLINE_CODE.findall(text)) == statements
+
+    def test_tests_that_are_named_exist(self) -> None:
+        pattern = r"(?:`(tests/[\w/]+\.py)`: +)?`(test_\w+)`"
+        path, named = "", 0
+        for found in re.finditer(pattern, " ".join(documents.prose(CONCURRENCY).split())):
+            path, named = found[1] or path, named + 1
+            source = (ROOT / path).read_text(encoding="utf-8")
+            assert f"def {found[2]}(" in source, f"{path} has no {found[2]}"
+        assert named > 10
 
     def test_columns_are_those_of_the_models(self) -> None:
-        header = ("column", "type", "Django field", "why")
-        for rows, model in zip(
-            documents.tables(SCHEMA, *header), (Message, DeadLetter), strict=True
-        ):
+        found = documents.tables(SCHEMA, "column", "type", "Django field", "why")
+        for rows, model in zip(found, (Message, DeadLetter, StoredSchedule), strict=True):
             documented = {documents.code(row[0]): documents.code(row[2]) for row in rows}
             assert documented == {each.column: each.name for each in model._meta.concrete_fields}
 
@@ -314,6 +375,7 @@ class TestGlossary:
         methods = [name for name, _ in inspect.getmembers(Envelope, inspect.isfunction)]
         verbs = {name for name in methods if not name.startswith(("_", "a"))} | {"acknowledge"}
         verbs |= {"offer", "poll", "consume", "drop", "redrive", "prune"}
+        verbs |= {"install", "uninstall", "tick", "schedule", "configuration hash", "gap", "fold"}
         assert verbs <= set(terms())
 
 
