@@ -110,6 +110,14 @@ def fetch_and_notify(
     return rows
 
 
+def fetch_at_once(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
+    """Run the first statement of a transaction in one round trip with its BEGIN."""
+    connection = connections[using]
+    if not _can_pipeline(connection):
+        return fetch(using, statement, params)
+    return _run(connection, statement, params, _rows, _execute_at_once)
+
+
 def fetch_and_save(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
     """Run a statement and set the savepoint HANDLER behind it, in one round trip."""
     connection = connections[using]
@@ -240,6 +248,13 @@ def _first(error: psycopg.Error) -> psycopg.Error:
     """Return the error that came first: that a pipeline could not be left follows from it."""
     first = error.__context__
     return first if isinstance(first, psycopg.Error) else error
+
+
+def _execute_at_once(
+    cursor: Cursor, statement: str, params: Mapping[str, Any], prepare: bool
+) -> None:
+    with cursor.connection.pipeline():
+        _execute(cursor, statement, params, prepare)
 
 
 def _execute_and_save(

@@ -9,7 +9,15 @@ from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue import sql
 from delayed_queue.managers.steps import NO_FLOOR, claiming, earliest_first
-from delayed_queue.statements import execute, fetch, fetch_and_notify, fetch_and_save, notify
+from delayed_queue.statements import (
+    Row,
+    execute,
+    fetch,
+    fetch_and_notify,
+    fetch_and_save,
+    fetch_at_once,
+    notify,
+)
 
 M = TypeVar("M", bound=models.Model)
 
@@ -172,14 +180,18 @@ class MessageManager(models.Manager[M]):
         The savepoint HANDLER is set behind it: what comes after can be undone, the deletion kept.
         """
         params = {"kind": kind, "limit": limit, "floor": NO_FLOOR, "now": now}
-        return list(map(ConsumedRow._make, fetch_and_save(using, sql.CONSUME, params)))
+        rows = earliest_first(fetch_and_save(using, sql.CONSUME, params))
+        return list(map(ConsumedRow._make, rows))
 
     def take(
         self, kind: str, limit: int, *, floor: int = NO_FLOOR, using: str = DEFAULT_DB_ALIAS
-    ) -> list[ConsumedRow]:
-        """Delete and return as consume() does, without its savepoint: all is undone or nothing."""
+    ) -> list[Row]:
+        """Delete and return as consume() does, without its savepoint: all is undone or nothing.
+
+        Rows as of ``ConsumedRow``, but plain, for who takes many; earliest first.
+        """
         params = {"kind": kind, "limit": limit, "floor": floor, "now": None}
-        return list(map(ConsumedRow._make, fetch(using, sql.CONSUME, params)))
+        return earliest_first(fetch_at_once(using, sql.CONSUME, params))
 
     def restore(
         self, kind: str, row: ConsumedRow, lease_id: str, *, using: str = DEFAULT_DB_ALIAS

@@ -57,26 +57,20 @@ RETURNING
 )
 
 # Take the earliest due messages out, inside the transaction that handles them: no lease is
-# written, and a rollback puts them back (Q30). Everything needed by RESTORE is returned.
+# written, and a rollback puts them back (Q30). Everything needed by RESTORE is returned; the
+# rows come in no order, as of CLAIM.
 # Reads: as _EARLIEST_DUE, then the primary key.
 CONSUME: Final[LiteralString] = (
     CLOCK
-    + """,
-taken AS (
-    DELETE FROM delayed_queue
-    WHERE id = ANY (ARRAY("""
+    + """
+DELETE FROM delayed_queue
+WHERE id = ANY (ARRAY("""
     + _EARLIEST_DUE
     + """
-    ))
-    RETURNING
-        id, "pKey", payload, "scheduledAtInitially", "scheduledAt", attempts, headers::text,
-        "lockUuid" IS NOT NULL AS retaken, "createdAt", "firstError", "lastError"
-)
-SELECT
-    id, "pKey", payload, "scheduledAtInitially", "scheduledAt" AS "dueAt", "scheduledAt",
-    attempts + 1 AS attempts, headers, retaken, "createdAt", "firstError", "lastError"
-FROM taken
-ORDER BY "dueAt", id
+))
+RETURNING
+    id, "pKey", payload, "scheduledAtInitially", "scheduledAt", "scheduledAt", attempts + 1,
+    headers::text, "lockUuid" IS NOT NULL, "createdAt", "firstError", "lastError"
 """
 )
 

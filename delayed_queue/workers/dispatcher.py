@@ -178,7 +178,10 @@ class Dispatcher:
         while lane.jobs < min(lane.jobs_wanted, self._options.concurrency) and self.room_left:
             worth = max(int(AHEAD_SECONDS / lane.seconds_each), 1)
             look = lane.begin_look(min(lane.limit, worth, self.room_left))
-            job = Job(lane, look, self.jobs_ended, self._bell, self._board)
+            job = Job(
+                lane, look, self.jobs_ended, self._bell, self._board,
+                goes_on=self._options.max_messages is None,
+            )  # fmt: skip
             lane.jobs += 1
             self._claimed += look.limit
             self._jobs.add(job)
@@ -189,12 +192,12 @@ class Dispatcher:
         lane, look = job.lane, job.look
         self._jobs.discard(job)
         lane.jobs -= 1
-        self._claimed -= look.limit - job.found
+        self._claimed += job.total - look.limit
         lane.end_look(look, job.found, job.latest, job.wait_ms)
-        lane.jobs_wanted = min(lane.jobs + 2, lane.jobs_wanted + 1) if job.found else 1
-        if job.found:
-            weight = min(job.found / 16, 1)
-            lane.seconds_each += (job.seconds / job.found - lane.seconds_each) * weight
+        lane.jobs_wanted = min(lane.jobs + 2, lane.jobs_wanted + 1) if job.total else 1
+        if job.total:
+            weight = min(job.total / 16, 1)
+            lane.seconds_each += (job.seconds / job.total - lane.seconds_each) * weight
 
     # Stopping
 

@@ -6,24 +6,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Final
 
 from django.db import transaction
 
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Reject
-from delayed_queue.managers import ConsumedRow
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.resilience import drop_if_lost
 from delayed_queue.statements import plan_each_time
 from delayed_queue.wakeups import Doorbell
 from delayed_queue.workers.board import Board
-from delayed_queue.workers.lanes import CRASHED, Lane, Look
+from delayed_queue.workers.lanes import CRASHED, MARGIN_MS, Lane, Look
+
+Row = tuple[Any, ...]
 
 # How long one suspect waits for another before it is handled beside it.
 APART_SECONDS: Final = 1.0
+# How long a job goes on taking batches before the worker may give its thread to another lane.
+GO_ON_SECONDS: Final = 0.05
 _one_suspect: Final = threading.Lock()
 
 
@@ -32,7 +35,7 @@ class _BatchFailed(Exception):
 
 
 class Job:
-    """One batch of a lane, to be run by a handler thread; then found among ``ended``.
+    """Some batches of a lane, to be run by a handler thread; then found among ``ended``.
 
     No lease is written and no savepoint set: a batch commits with all its effects or, if one
     member fails, is undone and its messages are taken one by one, each in a transaction of its
@@ -43,11 +46,19 @@ class Job:
     timeout = None
 
     def __init__(
-        self, lane: Lane, look: Look, ended: deque[Job], bell: Doorbell, board: Board
+        self,
+        lane: Lane,
+        look: Look,
+        ended: deque[Job],
+        bell: Doorbell,
+        board: Board,
+        *,
+        goes_on: bool,
     ) -> None:
         self.lane = lane
         self.look = look
-        self.found = 0
+        # Of the last batch, and of all of them.
+        self.found = self.total = 0
         self.latest: int | None = None
         self.wait_ms: int | None = None
         self.done: list[Envelope] = []
@@ -57,6 +68,7 @@ class Job:
         self._ended = ended
         self._bell = bell
         self._board = board
+        self._goes_on = goes_on
         self._seat = 0
 
     def run(self, seat: int) -> None:
@@ -64,7 +76,7 @@ class Job:
         began_at = time.monotonic()
         self._board.mark(seat, is_suspect=False, is_transactional=True)
         try:
-            self._look()
+            self._work()
         # Whatever it is, the worker must hear that this job is over.
         except Exception as error:
             self.error = error
@@ -75,30 +87,42 @@ class Job:
             self._ended.append(self)
             self._bell.ring()
 
-    def _look(self) -> None:
+    def _work(self) -> None:
+        """Take batches while they are full, for a short while: the worker has others to serve."""
         queue = self.lane.queue
         drop_if_lost(queue.using)
         plan_each_time(queue.using)
         if self.look.looks_ahead:
             horizon = queue.poll_interval // MILLISECOND
             self.wait_ms = Message.objects.next_due(queue.kind, horizon, using=queue.using)
+        ends_at = time.monotonic() + GO_ON_SECONDS
+        while True:
+            self._take()
+            is_full = self.found == self.look.limit
+            if not (is_full and self._goes_on) or time.monotonic() >= ends_at:
+                return
+
+    def _take(self) -> None:
+        before = len(self.done)
+        self.found = 0
         try:
             self._take_batch()
         except _BatchFailed:
-            self.done.clear()
+            del self.done[before:]
             for _ in range(self.found):
                 self._take_one()
+        self.total += self.found
 
     def _take_batch(self) -> None:
         queue, look = self.lane.queue, self.look
         try:
             with transaction.atomic(using=queue.using, durable=True):
                 rows = Message.objects.take(
-                    queue.kind, look.limit, floor=look.floor, using=queue.using
+                    queue.kind, look.limit, floor=self._floor, using=queue.using
                 )
                 self.found = len(rows)
                 if rows:
-                    self.latest = rows[-1].due_at
+                    self.latest = rows[-1][4]
                     self._handle_all(rows)
         # Also what the commit finds: a deferred constraint that one of them broke.
         except Exception as error:
@@ -106,14 +130,23 @@ class Job:
                 raise
             raise _BatchFailed from error
 
-    def _handle_all(self, rows: list[ConsumedRow]) -> None:
+    @property
+    def _floor(self) -> int:
+        """Begin where the look does, and then at its own low-water mark."""
+        floor = self.look.floor
+        return floor if self.latest is None else max(floor, self.latest - MARGIN_MS)
+
+    def _handle_all(self, rows: list[Row]) -> None:
         for row in rows:
             envelope = self._opened(row)
-            with self._apart() if row.is_retaken else nullcontext():
+            if row[8]:
+                with self._apart():
+                    self._call(envelope)
+            else:
                 self._call(envelope)
             self.done.append(envelope)
 
-    def _opened(self, row: ConsumedRow) -> Envelope:
+    def _opened(self, row: Row) -> Envelope:
         try:
             envelope = self.lane.queue.envelope_of(row, "")
         except PayloadNotDecodable as error:
