@@ -12,19 +12,31 @@ from delayed_queue.managers.messages import (
     StatsRow,
     StoredRow,
 )
+from delayed_queue.managers.pauses import PausedQueueManager
 from delayed_queue.managers.schedules import ScheduleManager, ScheduleRow, TickRow
+from delayed_queue.managers.workers import (
+    EnlistedRow,
+    ThroughputRow,
+    WorkerCounts,
+    WorkerManager,
+)
 
 __all__ = [
     "ConsumedRow",
     "DeadLetterManager",
+    "EnlistedRow",
     "ExtendedRow",
     "LeasedRow",
     "MessageManager",
     "OverviewRow",
+    "PausedQueueManager",
     "RedrivenRow",
     "ScheduleManager",
     "ScheduleRow",
     "StatsRow",
     "StoredRow",
+    "ThroughputRow",
     "TickRow",
+    "WorkerCounts",
+    "WorkerManager",
 ]

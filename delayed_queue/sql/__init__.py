@@ -51,6 +51,7 @@ from delayed_queue.sql.offering import (
     OFFER_IF_NOT_EXISTS,
     OFFER_OR_UPDATE,
 )
+from delayed_queue.sql.pauses import IS_PAUSED, PAUSE, RESUME
 from delayed_queue.sql.schedules import (
     DESCRIBE_SCHEDULE,
     DESCRIBED_SCHEDULES,
@@ -60,10 +61,12 @@ from delayed_queue.sql.schedules import (
     READ_SCHEDULE,
     SAVE_SCHEDULE,
 )
+from delayed_queue.sql.workers import BEAT, ENLIST, PRUNE_WORKERS, RETIRE, THROUGHPUT
 
 __all__ = [
     "ACKNOWLEDGE",
     "ACKNOWLEDGE_LEASE",
+    "BEAT",
     "BURY",
     "CLAIM",
     "CONSUME",
@@ -76,7 +79,9 @@ __all__ = [
     "DROP_ALL",
     "DROP_DEAD_LETTERS",
     "DROP_TICKS",
+    "ENLIST",
     "EXTEND",
+    "IS_PAUSED",
     "KINDS",
     "LIMIT_WAITS",
     "LOCK_SCHEDULE",
@@ -87,13 +92,18 @@ __all__ = [
     "OFFER_IF_NOT_EXISTS",
     "OFFER_OR_UPDATE",
     "OVERVIEW",
+    "PAUSE",
     "PENDING_TICKS",
     "PRUNE_DEAD_LETTERS",
+    "PRUNE_WORKERS",
     "READ",
     "READ_SCHEDULE",
     "REDRIVE",
     "RELEASE",
     "RESTORE",
+    "RESUME",
+    "RETIRE",
     "SAVE_SCHEDULE",
     "STATS",
+    "THROUGHPUT",
 ]

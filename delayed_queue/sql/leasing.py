@@ -11,7 +11,9 @@ from delayed_queue.sql.fragments import CLOCK
 # for a tenth of the rows: on a table never analyzed it expects so few that it would rather sort
 # all that are due than walk the index. One it can see tells it how few are wanted of a table
 # larger than the cache, where a tenth would be worth a sort. The inner one locks the rows.
-# Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n.
+# Whether the queue is paused does not depend on the row: it is asked once, before the first.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n;
+# paused_kind, or the one page of that table.
 _EARLIEST_DUE: Final[LiteralString] = """
         SELECT id
         FROM (
@@ -19,6 +21,7 @@ _EARLIEST_DUE: Final[LiteralString] = """
             FROM delayed_queue
             WHERE "pKind" = %(kind)s
                 AND "scheduledAt" <= (SELECT now FROM clock)
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
             ORDER BY "scheduledAt", id
             LIMIT (SELECT %(limit)s::integer)
             FOR UPDATE SKIP LOCKED

@@ -21,7 +21,7 @@ from delayed_queue import DelayedQueue, Envelope, RetryPolicy, exceptions, signa
 from delayed_queue.conf import QueueSettings, find_problems
 from delayed_queue.management.commands.runqueueworker import Command
 from delayed_queue.messages import Batch, QueueStats, StoredMessage
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.models import DeadLetter, Message, PausedQueue, Worker
 from delayed_queue.retries import Backoff
 from tests import documents
 from tests.documents import DOCS, ROOT
@@ -252,9 +252,8 @@ class TestInternals:
 
     def test_columns_are_those_of_the_models(self) -> None:
         header = ("column", "type", "Django field", "why")
-        for rows, model in zip(
-            documents.tables(SCHEMA, *header), (Message, DeadLetter), strict=True
-        ):
+        models: tuple[Any, ...] = (Message, DeadLetter, Worker, PausedQueue)
+        for rows, model in zip(documents.tables(SCHEMA, *header), models, strict=True):
             documented = {documents.code(row[0]): documents.code(row[2]) for row in rows}
             assert documented == {each.column: each.name for each in model._meta.concrete_fields}
 
