@@ -22,6 +22,8 @@ from delayed_queue.models import Worker
 logger = logging.getLogger("delayed_queue")
 
 BEAT: Final = timedelta(seconds=10)
+# How long a worker may be silent before an operator is told so; nothing else follows from it.
+ALIVE: Final = 3 * BEAT
 # Of a lease's id nobody can tell its holder; so the holder says which are its own.
 MAX_LEASES: Final = 20
 _SILENT_FOR_GOOD: Final = timedelta(days=1)
