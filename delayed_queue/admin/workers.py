@@ -203,7 +203,7 @@ class WorkerAdmin(QueueModelAdmin):
             return formats.quiet("Hidden: needs the permission delayed_queue.view_message.")
         if not row.holding:
             return formats.quiet("It holds none of those that it told at its last heartbeat.")
-        heads = ("key", "queue", "state", "lease")
+        heads = ("key", "queue", "time", "lease")
         lines = _table(heads, self._held_lines(row))
         note = formats.quiet(
             f"Of its latest {MAX_LEASES} leases at the last heartbeat, no more than {_MAX_HELD} "

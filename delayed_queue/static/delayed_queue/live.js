@@ -8,7 +8,7 @@
 
     const regions = () => [...document.querySelectorAll("[data-dq-live]")];
     // Django's own script holds on to the rows that can be ticked: such a list is reloaded whole.
-    const isTickable = () => document.querySelector("tr input.action-select") !== null;
+    const isTickable = (page) => page.querySelector("tr input.action-select") !== null;
 
     const button = document.createElement("button");
     const status = document.createElement("span");
@@ -64,7 +64,7 @@
     }
 
     async function refresh() {
-        if (isTickable()) {
+        if (isTickable(document)) {
             location.reload();
             return;
         }
@@ -79,7 +79,12 @@
             tell("stopped: reload the page");
             return;
         }
-        if (isOn() && !isBusy()) {
+        if (!isOn() || isBusy()) {
+            return;
+        }
+        if (isTickable(fresh)) {
+            location.reload();
+        } else {
             replaceRegions(fresh);
             tell(`as of ${new Date().toLocaleTimeString()}`);
         }
@@ -134,7 +139,7 @@
             document.addEventListener(over, () => { setTimeout(() => { isPressed = false; }, 300); });
         }
         document.addEventListener("visibilitychange", schedule);
-        turn(recalled(isTickable() ? "off" : "on"), false);
+        turn(recalled(isTickable(document) ? "off" : "on"), false);
     }
 
     begin();
