@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection
 
 from delayed_queue.managers import ThroughputRow, WorkerCounts
 from delayed_queue.messages import to_milliseconds
@@ -104,14 +105,17 @@ def test_w12_pruning_is_bounded_and_takes_the_most_silent_first():
 def test_w12_pruning_passes_over_a_row_that_another_holds():
     held = enlist("held", now=NOW - 9 * SECOND)
     enlist("free", now=NOW - 8 * SECOND)
+    with connection.cursor() as cursor:  # waiting would end in LockNotAvailable
+        cursor.execute("SET lock_timeout = '200ms'")
     with raw_connection() as other, other.transaction():
         _hold(other, held)
         assert Worker.objects.prune(0, 1, now=NOW) == 1
+    connection.close()
     assert names() == ["held"]
 
 
-def _hold(connection: psycopg.Connection[Any], worker_id: int) -> None:
-    connection.execute("SELECT FROM delayed_queue_worker WHERE id = %s FOR UPDATE", [worker_id])
+def _hold(other: psycopg.Connection[Any], worker_id: int) -> None:
+    other.execute("SELECT FROM delayed_queue_worker WHERE id = %s FOR UPDATE", [worker_id])
 
 
 def test_w12_throughput_is_that_of_the_live_by_queue():
