@@ -1,4 +1,4 @@
-"""The tables: the hot one that is the queue, and the dead letters and schedules beside it."""
+"""The tables: the hot one that is the queue, and the small ones beside it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from django.db import models
 from django.db.models import Q, Value
 
 from delayed_queue.fields import EpochMillisecondField
-from delayed_queue.managers import DeadLetterManager, MessageManager, ScheduleManager
+from delayed_queue.managers import (
+    DeadLetterManager,
+    MessageManager,
+    PausedQueueManager,
+    ScheduleManager,
+    WorkerManager,
+)
 
 
 class LongNamedIndex(models.Index):
@@ -177,3 +183,58 @@ class Schedule(models.Model):
             names = [each.name for each in self._meta.concrete_fields if each.name not in kept]
             kwargs["update_fields"] = names
         super().save(*args, **kwargs)
+
+
+class Worker(models.Model):
+    """What a worker process tells of itself, every few seconds while it lives.
+
+    For operators to look at. Nothing is decided by it: a worker that falls silent loses its
+    messages when their leases run out, whether it has a row or not.
+    """
+
+    name = models.TextField()
+    host = models.TextField()
+    pid = models.IntegerField()
+    process = models.IntegerField(db_default=0)
+    queues = models.JSONField()
+    version = models.TextField()
+    started_at = EpochMillisecondField(db_column="startedAt")
+    heartbeat_at = EpochMillisecondField(db_column="heartbeatAt")
+    in_flight = models.BigIntegerField(db_column="inFlight", db_default=0)
+    done = models.BigIntegerField(db_default=0)
+    failed = models.BigIntegerField(db_default=0)
+    dead = models.BigIntegerField(db_default=0)
+    lost = models.BigIntegerField(db_default=0)
+    rates = models.JSONField(db_default=Value({}, models.JSONField()))
+    lease_ids = models.JSONField(db_column="leaseIds", db_default=Value([], models.JSONField()))
+
+    objects = WorkerManager["Worker"]()
+
+    class Meta:
+        db_table = "delayed_queue_worker"
+        indexes = [models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat")]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.host}"
+
+
+class PausedQueue(models.Model):
+    """A queue that hands out no messages: the row is the switch."""
+
+    kind = models.CharField(max_length=100, db_column="pKind")
+    paused_at = EpochMillisecondField(db_column="pausedAt")
+    paused_by = models.TextField(blank=True, db_column="pausedBy", db_default="")
+    reason = models.TextField(blank=True, db_default="")
+
+    objects = PausedQueueManager["PausedQueue"]()
+
+    class Meta:
+        db_table = "delayed_queue_paused"
+        # Not the primary key: Django would give that another index, for LIKE.
+        constraints = [models.UniqueConstraint(fields=["kind"], name="paused_kind")]
+        permissions = [("pause_queue", "Can pause and resume queues")]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return self.kind

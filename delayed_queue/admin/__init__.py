@@ -5,5 +5,6 @@ from __future__ import annotations
 from delayed_queue.admin.letters import DeadLetterAdmin
 from delayed_queue.admin.messages import MessageAdmin
 from delayed_queue.admin.schedules import ScheduleAdmin
+from delayed_queue.admin.workers import WorkerAdmin
 
-__all__ = ["DeadLetterAdmin", "MessageAdmin", "ScheduleAdmin"]
+__all__ = ["DeadLetterAdmin", "MessageAdmin", "ScheduleAdmin", "WorkerAdmin"]

@@ -53,6 +53,7 @@ class QueueModelAdmin(_Base):
 
     class Media:
         css = {"all": ["delayed_queue/admin.css"]}
+        js = [forms.Script("delayed_queue/live.js", defer=True)]
 
     # What subclasses say
 
@@ -200,10 +201,11 @@ class QueueModelAdmin(_Base):
             return self._confirmation(request, operation, tokens, form)
         options = form.cleaned_data if form.is_valid() else {}
         call = Call(self.get_queryset(request), tokens, request.user, options)
-        self._run(request, operation, call)
+        self.carry_out(request, operation, call)
         return HttpResponseRedirect(self._back_url(request, tokens))
 
-    def _run(self, request: HttpRequest, operation: Operation, call: Call) -> None:
+    def carry_out(self, request: HttpRequest, operation: Operation, call: Call) -> None:
+        """Run the operation and tell the operator what became of it."""
         try:
             report = operation.run(call)
         except OperationalError as error:

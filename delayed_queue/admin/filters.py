@@ -13,13 +13,16 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
+from delayed_queue.admin.formats import LEASE
 from delayed_queue.admin.rows import DatabaseClock, RowState, name_of
+from delayed_queue.models import Worker
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
     from django.contrib.admin.views.main import ChangeList
 
 KIND: Final = "kind"
+WORKER: Final = "worker"
 STATE: Final = "state"
 DIED: Final = "died"
 MAX_KINDS: Final = 100
@@ -151,6 +154,56 @@ class StateFilter(NarrowFilter):
         is_ahead = value in {RowState.LEASED, RowState.SCHEDULED}
         side = "scheduled_at__gt" if is_ahead else "scheduled_at__lte"
         return Q(("lease_id__isnull", not is_leased), (side, DatabaseClock()))
+
+
+class HolderFilter(SimpleListFilter):
+    """By who holds a lease: shown once it was chosen elsewhere, there is nothing to list."""
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+        chosen = request.GET.get(self.parameter_name or "")
+        return [] if chosen is None else [(chosen, self.label(chosen, model_admin, request))]
+
+    def label(self, chosen: str, model_admin: ModelAdmin[Any], request: HttpRequest) -> str:
+        return chosen
+
+
+class LeaseFilter(HolderFilter):
+    """The messages that were claimed together and are still held."""
+
+    title = "lease"
+    parameter_name = LEASE
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        lease_id = self.value()
+        if lease_id is None:
+            return queryset
+        if "\x00" in lease_id:
+            raise IncorrectLookupParameters("no lease contains a NUL character")
+        return queryset.filter(lease_id=lease_id)
+
+
+class WorkerFilter(HolderFilter):
+    """The messages under the leases that a worker told at its last heartbeat."""
+
+    title = "worker"
+    parameter_name = WORKER
+
+    def label(self, chosen: str, model_admin: ModelAdmin[Any], request: HttpRequest) -> str:
+        worker = _worker(chosen, model_admin.get_queryset(request).db)
+        return "a worker that has stopped" if worker is None else str(worker)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        worker = _worker(chosen, queryset.db)
+        return queryset.filter(lease_id__in=[] if worker is None else worker.lease_ids)
+
+
+def _worker(chosen: str, using: str) -> Worker | None:
+    if not (chosen.isascii() and chosen.isdigit() and len(chosen) < 19):
+        return None
+    return Worker.objects.using(using).filter(pk=int(chosen)).first()
 
 
 class DiedFilter(NarrowFilter):

@@ -7,11 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin.rows import MessageRow, RowState, name_of, state_of
 
 MAX_SHOWN: Final = 10_000
+# The parameter by which the list of messages shows those of one lease.
+LEASE: Final = "lease"
 _UNITS: Final = (("y", 31_557_600), ("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 _LABELS: Final = {
     RowState.SCHEDULED: "scheduled",
@@ -35,6 +38,11 @@ def human(span: timedelta) -> str:
         elif parts:
             break
     return " ".join(parts[:2])
+
+
+def per_second(rate: float) -> str:
+    """Return a rate with the digits that matter."""
+    return f"{rate:,.0f}/s" if rate >= 10 or rate == 0 else f"{rate:.2g}/s"
 
 
 def exact(at: datetime) -> str:
@@ -86,7 +94,10 @@ def key_label(key: str) -> SafeString:
 def short_lease(lease_id: str | None) -> SafeString:
     if lease_id is None:
         return NOTHING
-    return format_html('<code title="{}">{}</code>', lease_id, lease_id[:8])
+    query = urlencode({LEASE: lease_id})
+    return format_html(
+        '<a href="?{}"><code title="{}">{}</code></a>', query, lease_id, lease_id[:8]
+    )
 
 
 def printable(text: str) -> str:

@@ -16,8 +16,11 @@ from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.filters import (
     KIND,
     STATE,
+    WORKER,
     KindFilter,
+    LeaseFilter,
     StateFilter,
+    WorkerFilter,
     chosen_kind,
 )
 from delayed_queue.admin.keysets import Keyset
@@ -43,7 +46,7 @@ class MessageAdmin(QueueModelAdmin):
     """A queue in the order of delivery; all queues, newest first; leases by lease."""
 
     operations = MESSAGE_OPERATIONS
-    list_filter = (KindFilter, StateFilter)
+    list_filter = (KindFilter, StateFilter, LeaseFilter, WorkerFilter)
     list_display = (
         "key_column",
         "queue_column",
@@ -77,6 +80,8 @@ class MessageAdmin(QueueModelAdmin):
     def keyset_of(self, request: HttpRequest) -> Keyset:
         if request.GET.get("q"):
             return _BY_KIND
+        if not {formats.LEASE, WORKER}.isdisjoint(request.GET):
+            return _BY_LEASE
         if request.GET.get(STATE) in {RowState.LEASED, RowState.EXPIRED}:
             return _BY_LEASE
         return _NEWEST_FIRST if chosen_kind(request) is None else _BY_SCHEDULE

@@ -12,6 +12,7 @@ from delayed_queue.managers.messages import (
     StatsRow,
     StoredRow,
 )
+from delayed_queue.managers.pauses import PausedQueueManager
 from delayed_queue.managers.schedules import ScheduleManager, ScheduleRow, TickRow
 from delayed_queue.managers.steps import (
     NO_FLOOR,
@@ -26,22 +27,33 @@ from delayed_queue.managers.steps import (
     returning_leases,
     run,
 )
+from delayed_queue.managers.workers import (
+    EnlistedRow,
+    ThroughputRow,
+    WorkerCounts,
+    WorkerManager,
+)
 
 __all__ = [
     "NO_FLOOR",
     "ConsumedRow",
     "DeadLetterManager",
+    "EnlistedRow",
     "ExtendedRow",
     "LeasedRow",
     "MessageManager",
     "OverviewRow",
+    "PausedQueueManager",
     "RedrivenRow",
     "ScheduleManager",
     "ScheduleRow",
     "StatsRow",
     "Step",
     "StoredRow",
+    "ThroughputRow",
     "TickRow",
+    "WorkerCounts",
+    "WorkerManager",
     "acknowledging_leases",
     "acknowledging_members",
     "burying",

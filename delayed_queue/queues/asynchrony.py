@@ -19,11 +19,12 @@ from delayed_queue.messages import (
     StoredMessage,
 )
 from delayed_queue.queues.inspection import STATS_CAP, Inspection
+from delayed_queue.queues.pausing import Pausing
 from delayed_queue.queues.polling import Polling, seconds_of
 from delayed_queue.queues.ticking import Ticking
 
 
-class Asynchrony(Ticking, Polling, Inspection):
+class Asynchrony(Ticking, Polling, Pausing, Inspection):
     """Each awaits the method of the same name in asgiref's thread for synchronous code."""
 
     async def aoffer_or_update(

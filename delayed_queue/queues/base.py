@@ -11,7 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, transaction
 from delayed_queue.conf import check_interval, check_lease, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND, to_milliseconds
-from delayed_queue.models import DeadLetter, Message, Schedule
+from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
 from delayed_queue.payloads import Codec, check_kind, codec_named, kind_of
 from delayed_queue.queues.savepoints import HandlerBlock
 from delayed_queue.resilience import drop_if_lost, repeat
@@ -41,6 +41,7 @@ class QueueBase:
         self._messages = Message.objects
         self._letters = DeadLetter.objects
         self._schedules = Schedule.objects
+        self._pauses = PausedQueue.objects
         self.name = check_kind(name)
         self.codec = codec_named(codec)
         self.kind = check_kind(kind_of(name, self.codec) if kind is None else kind)

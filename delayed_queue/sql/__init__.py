@@ -56,6 +56,7 @@ from delayed_queue.sql.offering import (
     OFFER_IF_NOT_EXISTS,
     OFFER_OR_UPDATE,
 )
+from delayed_queue.sql.pauses import IS_PAUSED, PAUSE, RESUME
 from delayed_queue.sql.schedules import (
     DESCRIBE_SCHEDULE,
     DESCRIBED_SCHEDULES,
@@ -65,12 +66,14 @@ from delayed_queue.sql.schedules import (
     READ_SCHEDULE,
     SAVE_SCHEDULE,
 )
+from delayed_queue.sql.workers import BEAT, ENLIST, PRUNE_WORKERS, RETIRE, THROUGHPUT
 
 __all__ = [
     "ACKNOWLEDGE",
     "ACKNOWLEDGE_LEASE",
     "ACKNOWLEDGE_LEASES",
     "ACKNOWLEDGE_MEMBERS",
+    "BEAT",
     "BURY",
     "CLAIM",
     "CONSUME",
@@ -84,8 +87,10 @@ __all__ = [
     "DROP_ALL",
     "DROP_DEAD_LETTERS",
     "DROP_TICKS",
+    "ENLIST",
     "EXPIRE",
     "EXTEND",
+    "IS_PAUSED",
     "KINDS",
     "LIMIT_WAITS",
     "LOCK_SCHEDULE",
@@ -96,14 +101,19 @@ __all__ = [
     "OFFER_IF_NOT_EXISTS",
     "OFFER_OR_UPDATE",
     "OVERVIEW",
+    "PAUSE",
     "PENDING_TICKS",
     "PRUNE_DEAD_LETTERS",
+    "PRUNE_WORKERS",
     "READ",
     "READ_SCHEDULE",
     "REDRIVE",
     "RELEASE",
     "RELEASE_LEASES",
     "RESTORE",
+    "RESUME",
+    "RETIRE",
     "SAVE_SCHEDULE",
     "STATS",
+    "THROUGHPUT",
 ]

@@ -14,7 +14,9 @@ from delayed_queue.sql.fragments import CLOCK
 # "floor" lets who knows that nothing earlier is left step over what was deleted there: while
 # any session holds an old snapshot, the index keeps an entry for each, and a claim from the
 # start would read them all again.
-# Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n.
+# Whether the queue is paused does not depend on the row: it is asked once, before the first.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n;
+# paused_kind, or the one page of that table.
 _EARLIEST_DUE: Final[LiteralString] = """
         SELECT id
         FROM (
@@ -23,6 +25,7 @@ _EARLIEST_DUE: Final[LiteralString] = """
             WHERE "pKind" = %(kind)s
                 AND "scheduledAt" >= %(floor)s::bigint
                 AND "scheduledAt" <= (SELECT now FROM clock)
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
             ORDER BY "scheduledAt", id
             LIMIT (SELECT %(limit)s::integer)
             FOR UPDATE SKIP LOCKED

@@ -16,6 +16,7 @@ from delayed_queue.retries import RetryPolicy
 from delayed_queue.testing.clocks import ManualClock
 from delayed_queue.testing.letters import InMemoryLetters
 from delayed_queue.testing.messages import InMemoryMessages
+from delayed_queue.testing.pauses import InMemoryPauses
 from delayed_queue.testing.schedules import InMemorySchedules
 from delayed_queue.testing.stores import InMemoryStore
 from delayed_queue.wakeups import Doorbell, Listener, StopSignal
@@ -58,6 +59,7 @@ class InMemoryQueue(DelayedQueue):
         self._messages = InMemoryMessages(self.store)
         self._letters = InMemoryLetters(self.store)
         self._schedules = InMemorySchedules(self.store)
+        self._pauses = InMemoryPauses(self.store)
 
     def _now(self) -> int:
         return to_milliseconds(self._local_now())

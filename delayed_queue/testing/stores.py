@@ -53,7 +53,7 @@ class Letter:
 
 
 class InMemoryStore:
-    """The three tables, behind one lock; share one to have several queues see each other.
+    """The tables, behind one lock; share one to have several queues see each other.
 
     A transaction holds the lock to its end, so transactions are serial: whoever waits inside
     ``consume()`` for another thread's use of the same store waits for ever.
@@ -64,6 +64,7 @@ class InMemoryStore:
         self.rows: dict[int, Row] = {}
         self.letters: dict[int, Letter] = {}
         self.schedules: dict[tuple[str, str], ScheduleRow] = {}
+        self.paused: frozenset[str] = frozenset()
         self.new_id = count(1).__next__
         self._ids: dict[tuple[str, str], int] = {}
         self._bells: set[Doorbell] = set()
@@ -97,6 +98,8 @@ class InMemoryStore:
         ]
 
     def earliest_due(self, kind: str, limit: int, now: int) -> list[Row]:
+        if kind in self.paused:
+            return []
         due = (row for row in self.of_kind(kind) if row.scheduled_at <= now)
         return heapq.nsmallest(limit, due, key=lambda row: (row.scheduled_at, row.id))
 
@@ -111,13 +114,14 @@ class InMemoryStore:
             if durable and self._depth:
                 raise RuntimeError("A durable transaction cannot be nested within another.")
             before = (
-                self.rows.copy(), self.letters.copy(), self._ids.copy(), self.schedules.copy()
+                self.rows.copy(), self.letters.copy(), self._ids.copy(), self.schedules.copy(),
+                self.paused,
             )  # fmt: skip
             self._depth += 1
             try:
                 yield
             except BaseException:
-                self.rows, self.letters, self._ids, self.schedules = before
+                self.rows, self.letters, self._ids, self.schedules, self.paused = before
                 raise
             finally:
                 self._depth -= 1

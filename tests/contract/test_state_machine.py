@@ -288,11 +288,29 @@ class Queues(RuleBasedStateMachine):
     def prune(self, age):
         self.both(lambda queue: queue.prune_dead_letters(age))
 
+    @rule(reason=st.sampled_from(["", "maintenance"]))
+    def pause(self, reason):
+        self.both(lambda queue: queue.pause(reason))
+
+    @rule()
+    def resume(self):
+        self.both(lambda queue: queue.resume())
+
+    @rule(key=keys)
+    def pause_while_something_is_due(self, key):
+        """Most random histories have nothing due while they are paused."""
+        self.both(lambda queue: queue.offer_or_update(key, "due", self.start))
+        self.both(lambda queue: queue.pause())
+        assert self.polled() is None
+        self.consume()
+        self.both(lambda queue: queue.resume())
+
     # Observing
 
     @invariant()
     def agree(self):
         self.both(lambda queue: queue.stats())
+        self.both(lambda queue: queue.is_paused())
         self.both(lambda queue: queue.seconds_to_next_look())
         self.both(lambda queue: [self.buried(each) for each in dead_letters(queue)])
         for key in KEYS:

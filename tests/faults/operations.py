@@ -59,5 +59,8 @@ OPERATIONS: Final[dict[str, tuple[Operation, Any]]] = {
     "redrive": (lambda scene: list(scene.queue.redrive([scene.letter]).values()), [CREATED]),
     "redrive all": (lambda scene: scene.queue.redrive_all(), {CREATED: 1}),
     "prune": (lambda scene: scene.queue.prune_dead_letters(timedelta(0)), 1),
+    "pause": (lambda scene: scene.queue.pause("upgrade"), True),
+    "resume": (lambda scene: scene.queue.resume(), False),
+    "is paused": (lambda scene: scene.queue.is_paused(), False),
     "next due": (lambda scene: scene.queue.seconds_to_next_look() > 0, True),
 }

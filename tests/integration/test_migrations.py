@@ -24,7 +24,13 @@ from tests.races.answers import only_row, polled, present, sqlstate_of
 from tests.races.concurrency import PATIENCE, raw_connection, wait_until
 
 PROCESSES: Final = 8
-TABLES: Final = ["delayed_queue", "delayed_queue_dead_letter", "delayed_queue_schedule"]
+TABLES: Final = [
+    "delayed_queue",
+    "delayed_queue_dead_letter",
+    "delayed_queue_schedule",
+    "delayed_queue_worker",
+    "delayed_queue_paused",
+]
 
 # The seed's columns, in its order: name, type, length, whether NULL is allowed.
 SEED_COLUMNS: Final = [

@@ -14,6 +14,9 @@ DUE: Final = "delayed_queue__KindPlusScheduledAtIndex"
 LEASES: Final = "delayed_queue__LockUuidPlusIdIndex"
 SCHEDULES: Final = "schedule_kind_prefix"
 DESCRIBED: Final = "schedule_described"
+WORKERS: Final = "delayed_queue_worker_pkey"
+HEARTBEATS: Final = "worker_heartbeat"
+PAUSES: Final = "paused_kind"
 DEAD_PRIMARY: Final = "delayed_queue_dead_letter_pkey"
 DEAD_DIED: Final = "dead_letter_kind_died"
 DEAD_IDS: Final = "dead_letter_kind_id"
@@ -100,7 +103,7 @@ def claims() -> list[Case]:
     cost: dict[str, Any] = {"rows": 5, "buffers": 40, "fixed": 400}
     return [
         *(
-            Case(name, {**each, **more}, {DUE, PRIMARY}, n=each["limit"], **cost)
+            Case(name, {**each, **more}, {DUE, PRIMARY, PAUSES}, n=each["limit"], **cost)
             for name, more in (("CLAIM", lease), ("CONSUME", {}))
             for each in due
         ),
@@ -267,6 +270,45 @@ def schedules() -> list[Case]:
     ]
 
 
+def workers() -> list[Case]:
+    row = {
+        "name": "worker-1", "host": "host", "pid": 1, "process": 0, "queues": "[]",
+        "version": "1.0", "started_at": None, "now": NOW,
+    }  # fmt: skip
+    counts = {"in_flight": 1, "done": 1, "failed": 1, "dead": 1, "lost": 1}
+    beat = {"id": 1, **counts, "rates": "{}", "lease_ids": "[]", "now": NOW}
+    day = 24 * 3600 * 1000
+    return [
+        Case("ENLIST", row, set(), rows=0),
+        Case("BEAT", beat, {WORKERS}, buffers=60),
+        Case("RETIRE", {"id": 1}, {WORKERS}, buffers=60),
+        *(
+            Case(
+                "PRUNE_WORKERS", {"age": age, "limit": limit, "now": NOW}, {HEARTBEATS},
+                n=limit, rows=4, buffers=20,
+            )
+            # Ten thousand seconds of silence are less than a day.
+            for age, limit in ((30_000, 100), (day, 1000))
+        ),
+        Case(
+            "THROUGHPUT", {"age": 30_000, "limit": 10_000, "now": NOW}, {HEARTBEATS},
+            n=200, buffers=2,
+        ),
+    ]  # fmt: skip
+
+
+def pauses() -> list[Case]:
+    one = {"kind": "paused-1000|json"}
+    return [
+        *(
+            Case("PAUSE", {"kind": kind, "by": "", "reason": "", "now": NOW}, {PAUSES})
+            for kind in (one["kind"], "bulk|json")
+        ),
+        Case("RESUME", one, {PAUSES}),
+        Case("IS_PAUSED", one, {PAUSES}),
+    ]  # fmt: skip
+
+
 CASES: Final = [
-    *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules()
+    *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(), *pauses()
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Two tables of 200,000 rows each and schedules, in a transaction that is never committed."""
+"""Two tables of 200,000 rows each and the small ones, in a transaction that is never committed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from django.db import connections
 
 NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
-_TABLES: Final = "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule"
+_TABLES: Final = (
+    "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
+    "delayed_queue_paused"
+)
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
 # fears most of an index. `n * 7919 % 200000` meets every n once.
@@ -82,6 +85,22 @@ SELECT
 FROM generate_series(1, 100) AS n
 """
 
+# A hundred workers alive; the rest fell silent one by one, a second apart.
+_WORKERS: Final = """
+INSERT INTO delayed_queue_worker (
+    name, host, pid, queues, version, "startedAt", "heartbeatAt", rates
+)
+SELECT
+    'worker-' || n, 'host', n, '["bulk", "due"]', '1.0', 0,
+    %(now)s - CASE WHEN n < 100 THEN n * 100 ELSE n * 1000 END, '{"bulk": 2.5}'
+FROM (SELECT i * 7919::bigint %% 10000 AS n FROM generate_series(1, 10000) AS i) AS scrambled
+"""
+_PAUSES: Final = """
+INSERT INTO delayed_queue_paused ("pKind", "pausedAt", "pausedBy", reason)
+SELECT 'paused-' || n || '|json', %(now)s, 'operator', 'maintenance'
+FROM generate_series(1, 2000) AS n
+"""
+
 
 @pytest.fixture(scope="module")
 def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
@@ -102,7 +121,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
                 [_TABLES.split(", ")],
             )
             connection.execute("SET LOCAL jit = off")
-            for rows in (_MESSAGES, _LETTERS, _SCHEDULES, _TICKS):
+            for rows in (_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
             yield connection
     finally:

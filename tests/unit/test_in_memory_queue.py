@@ -12,7 +12,7 @@ from django.db import transaction
 
 from delayed_queue import DelayedQueue, queues
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.managers import DeadLetterManager, MessageManager
+from delayed_queue.managers import DeadLetterManager, MessageManager, PausedQueueManager
 from delayed_queue.testing import (
     InMemoryQueue,
     InMemoryStore,
@@ -23,6 +23,7 @@ from delayed_queue.testing import (
 from delayed_queue.testing.clocks import START
 from delayed_queue.testing.letters import InMemoryLetters
 from delayed_queue.testing.messages import InMemoryMessages
+from delayed_queue.testing.pauses import InMemoryPauses
 from tests.contract.support import HOUR, MINUTE, PATIENCE, SECOND, in_thread, watched_stop
 
 
@@ -31,6 +32,7 @@ from tests.contract.support import HOUR, MINUTE, PATIENCE, SECOND, in_thread, wa
     [
         (InMemoryMessages, MessageManager, "_messages"),
         (InMemoryLetters, DeadLetterManager, "_letters"),
+        (InMemoryPauses, PausedQueueManager, "_pauses"),
     ],
 )
 def test_the_stores_have_every_statement_that_queues_use(

@@ -1,0 +1,252 @@
+"""The workers: who is at work, on what, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from django.contrib import admin, messages
+from django.contrib.admin import SimpleListFilter
+from django.db.models import F, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+
+from delayed_queue.admin import formats
+from delayed_queue.admin.base import QueueModelAdmin
+from delayed_queue.admin.filters import WORKER
+from delayed_queue.admin.keysets import Keyset
+from delayed_queue.admin.rows import DatabaseClock, as_read
+from delayed_queue.models import Message, Worker
+from delayed_queue.workers.heartbeat import ALIVE, MAX_LEASES
+
+if TYPE_CHECKING:
+    from django.contrib.admin import ModelAdmin
+
+_NEWEST_FIRST: Final = Keyset(descending=True)
+_MAX_HELD: Final = 50
+_ZERO: Final = SafeString('<span class="dq-quiet">0</span>')
+_ALIVE: Final = SafeString('<span class="dq-state dq-due">alive</span>')
+_SILENT: Final = SafeString('<span class="dq-state dq-alarm">silent</span>')
+
+
+class AliveFilter(SimpleListFilter):
+    """By the age of the last heartbeat."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+        return [("alive", "Alive"), ("silent", "Silent")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        match self.value():
+            case "alive":
+                return queryset.filter(heartbeat_at__gt=DatabaseClock(ALIVE))
+            case "silent":
+                return queryset.filter(heartbeat_at__lte=DatabaseClock(ALIVE))
+        return queryset
+
+
+@admin.register(Worker)
+class WorkerAdmin(QueueModelAdmin):
+    """The latest started first; rows are written by the workers themselves."""
+
+    list_filter = (AliveFilter,)
+    search_fields = ()  # type: ignore[assignment]
+    change_list_template = "admin/delayed_queue/worker_list.html"
+    change_form_template = "admin/delayed_queue/worker_detail.html"
+    list_display = (
+        "key_column", "where_column", "heartbeat_column", "rate_column", "in_flight_column",
+        "done_column", "failed_column", "dead_column", "lost_column", "leases_column",
+        "started_column", "version_column",
+    )  # fmt: skip
+    readonly_fields = (
+        "heartbeat_column", "host_column", "pid_column", "process_column", "started_column",
+        "version_column", "served", "counts", "held",
+    )  # fmt: skip
+
+    def keyset_of(self, request: HttpRequest) -> Keyset:
+        return _NEWEST_FIRST
+
+    def token_of(self, row: Any) -> str:
+        return str(row.id)
+
+    # Reading
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        found: QuerySet[Any] = admin.ModelAdmin.get_queryset(self, request)
+        annotated: QuerySet[Any] = found.annotate(read_at=DatabaseClock(), key=F("name"))
+        return annotated
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        if not object_id.isdecimal():
+            return None
+        row = self.get_queryset(request).filter(pk=object_id).first()
+        if row is not None:
+            row.holding = self._held(request, row)
+        return row
+
+    def _held(self, request: HttpRequest, row: Worker) -> list[Any] | None:
+        """Return the first messages under its leases; None for those who may not see them."""
+        if not request.user.has_perm("delayed_queue.view_message"):
+            return None
+        found = Message.objects.using(self.get_queryset(request).db)
+        held = as_read(found.filter(lease_id__in=row.lease_ids)).order_by("lease_id", "id")
+        return list(held[: _MAX_HELD + 1])
+
+    def _get_obj_does_not_exist_redirect(
+        self, request: HttpRequest, opts: Any, object_id: str
+    ) -> HttpResponse:
+        text = "This worker has stopped, and taken its row with it."
+        self.message_user(request, text, messages.WARNING)
+        return HttpResponseRedirect(self._list_url())
+
+    # Columns
+
+    @admin.display(description="worker")
+    def key_column(self, row: Worker) -> SafeString:
+        return formats.key_label(row.name)
+
+    @admin.display(description="where, and on what")
+    def where_column(self, row: Worker) -> SafeString:
+        names = ", ".join(row.queues)
+        return format_html(
+            '{} · pid {} · process {}<div class="dq-quiet" title="{}">{}</div>',
+            row.host, row.pid, row.process, names, Truncator(names).chars(80),
+        )  # fmt: skip
+
+    @admin.display(description="heartbeat")
+    def heartbeat_column(self, row: Any) -> SafeString:
+        age = row.read_at - row.heartbeat_at
+        words = formats.moment(row.heartbeat_at, f"{formats.human(age)} ago")
+        if age < ALIVE:
+            return format_html("{} {}", _ALIVE, words)
+        since = formats.moment(row.heartbeat_at, f"for {formats.human(age)}")
+        return format_html("{} {}", _SILENT, since)
+
+    @admin.display(description="rate")
+    def rate_column(self, row: Any) -> str:
+        # What a silent worker told last is no rate of now.
+        if row.read_at - row.heartbeat_at >= ALIVE:
+            return formats.NOTHING
+        return formats.per_second(sum(row.rates.values()))
+
+    @admin.display(description="in flight")
+    def in_flight_column(self, row: Worker) -> str:
+        return f"{row.in_flight:,}"
+
+    @admin.display(description="done")
+    def done_column(self, row: Worker) -> str:
+        return f"{row.done:,}"
+
+    @admin.display(description="retried")
+    def failed_column(self, row: Worker) -> SafeString:
+        return _count(row.failed)
+
+    @admin.display(description="dead")
+    def dead_column(self, row: Worker) -> SafeString:
+        return _count(row.dead, is_bad=True)
+
+    @admin.display(description="lost")
+    def lost_column(self, row: Worker) -> SafeString:
+        return _count(row.lost, is_bad=True)
+
+    @admin.display(description="leases")
+    def leases_column(self, row: Worker) -> SafeString:
+        if not row.lease_ids:
+            return formats.NOTHING
+        number = len(row.lease_ids)
+        return format_html(
+            '<a href="{}">{}</a>', self._messages_url(row), f"{number}{_more(number)}"
+        )
+
+    @admin.display(description="started")
+    def started_column(self, row: Any) -> SafeString:
+        return formats.moment(row.started_at, formats.relative(row.started_at, row.read_at))
+
+    @admin.display(description="version")
+    def version_column(self, row: Worker) -> str:
+        return row.version
+
+    @admin.display(description="host")
+    def host_column(self, row: Worker) -> str:
+        return row.host
+
+    @admin.display(description="process id")
+    def pid_column(self, row: Worker) -> int:
+        return row.pid
+
+    @admin.display(description="process")
+    def process_column(self, row: Worker) -> int:
+        return row.process
+
+    # The detail page
+
+    @admin.display(description="queues, by priority")
+    def served(self, row: Any) -> SafeString:
+        lines = [(name, formats.per_second(row.rates.get(name, 0))) for name in row.queues]
+        return _table(("queue", "rate"), lines)
+
+    @admin.display(description="since it started")
+    def counts(self, row: Worker) -> SafeString:
+        heads = ("in flight", "done", "retried", "dead", "lost")
+        counts = (row.in_flight, row.done, row.failed, row.dead, row.lost)
+        return _table(heads, [tuple(f"{each:,}" for each in counts)])
+
+    @admin.display(description="leases")
+    def held(self, row: Any) -> SafeString:
+        if row.holding is None:
+            return formats.quiet("Hidden: needs the permission delayed_queue.view_message.")
+        if not row.holding:
+            return formats.quiet("It holds none of those that it told at its last heartbeat.")
+        heads = ("key", "queue", "time", "lease")
+        lines = _table(heads, self._held_lines(row))
+        note = formats.quiet(
+            f"Of its latest {MAX_LEASES} leases at the last heartbeat, no more than {_MAX_HELD} "
+            "messages."
+        )
+        link = format_html(
+            '<a href="{}">Release, extend, reject or drop them</a>', self._messages_url(row)
+        )
+        return format_html("{}{}{}", lines, note, link)
+
+    def _held_lines(self, row: Any) -> Iterator[tuple[Any, ...]]:
+        for each in row.holding[:_MAX_HELD]:
+            url = reverse(
+                "admin:delayed_queue_message_change", args=[each.pk],
+                current_app=self.admin_site.name,
+            )  # fmt: skip
+            yield (
+                format_html('<a href="{}">{}</a>', url, formats.key_label(each.key)),
+                formats.kind_label(each.kind),
+                formats.waiting(each),
+                format_html('<code title="{}">{}</code>', each.lease_id, each.lease_id[:8]),
+            )
+
+    def _messages_url(self, row: Worker) -> str:
+        name = "admin:delayed_queue_message_changelist"
+        query = urlencode({WORKER: row.pk})
+        return f"{reverse(name, current_app=self.admin_site.name)}?{query}"
+
+
+def _more(number: int) -> str:
+    return "+" if number >= MAX_LEASES else ""
+
+
+def _count(number: int, *, is_bad: bool = False) -> SafeString:
+    if number == 0:
+        return _ZERO
+    return format_html('<span class="{}">{}</span>', "dq-alarm" if is_bad else "", f"{number:,}")
+
+
+def _table(heads: tuple[str, ...], lines: Any) -> SafeString:
+    head = format_html_join("", "<th scope='col'>{}</th>", ((each,) for each in heads))
+    rows = ((format_html_join("", "<td>{}</td>", ((cell,) for cell in line)),) for line in lines)
+    body = format_html_join("", "<tr>{}</tr>", rows)
+    return format_html(
+        '<table class="dq-table"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>', head, body
+    )
