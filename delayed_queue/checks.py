@@ -12,6 +12,8 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import connections
 
 from delayed_queue.conf import SETTING, find_problems
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.instruments import load
 
 OLDEST_POSTGRESQL = 130_000
 
@@ -25,6 +27,26 @@ def check_settings(
         Error(problem.message, hint=problem.hint, id="delayed_queue.E001", obj=SETTING)
         for problem in find_problems(getattr(settings, SETTING, {}))
     ]
+
+
+@register()
+def check_instruments(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E003: an instrument that cannot be loaded."""
+    configured = getattr(settings, SETTING, {})
+    if find_problems(configured):
+        return []
+    return [message for each in configured.get("INSTRUMENTS", ()) for message in _loading(each)]
+
+
+def _loading(entry: Any) -> list[CheckMessage]:
+    try:
+        load(entry)
+    except InvalidConfiguration as error:
+        hint = "Correct the path in INSTRUMENTS, or install what the instrument needs."
+        return [Error(str(error), hint=hint, id="delayed_queue.E003", obj=SETTING)]
+    return []
 
 
 @register(Tags.database)
