@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 
 from delayed_queue.conf import INSTRUMENT_METHODS, SETTING, get_settings, is_instrument
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.handlers import Handler, HandlerFunction
+from delayed_queue.handlers import Handler, HandlerFunction, Reject, Snooze
 from delayed_queue.messages import Envelope
 
 logger = logging.getLogger("delayed_queue")
@@ -71,6 +71,15 @@ def headers_for(queue: str, headers: Headers | None) -> Headers | None:
         except Exception as error:
             _report(each, error)
     return headers
+
+
+def ending(error: BaseException | None) -> str:
+    """Return the word for how a handler ended: done, snoozed, rejected or failed."""
+    if error is None:
+        return "done"
+    if isinstance(error, Snooze):
+        return "snoozed"
+    return "rejected" if isinstance(error, Reject) else "failed"
 
 
 def wrap(handler: Handler) -> HandlerFunction:

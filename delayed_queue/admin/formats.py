@@ -9,7 +9,8 @@ from typing import Any, Final
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from delayed_queue.admin.rows import MessageRow, RowState, name_of, state_of
+from delayed_queue.admin.rows import MessageRow, RowState, state_of
+from delayed_queue.overview import name_of
 
 MAX_SHOWN: Final = 10_000
 _UNITS: Final = (("y", 31_557_600), ("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))

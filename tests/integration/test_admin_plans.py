@@ -11,9 +11,9 @@ from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue.admin.overview import LEASE_CAP, overview_cap
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.overview import LEASE_CAP, cap_for
 from tests.plans.cases import DEAD_DIED, DEAD_PRIMARY, DUE, KEYS, LEASES, PRIMARY
 from tests.plans.explain import Plan
 
@@ -155,7 +155,7 @@ def test_queues_page_reads_no_further_than_its_caps(operator: Client):  # Q32
     plan = explained(overview)
     assert plan.scanned_whole() == [], plan
     assert {DUE, LEASES, DEAD_DIED} <= plan.indexes, plan
-    queues, cap = 6, overview_cap(6)
+    queues, cap = 6, cap_for(6)
     assert plan.rows_read() <= queues * 3 * cap + LEASE_CAP + queues, plan
 
 
