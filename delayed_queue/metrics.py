@@ -17,7 +17,7 @@ from delayed_queue import signals
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.instruments import Headers, ending
 from delayed_queue.messages import Envelope
-from delayed_queue.overview import QueueDepth, depths, find_kinds, kinds_named
+from delayed_queue.overview import QueueDepth, measure
 from delayed_queue.resilience import drop_if_lost
 
 try:
@@ -157,14 +157,9 @@ class QueueCollector(Collector):
         try:
             # Nobody else would: outside a request, a lost connection is not replaced.
             drop_if_lost(self._using)
-            return depths(self._kinds(), cap=self._cap, using=self._using)
+            return measure(self._queues, cap=self._cap, using=self._using)[0]
         except (Error, DelayedQueueError):
             return None
-
-    def _kinds(self) -> list[str]:
-        if not self._queues:
-            return find_kinds(self._using)[0]
-        return [kind for name in self._queues for kind in kinds_named(name)]
 
 
 def _families(found: list[QueueDepth]) -> list[Metric]:

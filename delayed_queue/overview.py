@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Final, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
@@ -90,11 +91,39 @@ def find_kinds(using: str = DEFAULT_DB_ALIAS) -> tuple[list[str], bool]:
     return distinct[:MAX_KINDS], len(distinct) > MAX_KINDS
 
 
-def kinds_named(name: str) -> list[str]:
-    """Return the kinds that a queue of that name may have; the name may be a kind itself."""
+def measure(
+    names: Sequence[str] = (), *, cap: int | None = None, using: str = DEFAULT_DB_ALIAS
+) -> tuple[list[QueueDepth], bool]:
+    """Return the depths of the named queues, and whether some are left out.
+
+    Without names, of all queues there are, at most a hundred. A name may be a kind, too.
+    """
+    if not names:
+        kinds, is_cut = find_kinds(using)
+        return depths(kinds, cap=cap, using=using), is_cut
+    candidates = [_kinds_named(name) for name in dict.fromkeys(names)]
+    distinct = list(dict.fromkeys(chain.from_iterable(candidates)))
+    # Most of the candidates do not exist, so they are not what bounds the cost.
+    counted = depths(distinct, cap=cap or cap_for(len(candidates)), using=using)
+    by_kind = {each.kind: each for each in counted}
+    chosen = chain.from_iterable(_present(kinds, by_kind) for kinds in candidates)
+    return list(dict.fromkeys(chosen)), False
+
+
+def _kinds_named(name: str) -> list[str]:
+    """Return the kinds that a queue of that name may have, the likeliest first."""
     handled = [each.kind for each in registry if each.queue == name]
     usual = [kind_of(name, codec_named(codec)) for codec in ("json", "text", "bytes")]
-    return list(dict.fromkeys([*handled, *usual, name]))
+    return list(
+        dict.fromkeys([*handled, name, *usual] if "|" in name else [*handled, *usual, name])
+    )
+
+
+def _present(kinds: list[str], by_kind: dict[str, QueueDepth]) -> list[QueueDepth]:
+    """Return those that have something or are handled here; the first when none is."""
+    found = [by_kind[kind] for kind in kinds]
+    present = [each for each in found if not each.is_empty or handler_of(each.kind)]
+    return present or found[:1]
 
 
 def cap_for(queues: int) -> int:
