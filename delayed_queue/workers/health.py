@@ -171,7 +171,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End connections that are open too long: a time-out per read lets drips through."""
+        """End connections that are open too long; a time-out of each read would admit drips."""
         latest = time.monotonic() - self.time_limit
         for request, opened_at in list(self._opened.items()):
             if opened_at < latest:
@@ -196,10 +196,6 @@ class _Request(BaseHTTPRequestHandler):
     """One request; the connection is closed after it."""
 
     server: _Server
-
-    def setup(self) -> None:
-        self.request.settimeout(self.server.time_limit)
-        super().setup()
 
     def parse_request(self) -> bool:
         if not super().parse_request():

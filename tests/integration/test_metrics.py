@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,9 +27,11 @@ from delayed_queue.metrics import PrometheusInstrument, QueueCollector, expositi
 from delayed_queue.models import Message
 from delayed_queue.overview import MAX_KINDS
 from delayed_queue.workers import Worker, WorkerOptions
+from tests import documents
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.instruments import registry_of
 from tests.processes import ROOT, environment
+from tests.races.concurrency import raw_connection
 
 SOON = timedelta(milliseconds=50)
 
@@ -153,7 +156,7 @@ class TestCollector:
 
     def test_registering_asks_nothing(self) -> None:
         with CaptureQueriesContext(connection) as captured:
-            CollectorRegistry().register(QueueCollector())
+            CollectorRegistry(auto_describe=True).register(QueueCollector())
         assert len(captured) == 0
 
     def test_queues_are_counted_by_state(self, scrape: Callable[..., Samples]) -> None:
@@ -237,6 +240,16 @@ class TestOutage:
         assert found.of("messages", queue="orders", kind="orders|json", state="due") is None
         assert samples(registry).of("up", database="default") == 1
 
+    def test_a_lost_connection_costs_one_scrape(self, registry: CollectorRegistry) -> None:
+        registry.register(QueueCollector(["orders"]))
+        connection.ensure_connection()
+        with raw_connection() as other:
+            other.execute(
+                "SELECT pg_terminate_backend(%s)", [connection.connection.info.backend_pid]
+            )
+        up = [samples(registry).of("up", database="default") for _ in range(2)]
+        assert up == [0, 1]
+
 
 @contextmanager
 def refused() -> Iterator[None]:
@@ -317,3 +330,33 @@ def test_without_the_library_the_extra_is_named(
     [message] = check_instruments()
     assert isinstance(message, Error)
     assert f"needs {named}: pip install 'django-delayed-queue[metrics]'" in message.msg
+
+
+class TestDocumentation:
+    """The page names the metrics there are, and its rules use no others."""
+
+    page = documents.DOCS / "guides/monitoring.md"
+
+    @pytest.fixture
+    def families(self, db: None) -> dict[str, tuple[str, str]]:
+        """Return the type and the text of each metric."""
+        made = CollectorRegistry()
+        PrometheusInstrument(made)
+        made.register(QueueCollector(["orders"]))
+        return {each.name: (each.type, each.documentation) for each in made.collect()}
+
+    def test_the_table_is_that_of_the_code(self, families: dict[str, tuple[str, str]]) -> None:
+        rows = documents.table(self.page, "metric", "type", "labels", "meaning")
+        documented = {documents.code(row[0]): row[1] for row in rows}
+        assert documented == {name: kind for name, (kind, _) in families.items()}
+
+    def test_the_rules_use_no_others(self, families: dict[str, tuple[str, str]]) -> None:
+        text = "".join(each.text for each in documents.blocks(self.page, "yaml"))
+        named = set(re.findall(r"\bdelayed_queue_\w+", text))
+        exposed = {
+            f"{name}{suffix}"
+            for name, (kind, _) in families.items()
+            for suffix in {"counter": ["_total"], "histogram": ["_bucket"]}.get(kind, [""])
+        }
+        assert len(named) >= 6
+        assert named <= exposed

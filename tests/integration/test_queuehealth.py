@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import BaseCommand, CommandError, call_command, load_command_class
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
 
 from delayed_queue.workers.health import HealthFile, HealthReport
+from tests import documents
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.processes import manage
 
@@ -179,6 +180,15 @@ class TestProcess:
         output, _ = process.communicate(timeout=60)
         assert process.returncode == code
         assert said in output
+
+
+@pytest.mark.parametrize("name", ["queuestats", "queuehealth"])
+def test_every_option_is_documented(name: str) -> None:
+    page = documents.read(documents.DOCS / "guides/monitoring.md")
+    command = load_command_class("delayed_queue", name)
+    usual = {action.dest for action in BaseCommand().create_parser("manage.py", name)._actions}
+    for action in command.create_parser("manage.py", name)._actions:
+        assert action.dest in usual or action.option_strings[0] in page, action.option_strings
 
 
 def test_spans_are_seconds() -> None:

@@ -115,7 +115,7 @@ def _own_connection(using: str) -> Iterator[None]:
 def _missing_migrations(using: str) -> list[str]:
     executor = MigrationExecutor(connections[using])
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes(_APP))
-    return [migration.name for migration, _ in plan if migration.app_label == _APP]
+    return [migration.name for migration, _ in plan]
 
 
 def _depths(options: dict[str, Any]) -> list[QueueDepth]:

@@ -13,7 +13,6 @@ from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue.management.arguments import count, seconds
 from delayed_queue.overview import MAX_KINDS, QueueDepth, measure
-from delayed_queue.resilience import drop_if_lost
 
 MAX_CAP: Final = 1_000_000
 _HEADER: Final = ("queue", "codec", "due", "scheduled", "leased", "dead", "oldest due")
@@ -61,7 +60,6 @@ class Command(BaseCommand):
 def _measured(options: dict[str, Any]) -> tuple[list[QueueDepth], bool]:
     using = options["database"]
     try:
-        drop_if_lost(using)
         return measure(options["queue"], cap=options["cap"], using=using)
     except Error as error:
         raise CommandError(f"The database {using!r} cannot be asked: {error}") from error
