@@ -18,6 +18,7 @@ from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.instruments import Headers, ending
 from delayed_queue.messages import Envelope
 from delayed_queue.overview import QueueDepth, measure
+from delayed_queue.resilience import drop_if_lost
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -154,6 +155,8 @@ class QueueCollector(Collector):
 
     def _depths(self) -> list[QueueDepth] | None:
         try:
+            # Nobody else would: outside a request, a lost connection is not replaced.
+            drop_if_lost(self._using)
             return measure(self._queues, cap=self._cap, using=self._using)[0]
         except (Error, DelayedQueueError):
             return None
