@@ -29,8 +29,8 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 class OpenTelemetryInstrument:
     """Writes the trace context of an offer into its headers, and traces handlers under it.
 
-    A handler's span is a child of the offer's. ``link=True`` starts a trace of its own
-    instead, linked to the offer: for messages so much delayed that no trace stays open for them.
+    A handler's span is linked to the offer's, and its child. ``link=True`` starts a trace of
+    its own instead: for messages so much delayed that no trace stays open for them.
     Spans have ids and never payloads. ``record_exceptions=False`` leaves out the texts of errors
     too, and keeps their types.
     """
@@ -50,7 +50,7 @@ class OpenTelemetryInstrument:
         if headers is not None and _PROPAGATOR.fields & headers.keys():
             return headers  # the caller has chosen the trace
         span = self._tracer.start_span(
-            f"create {queue}",
+            f"offer {queue}",
             kind=SpanKind.PRODUCER,
             attributes={**_destination(queue), **_operation("create", "offer")},
         )
@@ -73,13 +73,12 @@ class OpenTelemetryInstrument:
     def _span(self, envelope: Envelope) -> Any:
         offered = _PROPAGATOR.extract(_carrier(envelope.headers), context.Context())
         origin = trace.get_current_span(offered).get_span_context()
-        is_linked = self._link and origin.is_valid
         return self._tracer.start_as_current_span(
-            f"process {envelope.queue}",
-            context=context.Context() if is_linked else offered,
+            f"handle {envelope.queue}",
+            context=context.Context() if self._link else offered,
             kind=SpanKind.CONSUMER,
             attributes=_attributes(envelope),
-            links=[Link(origin)] if is_linked else [],
+            links=[Link(origin)] if origin.is_valid else [],
             record_exception=False,
             set_status_on_exception=False,
         )

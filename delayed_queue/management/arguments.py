@@ -27,3 +27,10 @@ def seconds(text: str) -> timedelta:
     if span < timedelta(0):
         raise ArgumentTypeError(f"{text!r} is not a number of seconds")
     return span
+
+
+def interval(text: str) -> timedelta:
+    """Return a time span that is not zero."""
+    if not (span := seconds(text)):
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return span

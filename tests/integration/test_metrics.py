@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from django.conf import LazySettings
@@ -18,7 +19,7 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from delayed_queue import DelayedQueue, Envelope, Reject, ScheduledMessage, Snooze
@@ -27,10 +28,11 @@ from delayed_queue.metrics import PrometheusInstrument, QueueCollector, expositi
 from delayed_queue.models import Message
 from delayed_queue.overview import MAX_KINDS
 from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.workers.health import HealthReport, HealthServer
 from tests import documents
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.instruments import registry_of
-from tests.processes import ROOT, environment
+from tests.processes import ROOT, environment, wait_until
 from tests.races.concurrency import raw_connection
 
 SOON = timedelta(milliseconds=50)
@@ -248,6 +250,28 @@ class TestOutage:
             other.execute("SELECT pg_terminate_backend(%s)", [pid])
         up += [samples(registry).of("up", database="default") for _ in range(2)]
         assert up == [1, 0, 1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_scrape_of_a_worker_leaves_no_connection_behind() -> None:
+    collector = QueueCollector(["orders"])
+    REGISTRY.register(collector)
+    server = HealthServer("127.0.0.1", 0, lambda: HealthReport("w", True, ()))
+    server.start()
+    before = backends()
+    try:
+        with urlopen("http://{}:{}/metrics".format(*server.address), timeout=10) as response:  # noqa: S310
+            assert Samples.read(response.read().decode()).of("up", database="default") == 1
+    finally:
+        server.stop()
+        REGISTRY.unregister(collector)
+    wait_until(lambda: backends() <= before)
+
+
+def backends() -> set[int]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+        return {pid for (pid,) in cursor.fetchall()}
 
 
 @contextmanager

@@ -116,10 +116,13 @@ class TestBounds:
         assert (len(answer["queues"]), answer["queues_left_out"]) == (MAX_KINDS, True)
         assert f"Only {MAX_KINDS} queues are shown" in run()
 
-    @pytest.mark.parametrize("arguments", [["--cap", "0"], ["--cap", "x"], ["--watch", "-1"]])
-    def test_wrong_arguments_are_said(self, arguments: list[str]) -> None:
-        with pytest.raises(CommandError, match=f"{arguments[0]}: '{arguments[1]}' is not a number"):
-            run(*arguments)
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [("--cap", "0"), ("--cap", "x"), ("--watch", "-1"), ("--watch", "0")],
+    )
+    def test_wrong_arguments_are_said(self, option: str, value: str) -> None:
+        with pytest.raises(CommandError, match=f"{option}: '{value}' is not a number"):
+            run(option, value)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS, Error
 
-from delayed_queue.management.arguments import count, seconds
+from delayed_queue.management.arguments import count, interval
 from delayed_queue.overview import MAX_KINDS, QueueDepth, measure
 
 MAX_CAP: Final = 1_000_000
@@ -34,7 +34,7 @@ class Command(BaseCommand):
             help="count no further than this (default: 10,000, less for many queues)",
         )  # fmt: skip
         parser.add_argument(
-            "--watch", type=seconds, metavar="SECONDS", help="show it again and again"
+            "--watch", type=interval, metavar="SECONDS", help="show it again and again"
         )
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
 
