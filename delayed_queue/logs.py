@@ -18,6 +18,7 @@ from delayed_queue.messages import Envelope
 
 logger = logging.getLogger("delayed_queue")
 
+_UID: Final = "delayed_queue.log"
 _PLAIN: Final = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\xa0\u2028\u2029]+")
 
 
@@ -30,30 +31,32 @@ def quoted(value: str) -> str:
 
 
 def connect() -> None:
-    """Connect the receivers, once however often it is called."""
-    for signal, receiver in (
-        (signals.leased, _log_leased),
-        (signals.acknowledged, _log_acknowledged),
-        (signals.failed, _log_failed),
-        (signals.dead, _log_dead),
-        (signals.worker_started, _log_started),
-        (signals.worker_stopped, _log_stopped),
+    """Connect the receivers whose lines the level lets through, as it is now, and no others.
+
+    A worker does not even gather the envelopes of a signal that nobody hears.
+    """
+    for signal, receiver, level in (
+        (signals.leased, _log_leased, logging.DEBUG),
+        (signals.acknowledged, _log_acknowledged, logging.INFO),
+        (signals.failed, _log_failed, logging.WARNING),
+        (signals.dead, _log_dead, logging.ERROR),
+        (signals.worker_started, _log_started, logging.INFO),
+        (signals.worker_stopped, _log_stopped, logging.INFO),
     ):
-        signal.connect(receiver, dispatch_uid="delayed_queue.log")
+        signal.disconnect(dispatch_uid=_UID)
+        if logger.isEnabledFor(level):
+            signal.connect(receiver, dispatch_uid=_UID)
 
 
 def _log_leased(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        for each in envelopes:
-            logger.debug(
-                "event=leased queue=%s key=%s attempt=%s lease=%s worker=%s",
-                quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, sender,
-            )  # fmt: skip
+    for each in envelopes:
+        logger.debug(
+            "event=leased queue=%s key=%s attempt=%s lease=%s worker=%s",
+            quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, sender,
+        )  # fmt: skip
 
 
 def _log_acknowledged(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
-    if not logger.isEnabledFor(logging.INFO):
-        return
     for queue, count in Counter(each.queue for each in envelopes).items():
         logger.info(
             "event=batch_acknowledged queue=%s count=%s worker=%s", quoted(queue), count, sender

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.dispatch import Signal
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, signals
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, logs, signals
 from delayed_queue.logs import quoted
 from delayed_queue.workers import Worker, WorkerOptions
 
 SECRET = "4111-1111-1111-1111"
 
 
-class Untouchable:
-    """An envelope that nobody may look at."""
+class Guarded:
+    """An envelope of which nobody may read more than the queue."""
 
     def __getattribute__(self, name: str) -> Any:
-        raise AssertionError(f"{name} was read though the level is off")
+        assert name == "queue"
+        return "q"
+
+
+@contextmanager
+def at_level(caplog: pytest.LogCaptureFixture, level: int) -> Iterator[None]:
+    """Have the log begin at that level, as a process that starts with it."""
+    with caplog.at_level(level, logger="delayed_queue"):
+        logs.connect()
+        yield
+    logs.connect()
 
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """The log, at every level: the one of the settings does not propagate everywhere."""
-    with caplog.at_level(logging.DEBUG, logger="delayed_queue"):
+    with at_level(caplog, logging.DEBUG):
         yield caplog
 
 
@@ -93,14 +105,28 @@ class TestOfAWorker:
         ]
 
 
-@pytest.mark.parametrize("signal", [signals.leased, signals.acknowledged])
-def test_a_level_that_is_off_costs_nothing(signal: Any, caplog: pytest.LogCaptureFixture) -> None:
-    envelopes: list[Any] = [Untouchable()] * 500
-    with caplog.at_level(logging.WARNING, logger="delayed_queue"):
-        assert [error for _, error in signal.send_robust("w", envelopes=envelopes) if error] == []
-    # That it would be noticed:
-    with caplog.at_level(logging.DEBUG, logger="delayed_queue"):
-        assert [error for _, error in signal.send_robust("w", envelopes=envelopes) if error]
+@pytest.mark.parametrize(
+    ("signal", "level"),
+    [(signals.leased, logging.DEBUG), (signals.acknowledged, logging.INFO)],
+)
+def test_a_level_that_is_off_costs_nothing(
+    signal: Signal, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with at_level(caplog, level + 1):
+        assert not signal.has_listeners()
+    with at_level(caplog, level):
+        assert signal.has_listeners()
+
+
+def test_at_info_no_message_is_looked_at_but_for_its_queue(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batch = [Guarded()] * 500
+    with at_level(caplog, logging.INFO):
+        assert [error for _, error in signals.acknowledged.send_robust("w", envelopes=batch)] == [
+            None
+        ]
+    assert "event=batch_acknowledged queue=q count=500" in caplog.text
 
 
 @pytest.mark.parametrize(
