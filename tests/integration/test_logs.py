@@ -26,6 +26,20 @@ class Guarded:
         return "q"
 
 
+@pytest.fixture
+def _no_other_receivers() -> Iterator[None]:
+    """Leave the signals to the log: metrics of other tests may still listen."""
+    heard = (signals.leased, signals.acknowledged)
+    kept = [signal.receivers for signal in heard]
+    for signal in heard:
+        signal.receivers = []
+        signal.sender_receivers_cache.clear()
+    yield
+    for signal, receivers in zip(heard, kept, strict=True):
+        signal.receivers = receivers
+        signal.sender_receivers_cache.clear()
+
+
 @contextmanager
 def at_level(caplog: pytest.LogCaptureFixture, level: int) -> Iterator[None]:
     """Have the log begin at that level, as a process that starts with it."""
@@ -105,6 +119,7 @@ class TestOfAWorker:
         ]
 
 
+@pytest.mark.usefixtures("_no_other_receivers")
 @pytest.mark.parametrize(
     ("signal", "level"),
     [(signals.leased, logging.DEBUG), (signals.acknowledged, logging.INFO)],
@@ -118,6 +133,7 @@ def test_a_level_that_is_off_costs_nothing(
         assert signal.has_listeners()
 
 
+@pytest.mark.usefixtures("_no_other_receivers")
 def test_at_info_no_message_is_looked_at_but_for_its_queue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
