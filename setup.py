@@ -36,6 +36,8 @@ EXTRAS = {
 }
 EXTRAS["test"] = [
     *EXTRAS["embedded"],
+    *EXTRAS["metrics"],
+    "opentelemetry-sdk>=1.29",
     "django-environ>=0.12",
     "factory-boy>=3.3",
     "hypothesis>=6.120",

@@ -7,6 +7,7 @@ from importlib import import_module
 from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
 
+from delayed_queue import logs
 from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
 
 
@@ -19,7 +20,7 @@ class DelayedQueueConfig(AppConfig):
         from django.conf import settings
 
         import_module("delayed_queue.checks")
-        import_module("delayed_queue.signals")
+        logs.connect()
         # With wrong settings the defaults do: the system check must get to say what is wrong.
         if find_problems(getattr(settings, SETTING, {})):
             module = QueueSettings().HANDLERS_MODULE

@@ -12,6 +12,8 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import connections
 
 from delayed_queue.conf import SETTING, find_problems
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.instruments import load
 from delayed_queue.schedules import has_zones
 
 OLDEST_POSTGRESQL = 130_000
@@ -42,6 +44,25 @@ def check_zones(
             id="delayed_queue.W004",
         )
     ]
+
+
+def check_instruments(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E003: an instrument that cannot be loaded."""
+    configured = getattr(settings, SETTING, {})
+    if find_problems(configured):
+        return []
+    return [message for each in configured.get("INSTRUMENTS", ()) for message in _loading(each)]
+
+
+def _loading(entry: Any) -> list[CheckMessage]:
+    try:
+        load(entry)
+    except InvalidConfiguration as error:
+        hint = "Correct the path in INSTRUMENTS, or install what the instrument needs."
+        return [Error(str(error), hint=hint, id="delayed_queue.E003", obj=SETTING)]
+    return []
 
 
 @register(Tags.database)

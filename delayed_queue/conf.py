@@ -17,6 +17,7 @@ from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
 
 SETTING: Final = "DELAYED_QUEUE"
+INSTRUMENT_METHODS: Final = ("offering", "handling")
 MAX_LEASE: Final = timedelta(days=3650)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -39,6 +40,8 @@ class QueueSettings:
     ``WATCHDOG``: how long a worker's claim loop may stand still before its process is replaced.
     ``HANDLERS_MODULE``: the module of each installed app that is imported for its handlers.
     ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
+    ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
+    them or to their classes.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -54,6 +57,7 @@ class QueueSettings:
     WATCHDOG: timedelta = timedelta(minutes=2)
     HANDLERS_MODULE: str = "handlers"
     CRON: Sequence[Any] = ()
+    INSTRUMENTS: Sequence[Any] = ()
 
 
 def check_lease(duration: Any) -> timedelta:
@@ -106,6 +110,24 @@ def _is_count(value: Any, most: int) -> bool:
     return type(value) is int and 1 <= value <= most
 
 
+def is_instrument(value: Any) -> bool:
+    return all(callable(getattr(value, name, None)) for name in INSTRUMENT_METHODS)
+
+
+def _are_instruments(value: Any) -> bool:
+    """Return whether each is one, or a path to one; what a path leads to is for a check to see.
+
+    Not for this: the module behind it may be importing the very code that asks.
+    """
+    return isinstance(value, list | tuple) and all(
+        _is_dotted(each) if isinstance(each, str) else is_instrument(each) for each in value
+    )
+
+
+def _is_dotted(path: str) -> bool:
+    return "." in path and all(name.isidentifier() for name in path.split("."))
+
+
 def _wrong(key: str, value: Any) -> str | None:
     """Return what the value must be, or None when it is."""
     try:
@@ -134,6 +156,11 @@ def _wrong(key: str, value: Any) -> str | None:
         "HANDLERS_MODULE": (
             isinstance(value, str) and value.isidentifier(),
             "It must be the name of a module, as in 'handlers'.",
+        ),
+        "INSTRUMENTS": (
+            _are_instruments(value),
+            "It must be a list of dotted paths, as in 'shop.tracing.Instrument', or of objects "
+            "with offering() and handling().",
         ),
     }
     fits, rule = rules.get(key, (True, ""))

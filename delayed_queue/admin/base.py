@@ -23,7 +23,8 @@ from delayed_queue.admin.formats import quiet
 from delayed_queue.admin.keysets import Keyset, KeysetChangeList
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.payloads import MAX_READ, show_payload
-from delayed_queue.admin.rows import as_read, name_of
+from delayed_queue.admin.rows import as_read
+from delayed_queue.overview import name_of
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]

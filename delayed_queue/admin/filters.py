@@ -14,8 +14,9 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from delayed_queue.admin.formats import LEASE
-from delayed_queue.admin.rows import DatabaseClock, RowState, name_of
+from delayed_queue.admin.rows import DatabaseClock, RowState
 from delayed_queue.models import Worker
+from delayed_queue.overview import MAX_KINDS, name_of
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
@@ -25,7 +26,6 @@ KIND: Final = "kind"
 WORKER: Final = "worker"
 STATE: Final = "state"
 DIED: Final = "died"
-MAX_KINDS: Final = 100
 _PERIODS: Final = {
     "hour": ("in the past hour", timedelta(hours=1)),
     "day": ("in the past day", timedelta(days=1)),

@@ -10,7 +10,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
-from delayed_queue.admin.rows import MessageRow, RowState, name_of, state_of
+from delayed_queue.admin.rows import MessageRow, RowState, state_of
+from delayed_queue.overview import name_of
 
 MAX_SHOWN: Final = 10_000
 # The parameter by which the list of messages shows those of one lease.

@@ -14,12 +14,13 @@ from django.db import transaction
 from delayed_queue.admin.formats import human
 from delayed_queue.admin.forms import ReasonForm
 from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock, record
-from delayed_queue.admin.rows import MessageRow, RowState, handler_of, state_of
+from delayed_queue.admin.rows import MessageRow, RowState, state_of
 from delayed_queue.conf import get_settings
 from delayed_queue.handlers import storable
 from delayed_queue.managers import MessageManager
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
+from delayed_queue.overview import handler_of
 from delayed_queue.wakeups import channel_of
 
 CHANGED: Final = "changed meanwhile"

@@ -11,23 +11,25 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 
-from delayed_queue.admin.filters import KIND, MAX_KINDS
+from delayed_queue.admin.filters import KIND
 from delayed_queue.admin.formats import human, per_second
 from delayed_queue.admin.pausing import paused_rows, switch_view
-from delayed_queue.admin.rows import handler_of, name_of
-from delayed_queue.handlers import registry
-from delayed_queue.managers import OverviewRow, ThroughputRow
-from delayed_queue.messages import MAX_MILLISECONDS, MILLISECOND
-from delayed_queue.models import DeadLetter, Message, Worker
+from delayed_queue.managers import ThroughputRow
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import Worker
+from delayed_queue.overview import (
+    MAX_KINDS,
+    QueueDepth,
+    cap_for,
+    depths,
+    find_kinds,
+    handler_of,
+)
 from delayed_queue.workers.heartbeat import ALIVE
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin
 
-LEASE_CAP: Final = 10_000
-_CAPS: Final = (10_000, 5_000, 2_000, 1_000)
-# Of messages counted for one page, over all its queues: with many queues each is counted less far.
-_BUDGET: Final = 60_000
 _LATE: Final = timedelta(minutes=1)
 
 
@@ -79,8 +81,8 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
         return switch_view(model_admin, request)
     using = model_admin.get_queryset(request).db
     pauses = {row.kind: row for row in paused_rows(model_admin, request)[: MAX_KINDS + 1]}
-    kinds, is_cut = _kinds(using, list(pauses))
-    cap = overview_cap(len(kinds))
+    kinds, is_cut = find_kinds(using, also=list(pauses))
+    cap = cap_for(len(kinds))
     context = {
         **model_admin.admin_site.each_context(request),
         "title": "Queues",
@@ -99,57 +101,30 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
 
 
 def _lines(kinds: list[str], cap: int, pauses: dict[str, Any], using: str) -> list[QueueLine]:
-    rows = Message.objects.overview(kinds, cap, lease_cap=LEASE_CAP, using=using)
     summed = Worker.objects.throughput(ALIVE // MILLISECOND, using=using)
     served = {each.queue: each for each in summed}
-    return sorted((_line(row, cap, served, pauses.get(row.kind)) for row in rows), key=_urgency)
+    found = depths(kinds, cap=cap, using=using)
+    return sorted((_line(each, served, pauses.get(each.kind)) for each in found), key=_urgency)
 
 
-def overview_cap(queues: int) -> int:
-    """Return how far each count of so many queues goes."""
-    return next((cap for cap in _CAPS if cap * queues <= _BUDGET), _CAPS[-1])
-
-
-def _kinds(using: str, paused: list[str]) -> tuple[list[str], bool]:
-    """Return the kinds that have anything at all, and whether some are left out."""
-    found = [
-        *Message.objects.kinds(MAX_KINDS + 1, using=using),
-        *DeadLetter.objects.kinds(MAX_KINDS + 1, using=using),
-        *(handler.kind for handler in registry),
-        *paused,
-    ]
-    distinct = list(dict.fromkeys(found))
-    return distinct[:MAX_KINDS], len(distinct) > MAX_KINDS
-
-
-def _line(row: OverviewRow, cap: int, served: dict[str, ThroughputRow], pause: Any) -> QueueLine:
-    name = name_of(row.kind)
-    service = served.get(name.queue, ThroughputRow(name.queue, 0, 0.0))
-    handler = handler_of(row.kind)
+def _line(depth: QueueDepth, served: dict[str, ThroughputRow], pause: Any) -> QueueLine:
+    service = served.get(depth.name.queue, ThroughputRow(depth.name.queue, 0, 0.0))
+    handler = handler_of(depth.kind)
     return QueueLine(
-        kind=row.kind,
-        queue=name.queue,
-        codec=name.codec,
+        kind=depth.kind,
+        queue=depth.name.queue,
+        codec=depth.name.codec,
         handler="" if handler is None else handler.path,
-        due=_count(row.due, is_cut=row.due >= cap),
-        scheduled=_count(row.scheduled, is_cut=row.read >= cap),
-        leased=_count(row.leased, is_cut=row.held >= LEASE_CAP),
-        dead=_count(row.dead, is_cut=row.dead >= cap),
-        has_dead=row.dead > 0,
-        late_by=_span(row.oldest_due_age),
+        due=str(depth.due),
+        scheduled=str(depth.scheduled),
+        leased=str(depth.leased),
+        dead=str(depth.dead),
+        has_dead=depth.dead.value > 0,
+        late_by=depth.oldest_due_age,
         workers=service.workers,
         rate=per_second(service.rate) if service.workers else "",
         pause=pause,
     )
-
-
-def _span(milliseconds: int | None) -> timedelta | None:
-    # A foreign service may store any 64-bit instant, further back than a timedelta reaches.
-    return None if milliseconds is None else min(milliseconds, MAX_MILLISECONDS) * MILLISECOND
-
-
-def _count(count: int, *, is_cut: bool) -> str:
-    return f"{count:,}+" if is_cut else f"{count:,}"
 
 
 def _urgency(line: QueueLine) -> tuple[bool, timedelta, str]:

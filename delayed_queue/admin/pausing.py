@@ -15,11 +15,12 @@ from delayed_queue.admin.formats import human
 from delayed_queue.admin.letter_operations import parse_ids
 from delayed_queue.admin.message_operations import wake
 from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock, record
-from delayed_queue.admin.rows import DatabaseClock, KindName, name_of
+from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.handlers import storable
 from delayed_queue.managers import PausedQueueManager
 from delayed_queue.models import PausedQueue
+from delayed_queue.overview import KindName, name_of
 from delayed_queue.payloads import check_kind
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin.formats import MAX_SHOWN, block, quiet
-from delayed_queue.admin.rows import name_of
 from delayed_queue.exceptions import PayloadNotDecodable
+from delayed_queue.overview import name_of
 from delayed_queue.payloads import codec_named, decode
 
 # As much of a payload as is ever fetched: a column may hold a gigabyte.

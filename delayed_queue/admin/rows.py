@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from django.db.models import BigIntegerField, ExpressionWrapper, F, Func, QuerySet, Value
 
 from delayed_queue.fields import EpochMillisecondField
-from delayed_queue.handlers import Handler, registry
 from delayed_queue.messages import MILLISECOND
 
 
@@ -90,23 +89,3 @@ def state_of(message: MessageRow) -> RowState:
     if message.scheduled_at > message.read_at:
         return RowState.LEASED if is_leased else RowState.SCHEDULED
     return RowState.EXPIRED if is_leased else RowState.DUE
-
-
-class KindName(NamedTuple):
-    """A kind in the words of the code that uses it."""
-
-    queue: str
-    codec: str
-
-
-def handler_of(kind: str) -> Handler | None:
-    return next((each for each in registry if each.kind == kind), None)
-
-
-def name_of(kind: str) -> KindName:
-    """Return the queue's name and codec; a foreign service's kind is its own name."""
-    handler = handler_of(kind)
-    if handler is not None:
-        return KindName(handler.queue, handler.codec.name)
-    queue, bar, codec = kind.rpartition("|")
-    return KindName(queue, codec) if bar else KindName(kind, "")

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.instruments import headers_for
 from delayed_queue.messages import (
     OfferOutcome,
     ScheduledMessage,
@@ -31,11 +32,11 @@ class PreparedOffer(NamedTuple):
 
 
 def prepared_chunks(
-    codec: Codec, messages: Iterable[ScheduledMessage]
+    queue: str, codec: Codec, messages: Iterable[ScheduledMessage]
 ) -> Iterable[list[PreparedOffer]]:
     """Validate, encode and cut into chunks: a sequence at once, a stream as it is read."""
     chunks = (
-        [_prepared(codec, position, message) for position, message in enumerate(chunk)]
+        [_prepared(queue, codec, position, message) for position, message in enumerate(chunk)]
         for chunk in _chunks(messages)
     )
     return list(chunks) if isinstance(messages, Sequence) else chunks
@@ -47,7 +48,7 @@ def _chunks(messages: Iterable[ScheduledMessage]) -> Iterator[list[ScheduledMess
         yield chunk
 
 
-def _prepared(codec: Codec, position: int, message: Any) -> PreparedOffer:
+def _prepared(queue: str, codec: Codec, position: int, message: Any) -> PreparedOffer:
     if not isinstance(message, ScheduledMessage):
         raise InvalidMessage(f"A batch is of ScheduledMessage, not {type(message).__name__}.")
     return PreparedOffer(
@@ -55,7 +56,7 @@ def _prepared(codec: Codec, position: int, message: Any) -> PreparedOffer:
         check_key(message.key),
         encode(codec, message.payload),
         check_schedule(message.schedule_at),
-        encode_headers(message.headers),
+        encode_headers(headers_for(queue, message.headers)),
         bool(message.can_update),
     )
 

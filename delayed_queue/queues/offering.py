@@ -9,6 +9,7 @@ from typing import Any
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.instruments import headers_for
 from delayed_queue.messages import (
     OfferOutcome,
     ScheduledMessage,
@@ -78,7 +79,7 @@ class Offering(QueueBase):
             can_update=can_update,
             schedule_at=schedule,
             delay=wait,
-            headers=encode_headers(headers),
+            headers=encode_headers(headers_for(self.name, headers)),
             now=self._now(),
             channel=channel_of(self.kind) if is_announced else None,
             using=self.using,
@@ -92,7 +93,7 @@ class Offering(QueueBase):
         whole before anything is sent; any other iterable chunk by chunk, as it is read.
         """
         outcomes: list[OfferOutcome] = []
-        for chunk in prepared_chunks(self.codec, messages):
+        for chunk in prepared_chunks(self.name, self.codec, messages):
             outcomes.extend(self._offer_chunk(chunk))
         return outcomes
 

@@ -14,11 +14,10 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue.admin.filters import MAX_KINDS
 from delayed_queue.admin.formats import human, relative, timeline
-from delayed_queue.admin.overview import overview_cap
 from delayed_queue.admin.payloads import MAX_READ, show_payload
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.overview import MAX_KINDS, cap_for
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.integration.admin_support import LETTERS, MESSAGES, QUEUES, operator, page, tokens
 
@@ -476,8 +475,8 @@ def test_queues_page_counts_each_queue_and_puts_the_latest_first(admin_client: C
 
 
 def test_counts_stop_at_the_cap_and_say_so(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("delayed_queue.admin.overview._CAPS", (3,))
-    monkeypatch.setattr("delayed_queue.admin.overview.LEASE_CAP", 3)
+    monkeypatch.setattr("delayed_queue.overview._CAPS", (3,))
+    monkeypatch.setattr("delayed_queue.overview.LEASE_CAP", 3)
     MessageFactory.create_batch(4, due=True)
     MessageFactory.create_batch(4, scheduled=True)
     MessageFactory.create_batch(4, leased=True, kind="held|json")
@@ -492,7 +491,7 @@ def test_counts_stop_at_the_cap_and_say_so(admin_client: Client, monkeypatch: py
 
 @pytest.mark.parametrize(("queues", "cap"), [(0, 10_000), (6, 10_000), (7, 5_000), (100, 1_000)])
 def test_with_many_queues_each_is_counted_less_far(queues: int, cap: int):
-    assert overview_cap(queues) == cap
+    assert cap_for(queues) == cap
 
 
 def test_only_so_many_queues_are_shown_and_it_says_so(admin_client: Client):

@@ -18,9 +18,9 @@ from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue.admin.overview import LEASE_CAP, overview_cap
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message, Worker
+from delayed_queue.overview import LEASE_CAP, cap_for
 from tests.plans.cases import DEAD_DIED, DEAD_PRIMARY, DUE, KEYS, LEASES, PRIMARY
 from tests.plans.explain import Plan
 
@@ -192,7 +192,7 @@ def test_queues_page_reads_no_further_than_its_caps(operator: Client):  # Q32
     assert {DUE, LEASES, DEAD_DIED} <= plan.indexes, plan
     # Six with messages, fifty that are only paused, and those with a handler.
     queues = 6
-    cap = overview_cap(queues + 50)
+    cap = cap_for(queues + 50)
     assert plan.rows_read() <= queues * 3 * cap + LEASE_CAP + queues, plan
     assert explained(throughput).rows_read() <= 100, throughput
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
@@ -12,10 +13,12 @@ from django.core.checks import ERROR, WARNING
 from django.db import connections
 
 from delayed_queue import DelayedQueue
-from delayed_queue.checks import check_databases, check_settings
+from delayed_queue.checks import check_databases, check_instruments, check_settings
 from delayed_queue.conf import QueueSettings, find_problems, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.instruments import get_instruments
 from delayed_queue.retries import Backoff, RetryPolicy
+from tests.instruments import Recorder
 
 RIGHT: dict[str, list[Any]] = {
     "LEASE_DURATION": [timedelta(milliseconds=1), timedelta(days=3650)],
@@ -29,6 +32,7 @@ RIGHT: dict[str, list[Any]] = {
     "SHUTDOWN_TIMEOUT": [timedelta(0), timedelta(hours=1)],
     "HANDLERS_MODULE": ["handlers", "queue_handlers"],
     "CRON": [(), []],
+    "INSTRUMENTS": [(), ["tests.instruments.Recorder"], [Recorder], (Recorder(),)],
 }
 WRONG: dict[str, list[Any]] = {
     "LEASE_DURATION": [timedelta(0), timedelta(days=3651), 300, None],
@@ -42,6 +46,7 @@ WRONG: dict[str, list[Any]] = {
     "SHUTDOWN_TIMEOUT": [timedelta(seconds=-1), 30],
     "HANDLERS_MODULE": ["", "my.handlers", None],
     "CRON": ["* * * * *", 5, [5], [{"no": "entry"}]],
+    "INSTRUMENTS": ["tests.instruments.Recorder", None, ["Recorder"], ["a. b"], [5], [object]],
 }
 
 
@@ -132,6 +137,42 @@ def test_a_change_is_noticed(settings: LazySettings):
     assert DelayedQueue("orders", lease_duration=timedelta(seconds=3)).lease_duration == (
         timedelta(seconds=3)
     )
+
+
+class TestInstruments:
+    def test_those_that_load_pass(self, settings: LazySettings):
+        settings.DELAYED_QUEUE = {"INSTRUMENTS": ["tests.instruments.Recorder", Recorder()]}
+        assert check_instruments() == []
+
+    @pytest.mark.parametrize(
+        ("path", "said"),
+        [
+            ("tests.instrumens.Recorder", "ModuleNotFoundError"),
+            ("tests.instruments.Recoder", "ImportError.*Recoder"),
+            ("tests.instruments.Unfinished", "ValueError: not ready"),
+            ("tests.instruments.Incomplete", "no offering and handling"),
+        ],
+    )
+    def test_those_that_do_not_are_said(self, settings: LazySettings, path: str, said: str):
+        settings.DELAYED_QUEUE = {"INSTRUMENTS": [Recorder, path]}
+        assert check_settings() == []
+        [message] = check_instruments()
+        assert (message.id, message.level) == ("delayed_queue.E003", ERROR)
+        assert re.search(f"{path}.*{said}", message.msg)
+        with pytest.raises(InvalidConfiguration, match=said):
+            get_instruments()
+
+    def test_wrong_settings_are_left_to_their_own_check(self, settings: LazySettings):
+        settings.DELAYED_QUEUE = {"INSTRUMENTS": 5}
+        assert check_instruments() == []
+
+    def test_they_are_made_once_and_anew_after_a_change(self, settings: LazySettings):
+        settings.DELAYED_QUEUE = {"INSTRUMENTS": ["tests.instruments.Recorder"]}
+        [first] = get_instruments()
+        assert get_instruments() == (first,)
+        settings.DELAYED_QUEUE = {"INSTRUMENTS": [Recorder]}
+        [second] = get_instruments()
+        assert second is not first
 
 
 class TestDatabases:

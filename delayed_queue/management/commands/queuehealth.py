@@ -1,0 +1,139 @@
+"""``manage.py queuehealth``: whether the queues, or a worker, are as they should be."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db.migrations.executor import MigrationExecutor
+
+from delayed_queue.management.arguments import count, seconds
+from delayed_queue.overview import QueueDepth, measure
+from delayed_queue.workers.health import problems_of_file
+
+MAX_COUNT: Final = 999_999
+WRONG_USAGE: Final = 2
+_APP: Final = "delayed_queue"
+_CONNECT_SECONDS: Final = 5
+_OF_QUEUES: Final = ("queue", "max_age", "max_due", "max_dead")
+
+
+class Command(BaseCommand):
+    help = "Exit with 0 when all is well and with 1 when not, and say why."
+    requires_system_checks: list[str] = []  # a probe is not the place for them
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--queue", action="append", default=[], metavar="NAME",
+            help="a queue to look at; repeat for several (default: all)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--max-age", type=seconds, metavar="SECONDS",
+            help="how late the earliest due message of a queue may be",
+        )  # fmt: skip
+        parser.add_argument(
+            "--max-due",
+            type=count(0, MAX_COUNT),
+            metavar="N",
+            help="how many messages of a queue may be due",
+        )
+        parser.add_argument(
+            "--max-dead",
+            type=count(0, MAX_COUNT),
+            metavar="N",
+            help="how many dead letters a queue may have",
+        )
+        parser.add_argument(
+            "--file", metavar="PATH", help="look at a worker's health file, not at the database"
+        )
+        parser.add_argument(
+            "--max-file-age", type=seconds, metavar="SECONDS", default=timedelta(minutes=1),
+            help="how old the health file may be (default: 60)",
+        )  # fmt: skip
+        parser.add_argument("--format", choices=["text", "json"], default="text")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+
+    def handle(self, **options: Any) -> None:
+        reasons = _reasons(options)
+        if options["format"] == "json":
+            self.stdout.write(json.dumps({"healthy": not reasons, "reasons": reasons}))
+        else:
+            self.stdout.write("\n".join(["unhealthy", *reasons] if reasons else ["healthy"]))
+        self.stdout.flush()
+        if reasons:
+            sys.exit(1)
+
+
+def _reasons(options: dict[str, Any]) -> list[str]:
+    if options["file"] is None:
+        return _reasons_of_database(options)
+    if any(options[name] not in (None, []) for name in _OF_QUEUES):
+        raise CommandError(
+            "--file looks at one worker alone; ask for queues in a call of its own.",
+            returncode=WRONG_USAGE,
+        )
+    return problems_of_file(options["file"], options["max_file_age"])
+
+
+def _reasons_of_database(options: dict[str, Any]) -> list[str]:
+    using = options["database"]
+    try:
+        with _own_connection(using):
+            missing = _missing_migrations(using)
+            if missing:
+                return [f"migrations of {_APP} are missing: {', '.join(missing)}"]
+            return [reason for each in _depths(options) for reason in _judged(each, options)]
+    except Error as error:
+        return [f"the database {using!r} cannot be asked: {' '.join(str(error).split())}"]
+
+
+@contextmanager
+def _own_connection(using: str) -> Iterator[None]:
+    """Have the alias use a new connection, which is not waited for without end."""
+    kept = connections[using]
+    made = kept.copy()
+    made.settings_dict["OPTIONS"] = {
+        "connect_timeout": _CONNECT_SECONDS,
+        "tcp_user_timeout": _CONNECT_SECONDS * 1000,
+        **made.settings_dict["OPTIONS"],
+    }
+    connections[using] = made
+    try:
+        yield
+    finally:
+        made.close()
+        connections[using] = kept
+
+
+def _missing_migrations(using: str) -> list[str]:
+    executor = MigrationExecutor(connections[using])
+    plan = executor.migration_plan(executor.loader.graph.leaf_nodes(_APP))
+    return [migration.name for migration, _ in plan]
+
+
+def _depths(options: dict[str, Any]) -> list[QueueDepth]:
+    """Count just far enough to tell, and not at all when no limit is given."""
+    limits = [options["max_due"], options["max_dead"]]
+    if limits == [None, None] and options["max_age"] is None:
+        return []
+    cap = max(limit or 0 for limit in limits) + 1
+    return measure(options["queue"], cap=cap, using=options["database"])[0]
+
+
+def _judged(depth: QueueDepth, options: dict[str, Any]) -> Iterator[str]:
+    queue, age = depth.name.queue, depth.oldest_due_age
+    max_age, max_due, max_dead = (options[name] for name in ("max_age", "max_due", "max_dead"))
+    if max_age is not None and age is not None and age > max_age:
+        late = timedelta(seconds=int(age.total_seconds()))
+        yield f"{queue}: the earliest due message is {late} late, allowed are {max_age}"
+    if max_due is not None and depth.due.value > max_due:
+        yield f"{queue}: {depth.due} messages are due, allowed are {max_due:,}"
+    if max_dead is not None and depth.dead.value > max_dead:
+        yield f"{queue}: {depth.dead} dead letters, allowed are {max_dead:,}"

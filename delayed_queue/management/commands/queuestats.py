@@ -1,0 +1,107 @@
+"""``manage.py queuestats``: a shell around ``overview.measure``."""
+
+from __future__ import annotations
+
+import json
+import threading
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Any, Final
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DEFAULT_DB_ALIAS, Error
+
+from delayed_queue.management.arguments import count, interval
+from delayed_queue.overview import MAX_KINDS, QueueDepth, measure
+
+MAX_CAP: Final = 1_000_000
+_HEADER: Final = ("queue", "codec", "due", "scheduled", "leased", "dead", "oldest due")
+_CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+class Command(BaseCommand):
+    help = "Show how full the queues are, at a bounded cost."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--queue", action="append", default=[], metavar="NAME",
+            help="a queue, or a kind as name|codec; repeat for several (default: all, at most "
+            f"{MAX_KINDS})",
+        )  # fmt: skip
+        parser.add_argument("--format", choices=["table", "json"], default="table")
+        parser.add_argument(
+            "--cap", type=count(1, MAX_CAP), metavar="N",
+            help="count no further than this (default: 10,000, less for many queues)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--watch", type=interval, metavar="SECONDS", help="show it again and again"
+        )
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+
+    def handle(self, **options: Any) -> None:
+        pause = threading.Event()
+        try:
+            self._show(options)
+            while options["watch"] is not None and not pause.wait(options["watch"].total_seconds()):
+                self._show(options)
+        except KeyboardInterrupt:
+            return
+
+    def _show(self, options: dict[str, Any]) -> None:
+        found, is_cut = _measured(options)
+        if options["format"] == "json":
+            self.stdout.write(json.dumps(_answer(found, is_cut)))
+        else:
+            clear = _CLEAR if options["watch"] and self.stdout.isatty() else ""
+            self.stdout.write(clear + "\n".join([*_table(found), *_notes(found, is_cut)]))
+        self.stdout.flush()
+
+
+def _measured(options: dict[str, Any]) -> tuple[list[QueueDepth], bool]:
+    using = options["database"]
+    try:
+        return measure(options["queue"], cap=options["cap"], using=using)
+    except Error as error:
+        raise CommandError(f"The database {using!r} cannot be asked: {error}") from error
+
+
+def _answer(found: list[QueueDepth], is_cut: bool) -> dict[str, Any]:
+    return {"queues": [_row(each) for each in found], "queues_left_out": is_cut}
+
+
+def _row(depth: QueueDepth) -> dict[str, Any]:
+    age = depth.oldest_due_age
+    return {
+        "queue": depth.name.queue,
+        "kind": depth.kind,
+        **{name: each.value for name, each in depth.counts.items()},
+        "oldest_due_age_seconds": None if age is None else age.total_seconds(),
+        "cut": [name for name, each in depth.counts.items() if each.is_cut],
+    }
+
+
+def _table(found: list[QueueDepth]) -> list[str]:
+    rows = [_HEADER, *map(_cells, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [_aligned(row, widths) for row in rows]
+
+
+def _cells(depth: QueueDepth) -> tuple[str, ...]:
+    age = depth.oldest_due_age
+    late = "-" if age is None else str(timedelta(seconds=int(age.total_seconds())))
+    return (*depth.name, *map(str, depth.counts.values()), late)
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
+    names = [cell.ljust(width) for cell, width in zip(row[:2], widths, strict=False)]
+    figures = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+    return "  ".join([*names, *figures])
+
+
+def _notes(found: list[QueueDepth], is_cut: bool) -> list[str]:
+    notes = []
+    if any(counted.is_cut for each in found for counted in each.counts.values()):
+        notes.append("+ counting stopped there; there may be more (--cap counts further)")
+    if is_cut:
+        notes.append(f"Only {MAX_KINDS} queues are shown; name others with --queue.")
+    return notes

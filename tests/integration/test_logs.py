@@ -1,0 +1,171 @@
+"""The worker's log lines: one for each event, with ids and never a payload (W13)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.dispatch import Signal
+
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, logs, signals
+from delayed_queue.logs import quoted
+from delayed_queue.workers import Worker, WorkerOptions
+
+SECRET = "4111-1111-1111-1111"
+
+
+class Guarded:
+    """An envelope of which nobody may read more than the queue."""
+
+    def __getattribute__(self, name: str) -> Any:
+        assert name == "queue"
+        return "q"
+
+
+@pytest.fixture
+def _no_other_receivers() -> Iterator[None]:
+    """Leave the signals to the log: metrics of other tests may still listen."""
+    heard = (signals.leased, signals.acknowledged)
+    kept = [signal.receivers for signal in heard]
+    for signal in heard:
+        signal.receivers = []
+        signal.sender_receivers_cache.clear()
+    yield
+    for signal, receivers in zip(heard, kept, strict=True):
+        signal.receivers = receivers
+        signal.sender_receivers_cache.clear()
+
+
+@contextmanager
+def at_level(caplog: pytest.LogCaptureFixture, level: int) -> Iterator[None]:
+    """Have the log begin at that level, as a process that starts with it."""
+    with caplog.at_level(level, logger="delayed_queue"):
+        logs.connect()
+        yield
+    logs.connect()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The log, at every level: the one of the settings does not propagate everywhere."""
+    with at_level(caplog, logging.DEBUG):
+        yield caplog
+
+
+def lines(log: pytest.LogCaptureFixture, level: int, event: str) -> list[str]:
+    return [
+        record.getMessage()
+        for record in log.records
+        if record.levelno == level and record.getMessage().startswith(f"event={event} ")
+    ]
+
+
+def burst(queue: str) -> str:
+    """Drain the queue; return the worker's name."""
+    worker = Worker(WorkerOptions((queue,), burst=True, poll_interval=timedelta(milliseconds=50)))
+    worker.run()
+    return str(worker)
+
+
+@pytest.mark.django_db(transaction=True)
+class TestOfAWorker:
+    def test_each_message_at_debug_each_batch_at_info(self, log: pytest.LogCaptureFixture) -> None:
+        queue = DelayedQueue("ledger")
+        queue.offer_batch(ScheduledMessage(f"k{n}", {"card": SECRET}) for n in range(5))
+        worker = burst("ledger")
+        counts = []
+        for batch in lines(log, logging.INFO, "batch_acknowledged"):
+            head, _, count = batch.removesuffix(f" worker={worker}").rpartition("=")
+            assert head == "event=batch_acknowledged queue=ledger count"
+            counts.append(int(count))
+        assert sum(counts) == 5
+        leased = lines(log, logging.DEBUG, "leased")
+        acknowledged = lines(log, logging.DEBUG, "acknowledged")
+        assert len(leased) == 5
+        # The same delivery, the same ids: a message can be followed through the log.
+        assert {line.partition(" ")[2] for line in leased} == {
+            line.partition(" ")[2] for line in acknowledged
+        }
+        assert leased[0].startswith("event=leased queue=ledger key=k0 attempt=1 lease=")
+        assert SECRET not in log.text
+
+    def test_failures_warn_and_deaths_are_errors(self, log: pytest.LogCaptureFixture) -> None:
+        queue = DelayedQueue("conduct")
+        queue.offer_or_update("k", "fail")
+        while queue.contains_message("k"):
+            worker = burst("conduct")
+        first, second = lines(log, logging.WARNING, "failed")
+        assert first == (
+            "event=failed queue=conduct key=k attempt=1 error=ValueError retry_in_s=0.100 "
+            f"worker={worker}"
+        )
+        assert "attempt=2" in second
+        [dead] = lines(log, logging.ERROR, "dead")
+        assert dead == f"event=dead queue=conduct key=k attempt=3 worker={worker}"
+        # The text of an error may hold what the payload held.
+        assert "asked to fail" not in log.text
+
+    def test_start_and_stop_are_told(self, log: pytest.LogCaptureFixture) -> None:
+        worker = burst("ledger")
+        assert lines(log, logging.INFO, "worker_started") == [
+            f"event=worker_started worker={worker}"
+        ]
+        assert lines(log, logging.INFO, "worker_stopped") == [
+            f"event=worker_stopped worker={worker}"
+        ]
+
+
+@pytest.mark.usefixtures("_no_other_receivers")
+@pytest.mark.parametrize(
+    ("signal", "level"),
+    [(signals.leased, logging.DEBUG), (signals.acknowledged, logging.INFO)],
+)
+def test_a_level_that_is_off_costs_nothing(
+    signal: Signal, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with at_level(caplog, level + 1):
+        assert not signal.has_listeners()
+    with at_level(caplog, level):
+        assert signal.has_listeners()
+
+
+@pytest.mark.usefixtures("_no_other_receivers")
+def test_at_info_no_message_is_looked_at_but_for_its_queue(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batch = [Guarded()] * 500
+    with at_level(caplog, logging.INFO):
+        assert [error for _, error in signals.acknowledged.send_robust("w", envelopes=batch)] == [
+            None
+        ]
+    assert "event=batch_acknowledged queue=q count=500" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("order-17", "order-17"),
+        ("eu/orders:17.b", "eu/orders:17.b"),
+        ("żółw", "żółw"),
+        ("", '""'),
+        ("a b", '"a b"'),
+        ("a=b", '"a=b"'),
+        ('a"b', '"a\\"b"'),
+        ("k\nevent=dead key=other", '"k\\nevent=dead key=other"'),
+        ("k\u2028x", '"k\\u2028x"'),
+        ("k\x85x", '"k\\u0085x"'),
+    ],
+)
+def test_values_that_could_break_a_line_are_quoted(value: str, written: str) -> None:
+    assert quoted(value) == written
+
+
+def test_a_key_cannot_forge_an_event(log: pytest.LogCaptureFixture) -> None:
+    forging = Envelope("k\nevent=dead key=x", None, "q", 1, "l", 1, 0, 0, 0, {}, None)  # type: ignore[arg-type]
+    signals.dead.send_robust("w", envelope=forging, reason="")
+    [line] = lines(log, logging.ERROR, "dead")
+    assert "\n" not in line
