@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from delayed_queue import Envelope
 from delayed_queue.handlers import Handler, Registry
-from delayed_queue.instruments import wrap
 from delayed_queue.payloads import codec_named, kind_of
 
 
@@ -46,10 +44,9 @@ class Incomplete:
 
 
 def registry_of(**functions: Callable[[Envelope], Any]) -> Registry:
-    """Return a registry of those handlers, inside the instruments of the settings."""
+    """Return a registry of those handlers."""
     registry = Registry()
     codec = codec_named("json")
     for name, function in functions.items():
-        handler = Handler(name, function, codec, kind_of(name, codec))
-        registry.add(replace(handler, function=wrap(handler)))
+        registry.add(Handler(name, function, codec, kind_of(name, codec)))
     return registry

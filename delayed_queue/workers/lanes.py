@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from delayed_queue.exceptions import HandlerNotFound
 from delayed_queue.handlers import Handler, Registry
+from delayed_queue.instruments import wrap
 from delayed_queue.managers import NO_FLOOR, Step, claiming, looking_ahead
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.queues import DelayedQueue
@@ -145,4 +146,4 @@ def _lane(handler: Handler, options: WorkerOptions) -> Lane:
         retry_policy=handler.retry,
     )
     limit = min(options.batch_size, handler.batch_size or options.batch_size)
-    return Lane(handler, queue, queue.retry_policy, handler.function, limit)
+    return Lane(handler, queue, queue.retry_policy, wrap(handler), limit)

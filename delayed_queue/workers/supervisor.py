@@ -7,17 +7,19 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from delayed_queue.conf import get_settings
 from delayed_queue.wakeups import StopSignal
 from delayed_queue.workers.autopsy import Remains, give_back
 from delayed_queue.workers.board import COUNTERS
 from delayed_queue.workers.children import Child
+from delayed_queue.workers.outlets import Place, forget_metrics, totals_of
+from delayed_queue.workers.progress import Totals
 from delayed_queue.workers.reloading import SourceWatch
 from delayed_queue.workers.tally import Tally
 
@@ -75,7 +77,6 @@ class Supervisor:
         self._kill_at: float | None = None
         self._is_reloading = False
         self._exit_code = 0
-        self.observers: list[Callable[[], Any]] = []
 
     def __str__(self) -> str:
         return self.options.worker_id
@@ -84,6 +85,16 @@ class Supervisor:
     def tally(self) -> Tally:
         sums = [child.counters() for child in self.children]
         return Tally(**{name: sum(each[name] for each in sums) for name in COUNTERS[:-1]})
+
+    def places(self) -> list[Place]:
+        """Return the processes, for who judges their health; may be asked from another thread."""
+        return [
+            Place(each.index, each.pid, each.board, each.started_at, each.is_finished)
+            for each in self.children
+        ]
+
+    def totals(self) -> Totals:
+        return totals_of([child.counters() for child in self.children])
 
     def run(self) -> int:
         """Run until stopped, or until every process is done."""
@@ -142,15 +153,14 @@ class Supervisor:
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             for child in self.children:
                 child.signal(signal.SIGKILL)
-        for observe in self.observers:
-            observe()
 
     def _look_after(self, child: Child) -> None:
         if child.is_running:
-            code = child.reap()
+            pid, code = child.pid, child.reap()
             if code is None:
                 self._watch_over(child)
             else:
+                forget_metrics(pid)
                 self._note_end(child, code)
         elif self._may_start(child):
             child.start()

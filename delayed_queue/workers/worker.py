@@ -24,6 +24,7 @@ from delayed_queue.wakeups import Doorbell, Listener, StopSignal
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim
 from delayed_queue.workers.dispatcher import ClaimPlan, Dispatcher
+from delayed_queue.workers.heartbeat import Heartbeat, Snapshot
 from delayed_queue.workers.lanes import Lane, lanes_of
 from delayed_queue.workers.leasekeeper import LeaseKeeper
 from delayed_queue.workers.options import WorkerOptions
@@ -49,7 +50,11 @@ class Worker:
     """
 
     def __init__(
-        self, options: WorkerOptions, handlers: Registry = registry, board: Board | None = None
+        self,
+        options: WorkerOptions,
+        handlers: Registry = registry,
+        board: Board | None = None,
+        process: int = 0,
     ) -> None:
         self.options = options
         self.tally = Tally()
@@ -64,6 +69,8 @@ class Worker:
         )  # fmt: skip
         self._settler = Settler(self, self.tally)
         self._cron = CronThread(CronKeeper(options.using), options.using)
+        self._process = process
+        self._heartbeat = Heartbeat(options.using, self.describe)
         # Leases asked for by a claim whose answer never came.
         self._unanswered: list[str] = []
         self._exchanged_at = self._heard_at = 0.0
@@ -90,6 +97,22 @@ class Worker:
     def in_flight(self) -> int:
         return self._dispatcher.in_flight
 
+    def describe(self) -> Snapshot:
+        """Return what an operator is shown; may be asked from another thread."""
+        tally = self.tally
+        return Snapshot(
+            name=str(self),
+            process=self._process,
+            queues=self.queues,
+            in_flight=self.in_flight,
+            done=tally.done,
+            failed=tally.failed,
+            dead=tally.dead,
+            lost=tally.lost,
+            done_by_queue={lane.queue.name: lane.done for lane in self.lanes},
+            lease_ids=list(dict.fromkeys(each.lease_id for each in self._keeper.claims())),
+        )
+
     def stop(self) -> None:
         """Claim no more; finish what is in flight, within the shutdown timeout."""
         self._stop.set()
@@ -100,6 +123,7 @@ class Worker:
         try:
             self._dispatcher.start()
             self._keeper.start()
+            self._heartbeat.start()
             if self.options.cron and not self.options.burst:
                 self._cron.start()
             signals.announce(signals.worker_started, self)
@@ -205,7 +229,7 @@ class Worker:
         self._board.hold(held)
         tally = self.tally
         self._board.count(
-            (tally.done, tally.failed, tally.snoozed, tally.dead, tally.lost, len(held))
+            (tally.done, tally.failed, tally.snoozed, tally.dead, tally.lost, self.in_flight)
         )
 
     def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
@@ -287,6 +311,7 @@ class Worker:
             logger.warning("event=shutdown_incomplete error=%s", error)
         finally:
             self._keeper.stop()
+            self._heartbeat.stop()
             self._dispatcher.stop(1.0 if not self._has_work() else 0.0)
             self._tell_board(None)
             connections[self.options.using].close()

@@ -34,7 +34,7 @@ INTRODUCTION: Final = "Each order is to be closed at its deadline, unless it has
 SERVING_SECONDS: Final = 0.5
 # A short lease, so that what the killed worker held comes back while one watches.
 WORKER: Final = (
-    "runqueueworker", "--queue", SALES_QUEUE_NAME, "--queue", QUEUE_NAME,
+    "runqueueworker", "--processes", "0", "--queue", SALES_QUEUE_NAME, "--queue", QUEUE_NAME,
     "--concurrency", "8", "--lease", "5", "--poll-interval", "1", "--shutdown-timeout", "5",
     "--no-color",
 )  # fmt: skip

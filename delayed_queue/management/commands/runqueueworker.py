@@ -7,6 +7,7 @@ import signal
 import sys
 from argparse import SUPPRESS, ArgumentParser
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch
 from delayed_queue.workers import Worker, WorkerOptions
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.children import Link, stop_when_orphaned
+from delayed_queue.workers.outlets import Outlets, own_place, report_on, totals_of
 from delayed_queue.workers.supervisor import (
     EXIT_CONFIGURATION,
     EXIT_RECYCLE,
@@ -75,6 +77,14 @@ class Command(BaseCommand):
             help="start the processes again when a source file changes (default with DEBUG)",
         )  # fmt: skip
         reload.add_argument("--no-reload", action="store_false", dest="reload", help=SUPPRESS)
+        parser.add_argument(
+            "--health-file", type=Path, metavar="PATH",
+            help="keep the health of the claim loops in this file, as JSON",
+        )  # fmt: skip
+        parser.add_argument(
+            "--health-address", type=_address, metavar="HOST:PORT",
+            help="serve the health at http://HOST:PORT/healthz, and metrics at /metrics",
+        )  # fmt: skip
         parser.add_argument("--worker-id", help="name in the log (default: host and pid)")
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
         parser.add_argument("--child", type=Link.parse, help=SUPPRESS)
@@ -94,14 +104,20 @@ class Command(BaseCommand):
     def _run_here(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
         board = Board.private(seats_of(chosen))
         worker = Worker(chosen, board=board)
-        _stop_on_signals(worker)
-        Watchdog(board).start()
-        self._greet(options, worker)
-        tally = worker.run()
-        self._say(options, f"Worker {worker} stopped: {tally}.")
+        place = own_place(board)
+        with Outlets(
+            lambda: report_on(worker, [place()]),
+            lambda: totals_of([board.counters()]),
+            file=options["health_file"], address=options["health_address"],
+        ):  # fmt: skip
+            _stop_on_signals(worker)
+            Watchdog(board).start()
+            self._greet(options, worker)
+            worker.run()
+        self._say(options, f"Worker {worker} stopped: {worker.tally}.")
 
     def _run_child(self, chosen: WorkerOptions, link: Link) -> None:
-        worker = Worker(chosen, board=link.board())
+        worker = Worker(chosen, board=link.board(), process=link.index)
         _stop_on_signals(worker)
         stop_when_orphaned(worker.stop)
         worker.run()
@@ -112,8 +128,13 @@ class Command(BaseCommand):
         # Made and thrown away: what is wrong with it is said once, here.
         self._greet(options, Worker(chosen))
         supervisor = Supervisor(_supervision(chosen, options))
-        supervisor.listen_to_signals()
-        code = supervisor.run()
+        with Outlets(
+            lambda: report_on(supervisor, supervisor.places()),
+            supervisor.totals,
+            file=options["health_file"], address=options["health_address"],
+        ):  # fmt: skip
+            supervisor.listen_to_signals()
+            code = supervisor.run()
         self._say(options, f"Worker {supervisor} stopped: {supervisor.tally}.")
         if code:
             sys.exit(code)
@@ -137,6 +158,13 @@ def _seconds(text: str) -> timedelta:
         return timedelta(seconds=float(text))
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{text!r} is not a number of seconds") from error
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
 
 
 def _options(options: dict[str, Any]) -> WorkerOptions:
