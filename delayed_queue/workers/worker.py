@@ -7,6 +7,7 @@ import random
 import select
 import time
 from collections import defaultdict
+from dataclasses import astuple
 from datetime import timedelta
 from typing import Final
 
@@ -129,7 +130,6 @@ class Worker:
 
     def _sit_out(self, error: Exception) -> None:
         logger.error("event=database_unavailable error=%s", error)
-        self._settler.is_in_doubt = True
         self._board.turn()
         connections[self.options.using].close()
         # Jitter: the workers of a fleet lost their connections together.
@@ -177,18 +177,28 @@ class Worker:
     def _exchange(self, plan: ClaimPlan | None) -> int:
         """Write what was handled and make the claim; return how many messages it brought."""
         settlements = self._settler.settlements(self._keeper.claims())
-        if plan is None and (not settlements or self._is_gathering()):
+        is_idle = not settlements and not self._unanswered
+        if plan is None and (is_idle or self._is_gathering()):
             return 0
-        steps = [each.step for each in settlements]
-        if self._unanswered:
-            steps.insert(0, returning_leases(self._unanswered))
-        if plan is not None:
-            steps.extend(plan.steps)
         self._tell_board(plan)
+        try:
+            return self._run(settlements, plan)
+        except (Error, ResourceUnavailable):
+            self._settler.is_in_doubt = True
+            if plan is not None:
+                self._unanswered += [plan.lease_id, plan.retaken_id]
+            raise
+
+    def _run(self, settlements: list[Settlement], plan: ClaimPlan | None) -> int:
+        returned = list(self._unanswered)
+        steps = [returning_leases(returned)] if returned else []
+        steps += [each.step for each in settlements]
+        if plan is not None:
+            steps += plan.steps
         answers = run(self.options.using, steps)
         self._exchanged_at = time.monotonic()
-        self._note(settlements, answers[1:] if self._unanswered else answers)
         self._unanswered = []
+        self._note(settlements, answers[len(returned) > 0 :])
         return 0 if plan is None else self._dispatcher.accept(plan, answers)
 
     def _is_gathering(self) -> bool:
@@ -198,15 +208,11 @@ class Worker:
 
     def _tell_board(self, plan: ClaimPlan | None) -> None:
         """Say what will be held if this process dies before the next round trip."""
-        held = [*self._unanswered, *(claim.lease_id for claim in self._keeper.claims())]
-        if plan is not None:
-            mine = [plan.lease_id, plan.retaken_id]
-            held += mine
-        self._board.hold(held)
-        tally = self.tally
-        self._board.count(
-            (tally.done, tally.failed, tally.snoozed, tally.dead, tally.lost, len(held))
-        )
+        asked = [] if plan is None else [plan.lease_id, plan.retaken_id]
+        held = [*asked, *self._unanswered, *(claim.lease_id for claim in self._keeper.claims())]
+        # Once each: suspects of one lease are a claim each, and the board's room is limited.
+        self._board.hold(list(dict.fromkeys(held)))
+        self._board.count((*astuple(self.tally), self.in_flight))
 
     def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
         for settlement, rows in zip(settlements, answers, strict=False):
