@@ -18,7 +18,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.cron import CronKeeper, CronThread
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
-from delayed_queue.managers import returning_leases, run
+from delayed_queue.managers import limiting_waits, returning_leases, run
 from delayed_queue.messages import Envelope
 from delayed_queue.statements import keep_plans
 from delayed_queue.wakeups import Doorbell, Listener, StopSignal
@@ -29,6 +29,7 @@ from delayed_queue.workers.lanes import Lane, lanes_of
 from delayed_queue.workers.leasekeeper import LeaseKeeper
 from delayed_queue.workers.options import WorkerOptions
 from delayed_queue.workers.pools import GATHER_SECONDS
+from delayed_queue.workers.puttingoff import LOCK_WAIT_MS, PuttingOff, waited_too_long
 from delayed_queue.workers.schema import check_schema
 from delayed_queue.workers.settling import Settlement, Settler
 from delayed_queue.workers.tally import Tally
@@ -64,6 +65,7 @@ class Worker:
             self, options, lanes, self._keeper, self._bell, self._board
         )  # fmt: skip
         self._settler = Settler(self, self.tally)
+        self._putting_off = PuttingOff(options.using, self._keeper)
         self._cron = CronThread(CronKeeper(options.using), options.using)
         # Leases asked for by a claim whose answer never came.
         self._unanswered: list[str] = []
@@ -176,6 +178,7 @@ class Worker:
 
     def _exchange(self, plan: ClaimPlan | None) -> int:
         """Write what was handled and make the claim; return how many messages it brought."""
+        self._putting_off.try_again()
         settlements = self._settler.settlements(self._keeper.claims())
         is_idle = not settlements and not self._unanswered
         if plan is None and (is_idle or self._is_gathering()):
@@ -183,7 +186,10 @@ class Worker:
         self._tell_board(plan)
         try:
             return self._run(settlements, plan)
-        except (Error, ResourceUnavailable):
+        except (Error, ResourceUnavailable) as error:
+            if waited_too_long(error):
+                self._unanswered = []  # they may be what is held; their leases run out
+                return self._putting_off.begin()
             self._settler.is_in_doubt = True
             if plan is not None:
                 self._unanswered += [plan.lease_id, plan.retaken_id]
@@ -193,9 +199,11 @@ class Worker:
         returned = list(self._unanswered)
         steps = [returning_leases(returned)] if returned else []
         steps += [each.step for each in settlements]
+        # Claims pass over what others hold, but these would wait for it.
+        waits = [limiting_waits(LOCK_WAIT_MS)] if steps else []
         if plan is not None:
             steps += plan.steps
-        answers = run(self.options.using, steps)
+        answers = run(self.options.using, [*waits, *steps])[len(waits) :]
         self._exchanged_at = time.monotonic()
         self._unanswered = []
         self._note(settlements, answers[len(returned) > 0 :])
@@ -257,7 +265,7 @@ class Worker:
     def _nap(self) -> float:
         if self._dispatcher.jobs_ended:
             return 0
-        if any(_has_unwritten(claim) for claim in self._keeper.claims()):
+        if any(claim.has_unwritten for claim in self._keeper.claims()):
             return GATHER_SECONDS if self._is_gathering() else 0
         if self._dispatcher.executor.rouse_if_stalled():
             return GATHER_SECONDS
@@ -268,6 +276,7 @@ class Worker:
         naps = [
             self.options.poll_interval.total_seconds(),
             get_settings().WATCHDOG.total_seconds() / 4,
+            self._putting_off.nap(),
         ]
         for lane in self.lanes:
             if self._dispatcher.has_room(lane):
@@ -319,7 +328,7 @@ class Worker:
     def _await_results(self, listener: Listener, seconds: float) -> None:
         for pool in self._dispatcher.pools:
             pool.worker_sleeps()
-        if not any(_has_unwritten(claim) for claim in self._keeper.claims()):
+        if not any(claim.has_unwritten for claim in self._keeper.claims()):
             listener.wait(seconds, self._bell)
         self._bell.silence()
 
@@ -331,10 +340,6 @@ class Worker:
             self._keeper.forget(claim)
         if ids:
             claim.lane.queue.give_back(claim.lease_id, ids, refund=refund)
-
-
-def _has_unwritten(claim: Claim) -> bool:
-    return len(claim.done) > claim.acknowledged or len(claim.failures) > claim.judged
 
 
 def seats_of(options: WorkerOptions) -> int:
