@@ -262,6 +262,10 @@ class MessageManager(models.Manager[M]):
         params = {"lease_id": lease_id, "ids": list(in_hand), "now": None}
         return execute(using, sql.COUNT_CRASH, params)
 
+    def held(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> list[int]:
+        """Return those messages that another transaction holds, so that a write would wait."""
+        return [row[0] for row in fetch(using, sql.HELD, {"ids": list(ids)})]
+
     def bury(
         self,
         lease_id: str | None,

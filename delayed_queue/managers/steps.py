@@ -79,6 +79,11 @@ def returning_leases(lease_ids: Sequence[str]) -> Step:
     return sql.RELEASE_LEASES, {"lease_ids": list(lease_ids), "ids": [], "now": None}
 
 
+def limiting_waits(milliseconds: int) -> Step:
+    """Have waits for locks of the steps that follow fail after so long."""
+    return sql.LIMIT_WAITS, {"milliseconds": milliseconds}
+
+
 def looking_ahead(kind: str, horizon: int) -> Step:
     """Answered by the milliseconds until the next message due within the horizon, if any."""
     return sql.NEXT_DUE, {"kind": kind, "horizon": horizon, "now": None}

@@ -192,6 +192,22 @@ RETURNING id
 """
 )
 
+# Those of the messages that another transaction holds at this moment: a write would wait for it.
+# The locks taken on the others end with the statement.
+# Reads: the primary key.
+HELD: Final[LiteralString] = """
+WITH free AS (
+    SELECT id
+    FROM delayed_queue
+    WHERE id = ANY (%(ids)b::bigint[])
+    FOR UPDATE SKIP LOCKED
+)
+SELECT id
+FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND id NOT IN (SELECT id FROM free)
+"""
+
 # Prolong leases, never shorten them. Several leases at once, so that a worker renews all it
 # holds in one statement (W3): a row matches only if it is one of the named messages *and* is
 # under one of the named leases, both of which belong to the caller.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ class Claim:
 
     __slots__ = (
         "acknowledged", "call", "done", "envelopes", "failures", "is_suspect", "judged", "lane",
-        "lease_id", "leased_at", "timeout",
+        "lease_id", "leased_at", "put_off_until", "shares_lease", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +38,10 @@ class Claim:
         self.leased_at = leased_at
         # Leased after a delivery that ended without an answer: it may have killed its worker.
         self.is_suspect = is_suspect
+        # Whether other claims have members of the lease: those of suspects are one each.
+        self.shares_lease = is_suspect
+        # The monotonic time before which it is not settled, as somebody else holds its message.
+        self.put_off_until = 0.0
         self.call: Callable[[Envelope], Any] = lane.call
         self.timeout = lane.timeout
         self.done: list[int] = []
@@ -54,15 +59,42 @@ class Claim:
 
     @property
     def is_wholly_done(self) -> bool:
-        """Whether the lease can be acknowledged as a whole: every member of it was handled.
-
-        The lease of suspects is shared by claims of one message each.
-        """
+        """Whether the lease can be acknowledged as a whole: every member of it was handled."""
         return (
-            not self.is_suspect
+            not self.shares_lease
             and self.acknowledged == 0
             and len(self.done) == len(self.envelopes)
         )  # fmt: skip
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether something is to be settled, and may be by now."""
+        is_handled = len(self.done) > self.acknowledged or len(self.failures) > self.judged
+        return is_handled and self.put_off_until <= time.monotonic()
+
+    def unwritten_ids(self) -> list[int]:
+        failed = [envelope.message_id for envelope, _ in self.failures[self.judged :]]
+        return [*self.done[self.acknowledged :], *failed]
+
+    def set_apart(self, ids: set[int]) -> list[Claim]:
+        """Move handled members that are not settled yet to claims of their own."""
+        gone = [each for each in self.envelopes if each.message_id in ids]
+        self.remove(gone)
+        self.shares_lease = self.shares_lease or bool(gone)
+        return [self._apart(envelope) for envelope in gone]
+
+    def _apart(self, envelope: Envelope) -> Claim:
+        apart = Claim(
+            self.lane, self.lease_id, [envelope], self.leased_at, is_suspect=self.is_suspect
+        )
+        apart.shares_lease = True
+        apart.failures = [each for each in self.failures if each[0] is envelope]
+        if apart.failures:
+            self.failures.remove(apart.failures[0])
+        else:
+            apart.done = [envelope.message_id]
+            self.done.remove(envelope.message_id)
+        return apart
 
     def handled_ids(self) -> set[int]:
         return {*self.done, *(envelope.message_id for envelope, _ in self.failures)}

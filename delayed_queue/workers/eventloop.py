@@ -30,7 +30,6 @@ class EventLoop(Pool):
 
     def __init__(self, capacity: int, bell: Doorbell, board: Board, first_seat: int) -> None:
         super().__init__(capacity, bell, board, first_seat)
-        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
         self._inbox: deque[Work] = deque()
         self._free_seats = list(range(first_seat, first_seat + capacity))
@@ -39,6 +38,8 @@ class EventLoop(Pool):
         self._is_stopped = False
 
     def start(self) -> None:
+        # Not earlier: a loop that never runs would be left open.
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
 
     def submit(self, claim: Claim, envelopes: Iterable[Envelope]) -> None:

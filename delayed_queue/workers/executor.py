@@ -34,7 +34,6 @@ class Seat:
         self.wake.acquire()
         # The claim, the message and the time it must end by, where its handler has a timeout.
         self.timed: deque[tuple[Claim, Envelope, float]] = deque()
-        self.is_given_up = False
         self.tidied_at = self.checked_at = 0.0
 
 
@@ -128,11 +127,9 @@ class Executor(Pool):
         return len(self._threads) - self.capacity
 
     def _give_up(self, seat: Seat) -> None:
-        seat.is_given_up = True
         try:
             claim, envelope, _ = seat.timed.popleft()
         except IndexError:  # it ended at this very moment
-            seat.is_given_up = False
             return
         # Its thread goes on, as threads cannot be stopped; it can ask, and its end is ignored.
         envelope.lease_lost = True
@@ -144,8 +141,8 @@ class Executor(Pool):
 
     def _serve(self, seat: Seat) -> None:
         try:
-            while not self._is_stopped and not seat.is_given_up:
-                self._work_off(seat)
+            # One that was given up leaves the seat, and the board, to who took its place.
+            while not self._is_stopped and self._work_off(seat):
                 self._board.take(seat.number, 0)
                 self._idle.append(seat)
                 # Work that came before the thread was seen to be idle has woken nobody.
@@ -167,23 +164,25 @@ class Executor(Pool):
             return False
         return True
 
-    def _work_off(self, seat: Seat) -> None:
+    def _work_off(self, seat: Seat) -> bool:
+        """Handle what is there; return False when the thread was given up meanwhile."""
         began_at = time.monotonic()
         inbox = self._inbox
         while not self._is_stopped:
             try:
                 claim, envelope = inbox.popleft()
             except IndexError:
-                return
+                break
             if envelope is None:
                 claim.run(seat.number)  # type: ignore[attr-defined] # a job
             elif claim.timeout is None:
                 self._handle(seat, claim, envelope)
             elif not self._handle_in_time(seat, claim, envelope, began_at):
-                return
+                return False
             began_at = self._ended(began_at)
             if began_at - seat.checked_at > CHECK_SECONDS:
                 self._tidy(seat, began_at)
+        return True
 
     def _handle(self, seat: Seat, claim: Claim, envelope: Envelope) -> None:
         self._board.take(seat.number, envelope.message_id)

@@ -53,6 +53,8 @@ class Settler:
         parts: list[tuple[Claim, list[int]]] = []
         failures: list[tuple[Claim, Envelope, BaseException]] = []
         for claim in claims:
+            if not claim.has_unwritten:
+                continue
             if claim.is_wholly_done:
                 whole.append(claim)
             elif len(claim.done) > claim.acknowledged:

@@ -164,6 +164,8 @@ class Supervisor:
                 self._note_end(child, code)
         elif self._may_start(child):
             child.start()
+            if self._bell.is_set():  # while it was being started, so that it was not told
+                child.signal(signal.SIGTERM)
 
     def _may_start(self, child: Child) -> bool:
         is_wanted = not self._bell.is_set() and not child.is_finished

@@ -7,6 +7,7 @@ import random
 import select
 import time
 from collections import defaultdict
+from dataclasses import astuple
 from datetime import timedelta
 from typing import Final
 
@@ -17,7 +18,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.cron import CronKeeper, CronThread
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
-from delayed_queue.managers import returning_leases, run
+from delayed_queue.managers import limiting_waits, returning_leases, run
 from delayed_queue.messages import Envelope
 from delayed_queue.statements import keep_plans
 from delayed_queue.wakeups import Doorbell, Listener, StopSignal
@@ -29,6 +30,7 @@ from delayed_queue.workers.lanes import Lane, lanes_of
 from delayed_queue.workers.leasekeeper import LeaseKeeper
 from delayed_queue.workers.options import WorkerOptions
 from delayed_queue.workers.pools import GATHER_SECONDS
+from delayed_queue.workers.puttingoff import LOCK_WAIT_MS, PuttingOff, waited_too_long
 from delayed_queue.workers.schema import check_schema
 from delayed_queue.workers.settling import Settlement, Settler
 from delayed_queue.workers.tally import Tally
@@ -68,6 +70,7 @@ class Worker:
             self, options, lanes, self._keeper, self._bell, self._board
         )  # fmt: skip
         self._settler = Settler(self, self.tally)
+        self._putting_off = PuttingOff(options.using, self._keeper)
         self._cron = CronThread(CronKeeper(options.using), options.using)
         self._process = process
         self._heartbeat = Heartbeat(options.using, self.describe)
@@ -153,7 +156,6 @@ class Worker:
 
     def _sit_out(self, error: Exception) -> None:
         logger.error("event=database_unavailable error=%s", error)
-        self._settler.is_in_doubt = True
         self._board.turn()
         connections[self.options.using].close()
         # Jitter: the workers of a fleet lost their connections together.
@@ -200,19 +202,35 @@ class Worker:
 
     def _exchange(self, plan: ClaimPlan | None) -> int:
         """Write what was handled and make the claim; return how many messages it brought."""
+        self._putting_off.try_again()
         settlements = self._settler.settlements(self._keeper.claims())
-        if plan is None and (not settlements or self._is_gathering()):
+        is_idle = not settlements and not self._unanswered
+        if plan is None and (is_idle or self._is_gathering()):
             return 0
-        steps = [each.step for each in settlements]
-        if self._unanswered:
-            steps.insert(0, returning_leases(self._unanswered))
-        if plan is not None:
-            steps.extend(plan.steps)
         self._tell_board(plan)
-        answers = run(self.options.using, steps)
+        try:
+            return self._run(settlements, plan)
+        except (Error, ResourceUnavailable) as error:
+            if waited_too_long(error):
+                self._unanswered = []  # they may be what is held; their leases run out
+                return self._putting_off.begin()
+            self._settler.is_in_doubt = True
+            if plan is not None:
+                self._unanswered += [plan.lease_id, plan.retaken_id]
+            raise
+
+    def _run(self, settlements: list[Settlement], plan: ClaimPlan | None) -> int:
+        returned = list(self._unanswered)
+        steps = [returning_leases(returned)] if returned else []
+        steps += [each.step for each in settlements]
+        # Claims pass over what others hold, but these would wait for it.
+        waits = [limiting_waits(LOCK_WAIT_MS)] if steps else []
+        if plan is not None:
+            steps += plan.steps
+        answers = run(self.options.using, [*waits, *steps])[len(waits) :]
         self._exchanged_at = time.monotonic()
-        self._note(settlements, answers[1:] if self._unanswered else answers)
         self._unanswered = []
+        self._note(settlements, answers[len(returned) > 0 :])
         return 0 if plan is None else self._dispatcher.accept(plan, answers)
 
     def _is_gathering(self) -> bool:
@@ -222,15 +240,11 @@ class Worker:
 
     def _tell_board(self, plan: ClaimPlan | None) -> None:
         """Say what will be held if this process dies before the next round trip."""
-        held = [*self._unanswered, *(claim.lease_id for claim in self._keeper.claims())]
-        if plan is not None:
-            mine = [plan.lease_id, plan.retaken_id]
-            held += mine
-        self._board.hold(held)
-        tally = self.tally
-        self._board.count(
-            (tally.done, tally.failed, tally.snoozed, tally.dead, tally.lost, self.in_flight)
-        )
+        asked = [] if plan is None else [plan.lease_id, plan.retaken_id]
+        held = [*asked, *self._unanswered, *(claim.lease_id for claim in self._keeper.claims())]
+        # Once each: suspects of one lease are a claim each, and the board's room is limited.
+        self._board.hold(list(dict.fromkeys(held)))
+        self._board.count((*astuple(self.tally), self.in_flight))
 
     def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
         for settlement, rows in zip(settlements, answers, strict=False):
@@ -275,7 +289,7 @@ class Worker:
     def _nap(self) -> float:
         if self._dispatcher.jobs_ended:
             return 0
-        if any(_has_unwritten(claim) for claim in self._keeper.claims()):
+        if any(claim.has_unwritten for claim in self._keeper.claims()):
             return GATHER_SECONDS if self._is_gathering() else 0
         if self._dispatcher.executor.rouse_if_stalled():
             return GATHER_SECONDS
@@ -286,6 +300,7 @@ class Worker:
         naps = [
             self.options.poll_interval.total_seconds(),
             get_settings().WATCHDOG.total_seconds() / 4,
+            self._putting_off.nap(),
         ]
         for lane in self.lanes:
             if self._dispatcher.has_room(lane):
@@ -338,7 +353,7 @@ class Worker:
     def _await_results(self, listener: Listener, seconds: float) -> None:
         for pool in self._dispatcher.pools:
             pool.worker_sleeps()
-        if not any(_has_unwritten(claim) for claim in self._keeper.claims()):
+        if not any(claim.has_unwritten for claim in self._keeper.claims()):
             listener.wait(seconds, self._bell)
         self._bell.silence()
 
@@ -350,10 +365,6 @@ class Worker:
             self._keeper.forget(claim)
         if ids:
             claim.lane.queue.give_back(claim.lease_id, ids, refund=refund)
-
-
-def _has_unwritten(claim: Claim) -> bool:
-    return len(claim.done) > claim.acknowledged or len(claim.failures) > claim.judged
 
 
 def seats_of(options: WorkerOptions) -> int:

@@ -122,7 +122,7 @@ def test_w5_poison_message_becomes_a_dead_letter_and_spares_the_rest() -> None:
     queue.offer_or_update("poison", "die")
     deaths = 0
     while not DeadLetter.objects.exists():
-        with worker("--queue", "conduct", "--lease", "0.3") as process:
+        with worker("--queue", "conduct", "--lease", "0.3", "--processes", "0") as process:
             wait_until(partial(_ended_or_buried, process))
             deaths += process.poll() == 9
         assert deaths <= 3
@@ -175,7 +175,8 @@ def test_w3_process_stopped_longer_than_its_lease_cannot_settle() -> None:
     """SIGSTOP, another worker takes the message, SIGCONT: the late result changes nothing."""
     queue = DelayedQueue("stuck", lease_duration=timedelta(hours=1))
     queue.offer_or_update("k", 1)
-    with worker("--queue", "stuck", "--lease", "0.5", "--shutdown-timeout", "0") as process:
+    arguments = ("--queue", "stuck", "--lease", "0.5", "--shutdown-timeout", "0")
+    with worker(*arguments, "--processes", "0") as process:
         wait_until(Effect.objects.exists)
         process.send_signal(signal.SIGSTOP)
         envelope = queue.poll(timeout=10)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -14,17 +12,15 @@ from django.test.utils import CaptureQueriesContext
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage, signals
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
-from delayed_queue.handlers import Handler, Registry
+from delayed_queue.handlers import Registry
 from delayed_queue.messages import MessageState
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.payloads import codec_named, kind_of
 from delayed_queue.workers import Tally, Worker, WorkerOptions
 from tests.processes import wait_until
+from tests.running import SOON, handler_of, registry_of, registry_with, running
 from tests.workerapp.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-SOON = timedelta(milliseconds=100)
 
 
 def burst(*queues: str, **options: Any) -> Tally:
@@ -39,27 +35,6 @@ def run_until_settled(queue: DelayedQueue) -> Tally:
         for name in Tally.__slots__:
             setattr(total, name, getattr(total, name) + getattr(tally, name))
     return total
-
-
-@contextmanager
-def running(worker: Worker) -> Iterator[threading.Thread]:
-    """Run the worker in a thread, and stop it at the end."""
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        worker.stop()
-        thread.join(timeout=20)
-        assert not thread.is_alive()
-
-
-def registry_of(**functions: Callable[[Envelope], Any]) -> Registry:
-    registry = Registry()
-    codec = codec_named("json")
-    for name, function in functions.items():
-        registry.add(Handler(name, function, codec, kind_of(name, codec)))
-    return registry
 
 
 class TestEnds:
@@ -297,15 +272,11 @@ class TestStart:
             WorkerOptions(**wrong)
 
     def test_handler_lease_and_retry_are_used(self) -> None:
-        registry = Registry()
-        codec = codec_named("json")
-        handler = Handler(
-            "own", print, codec, kind_of("own", codec), RetryPolicy.never(), timedelta(seconds=7)
-        )
-        registry.add(handler)
-        worker = Worker(WorkerOptions(), registry)
+        seven = timedelta(seconds=7)
+        handler = handler_of("own", print, retry=RetryPolicy.never(), lease=seven)
+        worker = Worker(WorkerOptions(), registry_with(handler))
         lane = worker.lanes[0]
-        assert lane.queue.lease_duration == timedelta(seconds=7)
+        assert lane.queue.lease_duration == seven
         assert lane.policy == RetryPolicy.never()
 
 

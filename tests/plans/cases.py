@@ -161,6 +161,7 @@ def leases() -> list[Case]:
             )
             for n in (1, 100)
         ),
+        *of_ids("HELD", PRIMARY, (1, 100, 1000)),
         *of_ids("COUNT_CRASH", PRIMARY, (1, 100), lease_id="crashed", now=NOW + LEASE),
         *of_ids("RELEASE", PRIMARY, (1, 100), **release),
         *of_ids("BURY", PRIMARY, (1, 100), **lease, **error, reason="rejected"),
