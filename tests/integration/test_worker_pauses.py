@@ -11,8 +11,9 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.messages import MessageState
 from delayed_queue.models import Message
 from delayed_queue.workers import Tally, Worker, WorkerOptions
-from tests.integration.test_worker import burst, registry_of, running
+from tests.integration.test_worker import burst
 from tests.processes import wait_until
+from tests.running import registry_of, running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -28,8 +28,10 @@ RIGHT: dict[str, list[Any]] = {
     "NOTIFY": [True, False],
     "PREPARE": [True, False, None],
     "CONCURRENCY": [1, 1000],
+    "ASYNC_CONCURRENCY": [1, 10_000],
     "BATCH_SIZE": [1, 10_000],
     "SHUTDOWN_TIMEOUT": [timedelta(0), timedelta(hours=1)],
+    "WATCHDOG": [timedelta(seconds=10), timedelta(hours=1)],
     "HANDLERS_MODULE": ["handlers", "queue_handlers"],
     "CRON": [(), []],
     "INSTRUMENTS": [(), ["tests.instruments.Recorder"], [Recorder], (Recorder(),)],
@@ -42,8 +44,10 @@ WRONG: dict[str, list[Any]] = {
     "NOTIFY": [None, 1, "yes"],
     "PREPARE": [0, "no"],
     "CONCURRENCY": [0, 1001, True, 8.0, "8"],
+    "ASYNC_CONCURRENCY": [0, 10_001, True, 100.0],
     "BATCH_SIZE": [0, 10_001, None],
     "SHUTDOWN_TIMEOUT": [timedelta(seconds=-1), 30],
+    "WATCHDOG": [timedelta(seconds=9.999), timedelta(0), 120, None],
     "HANDLERS_MODULE": ["", "my.handlers", None],
     "CRON": ["* * * * *", 5, [5], [{"no": "entry"}]],
     "INSTRUMENTS": ["tests.instruments.Recorder", None, ["Recorder"], ["a. b"], [5], [object]],
@@ -97,7 +101,7 @@ def test_an_unknown_key_says_what_was_meant(settings: LazySettings, key: str, me
 def test_a_key_like_no_other_lists_those_there_are(settings: LazySettings, key: Any):
     settings.DELAYED_QUEUE = {key: 1}
     [message] = check_settings()
-    assert str(message.hint).startswith("Known keys: BACKOFF, BATCH_SIZE, ")
+    assert str(message.hint).startswith("Known keys: ASYNC_CONCURRENCY, BACKOFF, ")
 
 
 @pytest.mark.parametrize("configured", [None, [], "x", 3])

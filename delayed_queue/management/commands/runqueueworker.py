@@ -118,7 +118,7 @@ class Command(BaseCommand):
 
     def _run_child(self, chosen: WorkerOptions, link: Link) -> None:
         worker = Worker(chosen, board=link.board(), process=link.index)
-        _stop_on_signals(worker)
+        _drain_on_signals(worker)
         stop_when_orphaned(worker.stop)
         worker.run()
         if worker.is_used_up:
@@ -222,6 +222,15 @@ def _arguments_of_child(chosen: WorkerOptions, options: dict[str, Any]) -> list[
 
 def _exit_code(error: DelayedQueueError) -> int:
     return EXIT_CONFIGURATION if isinstance(error, SchemaMismatch) else 1
+
+
+def _drain_on_signals(worker: Worker) -> None:
+    """Drain, however often it is asked for: a process manager may signal child and supervisor.
+
+    Whoever wants to end it at once tells the supervisor twice.
+    """
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda number, frame: worker.stop())
 
 
 def _stop_on_signals(worker: Worker) -> None:
