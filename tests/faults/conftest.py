@@ -15,6 +15,7 @@ from pytest_django import Settings
 
 from delayed_queue import DelayedQueue
 from delayed_queue.retries import Backoff
+from tests.faults.programs import ROUNDS
 from tests.faults.proxy import Proxy
 from tests.races.concurrency import raw_connection
 
@@ -24,6 +25,11 @@ BACKOFF: Final = Backoff(
     maximum=timedelta(seconds=1),
     deadline=timedelta(seconds=10),
 )
+
+
+@pytest.fixture(params=ROUNDS)
+def each_round(request: pytest.FixtureRequest) -> None:
+    """Run the test once a round."""
 
 
 @pytest.fixture

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from datetime import timedelta
+from typing import Final
+
+from django.db import connection
 
 from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
 from tests.workerapp.models import Effect
 
 QUICK = RetryPolicy.ladder("100ms 100ms")
+# An advisory lock: whoever holds it keeps the handlers of "gated" waiting.
+GATE: Final = 20_26
 
 
 @handler("ledger", retry=QUICK)
@@ -25,6 +30,16 @@ def hang(envelope: Envelope) -> None:
     """Write the row, and never return."""
     record(envelope)
     threading.Event().wait()
+
+
+@handler("gated", retry=QUICK)
+def pass_gate(envelope: Envelope) -> None:
+    """Write the row, and return once the gate is open."""
+    record(envelope)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_advisory_lock_shared(%s), pg_advisory_unlock_shared(%s)", [GATE] * 2
+        )
 
 
 @handler("conduct", retry=QUICK)
