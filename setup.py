@@ -41,6 +41,7 @@ EXTRAS["test"] = [
     "django-environ>=0.12",
     "factory-boy>=3.3",
     "hypothesis>=6.120",
+    "psutil>=6",
     "pytest>=9",
     "pytest-django>=4.10",
     "pytest-xdist>=3.6",

@@ -139,15 +139,20 @@ class Listener:
         To be asked now and then by who does not sleep: psycopg keeps what nobody reads.
         """
         raw = self._raw
-        return raw is not None and self._ask(lambda: _drain(raw))
+        # One that was replaced hears nothing more; the next sleep listens anew.
+        if raw is None or raw is not self._connection.connection:
+            return False
+        return self._ask(lambda: _drain(raw))
 
     def _ask(self, question: Callable[[], bool]) -> bool:
         try:
             with self._connection.wrap_database_errors:
                 return question()
         except OperationalError:
-            # Gone: say "look", for the look reconnects with the queue's own backoff.
+            # Gone: say "look", for the look reconnects with the queue's own backoff. Forgotten
+            # too: asked again, it would say "look" for ever, and each time lose the new one.
             self._connection.close()
+            self._raw = None
             return True
 
     def _can_listen(self) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import selectors
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final
+from urllib.parse import quote
 
-_HEADER: Final = struct.Struct("!cI")
+from django.db import connections
+
+from tests.faults.aiming import Aim, Sight, Stage, Stream
+
 _COMMAND_COMPLETE: Final = b"C"
 _ERROR: Final = b"E"
 _READY: Final = b"Z"
@@ -40,9 +43,18 @@ class Proxy:
         self.answers: list[str] = []
         self.errors: list[str] = []
         self.swallowed_tag: str | None = None
+        self.aim: Aim | None = None
         self._listen()
         self._thread = threading.Thread(target=self._run, name="proxy")
         self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """The URL of the test database through this proxy."""
+        found = connections["default"].settings_dict
+        login = f"{found['USER']}:{quote(found['PASSWORD'], safe='')}"
+        address = f"127.0.0.1:{self.port}/{found['NAME']}"
+        return f"postgresql://{login}@{address}?sslmode=disable&gssencmode=disable"
 
     def cut(self) -> None:
         """Break all connections."""
@@ -68,6 +80,19 @@ class Proxy:
         The server has committed by then, unless a transaction block is open.
         """
         self.swallowed_tag = tag
+
+    def aim_at(self, pattern: str, stage: Stage, *, nth: int = 1, after: str = "") -> Aim:
+        """Hold the nth execution of a matching statement at that stage; see Aim."""
+        self.aim = Aim(pattern, stage, nth=nth, after=after)
+        return self.aim
+
+    def cut_aimed(self) -> None:
+        """Break the connection of which a statement is held, and no other."""
+        self._order(self._cut_aimed)
+
+    def let_go(self) -> None:
+        """Forward what an aim has held, and all that came behind it."""
+        self._order(self._let_go)
 
     def stop(self) -> None:
         """Break everything, and return once the thread has ended."""
@@ -116,21 +141,39 @@ class Proxy:
         for pair in list(self._pairs):
             pair.close()
 
+    def _cut_aimed(self) -> None:
+        for pair in list(self._pairs):
+            if pair.is_aimed_at:
+                pair.close()
+
+    def _let_go(self) -> None:
+        for pair in list(self._pairs):
+            pair.let_go()
+
     def _welcome(self) -> None:
         if self._listener is None:  # closed by an order that came in the same round
             return
         client, _ = self._listener.accept()
         self.accepted += 1
-        if self._is_hanging_up:
+        server = None if self._is_hanging_up else self._connected()
+        if server is None:
             client.close()
             return
-        family, address = self._upstream
-        server = socket.socket(family, socket.SOCK_STREAM)
-        server.connect(address)
         for each in (client, server):
             if each.family != socket.AF_UNIX:  # answers go out frame by frame, and at once
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._pairs.add(_Pair(self, client, server))
+
+    def _connected(self) -> socket.socket | None:
+        """Return a connection to the server; None while that is down."""
+        family, address = self._upstream
+        server = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            server.connect(address)
+        except OSError:
+            server.close()
+            return None
+        return server
 
 
 class _Pair:
@@ -140,7 +183,9 @@ class _Pair:
         self._proxy = proxy
         self._client = client
         self._server = server
-        self._unread = b""
+        self._requests = Stream(starts_up=True)
+        self._answers = Stream()
+        self._sight = Sight(client.getpeername()[1])
         self._is_swallowing = False
         proxy._selector.register(client, selectors.EVENT_READ, self._upward)
         proxy._selector.register(server, selectors.EVENT_READ, self._downward)
@@ -153,18 +198,24 @@ class _Pair:
                 self._proxy._selector.unregister(each)
                 each.close()
 
+    @property
+    def is_aimed_at(self) -> bool:
+        return self._sight.is_aimed_at
+
+    def let_go(self) -> None:
+        """Forward what was held, either way."""
+        requests, answers = self._sight.let_go()
+        self._send(self._server, requests)
+        self._send(self._client, answers)
+
     def _upward(self) -> None:
-        data = self._received(self._client)
-        if data:
-            self._send(self._server, data)
+        for kind, frame in self._requests.feed(self._received(self._client)):
+            if self._proxy.aim is not None and self._sight.takes(self._proxy.aim, kind, frame):
+                self._proxy.aim = None
+            self._send(self._server, self._sight.request(kind, frame))
 
     def _downward(self) -> None:
-        self._unread += self._received(self._server)
-        while len(self._unread) >= _HEADER.size:
-            kind, length = _HEADER.unpack_from(self._unread)
-            if len(self._unread) < 1 + length:
-                return
-            frame, self._unread = self._unread[: 1 + length], self._unread[1 + length :]
+        for kind, frame in self._answers.feed(self._received(self._server)):
             self._forward(kind, frame)
 
     def _forward(self, kind: bytes, frame: bytes) -> None:
@@ -174,7 +225,7 @@ class _Pair:
             fields = {each[:1]: each[1:] for each in frame[5:].split(b"\0")}
             self._proxy.errors.append(fields[b"C"].decode())
         if not self._is_swallowing:
-            self._send(self._client, frame)
+            self._send(self._client, self._sight.answer(kind, frame))
         elif kind == _READY:
             self.close()
 
@@ -194,6 +245,7 @@ class _Pair:
 
     def _send(self, target: socket.socket, data: bytes) -> None:
         try:
-            target.sendall(data)
+            if data:
+                target.sendall(data)
         except OSError:
             self.close()

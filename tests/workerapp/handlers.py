@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import threading
 from datetime import timedelta
+from typing import Final
+
+from django.db import connection
 
 from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
 from tests.workerapp.models import Effect
 
 QUICK = RetryPolicy.ladder("100ms 100ms")
+# For outages, each of which may fail an attempt at a message: none may end as a dead letter.
+PATIENT = RetryPolicy.exponential(timedelta(milliseconds=50), factor=1, max_attempts=1000)
+# An advisory lock: whoever holds it keeps the handlers of "gated" waiting.
+GATE: Final = 20_26
 
 
 @handler("ledger", retry=QUICK)
@@ -20,11 +29,43 @@ def record(envelope: Envelope) -> None:
     )
 
 
+@handler("patient", retry=PATIENT)
+def persist(envelope: Envelope) -> None:
+    record(envelope)
+
+
+def record_payload(envelope: Envelope, under: str = "") -> None:
+    """Write one row for the payload, for those who tell the versions of a key by it."""
+    Effect.objects.create(
+        queue=envelope.queue,
+        key=f"{envelope.payload}{under}",
+        attempt=envelope.attempt,
+        pid=os.getpid(),
+    )
+
+
+@handler("soak", retry=PATIENT)
+def record_lease(envelope: Envelope) -> None:
+    """Write which version was handled under which lease, and take a while to return."""
+    record_payload(envelope, f"@{envelope.lease_id}")
+    threading.Event().wait(0.03)
+
+
 @handler("stuck", retry=QUICK)
 def hang(envelope: Envelope) -> None:
     """Write the row, and never return."""
     record(envelope)
     threading.Event().wait()
+
+
+@handler("gated", retry=QUICK)
+def pass_gate(envelope: Envelope) -> None:
+    """Write the row, and return once the gate is open."""
+    record(envelope)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_advisory_lock_shared(%s), pg_advisory_unlock_shared(%s)", [GATE] * 2
+        )
 
 
 @handler("conduct", retry=QUICK)
@@ -44,6 +85,35 @@ def behave(envelope: Envelope) -> None:
             raise SystemExit(3)
         case "die":
             os._exit(9)
+
+
+def die_as_named(envelope: Envelope) -> None:
+    """End the process in the way that the payload names, if it names one."""
+    match envelope.payload:
+        case "exit":
+            os._exit(9)
+        case "segfault":
+            ctypes.string_at(0)
+        case "out of memory":  # what the kernel does then
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@handler("poison", retry=QUICK)
+def die(envelope: Envelope) -> None:
+    die_as_named(envelope)
+    record(envelope)
+
+
+@handler("transacted", retry=QUICK, transactional=True)
+def transact(envelope: Envelope) -> None:
+    """Write the row first, so that a death afterwards shows what became of it."""
+    record(envelope)
+    die_as_named(envelope)
+
+
+@handler("exact", retry=PATIENT, transactional=True)
+def record_version(envelope: Envelope) -> None:
+    record_payload(envelope)
 
 
 @handler("awaited", retry=QUICK)

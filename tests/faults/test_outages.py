@@ -1,0 +1,113 @@
+"""Workers whose database goes away and comes back: nothing lost, no hurry meanwhile (W7)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import psutil
+import pytest
+
+from delayed_queue import DelayedQueue
+from delayed_queue.models import DeadLetter
+from tests.faults.ledger import effects, is_drained, offer, terminate_backends
+from tests.faults.programs import Program, working
+from tests.faults.proxy import Proxy
+from tests.processes import wait_until
+from tests.workerapp.models import Effect
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.slow,
+    pytest.mark.usefixtures("each_round"),
+]
+
+OUTAGE_SECONDS: Final = 3.0
+# Of one core. Idle workers are near 0.01, a loop that spins takes all of it.
+BUSY: Final = 0.3
+LOSSES: Final[dict[str, Callable[[Proxy], object]]] = {
+    "cut": Proxy.cut,
+    "terminated": lambda proxy: terminate_backends(),
+}
+OUTAGES: Final = {"refused": Proxy.refuse, "hung up on": Proxy.hang_up}
+
+
+def is_handled(key: str) -> bool:
+    return Effect.objects.filter(key=key).exists()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_connections_lost_again_and_again_lose_no_message(proxy: Proxy, loss: str) -> None:
+    """W7: every connection of the worker, five times while it drains."""
+    keys = offer(DelayedQueue("patient"), 1500)
+    with working("--queue", "patient", "--lease", "1", url=proxy.url) as worker:
+        for _ in range(5):
+            seen = Effect.objects.count()
+            wait_until(partial(_went_on, seen))
+            LOSSES[loss](proxy)
+        wait_until(is_drained)
+        assert worker.stop() == 0
+    assert set(effects()) == keys
+    assert not DeadLetter.objects.exists()
+
+
+def _went_on(effects_before: int) -> bool:
+    return Effect.objects.count() > effects_before or is_drained()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_worker_that_lost_its_connection_asleep_listens_again(proxy: Proxy, loss: str) -> None:
+    """W7: and is woken by NOTIFY, for its poll interval is longer than this waits."""
+    queue = DelayedQueue("ledger")
+    with working("--queue", "ledger", "--poll-interval", "600", url=proxy.url):
+        wait_until_asleep(proxy, 0)
+        seen, accepted = len(proxy.answers), proxy.accepted
+        LOSSES[loss](proxy)
+        wait_until_asleep(proxy, seen)
+        queue.offer_or_update("after", 1)
+        wait_until(partial(is_handled, "after"), 5)
+        # Its own connections once each, and the handler's: not one more for every look.
+        assert proxy.accepted - accepted <= 10
+
+
+def wait_until_asleep(proxy: Proxy, seen: int) -> None:
+    """Return once it has listened, and what it then had to look at is over."""
+    wait_until(lambda: "LISTEN" in proxy.answers[seen:], 15)
+    wait_until(lambda: not answers_within(proxy, 0.3), 15)
+
+
+def answers_within(proxy: Proxy, seconds: float) -> int:
+    """Return how many statements are answered in that time."""
+    before = len(proxy.answers)
+    threading.Event().wait(seconds)
+    return len(proxy.answers) - before
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(
+    proxy: Proxy, outage: str
+) -> None:
+    """W7: what it spends is little, and what was offered meanwhile is handled soon after."""
+    queue = DelayedQueue("ledger")
+    queue.offer_or_update("before", 1)
+    with working("--queue", "ledger", "--poll-interval", "30", url=proxy.url) as worker:
+        wait_until(partial(is_handled, "before"))
+        OUTAGES[outage](proxy)
+        assert share_of_core(worker, OUTAGE_SECONDS) < BUSY
+        queue.offer_or_update("after", 1)
+        proxy.accept()
+        wait_until(partial(is_handled, "after"), 15)
+        assert worker.starts == 1
+
+
+def share_of_core(worker: Program, seconds: float) -> float:
+    """Measure for so long how much of one core the worker's processes take."""
+    before = cpu_seconds(worker.tree())
+    threading.Event().wait(seconds)
+    return (cpu_seconds(worker.tree()) - before) / seconds
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    return sum(sum(each.cpu_times()[:4]) for each in processes)
