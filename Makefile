@@ -10,10 +10,10 @@ SECONDS ?= 300
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check lint types layers migrations docs bench chaos stop clean
+.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers chaos stop clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 $(VENV)/installed: setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -56,8 +56,16 @@ docs: $(VENV)/installed ## the documentation, as HTML
 	$(BIN)/python -m pip install --quiet --editable ".[docs]"
 	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
 
-bench: $(VENV)/installed ## the queue against bare SQL
+bench: $(VENV)/installed ## the queue against bare SQL; bench-peers is against other queues
 	$(BIN)/python -m benchmarks $(ARGS)
+	@echo "The worker against its peers: make bench-peers, which takes about 25 minutes."
+
+$(VENV)/bench: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable ".[embedded,bench]"
+	@touch $@
+
+bench-peers: $(VENV)/bench ## the worker against its peers, each in an environment of its own
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

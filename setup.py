@@ -33,7 +33,10 @@ EXTRAS = {
         "psycopg[binary]>=3.2",
     ],
     "docs": ["sphinx>=8", "myst-parser>=4", "furo>=2024.8"],
+    # psutil: the CPU time of other queues' process trees; matplotlib: the plots.
+    "bench": ["matplotlib>=3.9", "platformdirs>=4", "psutil>=6"],
 }
+FOR_DEVELOPERS = {"bench", "docs"}
 EXTRAS["test"] = [
     *EXTRAS["embedded"],
     *EXTRAS["metrics"],
@@ -46,7 +49,9 @@ EXTRAS["test"] = [
     "pytest-django>=4.10",
     "pytest-xdist>=3.6",
 ]
-EXTRAS["all"] = sorted({each for name, extra in EXTRAS.items() if name != "docs" for each in extra})
+EXTRAS["all"] = sorted(
+    {each for name, extra in EXTRAS.items() if name not in FOR_DEVELOPERS for each in extra}
+)
 
 setup(
     name="django-delayed-queue",

@@ -1,0 +1,93 @@
+"""Our own worker, and the bare loop over the same layout that is the limit for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.peers.contenders.base import Contender, Peer
+from benchmarks.peers.environments import OwnEnvironment
+
+OURS: Final = Peer(
+    name="ours",
+    kind="ours",
+    title="delayed_queue",
+    environment=OwnEnvironment(),
+    script="ours.py",
+    tables=("delayed_queue",),
+    unfinished="SELECT EXISTS (SELECT FROM delayed_queue)",
+    failed="SELECT count(*) FROM delayed_queue_dead_letter",
+    offers=2_000,
+    bulk=50_000,
+)
+BARE: Final = Peer(
+    name="bare",
+    kind="bare",
+    title="bare loop (limit)",
+    environment=OwnEnvironment(),
+    script="bare_peer.py",
+    tables=("bare_queue",),
+    unfinished="SELECT EXISTS (SELECT FROM bare_queue)",
+    offers=2_000,
+    bulk=50_000,
+)
+BOTH: Final = ("--queue", "benchmark", "--queue", "benchmark-stamped")
+
+
+CONTENDERS: Final = (
+    Contender(
+        name="ours-defaults",
+        peer=OURS,
+        settings="the worker's defaults",
+        jobs={1: 50_000, 4: 100_000},
+        options={"arguments": BOTH},
+        measures=("offer", "pickup", "idle"),
+    ),
+    Contender(
+        name="ours-best",
+        peer=OURS,
+        settings="batch size 500, concurrency 1",
+        jobs={1: 80_000, 4: 150_000},
+        options={"arguments": (*BOTH, "--batch-size", "500", "--concurrency", "1")},
+    ),
+    Contender(
+        name="ours-1",
+        peer=OURS,
+        settings="batch size 1, concurrency 1",
+        jobs={1: 2_000, 4: 6_000},
+        options={"arguments": (*BOTH, "--batch-size", "1", "--concurrency", "1")},
+        batch=1,
+    ),
+    Contender(
+        name="ours-transactional",
+        peer=OURS,
+        settings="transactional handler, batch size 1000, concurrency 8",
+        jobs={1: 150_000, 4: 300_000},
+        options={
+            "arguments": (*BOTH, "--batch-size", "1000", "--concurrency", "8"),
+            "transactional": True,
+        },
+    ),
+    Contender(
+        name="bare-500",
+        peer=BARE,
+        settings="claims of 500",
+        jobs={1: 100_000, 4: 200_000},
+        options={"batch": 500},
+        measures=("offer",),
+    ),
+    Contender(
+        name="bare-100",
+        peer=BARE,
+        settings="claims of 100",
+        jobs={1: 80_000, 4: 150_000},
+        options={"batch": 100},
+    ),
+    Contender(
+        name="bare-1",
+        peer=BARE,
+        settings="claims of 1",
+        jobs={1: 2_000, 4: 6_000},
+        options={"batch": 1},
+        batch=1,
+    ),
+)

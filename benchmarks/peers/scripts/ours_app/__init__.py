@@ -1,0 +1,1 @@
+"""The app that has the handlers of the worker under test."""
