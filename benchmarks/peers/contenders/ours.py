@@ -37,6 +37,7 @@ CONTENDERS: Final = (
     Contender(
         name="ours-defaults",
         peer=OURS,
+        supervises=True,
         settings="the worker's defaults",
         jobs={1: 50_000, 4: 100_000},
         options={"arguments": BOTH},
@@ -45,6 +46,7 @@ CONTENDERS: Final = (
     Contender(
         name="ours-best",
         peer=OURS,
+        supervises=True,
         settings="batch size 500, concurrency 1",
         jobs={1: 80_000, 4: 150_000},
         options={"arguments": (*BOTH, "--batch-size", "500", "--concurrency", "1")},
@@ -52,6 +54,7 @@ CONTENDERS: Final = (
     Contender(
         name="ours-1",
         peer=OURS,
+        supervises=True,
         settings="batch size 1, concurrency 1",
         jobs={1: 2_000, 4: 6_000},
         options={"arguments": (*BOTH, "--batch-size", "1", "--concurrency", "1")},
@@ -60,6 +63,7 @@ CONTENDERS: Final = (
     Contender(
         name="ours-transactional",
         peer=OURS,
+        supervises=True,
         settings="transactional handler, batch size 1000, concurrency 8",
         jobs={1: 150_000, 4: 300_000},
         options={
