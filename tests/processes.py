@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from django.db import connection
@@ -39,12 +40,12 @@ def environment() -> dict[str, str]:
     }
 
 
-def manage(*arguments: str) -> subprocess.Popen[str]:
-    """Start a management command on the test database."""
+def manage(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a management command on the test database, with these in its environment."""
     return subprocess.Popen(
         [sys.executable, "manage.py", *arguments],
         cwd=ROOT,
-        env=environment(),
+        env={**environment(), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -52,15 +53,28 @@ def manage(*arguments: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def worker(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a worker process; kill it at the end if it still runs."""
-    process = manage("runqueueworker", "--poll-interval", "0.2", *arguments)
+def worker(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a worker and its processes; kill those at the end that still run."""
+    process = manage("runqueueworker", "--poll-interval", "0.2", *arguments, **variables)
     try:
         yield process
     finally:
+        children = children_of(process)
         process.kill()
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         output, _ = process.communicate()
         print(output)  # noqa: T201 - pytest shows it beside a failure
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    """Return the ids of the processes that this one has started and that still run."""
+    try:
+        found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    except FileNotFoundError:
+        return []
+    return [int(pid) for pid in found.split()]
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:

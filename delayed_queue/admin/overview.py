@@ -101,9 +101,9 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
 
 
 def _lines(kinds: list[str], cap: int, pauses: dict[str, Any], using: str) -> list[QueueLine]:
+    found = depths(kinds, cap=cap, using=using)
     summed = Worker.objects.throughput(ALIVE // MILLISECOND, using=using)
     served = {each.queue: each for each in summed}
-    found = depths(kinds, cap=cap, using=using)
     return sorted((_line(each, served, pauses.get(each.kind)) for each in found), key=_urgency)
 
 

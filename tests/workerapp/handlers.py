@@ -5,14 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from datetime import timedelta
+from importlib import import_module
 from typing import Final
 
 from django.db import connection
 
 from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
 from tests.workerapp.models import Effect
+
+# What tests of the command line say by the environment: a module to import, a mistake that only
+# the processes of a supervisor meet.
+if more := os.environ.get("MORE_HANDLERS"):
+    import_module(more)
+if os.environ.get("BREAK_CHILDREN") and "--child" in sys.argv:
+    raise RuntimeError("broken in the child")
 
 QUICK = RetryPolicy.ladder("100ms 100ms")
 # For outages, each of which may fail an attempt at a message: none may end as a dead letter.
@@ -77,6 +86,8 @@ def behave(envelope: Envelope) -> None:
             raise ValueError("asked to fail")
         case "fail once" if envelope.attempt == 1:
             raise ValueError("asked to fail once")
+        case "hang once" if envelope.attempt == 1:
+            threading.Event().wait()
         case "snooze" if Effect.objects.filter(queue="conduct", key=envelope.key).count() == 1:
             raise Snooze(timedelta(milliseconds=50))
         case "reject":

@@ -1,0 +1,143 @@
+"""The board: what a process writes is what its supervisor reads, whatever else is on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from delayed_queue.workers.autopsy import Remains
+from delayed_queue.workers.board import COUNTERS, LEASE_BYTES, MAX_LEASES, Board, InHand
+
+SEATS = 5
+
+
+def lease(number: int) -> str:
+    return f"{number:0{LEASE_BYTES}d}"
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    with tempfile.TemporaryFile() as file:
+        yield file.fileno()
+
+
+def test_an_empty_board_tells_nothing():
+    board = Board.private(SEATS)
+    assert board.turned_at == 0
+    assert board.counters() == dict.fromkeys(COUNTERS, 0)
+    assert (board.held(), board.in_hand()) == ([], [])
+
+
+def test_each_part_keeps_to_its_place():
+    """All at once, from the first seat to the last: nothing overwrites anything."""
+    board = Board.private(SEATS)
+    before = time.monotonic()
+    leases = [lease(each) for each in range(MAX_LEASES)]
+    board.hold(leases)
+    board.count(range(1, len(COUNTERS) + 1))
+    for seat in range(SEATS):
+        board.take(seat, 2**62 + seat)
+        board.mark(seat, is_suspect=seat == 1, is_transactional=seat == 2)
+    board.turn()
+
+    assert before <= board.turned_at <= time.monotonic()
+    assert board.held() == leases
+    assert list(board.counters().values()) == list(range(1, len(COUNTERS) + 1))
+    assert board.in_hand() == [InHand(2**62 + n, n == 1, n == 2) for n in range(SEATS)]
+
+
+def test_leases_beyond_its_room_are_left_out():
+    board = Board.private(SEATS)
+    board.take(SEATS - 1, 7)
+    board.hold([lease(each) for each in range(MAX_LEASES + 3)])
+    assert board.held() == [lease(each) for each in range(MAX_LEASES)]
+    assert board.in_hand() == [InHand(7, False, False)]
+
+
+def test_fewer_leases_replace_more():
+    board = Board.private(SEATS)
+    board.hold([lease(1), lease(2), lease(3)])
+    board.hold([lease(4)])
+    assert board.held() == [lease(4)]
+    board.hold([])
+    assert board.held() == []
+
+
+def test_a_seat_that_is_left_is_empty():
+    board = Board.private(SEATS)
+    board.take(3, 9)
+    board.take(3, 0)
+    assert board.in_hand() == []
+
+
+def test_wiped_it_keeps_the_counters_only():
+    board = Board.private(SEATS)
+    board.turn()
+    board.hold([lease(1)])
+    board.count([3] * len(COUNTERS))
+    board.take(0, 1)
+    board.mark(0, is_suspect=True)
+    board.wipe()
+    assert (board.turned_at, board.held(), board.in_hand()) == (0, [], [])
+    assert board.counters() == dict.fromkeys(COUNTERS, 3)
+    board.take(0, 2)
+    assert board.in_hand() == [InHand(2, False, False)]
+
+
+def test_two_boards_of_one_file_are_one(descriptor: int):
+    ours, theirs = Board.of_file(descriptor, SEATS), Board.of_file(descriptor, SEATS)
+    theirs.hold([lease(1)])
+    theirs.take(2, 5)
+    assert (ours.held(), ours.in_hand()) == ([lease(1)], [InHand(5, False, False)])
+
+
+WRITER = """
+import os, sys
+import django; django.setup()
+from delayed_queue.workers.board import Board
+board = Board.of_file(int(sys.argv[1]), int(sys.argv[2]))
+board.turn(); board.hold(["x" * 36]); board.take(4, 11); board.mark(4, is_suspect=True)
+os._exit(9)
+"""
+
+
+def test_what_a_process_wrote_outlives_it(descriptor: int):
+    board = Board.of_file(descriptor, SEATS)
+    before = time.monotonic()
+    process = subprocess.run(
+        [sys.executable, "-c", WRITER, str(descriptor), str(SEATS)],
+        pass_fds=[descriptor],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+    )
+    assert process.returncode == 9
+    # One clock for all processes of the machine.
+    assert before <= board.turned_at <= time.monotonic()
+    assert (board.held(), board.in_hand()) == (["x" * 36], [InHand(11, True, False)])
+
+
+class TestRemains:
+    def test_without_a_suspect_all_in_hand_may_be_to_blame(self):
+        remains = Remains((), (InHand(1, False, False), InHand(2, False, True)))
+        assert remains.to_blame(transactional=False) == [1]
+        assert remains.to_blame(transactional=True) == [2]
+
+    def test_a_suspect_alone_is_to_blame(self):
+        remains = Remains((), (InHand(1, False, False), InHand(2, True, True)))
+        assert remains.to_blame(transactional=False) == []
+        assert remains.to_blame(transactional=True) == [2]
+
+    def test_what_is_under_a_lease_leaves_transactions_out(self):
+        remains = Remains(("a",), (InHand(1, False, False), InHand(2, False, True)))
+        assert remains.leased() == Remains(("a",), (InHand(1, False, False),))
+
+    def test_each_lease_counts_once(self):
+        board = Board.private(SEATS)
+        board.hold([lease(1), lease(2), lease(1)])
+        assert Remains.of(board).lease_ids == (lease(1), lease(2))
