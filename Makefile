@@ -5,6 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= auto
 ARGS ?=
+# Of `make chaos`: how long faults happen, and the seed of a run to repeat.
+SECONDS ?= 300
+SEED ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test check lint types layers migrations docs bench chaos stop clean
@@ -56,9 +59,10 @@ docs: $(VENV)/installed ## the documentation, as HTML
 bench: $(VENV)/installed ## the queue against bare SQL
 	$(BIN)/python -m benchmarks $(ARGS)
 
-chaos: $(VENV)/installed ## the fault tests and the state machine, many times as long
+chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 	CHAOS_ROUNDS=20 HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/contract/test_state_machine.py \
-		tests/faults $(ARGS)
+		tests/faults -n $(JOBS) $(ARGS)
 
 stop: $(VENV)/installed ## stop the PostgreSQL servers that demo and tests left running
 	$(BIN)/python manage.py queuedb stop

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -16,6 +14,7 @@ from pytest_django import Settings
 from delayed_queue import DelayedQueue
 from delayed_queue.retries import Backoff
 from tests.faults.programs import ROUNDS
+from tests.faults.proxies import proxied as proxied_server
 from tests.faults.proxy import Proxy
 from tests.races.concurrency import raw_connection
 
@@ -35,14 +34,8 @@ def each_round(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def proxy(transactional_db: None) -> Iterator[Proxy]:
     """A proxy to the test database's server, be that on TCP or on a socket."""
-    found = connections["default"].settings_dict
-    host, port = found["HOST"] or "127.0.0.1", int(found["PORT"] or 5432)
-    if host.startswith("/"):
-        proxy = Proxy(socket.AF_UNIX, str(Path(host) / f".s.PGSQL.{port}"))
-    else:
-        proxy = Proxy(socket.AF_INET, (socket.gethostbyname(host), port))
-    yield proxy
-    proxy.stop()
+    with proxied_server() as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -30,14 +30,14 @@ def main(name: str) -> None:
 
 
 def consume_what_is_due(queue: DelayedQueue) -> None:
-    from tests.workerapp.handlers import record
+    from tests.workerapp.handlers import record_payload
 
     is_due = True
     while is_due:
         with queue.consume() as envelope:
             is_due = envelope is not None
             if envelope is not None:
-                record(envelope)
+                record_payload(envelope)
 
 
 if __name__ == "__main__":

@@ -155,16 +155,25 @@ class Proxy:
             return
         client, _ = self._listener.accept()
         self.accepted += 1
-        if self._is_hanging_up:
+        server = None if self._is_hanging_up else self._connected()
+        if server is None:
             client.close()
             return
-        family, address = self._upstream
-        server = socket.socket(family, socket.SOCK_STREAM)
-        server.connect(address)
         for each in (client, server):
             if each.family != socket.AF_UNIX:  # answers go out frame by frame, and at once
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._pairs.add(_Pair(self, client, server))
+
+    def _connected(self) -> socket.socket | None:
+        """Return a connection to the server; None while that is down."""
+        family, address = self._upstream
+        server = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            server.connect(address)
+        except OSError:
+            server.close()
+            return None
+        return server
 
 
 class _Pair:

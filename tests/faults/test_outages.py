@@ -41,8 +41,8 @@ def is_handled(key: str) -> bool:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_connections_lost_again_and_again_lose_no_message(proxy: Proxy, loss: str) -> None:
     """W7: every connection of the worker, five times while it drains."""
-    keys = offer(DelayedQueue("ledger"), 1500)
-    with working("--queue", "ledger", "--lease", "1", url=proxy.url) as worker:
+    keys = offer(DelayedQueue("patient"), 1500)
+    with working("--queue", "patient", "--lease", "1", url=proxy.url) as worker:
         for _ in range(5):
             seen = Effect.objects.count()
             wait_until(partial(_went_on, seen))

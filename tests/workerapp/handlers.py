@@ -13,6 +13,8 @@ from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
 from tests.workerapp.models import Effect
 
 QUICK = RetryPolicy.ladder("100ms 100ms")
+# For outages, each of which may fail an attempt at a message: none may end as a dead letter.
+PATIENT = RetryPolicy.exponential(timedelta(milliseconds=50), factor=1, max_attempts=1000)
 # An advisory lock: whoever holds it keeps the handlers of "gated" waiting.
 GATE: Final = 20_26
 
@@ -23,6 +25,28 @@ def record(envelope: Envelope) -> None:
     Effect.objects.create(
         queue=envelope.queue, key=envelope.key, attempt=envelope.attempt, pid=os.getpid()
     )
+
+
+@handler("patient", retry=PATIENT)
+def persist(envelope: Envelope) -> None:
+    record(envelope)
+
+
+def record_payload(envelope: Envelope, under: str = "") -> None:
+    """Write one row for the payload, for those who tell the versions of a key by it."""
+    Effect.objects.create(
+        queue=envelope.queue,
+        key=f"{envelope.payload}{under}",
+        attempt=envelope.attempt,
+        pid=os.getpid(),
+    )
+
+
+@handler("soak", retry=PATIENT)
+def record_lease(envelope: Envelope) -> None:
+    """Write which version was handled under which lease, and take a while to return."""
+    record_payload(envelope, f"@{envelope.lease_id}")
+    threading.Event().wait(0.03)
 
 
 @handler("stuck", retry=QUICK)
