@@ -21,14 +21,14 @@ CREATE TABLE chaos_audit (
     new_payload text,
     old_lease text,
     new_lease text,
-    leased_until bigint,
+    available_at bigint,
     at bigint NOT NULL
 );
 CREATE FUNCTION chaos_audit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO chaos_audit (
         operation, kind, is_producer, old_payload, new_payload, old_lease, new_lease,
-        leased_until, at
+        available_at, at
     )
     VALUES (
         tg_op, COALESCE(NEW."pKind", OLD."pKind"),
@@ -44,7 +44,7 @@ FOR EACH ROW EXECUTE FUNCTION chaos_audit();
 """
 _EVENTS: Final = """
 SELECT operation, is_producer, trim('"' FROM old_payload), trim('"' FROM new_payload),
-    old_lease, new_lease, leased_until, at
+    old_lease, new_lease, available_at, at
 FROM chaos_audit
 WHERE kind = %s
     AND (operation <> 'UPDATE' OR old_payload <> new_payload
@@ -63,7 +63,7 @@ class Event:
     new: str | None
     old_lease: str | None
     new_lease: str | None
-    leased_until: int | None
+    available_at: int | None
     at: int
 
 

@@ -33,8 +33,11 @@ class History:
     settled: dict[str, str | None] = field(default_factory=dict)
     # By version and lease: how that lease ended other than by settling.
     ended: dict[tuple[str, str], Event] = field(default_factory=dict)
+    early: set[str] = field(default_factory=set)
 
     def add(self, event: Event) -> None:
+        if event.old is not None and _is_early(event):
+            self.early.add(event.old)
         if event.new is not None and event.new != event.old:
             self.offered.add(event.new)
             self.settled.pop(event.new, None)  # consumed, and put back in the same transaction
@@ -48,6 +51,13 @@ class History:
     def _end_lease(self, event: Event) -> None:
         if event.old is not None and event.old_lease not in {None, event.new_lease}:
             self.ended[event.old, str(event.old_lease)] = event
+
+
+def _is_early(event: Event) -> bool:
+    """Return whether it takes a message before it is due, or before its lease is over."""
+    is_claim = event.new_lease not in {None, event.old_lease}
+    is_consumed = event.new is None and event.old_lease is None and not event.is_producer
+    return (is_claim or is_consumed) and event.at < (event.available_at or 0)
 
 
 def history(queue: str) -> History:
@@ -95,6 +105,7 @@ def _judge_ends(
     found.expect(f"{queue}: stored, and neither handled nor withdrawn", past.offered - ended)
     found.expect(f"{queue}: gone unhandled", past.settled.keys() - handled - _dead(queue))
     found.expect(f"{queue}: given up", _dead(queue))
+    found.expect(f"{queue}: taken before it was due or its lease over", past.early)
 
 
 def _dead(queue: str) -> set[str]:
@@ -119,11 +130,6 @@ def _judge_repetitions(
             if len(deliveries) > 1 and past.settled.get(version) != lease:
                 cause = _cause(past.ended.get((version, lease)), pid in killed)
                 found.counts[f"{queue}: handled again, {cause}"] += 1
-                if cause == TAKEN:
-                    found.expect(f"{queue}: taken under a valid lease", {version})
-
-
-TAKEN = "taken under a valid lease"
 
 
 def _cause(end: Event | None, was_killed: bool) -> str:
@@ -131,6 +137,4 @@ def _cause(end: Event | None, was_killed: bool) -> str:
         return "withdrawn during the last time"
     if end.new_lease is None:
         return "given back with an error or at the end of a worker"
-    if end.leased_until is None or end.at < end.leased_until:
-        return TAKEN
     return "its process was killed" if was_killed else "its lease ended in a stop or an outage"
