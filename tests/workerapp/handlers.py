@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import threading
 from datetime import timedelta
 from typing import Final
@@ -83,6 +85,19 @@ def behave(envelope: Envelope) -> None:
             raise SystemExit(3)
         case "die":
             os._exit(9)
+
+
+@handler("poison", retry=QUICK)
+def die(envelope: Envelope) -> None:
+    """End the process in the way that the payload names, if it names one."""
+    match envelope.payload:
+        case "exit":
+            os._exit(9)
+        case "segfault":
+            ctypes.string_at(0)
+        case "out of memory":  # what the kernel does then
+            os.kill(os.getpid(), signal.SIGKILL)
+    record(envelope)
 
 
 @handler("awaited", retry=QUICK)
