@@ -98,7 +98,8 @@ def started(
 ) -> tuple[list[Program], list[Program]]:
     from tests.faults.programs import running, working
 
-    worker = ("--queue", "soak", "--lease", LEASE, "--concurrency", "4", "--batch-size", "20")
+    queues = ("--queue", "soak", "--queue", "exact")
+    worker = (*queues, "--lease", LEASE, "--concurrency", "4", "--batch-size", "20")
     workers = [working(*worker, url=proxy.url) for _ in range(options.workers)]
     consumer = ("-m", "tests.faults.consumer", "exact")
     consumers = [running(*consumer, url=proxy.url) for _ in range(options.consumers)]

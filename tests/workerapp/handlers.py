@@ -87,8 +87,7 @@ def behave(envelope: Envelope) -> None:
             os._exit(9)
 
 
-@handler("poison", retry=QUICK)
-def die(envelope: Envelope) -> None:
+def die_as_named(envelope: Envelope) -> None:
     """End the process in the way that the payload names, if it names one."""
     match envelope.payload:
         case "exit":
@@ -97,7 +96,24 @@ def die(envelope: Envelope) -> None:
             ctypes.string_at(0)
         case "out of memory":  # what the kernel does then
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+@handler("poison", retry=QUICK)
+def die(envelope: Envelope) -> None:
+    die_as_named(envelope)
     record(envelope)
+
+
+@handler("transacted", retry=QUICK, transactional=True)
+def transact(envelope: Envelope) -> None:
+    """Write the row first, so that a death afterwards shows what became of it."""
+    record(envelope)
+    die_as_named(envelope)
+
+
+@handler("exact", retry=PATIENT, transactional=True)
+def record_version(envelope: Envelope) -> None:
+    record_payload(envelope)
 
 
 @handler("awaited", retry=QUICK)
