@@ -75,8 +75,12 @@ class Program:
         wait_until(lambda: not self.tree())
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        # By position: the offset is shared with the program, which goes on writing there.
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def has_said(self, text: str) -> bool:
+        return text in self.log()
 
     def close(self) -> None:
         self.kill()
