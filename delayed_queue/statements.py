@@ -309,7 +309,8 @@ def plan_each_time(using: str) -> bool:
         return False
     connection.ensure_connection()
     raw = connection.connection
-    if raw in _told:
+    # A pooler's session is others' too, and what is set in it stays.
+    if raw in _told or _is_pooled(connection):
         return True
     if not connection.get_autocommit():
         return False
@@ -328,4 +329,8 @@ def _prepares(connection: BaseDatabaseWrapper) -> bool:
     chosen = get_settings().PREPARE
     if chosen is not None:
         return chosen
-    return not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS", False)
+    return not _is_pooled(connection)
+
+
+def _is_pooled(connection: BaseDatabaseWrapper) -> bool:
+    return bool(connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS", False))

@@ -37,6 +37,8 @@ def environment() -> dict[str, str]:
         "DATABASE_URL": database_url(),
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "PYTHONUNBUFFERED": "1",
+        # As in production: with DEBUG statements take another way, and workers reload.
+        "DEBUG": "0",
     }
 
 

@@ -22,6 +22,8 @@ from delayed_queue.workers.board import COUNTERS, Board
 # start again for one that lived for a while.
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
+# Where a message in hand may be to blame, and will soon be a dead letter, the others wait less.
+LONGEST_PAUSE_WITH_WORK: Final = 2.0
 LONG_LIFE: Final = 60.0
 
 
@@ -96,13 +98,14 @@ class Child:
         counters = self.board.counters()
         for name in COUNTERS:
             self._past[name] += counters[name]
+        longest = LONGEST_PAUSE_WITH_WORK if self.board.in_hand() else LONGEST_PAUSE
         self.early_deaths = 0 if self.board.turned_at else self.early_deaths + 1
         self.board.count([0] * len(COUNTERS))
         self.board.wipe()
         if not crashed or time.monotonic() - self.started_at > LONG_LIFE:
             self._pause = FIRST_PAUSE
-        self.start_at = time.monotonic() + (self._pause if crashed else 0)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE) if crashed else FIRST_PAUSE
+        self.start_at = time.monotonic() + (min(self._pause, longest) if crashed else 0)
+        self._pause = min(2 * self._pause, longest) if crashed else FIRST_PAUSE
 
     def counters(self) -> dict[str, int]:
         """Return what all processes in this place have done."""

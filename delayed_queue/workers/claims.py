@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
+from delayed_queue.handlers import Snooze
 from delayed_queue.messages import Envelope
 from delayed_queue.workers.lanes import Lane
 
@@ -20,7 +22,7 @@ class Claim:
 
     __slots__ = (
         "acknowledged", "call", "done", "envelopes", "failures", "is_suspect", "judged", "lane",
-        "lease_id", "leased_at", "put_off_until", "shares_lease", "timeout",
+        "lease_id", "lease_seconds", "leased_at", "put_off_until", "shares_lease", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -44,10 +46,22 @@ class Claim:
         self.put_off_until = 0.0
         self.call: Callable[[Envelope], Any] = lane.call
         self.timeout = lane.timeout
+        self.lease_seconds = lane.queue.lease_duration.total_seconds()
         self.done: list[int] = []
         self.failures: list[tuple[Envelope, BaseException]] = []
         self.acknowledged = 0
         self.judged = 0
+
+    def is_overdue(self, envelope: Envelope, now: float) -> bool:
+        """Return whether a message may be another's by now: the process was stopped for long.
+
+        Then it is not to be begun.
+        """
+        return envelope.lease_lost or now > self.leased_at + self.lease_seconds
+
+    def leave(self, envelope: Envelope) -> None:
+        """Have a message released unhandled, if the lease should still hold after all."""
+        self.failures.append((envelope, Snooze(timedelta(0))))
 
     @property
     def unhandled(self) -> int:

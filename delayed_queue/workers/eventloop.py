@@ -90,6 +90,9 @@ class EventLoop(Pool):
                 claim, envelope = self._inbox.popleft()
             except IndexError:
                 return
+            if claim.is_overdue(envelope, time.monotonic()):
+                claim.leave(envelope)
+                continue
             task = self._loop.create_task(self._handle(claim, envelope, self._free_seats.pop()))
             # The loop itself holds tasks only weakly.
             self._tasks.add(task)

@@ -101,7 +101,9 @@ class Executor(Pool):
         try:
             while True:
                 claim, envelope = self._inbox.popleft()
-                if envelope is not None:
+                if envelope is None:
+                    claim.cancel()  # type: ignore[attr-defined] # a job
+                else:
                     taken.append((claim, envelope))
         except IndexError:
             return taken
@@ -175,6 +177,8 @@ class Executor(Pool):
                 break
             if envelope is None:
                 claim.run(seat.number)  # type: ignore[attr-defined] # a job
+            elif claim.is_overdue(envelope, began_at):
+                claim.leave(envelope)
             elif claim.timeout is None:
                 self._handle(seat, claim, envelope)
             elif not self._handle_in_time(seat, claim, envelope, began_at):

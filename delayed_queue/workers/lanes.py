@@ -102,7 +102,9 @@ class Lane:
             self._full_look_at = now + min(FULL_LOOK_SHARE * spent, self.longest_sleep)
             self._was_fully_looked = True
         if latest is not None:
-            self._floor = max(self._floor, latest - MARGIN_MS)
+            # A full look that met old messages has more of them to expect.
+            floor = NO_FLOOR if look.is_full else self._floor
+            self._floor = max(floor, latest - MARGIN_MS)
         if found == look.limit:
             self._was_short = self._was_fully_looked = False
         elif not look.looks_ahead:

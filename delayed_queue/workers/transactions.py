@@ -87,6 +87,10 @@ class Job:
             self._ended.append(self)
             self._bell.ring()
 
+    def cancel(self) -> None:
+        """End it before a thread has begun it."""
+        self._ended.append(self)
+
     def _work(self) -> None:
         """Take batches while they are full, for a short while: the worker has others to serve."""
         queue = self.lane.queue

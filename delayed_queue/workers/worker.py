@@ -158,6 +158,7 @@ class Worker:
         logger.error("event=database_unavailable error=%s", error)
         self._board.turn()
         connections[self.options.using].close()
+        self._wake_lanes()  # what was announced meanwhile, nobody heard
         # Jitter: the workers of a fleet lost their connections together.
         select.select([self._stop], [], [], random.uniform(0.1, 1.0))  # noqa: S311
 

@@ -115,6 +115,8 @@ class Command(BaseCommand):
             self._greet(options, worker)
             worker.run()
         self._say(options, f"Worker {worker} stopped: {worker.tally}.")
+        if worker.is_used_up:
+            sys.exit(EXIT_RECYCLE)
 
     def _run_child(self, chosen: WorkerOptions, link: Link) -> None:
         worker = Worker(chosen, board=link.board(), process=link.index)
