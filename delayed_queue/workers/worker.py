@@ -344,6 +344,7 @@ class Worker:
         with Listener([], self.options.using) as listener:
             while True:
                 self._board.turn()
+                self._give_up_late_ones()
                 self._note_jobs()
                 self._exchange(None)
                 left = deadline - time.monotonic()
