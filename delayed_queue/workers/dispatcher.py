@@ -116,8 +116,10 @@ class Dispatcher:
         return found
 
     def has_room(self, lane: Lane) -> bool:
+        if self.room_left == 0:
+            return False
         if lane.handler.transactional:
-            return lane.jobs < lane.jobs_wanted
+            return self._wants_job(lane)
         pool = self.pool_of(lane)
         return pool.room(lane.limit, self._unhandled().get(pool, 0)) > 0
 
@@ -175,7 +177,7 @@ class Dispatcher:
     # Transactional lanes
 
     def _start_jobs(self, lane: Lane) -> None:
-        while lane.jobs < min(lane.jobs_wanted, self._options.concurrency) and self.room_left:
+        while self._wants_job(lane) and self.room_left:
             worth = max(int(AHEAD_SECONDS / lane.seconds_each), 1)
             look = lane.begin_look(min(lane.limit, worth, self.room_left))
             job = Job(
@@ -186,6 +188,11 @@ class Dispatcher:
             self._claimed += look.limit
             self._jobs.add(job)
             self.executor.submit_job(job)
+
+    def _wants_job(self, lane: Lane) -> bool:
+        # No more than there are threads: one that waited would keep later ones of a lane of
+        # higher priority waiting behind it.
+        return lane.jobs < lane.jobs_wanted and len(self._jobs) < self._options.concurrency
 
     def end_job(self, job: Job) -> None:
         """Note what a transaction found, and whether its lane is worth another thread."""
