@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, transaction
 
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Reject
@@ -191,9 +191,15 @@ class Job:
                     return
                 taken.append(envelope)
                 self._call_one(envelope, failure)
-        except Exception as error:
+        # The connection; anything else was counted: the handler's error, or one of what it
+        # wrote that only a deferred constraint found.
+        except (OperationalError, InterfaceError) as error:
             if error not in failure:
                 raise
+        except Exception as error:
+            if not taken:
+                raise
+            failure = failure or [error]
         if failure:
             self.failures.append((taken[0], failure[0]))
         else:
