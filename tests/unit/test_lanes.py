@@ -1,0 +1,140 @@
+"""When a lane looks and from where, on a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from delayed_queue.messages import Envelope
+from delayed_queue.workers import WorkerOptions
+from delayed_queue.workers.lanes import FULL_LOOK_SHARE, MARGIN_MS, Lane, Look, lanes_of
+from tests.running import handler_of, registry_with
+
+POLL = 3.0
+LIMIT = 10
+DUE = 1_800_000_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def lane(clock: Clock) -> Lane:
+    def handle(envelope: Envelope) -> None: ...
+
+    (lane,) = lanes_of(WorkerOptions(), registry_with(handler_of("looked at", handle)))
+    assert lane.longest_sleep == POLL
+    return lane
+
+
+def look(
+    lane: Lane,
+    clock: Clock,
+    found: int = 0,
+    *,
+    latest: int | None = None,
+    wait_ms: int | None = None,
+    seconds: float = 0.001,
+) -> Look:
+    begun = lane.begin_look(LIMIT)
+    clock.now += seconds
+    lane.end_look(begun, found, latest, wait_ms)
+    return begun
+
+
+def test_two_looks_come_before_a_sleep_and_the_second_asks_ahead(lane: Lane, clock: Clock):
+    assert not look(lane, clock).looks_ahead
+    assert lane.look_at <= clock.now
+    second = look(lane, clock)
+    assert second.looks_ahead
+    assert lane.look_at == second.began_at + POLL
+
+
+def test_it_sleeps_until_the_next_message_is_due(lane: Lane, clock: Clock):
+    look(lane, clock)
+    second = look(lane, clock, wait_ms=400)
+    assert lane.look_at == second.began_at + 0.4
+
+
+def test_a_full_claim_is_followed_by_another_that_asks_nothing(lane: Lane, clock: Clock):
+    look(lane, clock, 3)
+    assert look(lane, clock, LIMIT).looks_ahead
+    assert lane.look_at <= clock.now
+    assert not look(lane, clock).looks_ahead
+
+
+def test_woken_it_looks_at_once_and_twice(lane: Lane, clock: Clock):
+    look(lane, clock)
+    look(lane, clock)
+    lane.wake()
+    assert lane.look_at <= clock.now
+    assert not look(lane, clock).looks_ahead
+    assert lane.look_at <= clock.now
+
+
+def test_what_was_announced_during_the_second_look_is_not_slept_over(lane: Lane, clock: Clock):
+    look(lane, clock)
+    second = lane.begin_look(LIMIT)
+    lane.wake()
+    lane.end_look(second, 0, None, None)
+    assert lane.look_at <= clock.now
+
+
+def test_after_a_full_look_others_begin_below_the_latest_due_time(lane: Lane, clock: Clock):
+    assert look(lane, clock, LIMIT, latest=DUE).is_full
+    assert look(lane, clock, LIMIT, latest=DUE - 5000).floor == DUE - MARGIN_MS
+    # The mark only rises.
+    assert look(lane, clock, LIMIT, latest=DUE + 70).floor == DUE - MARGIN_MS
+    assert look(lane, clock, LIMIT).floor == DUE + 70 - MARGIN_MS
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pause"),
+    [(0.01, 0.01 * FULL_LOOK_SHARE), (2.0, POLL)],
+    ids=["a share of the time", "once per poll interval"],
+)
+def test_a_busy_lane_looks_from_the_start_now_and_then(
+    lane: Lane, clock: Clock, seconds: float, pause: float
+):
+    look(lane, clock, LIMIT, latest=DUE, seconds=seconds)
+    clock.now += 0.9 * pause
+    assert not look(lane, clock, LIMIT, latest=DUE, seconds=0).is_full
+    clock.now += 0.2 * pause
+    assert look(lane, clock, LIMIT, latest=DUE).is_full
+
+
+def test_before_a_long_sleep_it_looks_from_the_start(lane: Lane, clock: Clock):
+    """The messages before the mark are taken by the time it sleeps, if they were there."""
+    look(lane, clock, LIMIT, latest=DUE, seconds=0.01)
+    assert not look(lane, clock, 0, seconds=0).is_full
+    assert not look(lane, clock, 0, seconds=0).is_full
+    short = lane.look_at - clock.now
+    assert 0 < short <= 0.01 * FULL_LOOK_SHARE
+    clock.now = lane.look_at
+    assert look(lane, clock, 0).is_full
+    look(lane, clock, 0)
+    assert lane.look_at > clock.now + POLL / 2
+
+
+def test_an_idle_lane_has_no_cycle_of_short_naps(lane: Lane, clock: Clock):
+    look(lane, clock, LIMIT, latest=DUE, seconds=0.05)
+    looks, started_at = 0, clock.now
+    while clock.now < started_at + 20 * POLL:
+        clock.now = max(clock.now, lane.look_at)
+        look(lane, clock, seconds=0.05)
+        looks += 1
+    # Two for each sleep, and a few at the start.
+    assert looks <= 2 * 20 + 6
