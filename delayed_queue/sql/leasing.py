@@ -175,8 +175,8 @@ RETURNING id
 )
 
 # Count the delivery that a dead process was in the middle of, in a transaction that its death
-# rolled back, and leave the message as an expired lease would. One that somebody has leased by
-# now is left alone, but not one that was expired before.
+# rolled back, and leave the message as an expired lease would. It was due, so one that is not
+# is left alone: somebody has leased it by now, or updated it to another time.
 # Reads: the primary key.
 COUNT_CRASH: Final[LiteralString] = (
     CLOCK
@@ -187,7 +187,7 @@ SET attempts = attempts + 1,
     "dueAt" = "scheduledAt",
     "scheduledAt" = (SELECT now FROM clock)
 WHERE id = ANY (%(ids)b::bigint[])
-    AND ("lockUuid" IS NULL OR "scheduledAt" <= (SELECT now FROM clock))
+    AND "scheduledAt" <= (SELECT now FROM clock)
 RETURNING id
 """
 )
