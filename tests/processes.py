@@ -39,6 +39,7 @@ def environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # As in production: with DEBUG statements take another way, and workers reload.
         "DEBUG": "0",
+        "SECRET_KEY": "for tests only",
     }
 
 

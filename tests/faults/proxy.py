@@ -25,7 +25,8 @@ class Proxy:
     """Forward connections to the server until told otherwise; needs unencrypted ones.
 
     ``accepted`` counts connections, ``answers`` holds the tag of every completed command (as in
-    ``DELETE 1``) and ``errors`` the SQLSTATE of every error that the server has sent.
+    ``DELETE 1``), ``errors`` the SQLSTATE of every error that the server has sent, and ``rounds``
+    counts how often it was ready for more.
     """
 
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
@@ -42,6 +43,7 @@ class Proxy:
         self.accepted = 0
         self.answers: list[str] = []
         self.errors: list[str] = []
+        self.rounds = 0
         self.swallowed_tag: str | None = None
         self.aim: Aim | None = None
         self._listen()
@@ -219,6 +221,7 @@ class _Pair:
             self._forward(kind, frame)
 
     def _forward(self, kind: bytes, frame: bytes) -> None:
+        self._proxy.rounds += kind == _READY
         if kind == _COMMAND_COMPLETE:
             self._note(frame[5:-1].decode())
         elif kind == _ERROR:

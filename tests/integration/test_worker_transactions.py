@@ -192,9 +192,11 @@ def test_several_transactions_of_a_lane_run_at_once() -> None:
         if envelope.payload == "meet":
             together.wait()
 
-    # A lane is given one thread more for each batch that found something.
+    # A lane is given one thread more for each job that found something; with max_messages a
+    # job is one batch.
     offer(10, k3="meet", k4="meet")
-    assert drain(handler("moved", meet, batch_size=1), concurrency=3) == Tally(done=10)
+    tally = drain(handler("moved", meet, batch_size=1), concurrency=3, max_messages=10)
+    assert tally == Tally(done=10)
 
 
 def test_w5_suspects_are_handled_one_at_a_time() -> None:

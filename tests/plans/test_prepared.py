@@ -10,6 +10,14 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.managers import (
+    acknowledging_leases,
+    acknowledging_members,
+    claiming,
+    returning_leases,
+    run,
+)
+from delayed_queue.statements import keep_plans
 
 # More often than PostgreSQL plans before it may keep a plan.
 OFTEN = 10
@@ -81,3 +89,46 @@ def test_what_began_on_an_empty_table_does_not_read_a_full_one_to_its_end(
         assert batch.acknowledge() == 99
         assert queue.drop_message(f"k{MANY - 1}")
         assert whole_reads(raw) == before
+
+
+def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(
+    raw: psycopg.Connection[Any],
+):
+    """Made on an empty table, not one of them reads the full one to its end."""
+    connection.close()
+    keep_plans()
+    try:
+        for _ in range(OFTEN):
+            turn("nothing", [])
+        worker = connection.connection
+        DelayedQueue("orders").offer_batch(
+            [ScheduledMessage(f"k{number}", 1) for number in range(MANY)]
+        )
+        before = whole_reads(worker)
+        with transaction.atomic():
+            ids = turn("first", [])
+            assert len(ids) == 100
+            assert turn("second", ids) != ids
+            assert whole_reads(worker) == before
+        for word in ("UPDATE delayed_queue", "DELETE FROM delayed_queue"):
+            assert executions(worker, word)
+            assert all(new == 0 for _, new in executions(worker, word))
+        assert connection.connection is worker
+    finally:
+        keep_plans(keep=False)
+        connection.close()
+
+
+def turn(lease_id: str, ids: list[int]) -> list[int]:
+    """Write and claim as a worker does; return the ids claimed."""
+    answers = run(
+        "default",
+        [
+            acknowledging_leases(["gone"]),
+            acknowledging_members(["first"], ids[:50]),
+            returning_leases(["unanswered"]),
+            claiming("orders|json", 100, lease_id, lease_id, 60_000),
+        ],
+    )
+    assert len(answers[1]) == len(ids[:50])
+    return [row[0] for row in answers[-1]]
