@@ -110,6 +110,7 @@ class Listener:
         self._channels = [channel_of(kind) for kind in kinds]
         self._connection: DatabaseWrapper = connections[using]  # type: ignore[assignment]
         self._raw: Any = None
+        self._has_heard = False
 
     def __enter__(self) -> Listener:
         self._listen()
@@ -118,6 +119,7 @@ class Listener:
     def __exit__(self, *exc_info: object) -> None:
         raw, self._raw = self._raw, None
         if raw is not None and raw is self._connection.connection:
+            raw.remove_notify_handler(self._hear)
             # A connection that broke listens no more, and its next user will hear of it.
             with suppress(psycopg.Error):
                 _each(raw, "UNLISTEN {}", self._channels)
@@ -134,15 +136,12 @@ class Listener:
         return self._ask(lambda: self._listen() or self._wait(seconds, rung))
 
     def heard(self) -> bool:
-        """Return whether a notification came along with the answers since the last sleep.
+        """Return whether a notification came along with the answers since the last question."""
+        has_heard, self._has_heard = self._has_heard, False
+        return has_heard
 
-        To be asked now and then by who does not sleep: psycopg keeps what nobody reads.
-        """
-        raw = self._raw
-        # One that was replaced hears nothing more; the next sleep listens anew.
-        if raw is None or raw is not self._connection.connection:
-            return False
-        return self._ask(lambda: _drain(raw))
+    def _hear(self, notification: object) -> None:
+        self._has_heard = True
 
     def _ask(self, question: Callable[[], bool]) -> bool:
         try:
@@ -168,22 +167,30 @@ class Listener:
         with self._connection.wrap_database_errors:
             _each(self._connection.connection, "LISTEN {}", self._channels)
         self._raw = self._connection.connection
+        self._raw.add_notify_handler(self._hear)
         return True
 
     def _wait(self, seconds: float, rung: list[int]) -> bool:
-        # Notifications that came along with an earlier answer are already in memory, where
-        # select() cannot see them.
-        if _drain(self._raw):
+        # What came along with an earlier answer is no longer where select() could see it.
+        if self.heard():
             return True
-        select.select([self._raw.fileno(), *rung], [], [], max(seconds, 0))
-        return _drain(self._raw)
+        socket_number = self._raw.fileno()
+        readable, _, _ = select.select([socket_number, *rung], [], [], max(seconds, 0))
+        if socket_number in readable:
+            self._receive()
+        return self.heard()
+
+    def _receive(self) -> None:
+        """Read what has arrived, all of it: one left behind would be a second, idle wake-up.
+
+        By libpq itself: psycopg's generator costs as much as a small statement.
+        """
+        pgconn = self._raw.pgconn
+        pgconn.consume_input()
+        while pgconn.notifies() is not None:
+            self._has_heard = True
 
 
 def _each(raw: Any, statement: LiteralString, channels: list[str]) -> None:
     for channel in channels:
         psycopg.Cursor(raw).execute(composed.SQL(statement).format(composed.Identifier(channel)))
-
-
-def _drain(raw: Any) -> bool:
-    # All of them: one left behind would be a second, idle wake-up.
-    return len(list(raw.notifies(timeout=0))) > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -17,7 +17,12 @@ class Tally:
 
     @property
     def total(self) -> int:
-        return sum(astuple(self))
+        return sum(self.counts)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers in their order; ``astuple`` would copy them deeply, at each turn."""
+        return self.done, self.failed, self.snoozed, self.dead, self.lost
 
     def __str__(self) -> str:
         return (

@@ -7,7 +7,6 @@ import random
 import select
 import time
 from collections import defaultdict
-from dataclasses import astuple
 from datetime import timedelta
 from typing import Final
 
@@ -245,7 +244,7 @@ class Worker:
         held = [*asked, *self._unanswered, *(claim.lease_id for claim in self._keeper.claims())]
         # Once each: suspects of one lease are a claim each, and the board's room is limited.
         self._board.hold(list(dict.fromkeys(held)))
-        self._board.count((*astuple(self.tally), self.in_flight))
+        self._board.count((*self.tally.counts, self.in_flight))
 
     def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
         for settlement, rows in zip(settlements, answers, strict=False):
