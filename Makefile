@@ -10,10 +10,10 @@ SECONDS ?= 300
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers chaos stop clean
+.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers bench-growth chaos stop clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 $(VENV)/installed: setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -66,6 +66,10 @@ $(VENV)/bench: $(VENV)/installed
 
 bench-peers: $(VENV)/bench ## the worker against its peers, each in an environment of its own
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-growth: $(VENV)/bench ## millions of messages, an old snapshot, an idle queue, PgBouncer
+	@for each in growth held_snapshot idle pgbouncer; do \
+		$(BIN)/python -m benchmarks.$$each $(ARGS) || exit 1; done
 
 chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

@@ -200,7 +200,7 @@ class Dispatcher:
         self._jobs.discard(job)
         lane.jobs -= 1
         self._claimed += job.total - look.limit
-        lane.end_look(look, job.found, job.latest, job.wait_ms)
+        lane.end_look(look, job.found, job.latest, job.wait_ms, job.look_seconds)
         lane.jobs_wanted = min(lane.jobs + 2, lane.jobs_wanted + 1) if job.total else 1
         if job.total:
             weight = min(job.total / 16, 1)

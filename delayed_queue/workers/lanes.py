@@ -18,12 +18,18 @@ from delayed_queue.workers.options import WorkerOptions
 
 CRASHED: Final = "crashed: attempts used up without an answer"
 
-# How much of its time a worker may spend on looks from the start of the queue, as one in so
-# many. The other looks begin at the low-water mark.
-FULL_LOOK_SHARE: Final = 20
 # How far below the latest due time the low-water mark stays, in milliseconds: offers commit in
 # another order than that of their due times, usually by less than this.
 MARGIN_MS: Final = 1_000
+# How far below the mark a look back begins: more than most transactions take.
+BACK_MS: Final = 15_000
+# How much of its time a worker may spend on looks back, and as much again on looks from the
+# start of the queue, as one in so many. Little enough to leave the 99th percentile alone.
+DEEP_LOOK_SHARE: Final = 200
+# At most so many poll intervals pass without a look from the start; without one back, one does.
+FULL_LOOK_INTERVALS: Final = 10
+# What a look that took long is believed to cost the first time.
+DOUBT_SECONDS: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,7 @@ class Look:
     floor: int
     looks_ahead: bool
     began_at: float
+    looks_back: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -49,8 +56,9 @@ class Lane:
     or falls due between the two is in the answer of one of them.
 
     Looks begin at a low-water mark, below which all was taken; now and then, and before every
-    long sleep, one begins at the start of the queue, for messages that are due earlier than
-    what was taken since: offered into the past, or by a transaction that committed late.
+    long sleep, one begins well below it, for messages that are due earlier than what was taken
+    since: offered by a transaction that committed late. More rarely one begins at the start of
+    the queue, for those offered into the past.
     """
 
     handler: Handler
@@ -67,8 +75,11 @@ class Lane:
     seconds_each: float = 0.05
     _was_short: bool = False
     _floor: int = NO_FLOOR
+    _back_look_at: float = 0.0
     _full_look_at: float = 0.0
-    _was_fully_looked: bool = False
+    _full_seconds: float = 0.0
+    _has_looked_back: bool = False
+    _has_looked_fully: bool = False
 
     @property
     def timeout(self) -> float | None:
@@ -81,8 +92,12 @@ class Lane:
 
     def begin_look(self, limit: int) -> Look:
         now = time.monotonic()
-        floor = NO_FLOOR if now >= self._full_look_at else self._floor
-        return Look(limit, floor, self._was_short, now)
+        floor, looks_back = self._floor, now >= self._back_look_at
+        if now >= self._full_look_at:
+            floor = NO_FLOOR
+        elif looks_back:
+            floor = max(floor - BACK_MS, NO_FLOOR)
+        return Look(limit, floor, self._was_short, now, looks_back or floor == NO_FLOOR)
 
     def claim_steps(self, look: Look, lease_id: str, retaken_id: str) -> list[Step]:
         """Return the statements of a look that leases what it finds."""
@@ -94,33 +109,58 @@ class Lane:
             return [claim]
         return [looking_ahead(self.queue.kind, self.queue.poll_interval // MILLISECOND), claim]
 
-    def end_look(self, look: Look, found: int, latest: int | None, wait_ms: int | None) -> None:
-        """Note what a look found: how many, the latest due time, and the wait for the next."""
-        now = time.monotonic()
-        if look.is_full:
-            spent = now - look.began_at
-            self._full_look_at = now + min(FULL_LOOK_SHARE * spent, self.longest_sleep)
-            self._was_fully_looked = True
+    def end_look(
+        self,
+        look: Look,
+        found: int,
+        latest: int | None,
+        wait_ms: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Note what a look found: how many, the latest due time, and the wait for the next.
+
+        And how long it took, if it did not end just now.
+        """
+        if look.looks_back:
+            now = time.monotonic()
+            self._note_depth(look, now - look.began_at if seconds is None else seconds)
         if latest is not None:
-            # A full look that met old messages has more of them to expect.
-            floor = NO_FLOOR if look.is_full else self._floor
+            # A deep look that met old messages has more of them to expect.
+            floor = NO_FLOOR if look.looks_back else self._floor
             self._floor = max(floor, latest - MARGIN_MS)
         if found == look.limit:
-            self._was_short = self._was_fully_looked = False
+            self._was_short = self._has_looked_back = self._has_looked_fully = False
         elif not look.looks_ahead:
             self._was_short = True
         elif self._was_short:  # nobody has called in between
             self._was_short = False
             self.look_at = self._next_look(look, wait_ms)
 
+    def _note_depth(self, look: Look, spent: float) -> None:
+        # One slow answer is not yet a slow look: the belief in it at most doubles.
+        if look.is_full:
+            self._full_seconds = min(spent, 2 * self._full_seconds + DOUBT_SECONDS)
+        # From the beginning: the look after a sleep of one poll interval must be one back.
+        pause = (1 + DEEP_LOOK_SHARE) * min(spent, self._full_seconds)
+        self._back_look_at = look.began_at + min(pause, self.longest_sleep)
+        self._has_looked_back = True
+        if look.is_full:
+            longest = FULL_LOOK_INTERVALS * self.longest_sleep
+            self._full_look_at = look.began_at + min(pause, longest)
+            self._has_looked_fully = True
+
     def _next_look(self, look: Look, wait_ms: int | None) -> float:
-        next_look = look.began_at + (self.longest_sleep if wait_ms is None else wait_ms / 1000)
-        return next_look if self._was_fully_looked else min(next_look, self._full_look_at)
+        looks = [look.began_at + (self.longest_sleep if wait_ms is None else wait_ms / 1000)]
+        if not self._has_looked_back:
+            looks.append(self._back_look_at)
+        if not self._has_looked_fully:
+            looks.append(self._full_look_at)
+        return min(looks)
 
     def wake(self) -> None:
         """Something may have been offered: look at once."""
         self.look_at = 0.0
-        self._was_short = self._was_fully_looked = False
+        self._was_short = self._has_looked_back = self._has_looked_fully = False
 
 
 def lanes_of(options: WorkerOptions, registry: Registry) -> list[Lane]:

@@ -65,6 +65,8 @@ class Job:
         self.failures: list[tuple[Envelope, BaseException]] = []
         self.error: Exception | None = None
         self.seconds = 0.0
+        # What the first of its statements took that look for messages.
+        self.look_seconds: float | None = None
         self._ended = ended
         self._bell = bell
         self._board = board
@@ -118,13 +120,15 @@ class Job:
         self.total += self.found
 
     def _take_batch(self) -> None:
-        queue, look = self.lane.queue, self.look
+        queue, look, began_at = self.lane.queue, self.look, time.monotonic()
         try:
             with transaction.atomic(using=queue.using, durable=True):
                 rows = Message.objects.take(
                     queue.kind, look.limit, floor=self._floor, using=queue.using
                 )
                 self.found = len(rows)
+                if self.look_seconds is None:
+                    self.look_seconds = time.monotonic() - began_at
                 if rows:
                     self.latest = rows[-1][4]
                     self._handle_all(rows)

@@ -74,6 +74,15 @@ class Stream:
             yield kind, frame
 
 
+def statement_in(kind: bytes, frame: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of the statement that a client's frame brings, if any."""
+    if kind == _QUERY:
+        yield "", frame[5:-1].decode()
+    elif kind == _PARSE:
+        name, text, _ = frame[5:].split(b"\0", 2)
+        yield name.decode(), text.decode()
+
+
 class Sight:
     """What one connection executes, and what of it is held.
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from django.db import connections
 
-from tests.faults.aiming import Aim, Sight, Stage, Stream
+from tests.faults.aiming import Aim, Sight, Stage, Stream, statement_in
 
 _COMMAND_COMPLETE: Final = b"C"
 _ERROR: Final = b"E"
@@ -27,6 +27,8 @@ class Proxy:
     ``accepted`` counts connections, ``answers`` holds the tag of every completed command (as in
     ``DELETE 1``), ``errors`` the SQLSTATE of every error that the server has sent, and ``rounds``
     counts how often it was ready for more.
+    ``statements`` holds what clients have sent: the text of each statement, and the name that it
+    was prepared under, empty for one that the session does not keep.
     """
 
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
@@ -44,6 +46,7 @@ class Proxy:
         self.answers: list[str] = []
         self.errors: list[str] = []
         self.rounds = 0
+        self.statements: list[tuple[str, str]] = []
         self.swallowed_tag: str | None = None
         self.aim: Aim | None = None
         self._listen()
@@ -212,6 +215,7 @@ class _Pair:
 
     def _upward(self) -> None:
         for kind, frame in self._requests.feed(self._received(self._client)):
+            self._proxy.statements.extend(statement_in(kind, frame))
             if self._proxy.aim is not None and self._sight.takes(self._proxy.aim, kind, frame):
                 self._proxy.aim = None
             self._send(self._server, self._sight.request(kind, frame))

@@ -8,7 +8,15 @@ import pytest
 
 from delayed_queue.messages import Envelope
 from delayed_queue.workers import WorkerOptions
-from delayed_queue.workers.lanes import FULL_LOOK_SHARE, MARGIN_MS, Lane, Look, lanes_of
+from delayed_queue.workers.lanes import (
+    BACK_MS,
+    DEEP_LOOK_SHARE,
+    FULL_LOOK_INTERVALS,
+    MARGIN_MS,
+    Lane,
+    Look,
+    lanes_of,
+)
 from tests.running import handler_of, registry_with
 
 POLL = 3.0
@@ -101,28 +109,51 @@ def test_after_a_full_look_others_begin_below_the_latest_due_time(lane: Lane, cl
     assert look(lane, clock, LIMIT).floor == DUE + 70 - MARGIN_MS
 
 
-@pytest.mark.parametrize(
-    ("seconds", "pause"),
-    [(0.01, 0.01 * FULL_LOOK_SHARE), (2.0, POLL)],
-    ids=["a share of the time", "once per poll interval"],
-)
-def test_a_busy_lane_looks_from_the_start_now_and_then(
-    lane: Lane, clock: Clock, seconds: float, pause: float
-):
-    look(lane, clock, LIMIT, latest=DUE, seconds=seconds)
+def test_a_busy_lane_looks_from_the_start_now_and_then(lane: Lane, clock: Clock):
+    pause = 0.004 * DEEP_LOOK_SHARE
+    look(lane, clock, LIMIT, latest=DUE, seconds=0.004)
     clock.now += 0.9 * pause
     assert not look(lane, clock, LIMIT, latest=DUE, seconds=0).is_full
     clock.now += 0.2 * pause
     assert look(lane, clock, LIMIT, latest=DUE).is_full
 
 
+def test_slow_looks_from_the_start_are_rare_and_looks_back_are_not(lane: Lane, clock: Clock):
+    for _ in range(12):
+        clock.now += FULL_LOOK_INTERVALS * POLL
+        full = look(lane, clock, LIMIT, latest=DUE, seconds=2.0)
+        assert full.is_full
+    clock.now = full.began_at + 0.99 * POLL
+    assert look(lane, clock, LIMIT, latest=DUE, seconds=0).floor == DUE - MARGIN_MS
+    clock.now = full.began_at + POLL
+    back = look(lane, clock, LIMIT, latest=DUE, seconds=0)
+    assert (back.floor, back.is_full) == (DUE - MARGIN_MS - BACK_MS, False)
+    clock.now = full.began_at + 0.99 * FULL_LOOK_INTERVALS * POLL
+    assert not look(lane, clock, LIMIT, latest=DUE, seconds=0).is_full
+    clock.now = full.began_at + FULL_LOOK_INTERVALS * POLL
+    assert look(lane, clock, LIMIT, latest=DUE).is_full
+
+
+def test_one_slow_answer_is_not_yet_a_slow_look(lane: Lane, clock: Clock):
+    look(lane, clock, LIMIT, latest=DUE, seconds=2.0)
+    assert look(lane, clock, LIMIT, latest=DUE).is_full
+
+
+def test_a_look_back_that_met_old_messages_expects_more(lane: Lane, clock: Clock):
+    look(lane, clock, LIMIT, latest=DUE)
+    lane._full_look_at = clock.now + 10 * POLL
+    clock.now += POLL
+    assert look(lane, clock, LIMIT, latest=DUE - 5_000).looks_back
+    assert look(lane, clock, LIMIT).floor == DUE - 5_000 - MARGIN_MS
+
+
 def test_before_a_long_sleep_it_looks_from_the_start(lane: Lane, clock: Clock):
     """The messages before the mark are taken by the time it sleeps, if they were there."""
-    look(lane, clock, LIMIT, latest=DUE, seconds=0.01)
+    look(lane, clock, LIMIT, latest=DUE, seconds=0.004)
     assert not look(lane, clock, 0, seconds=0).is_full
     assert not look(lane, clock, 0, seconds=0).is_full
     short = lane.look_at - clock.now
-    assert 0 < short <= 0.01 * FULL_LOOK_SHARE
+    assert 0 < short <= 0.004 * (1 + DEEP_LOOK_SHARE)
     clock.now = lane.look_at
     assert look(lane, clock, 0).is_full
     look(lane, clock, 0)

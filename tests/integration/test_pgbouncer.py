@@ -1,0 +1,155 @@
+"""Workers behind a pooler in transaction mode: nothing is left in a session, nothing is lost."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+from django.db import connections
+from psycopg.conninfo import conninfo_to_dict
+from pytest_django import Settings
+
+from delayed_queue import CronEntry, DelayedQueue, Envelope, Reject, RetryPolicy, ScheduledMessage
+from delayed_queue.models import Message
+from tests.faults.proxies import proxied
+from tests.faults.proxy import Proxy
+from tests.pooler import find_program, pooler
+from tests.processes import database_url, wait_until
+from tests.running import handler_of, running, worker_with
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# As docs/guides/deploying.md has them.
+POOLED: Final = {"NOTIFY": False}
+BURST: Final = 2_000
+# What would outlive its transaction in a session that somebody else gets next.
+KEPT: Final = re.compile(
+    r"(?:^|;)\s*(LISTEN|UNLISTEN|SET(?!\s+(LOCAL|CONSTRAINTS)\b)|PREPARE|DEALLOCATE|DECLARE|DISCARD"
+    r"|CREATE\s+TEMP|LOAD)\b"
+    r"|pg_(try_)?advisory_(un)?lock(_shared)?\s*\("
+    r"|set_config\([^()]*\bfalse\s*\)",
+    re.IGNORECASE,
+)
+# Django's own on each new connection: one of the few that PgBouncer restores by itself.
+TIME_ZONE: Final = re.compile(r"set_config\('TimeZone'", re.IGNORECASE)
+
+
+@contextmanager
+def through(url: str) -> Iterator[None]:
+    """Lead all further connections of Django another way, as behind a pooler."""
+    found = connections["default"].settings_dict
+    kept, parts = dict(found), conninfo_to_dict(url)
+    connections["default"].close()
+    found |= {
+        "HOST": parts["host"],
+        "PORT": parts["port"],
+        "DISABLE_SERVER_SIDE_CURSORS": True,
+        "OPTIONS": {
+            **found.get("OPTIONS", {}), "sslmode": "disable", "gssencmode": "disable",
+        },
+    }  # fmt: skip
+    try:
+        yield
+    finally:
+        connections["default"].close()
+        found.clear()
+        found |= kept
+
+
+@pytest.fixture
+def recorded(settings: Settings) -> Iterator[Proxy]:
+    """A proxy that sees what the session is told."""
+    settings.DELAYED_QUEUE = POOLED
+    with proxied() as proxy, through(proxy.url):
+        yield proxy
+
+
+@pytest.fixture
+def pooled(settings: Settings) -> Iterator[None]:
+    """PgBouncer in transaction mode; where the program is missing, a way without a pool."""
+    settings.DELAYED_QUEUE = POOLED
+    with ExitStack() as stack:
+        if find_program():
+            url = stack.enter_context(pooler(database_url()))
+        else:
+            url = stack.enter_context(proxied()).url
+        stack.enter_context(through(url))
+        yield
+
+
+def test_w9_a_worker_leaves_nothing_in_a_session(recorded: Proxy, settings: Settings):
+    """Of all it does: claims, leases it renews, failures, transactions, heartbeats, schedules."""
+    settings.DELAYED_QUEUE = {**POOLED, "CRON": [CronEntry("kept", "report", "0 0 1 1 *")]}
+    renewed = threading.Event()
+
+    def fail(envelope: Envelope) -> None:
+        raise ValueError("asked to fail") if envelope.payload else Reject("asked to reject")
+
+    async def succeed(envelope: Envelope) -> None:
+        """Do nothing."""
+
+    def outlast(envelope: Envelope) -> None:
+        before = Message.objects.get(key="lasts").scheduled_at
+        wait_until(lambda: Message.objects.get(key="lasts").scheduled_at > before)
+        renewed.set()
+
+    policy = RetryPolicy.ladder("10ms")
+    worker = worker_with(
+        handler_of("kept", lambda envelope: None),
+        handler_of("failing", fail, retry=policy),
+        handler_of("awaited", succeed),
+        handler_of("exact", lambda envelope: None, transactional=True),
+        handler_of("lasting", outlast, lease=timedelta(milliseconds=600)),
+        cron=True,
+    )
+    for name in ("kept", "failing", "awaited", "exact"):
+        DelayedQueue(name).offer_batch(ScheduledMessage(f"k{n}", n) for n in range(3))
+    DelayedQueue("lasting").offer_or_update("lasts", 1)
+    with running(worker):
+        wait_until(lambda: worker.tally.done == 10 and worker.tally.dead == 3)
+    assert renewed.is_set()
+    assert _executed(recorded, "attempts = attempts + 1")
+    assert [each for each in recorded.statements if _is_kept(*each)] == []
+
+
+def test_w9_what_a_worker_keeps_in_a_session_by_default_is_seen(recorded: Proxy, settings: Any):
+    """The test above would see it: a direct connection is listened on, and prepares."""
+    connections["default"].settings_dict["DISABLE_SERVER_SIDE_CURSORS"] = False
+    settings.DELAYED_QUEUE = {}
+    DelayedQueue("kept").offer_or_update("k", 1)
+    worker = worker_with(handler_of("kept", lambda envelope: None))
+    with running(worker):
+        wait_until(lambda: worker.tally.done == 1)
+    kept = [each for each in recorded.statements if _is_kept(*each)]
+    assert any(text.startswith("LISTEN") for _, text in kept)
+    assert any(name and "attempts = attempts + 1" in text for name, text in kept)
+
+
+def test_w9_a_burst_through_a_pooler_is_handled_once_each(pooled: None):
+    handled: Counter[str] = Counter()
+    workers = [
+        worker_with(handler_of("burst", lambda each: handled.update([each.key])), worker_id=name)
+        for name in ("one", "two")
+    ]
+    queue = DelayedQueue("burst")
+    with running(workers[0]), running(workers[1]):
+        for first in range(0, BURST, 500):
+            queue.offer_batch(ScheduledMessage(f"k{first + n}", n) for n in range(500))
+        wait_until(lambda: sum(each.tally.done for each in workers) == BURST)
+    assert len(handled) == BURST
+    assert set(handled.values()) == {1}
+    assert not Message.objects.exists()
+
+
+def _is_kept(name: str, text: str) -> bool:
+    return bool(name) or (bool(KEPT.search(text)) and not TIME_ZONE.search(text))
+
+
+def _executed(proxy: Proxy, text: str) -> bool:
+    return any(text in statement for _, statement in proxy.statements)
