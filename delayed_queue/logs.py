@@ -37,7 +37,8 @@ def connect() -> None:
     """
     for signal, receiver, level in (
         (signals.leased, _log_leased, logging.DEBUG),
-        (signals.acknowledged, _log_acknowledged, logging.INFO),
+        # Not at INFO: a busy worker acknowledges hundreds of times a second.
+        (signals.acknowledged, _log_acknowledged, logging.DEBUG),
         (signals.failed, _log_failed, logging.WARNING),
         (signals.dead, _log_dead, logging.ERROR),
         (signals.worker_started, _log_started, logging.INFO),
@@ -58,15 +59,14 @@ def _log_leased(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) ->
 
 def _log_acknowledged(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
     for queue, count in Counter(each.queue for each in envelopes).items():
-        logger.info(
+        logger.debug(
             "event=batch_acknowledged queue=%s count=%s worker=%s", quoted(queue), count, sender
         )
-    if logger.isEnabledFor(logging.DEBUG):
-        for each in envelopes:
-            logger.debug(
-                "event=acknowledged queue=%s key=%s attempt=%s lease=%s worker=%s",
-                quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, sender,
-            )  # fmt: skip
+    for each in envelopes:
+        logger.debug(
+            "event=acknowledged queue=%s key=%s attempt=%s lease=%s worker=%s",
+            quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, sender,
+        )  # fmt: skip
 
 
 def _log_failed(

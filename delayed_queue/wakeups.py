@@ -137,8 +137,16 @@ class Listener:
 
     def heard(self) -> bool:
         """Return whether a notification came along with the answers since the last question."""
+        raw = self._raw
+        if raw is not None and not raw.closed:
+            # One behind the last answer is in libpq's memory, unread, where no select() sees it.
+            self._read(raw)
         has_heard, self._has_heard = self._has_heard, False
         return has_heard
+
+    def _read(self, raw: Any) -> None:
+        while raw.pgconn.notifies() is not None:
+            self._has_heard = True
 
     def _hear(self, notification: object) -> None:
         self._has_heard = True
@@ -164,10 +172,12 @@ class Listener:
         self._connection.ensure_connection()
         if self._raw is self._connection.connection:
             return False
+        raw = self._connection.connection
+        # First the ear: a notification may come along with the answer to LISTEN.
+        raw.add_notify_handler(self._hear)
         with self._connection.wrap_database_errors:
-            _each(self._connection.connection, "LISTEN {}", self._channels)
-        self._raw = self._connection.connection
-        self._raw.add_notify_handler(self._hear)
+            _each(raw, "LISTEN {}", self._channels)
+        self._raw = raw
         return True
 
     def _wait(self, seconds: float, rung: list[int]) -> bool:
@@ -185,10 +195,8 @@ class Listener:
 
         By libpq itself: psycopg's generator costs as much as a small statement.
         """
-        pgconn = self._raw.pgconn
-        pgconn.consume_input()
-        while pgconn.notifies() is not None:
-            self._has_heard = True
+        self._raw.pgconn.consume_input()
+        self._read(self._raw)
 
 
 def _each(raw: Any, statement: LiteralString, channels: list[str]) -> None:

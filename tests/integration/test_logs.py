@@ -73,12 +73,12 @@ def burst(queue: str) -> str:
 
 @pytest.mark.django_db(transaction=True)
 class TestOfAWorker:
-    def test_each_message_at_debug_each_batch_at_info(self, log: pytest.LogCaptureFixture) -> None:
+    def test_each_message_and_each_batch_at_debug(self, log: pytest.LogCaptureFixture) -> None:
         queue = DelayedQueue("ledger")
         queue.offer_batch(ScheduledMessage(f"k{n}", {"card": SECRET}) for n in range(5))
         worker = burst("ledger")
         counts = []
-        for batch in lines(log, logging.INFO, "batch_acknowledged"):
+        for batch in lines(log, logging.DEBUG, "batch_acknowledged"):
             head, _, count = batch.removesuffix(f" worker={worker}").rpartition("=")
             assert head == "event=batch_acknowledged queue=ledger count"
             counts.append(int(count))
@@ -122,7 +122,7 @@ class TestOfAWorker:
 @pytest.mark.usefixtures("_no_other_receivers")
 @pytest.mark.parametrize(
     ("signal", "level"),
-    [(signals.leased, logging.DEBUG), (signals.acknowledged, logging.INFO)],
+    [(signals.leased, logging.DEBUG), (signals.acknowledged, logging.DEBUG)],
 )
 def test_a_level_that_is_off_costs_nothing(
     signal: Signal, level: int, caplog: pytest.LogCaptureFixture
@@ -131,18 +131,6 @@ def test_a_level_that_is_off_costs_nothing(
         assert not signal.has_listeners()
     with at_level(caplog, level):
         assert signal.has_listeners()
-
-
-@pytest.mark.usefixtures("_no_other_receivers")
-def test_at_info_no_message_is_looked_at_but_for_its_queue(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    batch = [Guarded()] * 500
-    with at_level(caplog, logging.INFO):
-        assert [error for _, error in signals.acknowledged.send_robust("w", envelopes=batch)] == [
-            None
-        ]
-    assert "event=batch_acknowledged queue=q count=500" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Where a notification can hide from who sleeps (Q21, W9)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+
+from delayed_queue.wakeups import Listener, channel_of
+from tests.processes import wait_until
+from tests.races.concurrency import raw_connection
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+CHANNEL = channel_of("orders|json")
+
+
+@pytest.fixture
+def other() -> Iterator[psycopg.Connection[Any]]:
+    with raw_connection() as opened:
+        yield opened
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener(["orders|json"], "default") as opened:
+        yield opened
+
+
+def arrived(descriptor: int) -> bytes:
+    """Return what lies in the socket, and leave it there."""
+    opened = socket.socket(fileno=descriptor)
+    try:
+        return opened.recv(65536, socket.MSG_PEEK)
+    except BlockingIOError:
+        return b""
+    finally:
+        opened.detach()  # it is libpq's, not ours to close
+
+
+def test_a_notification_behind_an_answer_in_one_packet_is_heard(
+    listener: Listener, other: psycopg.Connection[Any]
+):
+    """libpq reads both from the socket and stops at the end of the answer."""
+    raw: Any = connection.connection
+    raw.pgconn.send_query(b"SELECT 1")
+    wait_until(lambda: b"SELECT 1" in arrived(raw.fileno()))
+    other.execute(f"NOTIFY {CHANNEL}")
+    wait_until(lambda: CHANNEL.encode() in arrived(raw.fileno()))
+    raw.pgconn.consume_input()
+    while raw.pgconn.get_result() is not None:
+        pass
+
+    assert listener.wait(20)
+
+
+def test_a_notification_is_heard_once(listener: Listener, other: psycopg.Connection[Any]):
+    other.execute(f"NOTIFY {CHANNEL}")
+
+    assert listener.wait(20)
+    assert not listener.heard()
+    assert not listener.wait(0)
+
+
+def test_a_notification_with_an_answer_is_heard(listener: Listener, other: psycopg.Connection[Any]):
+    other.execute(f"NOTIFY {CHANNEL}")
+    raw: Any = connection.connection
+    wait_until(lambda: CHANNEL.encode() in arrived(raw.fileno()))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+    assert listener.heard()
