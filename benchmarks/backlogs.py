@@ -57,6 +57,7 @@ class Backlog:
         self.add_due(connection, self.due, "due-")
         later = {"from": MINUTE_MS, "spread": 30 * DAY_MS, "shuffled": True}
         _write(connection, self.scheduled, "later-", later)
+        checkpoint(connection)
 
     def add_due(self, connection: psycopg.Connection[Any], count: int, prefix: str) -> None:
         """Add messages that fell due within the last day."""
@@ -74,3 +75,9 @@ def _write(
 
 def vacuum(connection: psycopg.Connection[Any]) -> None:
     connection.execute("VACUUM (ANALYZE) delayed_queue")
+    checkpoint(connection)
+
+
+def checkpoint(connection: psycopg.Connection[Any]) -> None:
+    """Have what was written on the disk, or the server writes gigabytes while we measure."""
+    connection.execute("CHECKPOINT")
