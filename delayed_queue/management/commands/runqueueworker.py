@@ -59,6 +59,10 @@ class Command(BaseCommand):
             "--poll-interval", type=_seconds, metavar="SECONDS",
             help="longest sleep between looks at an idle queue",
         )  # fmt: skip
+        self._add_ends(parser)
+        self._add_surroundings(parser)
+
+    def _add_ends(self, parser: ArgumentParser) -> None:
         parser.add_argument("--burst", action="store_true", help="stop as soon as nothing is due")
         parser.add_argument(
             "--max-messages", type=int, help="stop after that many deliveries by each process"
@@ -67,6 +71,8 @@ class Command(BaseCommand):
             "--shutdown-timeout", type=_seconds, metavar="SECONDS",
             help="how long to wait for running handlers when stopped",
         )  # fmt: skip
+
+    def _add_surroundings(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--no-cron", action="store_false", dest="cron",
             help="leave the schedules to other workers or installcron",
