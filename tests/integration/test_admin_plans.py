@@ -98,8 +98,9 @@ LISTS: Final = [
     (f"{MESSAGES}?kind=later|json&state=scheduled", DUE, PAGE),
     (f"{MESSAGES}?kind=small-1|json&state=scheduled", DUE, PAGE),
     (f"{MESSAGES}?state=leased", LEASES, PAGE),
-    (f"{MESSAGES}?state=leased&after=1.lease-1950", LEASES, PAGE),
-    # What is in flight, in all queues: workers hold no more than they can handle.
+    # What is in flight, in all queues: workers hold no more than they can handle. Of what is left
+    # of it the planner may prefer a bitmap, which counts twice, by the luck of ANALYZE's sample.
+    (f"{MESSAGES}?state=leased&after=1.lease-1950", LEASES, 2 * IN_FLIGHT),
     (f"{MESSAGES}?state=expired", LEASES, IN_FLIGHT),
     (f"{MESSAGES}?state=leased&kind=small-1|json", LEASES, 3 * IN_FLIGHT),
     # A lease's messages may be few enough for a bitmap, which counts twice.
