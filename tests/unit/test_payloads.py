@@ -143,3 +143,21 @@ class TestKinds:
 
     def test_up_to_a_hundred_characters(self):
         assert check_kind("\N{HORSE}" * 100) == "\N{HORSE}" * 100
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b'{"a": 1}', b' {"a":1}\n', '{"a":1}'.encode("utf-16"), b'\xef\xbb\xbf{"a":1}',
+        b'{"a":2,"a":1}',
+    ],
+    ids=["spaced", "white space around", "UTF-16", "byte order mark", "key twice"],
+)  # fmt: skip
+def test_json_of_other_writers_decodes(stored: bytes) -> None:
+    assert decode(codec_named("json"), stored) == {"a": 1}
+
+
+@pytest.mark.parametrize("stored", [b'{"a":1} x', b'{"a":1}{}', b"\xff{}", b""])
+def test_json_with_something_behind_does_not_decode(stored: bytes) -> None:
+    with pytest.raises(PayloadNotDecodable):
+        decode(codec_named("json"), stored)

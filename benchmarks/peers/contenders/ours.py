@@ -64,10 +64,10 @@ CONTENDERS: Final = (
         name="ours-transactional",
         peer=OURS,
         supervises=True,
-        settings="transactional handler, batch size 1000, concurrency 8",
+        settings="transactional handler, batch size 1000, concurrency 2",
         jobs={1: 150_000, 4: 300_000},
         options={
-            "arguments": (*BOTH, "--batch-size", "1000", "--concurrency", "8"),
+            "arguments": (*BOTH, "--batch-size", "1000", "--concurrency", "2"),
             "transactional": True,
         },
     ),
