@@ -19,6 +19,7 @@ from django.db import connection
 
 from delayed_queue import models, signals
 from delayed_queue.conf import find_problems
+from delayed_queue.crontab import crontab
 from delayed_queue.handlers import registry
 from delayed_queue.workers import Worker, WorkerOptions
 from tests import documents
@@ -37,13 +38,17 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _no_leftovers() -> Iterator[None]:
-    """Forget the handlers and receivers that a page registers."""
+    """Forget the handlers, schedules and receivers that a page registers."""
     queues = {each.queue for each in registry}
+    schedules = {each.id for each in crontab}
     receivers = list(signals.acknowledged.receivers)
     yield
     for handler in list(registry):
         if handler.queue not in queues:
             registry.remove(handler.queue)
+    for entry in list(crontab):
+        if entry.id not in schedules:
+            crontab.remove(entry)
     signals.acknowledged.receivers = receivers
     signals.acknowledged.sender_receivers_cache.clear()
 
