@@ -9,13 +9,14 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from tests.processes import wait_until
 
 PROGRAM: Final = "pgbouncer"
 SECONDS: Final = 20
@@ -98,13 +99,13 @@ def _free_port() -> int:
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except OSError:
-            if process.poll() is not None or time.monotonic() > until:
-                raise
-            time.sleep(0.02)
-        else:
-            return
+    wait_until(lambda: process.poll() is not None or _accepts(port), SECONDS)
+    assert process.poll() is None, "PgBouncer ended by itself"
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
