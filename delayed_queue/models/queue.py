@@ -1,4 +1,4 @@
-"""The tables: the hot one that is the queue, and the small ones beside it."""
+"""The queue itself, its dead letters, schedules, workers and pauses."""
 
 from __future__ import annotations
 

@@ -1,0 +1,21 @@
+"""The tables: the hot one that is the queue, and the small ones beside it."""
+
+from __future__ import annotations
+
+from delayed_queue.models.queue import (
+    DeadLetter,
+    LongNamedIndex,
+    Message,
+    PausedQueue,
+    Schedule,
+    Worker,
+)
+
+__all__ = [
+    "DeadLetter",
+    "LongNamedIndex",
+    "Message",
+    "PausedQueue",
+    "Schedule",
+    "Worker",
+]
