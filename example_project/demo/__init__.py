@@ -1,1 +1,1 @@
-"""The demo: a file of orders, real worker processes, a kill on the way, and a checked report."""
+"""The demo: acts that each show a part of the system at work, and check what came of it."""

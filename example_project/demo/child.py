@@ -1,4 +1,4 @@
-"""Run a management command until it ends, or until the process that started it is gone."""
+"""Run a management command, or uvicorn, until it ends or the process that started it is gone."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _main(arguments: list[str]) -> None:
+    if arguments[0] == "uvicorn":
+        # Here: nothing else of the demo needs it.
+        import uvicorn
+
+        uvicorn.main(arguments[1:])
+    else:
+        execute_from_command_line(["manage.py", *arguments])
+
+
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    execute_from_command_line(["manage.py", *sys.argv[1:]])
+    _main(sys.argv[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from django.conf import settings
@@ -13,11 +13,7 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.db import connection
 
-from delayed_queue.models import Schedule
-from delayed_queue.queues import DROP_ALL_CONFIRMATION
 from example_project.demo.exceptions import DemoError
-from example_project.models import Closing, Delivery, Order, SalesReport
-from example_project.shop import queue, sales_queue
 
 LOCK: Final = int.from_bytes(b"demo", "big")
 USER: Final = "demo"
@@ -56,17 +52,6 @@ def alone() -> Iterator[None]:
         yield
     finally:
         other.close()
-
-
-def clear() -> None:
-    """Delete what an earlier demo left: its orders and records, messages and dead letters."""
-    queue.drop_all_messages(DROP_ALL_CONFIRMATION)
-    Schedule.objects.filter(kind=sales_queue.kind).delete()
-    sales_queue.drop_all_messages(DROP_ALL_CONFIRMATION)
-    sales_queue.prune_dead_letters(timedelta(0))
-    queue.prune_dead_letters(timedelta(0))
-    for model in (Order, Delivery, Closing, SalesReport):
-        model.objects.all().delete()
 
 
 def create_login() -> tuple[str, str]:

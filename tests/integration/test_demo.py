@@ -29,8 +29,9 @@ from example_project.data.make_orders import as_bytes
 from example_project.demo import database
 from example_project.demo.console import Console
 from example_project.demo.exceptions import DemoError
+from example_project.demo.orders.run import Options, OrdersAct
 from example_project.demo.processes import child_environment
-from example_project.demo.run import Demo, Options
+from example_project.demo.stage import Stage
 from example_project.gateway import is_unreachable_for
 from example_project.handlers import close_if_unpaid
 from example_project.models import Closing, Delivery, Order, SalesReport
@@ -59,10 +60,12 @@ def unreachable_order_id():
 
 
 def demo(*arguments):
-    """Run the command; return its JSON report and what it said on standard error."""
+    """Run the act; return its JSON report and what it said on standard error."""
     out, err = io.StringIO(), io.StringIO()
-    call_command("demo", *arguments, "--format", "json", stdout=out, stderr=err)
-    return json.loads(out.getvalue()), err.getvalue()
+    call_command("demo", "orders", *arguments, "--format", "json", stdout=out, stderr=err)
+    report = json.loads(out.getvalue())
+    assert report["passed"] is report["acts"]["orders"]["passed"]
+    return report["acts"]["orders"], err.getvalue()
 
 
 @pytest.mark.slow
@@ -166,9 +169,10 @@ def run_with(tmp_path, program, patience=timedelta(seconds=20)):
     path = tmp_path / "orders.jsonl"
     path.write_bytes(line_of("A", close_after=1))
     manage = (sys.executable, "-c", program)
-    options = Options(path, seconds=0.1, workers=2, patience=patience, manage=manage)
-    with Demo(options, quiet_console()) as demo:
-        demo.run()
+    act = OrdersAct(Options(path, seconds=0.1, workers=2, patience=patience))
+    with Stage(quiet_console(), manage) as stage:
+        stage.prepare([act])
+        act.run(stage)
 
 
 def test_workers_that_die_end_the_run_with_their_last_words(tmp_path):
@@ -200,14 +204,14 @@ def test_two_runs_at_a_time_are_refused(tmp_path):
 )
 def test_what_cannot_be_meant_is_refused_in_a_sentence(arguments, reason):
     with pytest.raises(CommandError, match=reason):
-        call_command("demo", *arguments, stdout=io.StringIO(), stderr=io.StringIO())
+        call_command("demo", "orders", *arguments, stdout=io.StringIO(), stderr=io.StringIO())
 
 
 def test_a_file_without_a_valid_order_is_refused(tmp_path):
     path = tmp_path / "orders.jsonl"
     path.write_text("{}\n")
     with pytest.raises(CommandError, match="has no valid order"):
-        call_command("demo", input=path, stdout=io.StringIO(), stderr=io.StringIO())
+        call_command("demo", "orders", input=path, stdout=io.StringIO(), stderr=io.StringIO())
 
 
 class RunningDemo:
@@ -215,7 +219,7 @@ class RunningDemo:
 
     def __init__(self, tmp_path):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "django", "demo", "--seconds", "60", "--no-color"],
+            [sys.executable, "-m", "django", "demo", "orders", "--seconds", "60", "--no-color"],
             env={**child_environment(), "DEBUG": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -263,7 +267,7 @@ def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number
         _, err = running.process.communicate(timeout=SOON)
         assert running.process.returncode == 130
         assert all(map(is_gone, running.workers))
-    assert "Interrupted; the workers are stopped." in err
+    assert "Interrupted; all processes are stopped." in err
     assert f"{Message.objects.filter(kind=shop.queue.kind).count():,} messages in the queue" in err
     assert "Traceback" not in err
 

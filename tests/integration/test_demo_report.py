@@ -10,12 +10,12 @@ from django.utils import timezone
 
 from delayed_queue.models import DeadLetter
 from example_project import shop
-from example_project.demo import figures
-from example_project.demo.checks import check
 from example_project.demo.database import database_now
-from example_project.demo.killing import Kill, returns_after
-from example_project.demo.report import Facts, make_report
-from example_project.demo.sales import SalesSchedule, Span
+from example_project.demo.orders import figures
+from example_project.demo.orders.checks import check
+from example_project.demo.orders.killing import Kill, returns_after
+from example_project.demo.orders.report import Facts, make_report
+from example_project.demo.orders.sales import SalesSchedule, Span
 from example_project.models import Closing, Delivery, Order, SalesReport
 from example_project.orders import OrderLine
 

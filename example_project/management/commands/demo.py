@@ -1,4 +1,4 @@
-"""``manage.py demo``: orders closed at their deadline unless they are paid, seen and proven."""
+"""``manage.py demo``: the system at work in acts, each of them checked at its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,16 +20,17 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
 from delayed_queue.exceptions import DelayedQueueError
-from example_project.demo import figures, render
-from example_project.demo.checks import Check, check
+from example_project.demo import render
+from example_project.demo.acts import Act, Outcome
 from example_project.demo.console import Console
 from example_project.demo.exceptions import DemoError
-from example_project.demo.run import Demo, Options
+from example_project.demo.orders.run import Options, OrdersAct
+from example_project.demo.stage import Stage
 from example_project.orders import InputError
 from example_project.postgres import LauncherError
-from example_project.shop import QUEUE_NAME
 
 ORDERS: Final = Path(settings.BASE_DIR) / "example_project" / "data" / "orders.jsonl"
+ACTS: Final = ("orders",)
 INTERRUPTED: Final = 130
 
 
@@ -37,48 +38,35 @@ class Command(BaseCommand):
     """A shell around ``example_project.demo``."""
 
     help = (
-        "Run a shop on the queue: orders from a file are offered to be closed at their deadline, "
-        "most are paid before, worker processes close the others, one of them is killed; then "
-        "the database is checked against the file."
+        "Show the system at work, in acts that each end in a report and checks. orders: orders "
+        "from a file are offered to be closed at their deadline, most are paid before, worker "
+        "processes close the others, one of them is killed."
     )
     requires_system_checks: list[str] = []  # the database may not have been started yet
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--input", type=Path, default=ORDERS, metavar="FILE",
-            help="orders as .jsonl or .csv; docs/guides/demo.md lists the columns",
+            "acts", nargs="*", metavar="ACT",
+            help=f"one or more of {', '.join(ACTS)}; all if none is named",
         )  # fmt: skip
-        parser.add_argument("--orders", type=_count, metavar="N", help="only the first N orders")
-        parser.add_argument("--workers", type=_count, default=3, metavar="N")
-        pace = parser.add_mutually_exclusive_group()
-        pace.add_argument(
-            "--seconds", type=_positive, metavar="S",
-            help="from the first order to the last deadline (default: 36, longer for more "
-            "than 10,800 orders)",
-        )  # fmt: skip
-        pace.add_argument(
-            "--speed", type=_positive, metavar="X", help="how much faster than in the file"
-        )
         parser.add_argument(
-            "--serve", action="store_true", help="keep workers and the admin up until Ctrl-C"
+            "--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C"
         )
         parser.add_argument("--format", choices=["text", "json"], default="text")
-        parser.add_argument(
-            "--rejects", type=Path, metavar="FILE", help="where rejected lines go (JSON lines)"
-        )
-        parser.add_argument("--no-kill", action="store_true", help="do not kill a worker")
+        _add_orders(parser)
 
-    def handle(self, **options: Any) -> None:
-        chosen = _options(options)
+    def handle(self, *args: str, **options: Any) -> None:
+        acts = _acts(options)
         as_json = options["format"] == "json"
         out = self.stderr if as_json else self.stdout
         console = Console(out, self.stderr, colour=self.style.ERROR("x") != "x" and out.isatty())
-        demo = Demo(chosen, console)
+        self._current: Act = acts[0]
         try:
-            with _sigterm_as_ctrl_c(), demo:
-                failed = self._run(demo, console, as_json=as_json)
+            with _sigterm_as_ctrl_c(), Stage(console) as stage:
+                outcomes = self._run(stage, acts, options)
         except KeyboardInterrupt:
-            raise CommandError(_left_behind(demo), returncode=INTERRUPTED) from None
+            said = f"Interrupted; all processes are stopped. {self._current.left()}"
+            raise CommandError(said, returncode=INTERRUPTED) from None
         except BrokenPipeError:
             # Nobody reads on. Nor must the interpreter try to, when it flushes at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -87,29 +75,75 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         except (Error, DelayedQueueError) as error:
             raise CommandError(f"The database cannot be used: {error}") from error
-        if failed:
-            names = ", ".join(each.name for each in failed)
-            raise CommandError(f"The run is not good. Failed: {names}.")
+        _fail(outcomes)
 
-    def _run(self, demo: Demo, console: Console, *, as_json: bool) -> list[Check]:
-        """Run, show the report, serve if asked to; return the checks that failed."""
-        report = demo.run()
-        checks = check(report)
-        if as_json:
-            self.stdout.write(json.dumps(render.as_json(report, checks), ensure_ascii=False))
+    def _run(
+        self, stage: Stage, acts: Sequence[Act], options: dict[str, Any]
+    ) -> dict[str, Outcome]:
+        """Run the acts in order, show what came of each, serve if asked to."""
+        console, outcomes = stage.console, {}
+        stage.prepare(acts)
+        if options["serve"]:
+            console.step("admin", f"{stage.web.admin} {stage.account}")
+        for act in acts:
+            self._current = act
+            console.say()
+            console.say(console.bold(act.introduction))
+            console.say()
+            outcomes[act.name] = act.run(stage)
+            if options["format"] == "text":
+                render.as_text(act.name, outcomes[act.name], console)
+        if options["format"] == "json":
+            self.stdout.write(json.dumps(render.as_json(outcomes), ensure_ascii=False))
+        self._end(stage, serve=options["serve"])
+        return outcomes
+
+    def _end(self, stage: Stage, *, serve: bool) -> None:
+        if serve:
+            stage.serve()
+            stage.console.say("Stopped.")
         else:
-            render.as_text(report, checks, console)
-        if demo.options.serve:
-            demo.serve()
-            console.say("Stopped.")
-        else:
-            console.step("admin", demo.admin)
+            stage.console.step("admin", stage.how_to_serve())
         if settings.EMBEDDED_POSTGRES:
-            console.step("database", "goes on running; `python manage.py queuedb stop` stops it")
-        return [each for each in checks if not each.passed]
+            stage.console.step(
+                "database", "goes on running; `python manage.py queuedb stop` stops it"
+            )
 
 
-def _options(options: dict[str, Any]) -> Options:
+def _add_orders(parser: ArgumentParser) -> None:
+    orders = parser.add_argument_group("the act orders")
+    orders.add_argument(
+        "--input", type=Path, default=ORDERS, metavar="FILE",
+        help="orders as .jsonl or .csv; docs/guides/demo.md lists the columns",
+    )  # fmt: skip
+    orders.add_argument("--orders", type=_count, metavar="N", help="only the first N orders")
+    orders.add_argument("--workers", type=_count, default=3, metavar="N")
+    pace = orders.add_mutually_exclusive_group()
+    pace.add_argument(
+        "--seconds", type=_positive, metavar="S",
+        help="from the first order to the last deadline (default: 28, longer for more "
+        "than 10,080 orders)",
+    )  # fmt: skip
+    pace.add_argument(
+        "--speed", type=_positive, metavar="X", help="how much faster than in the file"
+    )
+    orders.add_argument(
+        "--rejects", type=Path, metavar="FILE", help="where rejected lines go (JSON lines)"
+    )
+    orders.add_argument("--no-kill", action="store_true", help="do not kill a worker")
+
+
+def _acts(options: dict[str, Any]) -> list[Act]:
+    """Return the acts that are wanted, in their own order."""
+    wanted = options["acts"] or ACTS
+    unknown = [each for each in wanted if each not in ACTS]
+    if unknown:
+        raise CommandError(f"There is no act {unknown[0]!r}; there are: {', '.join(ACTS)}.")
+    known: dict[str, Act] = {"orders": OrdersAct(_order_options(options))}
+    return [known[name] for name in ACTS if name in wanted]
+
+
+def _order_options(options: dict[str, Any]) -> Options:
     rejects: Path | None = options["rejects"]
     if rejects is not None and rejects.resolve() == options["input"].resolve():
         raise CommandError("--rejects must not be the input itself.")
@@ -120,9 +154,16 @@ def _options(options: dict[str, Any]) -> Options:
         seconds=options["seconds"],
         speed=options["speed"],
         kill=not options["no_kill"],
-        serve=options["serve"],
         rejects=rejects,
     )
+
+
+def _fail(outcomes: dict[str, Outcome]) -> None:
+    failed = [
+        f"{check.name} ({name})" for name, outcome in outcomes.items() for check in outcome.failed
+    ]
+    if failed:
+        raise CommandError(f"The run is not good. Failed: {', '.join(failed)}.")
 
 
 def _count(text: str) -> int:
@@ -156,20 +197,3 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _left_behind(demo: Demo) -> str:
-    """Say what an interrupted run leaves."""
-    stopped = "Interrupted; the workers are stopped."
-    if not demo.has_loaded:
-        return f"{stopped} No orders were stored."
-    try:
-        left = figures.count()
-    except (Error, DelayedQueueError) as error:
-        return f"{stopped} What is left cannot be counted: {error}"
-    return (
-        f"{stopped} Left in the database: {left.open:,} orders open, {left.paid:,} paid, "
-        f"{left.closed:,} closed; {left.messages:,} messages in the queue, {left.dead:,} dead. "
-        f"`manage.py runqueueworker --queue {QUEUE_NAME}` would deliver them, `manage.py demo` "
-        "begins anew."
-    )

@@ -11,9 +11,9 @@ from typing import Final
 from django.db.models import Count, F, Max
 
 from delayed_queue.models import DeadLetter
-from example_project.demo.figures import Figures
-from example_project.demo.killing import Kill, Returns
-from example_project.demo.sales import SalesSchedule, Ticks, compare_ticks
+from example_project.demo.orders.figures import Figures
+from example_project.demo.orders.killing import Kill, Returns
+from example_project.demo.orders.sales import SalesSchedule, Ticks, compare_ticks
 from example_project.models import Closing, Order
 from example_project.orders import OrderLine
 from example_project.shop import queue

@@ -1,37 +1,41 @@
-"""One run of the demo, from the file to the report."""
+"""The act of the orders, from the file to the report."""
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from example_project.demo import database, figures, intake
-from example_project.demo.clock import ShopClock
-from example_project.demo.console import Console
+from django.db import Error
+
+from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.models import Schedule
+from delayed_queue.queues import DROP_ALL_CONFIRMATION
+from example_project.demo import database
+from example_project.demo.acts import Outcome
 from example_project.demo.exceptions import DemoError
-from example_project.demo.killing import Kill, returns_after
-from example_project.demo.patience import Patience
-from example_project.demo.processes import MANAGE, Child, Children
-from example_project.demo.report import Facts, Report, make_report
-from example_project.demo.sales import SalesSchedule
-from example_project.demo.watching import Watch
-from example_project.demo.webserver import HOST, admin_address, free_port
+from example_project.demo.orders import figures, intake, render
+from example_project.demo.orders.checks import check
+from example_project.demo.orders.clock import ShopClock
+from example_project.demo.orders.killing import Kill, returns_after
+from example_project.demo.orders.patience import Patience
+from example_project.demo.orders.report import Facts, make_report
+from example_project.demo.orders.sales import SalesSchedule
+from example_project.demo.orders.watching import Watch
+from example_project.demo.processes import Child
+from example_project.demo.stage import Stage
+from example_project.models import Closing, Delivery, Order, SalesReport
 from example_project.orders import OrderLine
-from example_project.shop import QUEUE_NAME, SALES_QUEUE_NAME
+from example_project.shop import QUEUE_NAME, SALES_QUEUE_NAME, queue, sales_queue
 
 # From the first order to the last deadline; more orders take longer, at so many a second.
-SECONDS: Final = 36.0
-ORDERS_PER_SECOND: Final = 300
+SECONDS: Final = 28.0
+ORDERS_PER_SECOND: Final = 360
 # Between the start of loading and the opening of the shop, at so many orders a second.
 LOADED_PER_SECOND: Final = 5000
-INTRODUCTION: Final = "Each order is to be closed at its deadline, unless it has been paid by then."
-SERVING_SECONDS: Final = 0.5
 # A short lease, so that what the killed worker held comes back while one watches.
 WORKER: Final = (
     "runqueueworker", "--processes", "0", "--queue", SALES_QUEUE_NAME, "--queue", QUEUE_NAME,
@@ -42,7 +46,7 @@ WORKER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What can be chosen about a run; ``seconds`` and ``speed`` are two ways to say one thing."""
+    """What can be chosen about the act; ``seconds`` and ``speed`` are two ways to say one thing."""
 
     input: Path
     limit: int | None = None
@@ -50,96 +54,84 @@ class Options:
     seconds: float | None = None
     speed: float | None = None
     kill: bool = True
-    serve: bool = False
     rejects: Path | None = None
     patience: timedelta = timedelta(seconds=20)
-    manage: Sequence[str] = MANAGE
 
 
-class Demo:
-    """A block in which one run can happen, and after which none of its processes is left."""
+class OrdersAct:
+    """Orders closed at their deadline unless they are paid, though a worker is killed."""
 
-    def __init__(self, options: Options, console: Console) -> None:
+    name: Final = "orders"
+    introduction: Final = (
+        "Each order is to be closed at its deadline, unless it has been paid by then."
+    )
+
+    def __init__(self, options: Options) -> None:
         self.options = options
         self.has_loaded = False
-        self.admin = ""
-        self._console = console
-        self._stack = ExitStack()
         self._workers: list[Child] = []
         self._sales = SalesSchedule()
 
-    def __enter__(self) -> Demo:
-        return self
+    def clear(self) -> None:
+        """Delete the orders and records, messages and dead letters of an earlier run."""
+        queue.drop_all_messages(DROP_ALL_CONFIRMATION)
+        Schedule.objects.filter(kind=sales_queue.kind).delete()
+        sales_queue.drop_all_messages(DROP_ALL_CONFIRMATION)
+        sales_queue.prune_dead_letters(timedelta(0))
+        queue.prune_dead_letters(timedelta(0))
+        for model in (Order, Delivery, Closing, SalesReport):
+            model.objects.all().delete()
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
-
-    def run(self) -> Report:
+    def run(self, stage: Stage) -> Outcome:
         """Run from start to end; raises DemoError when it cannot, or does not get on."""
         started = time.monotonic()
-        self._console.say(self._console.bold(INTRODUCTION))
-        self._console.say()
+        self._stage = stage
         scan = self._scan()
-        self._prepare()
+        self._sales.create()
         self._start_workers()
         clock, length = self._clock(scan)
         offered = self._load(clock)
         kill = self._watch(clock, length, scan.orders)
-        codes = self._children.stop([each for each in self._workers if each.is_running])
+        codes = stage.children.stop([each for each in self._workers if each.is_running])
         took = timedelta(seconds=time.monotonic() - started)
         facts = self._facts(scan, clock, offered, kill, codes, took)
-        return make_report(facts, figures.count(), self._orders())
+        report = make_report(facts, figures.count(), self._orders())
+        return Outcome(list(render.rows(report)), render.as_json(report), check(report))
 
-    def serve(self) -> None:
-        """Keep workers and the admin up until interrupted."""
-        self._start_workers()
-        self._console.step("serving", f"{self.admin}; Ctrl-C stops")
-        with suppress(KeyboardInterrupt):
-            while True:
-                self._children.check()
-                time.sleep(SERVING_SECONDS)
+    def left(self) -> str:
+        """Say what an interrupted run leaves in the database."""
+        if not self.has_loaded:
+            return "No orders were stored."
+        try:
+            left = figures.count()
+        except (Error, DelayedQueueError) as error:
+            return f"What is left cannot be counted: {error}"
+        return (
+            f"Left in the database: {left.open:,} orders open, {left.paid:,} paid, "
+            f"{left.closed:,} closed; {left.messages:,} messages in the queue, {left.dead:,} "
+            f"dead. `manage.py runqueueworker --queue {QUEUE_NAME}` would deliver them, "
+            "`manage.py demo` begins anew."
+        )
 
     # Before
 
     def _scan(self) -> intake.Scan:
-        options = self.options
+        options, console = self.options, self._stage.console
         rejects = options.rejects or intake.rejects_beside(options.input)
-        scan = intake.scan(options.input, options.limit, rejects, self._console)
+        scan = intake.scan(options.input, options.limit, rejects, console)
         if not scan.orders:
             raise DemoError(f"{options.input} has no valid order.")
         rejected = f", {scan.rejects:,} lines rejected" if scan.rejects else ""
-        self._console.step("input", f"{options.input.name}: {scan.orders:,} orders{rejected}")
+        console.step("input", f"{options.input.name}: {scan.orders:,} orders{rejected}")
         return scan
-
-    def _prepare(self) -> None:
-        self._console.step("database", database.start_server())
-        database.migrate()
-        self._stack.enter_context(database.alone())
-        database.clear()
-        self._sales.create()
-        logs = tempfile.TemporaryDirectory(prefix="delayed-queue-demo-")
-        directory = Path(self._stack.enter_context(logs))
-        self._children = self._stack.enter_context(Children(directory, self.options.manage))
-        self._open_admin()
-
-    def _open_admin(self) -> None:
-        user, password = database.create_login()
-        port = free_port()
-        self.admin = f"{admin_address(port)}  (user {user}, password {password})"
-        if self.options.serve:
-            server = ("runserver", "--noreload", f"{HOST}:{port}")
-            self._children.start("web server", *server, DEBUG="1")
-            self._console.step("admin", self.admin)
-        else:
-            self.admin = f"`python manage.py runserver {port}`, then {self.admin}"
 
     def _start_workers(self) -> None:
         self._workers = [self._start_worker() for _ in range(self.options.workers)]
         names = ", ".join(str(each.pid) for each in self._workers)
-        self._console.step("workers", f"processes {names} on the queue {QUEUE_NAME}")
+        self._stage.console.step("workers", f"processes {names} on the queue {QUEUE_NAME}")
 
     def _start_worker(self) -> Child:
-        return self._children.start("worker", *WORKER)
+        return self._stage.children.start("worker", *WORKER)
 
     def _clock(self, scan: intake.Scan) -> tuple[ShopClock, timedelta]:
         """Return the clock of the run, and how long it is from the opening to the last deadline."""
@@ -153,7 +145,8 @@ class Demo:
         self.has_loaded = True
         offered = intake.load(self._orders(), clock)
         seconds = time.monotonic() - began
-        self._console.step("offered", f"{offered:,} orders and their messages in {seconds:.1f} s")
+        text = f"{offered:,} orders and their messages in {seconds:.1f} s"
+        self._stage.console.step("offered", text)
         return offered
 
     def _orders(self) -> Iterator[OrderLine]:
@@ -162,7 +155,8 @@ class Demo:
     # During and after
 
     def _watch(self, clock: ShopClock, length: timedelta, orders: int) -> Kill | None:
-        watch = Watch(self._console, self._children, self._workers, clock, length, self._sales)
+        console, children = self._stage.console, self._stage.children
+        watch = Watch(console, children, self._workers, clock, length, self._sales)
         patience = Patience(self.options.patience, length, orders)
         watch.until_done(patience, self._start_worker if self.options.kill else None)
         return watch.kill

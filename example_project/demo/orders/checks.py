@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
-from example_project.demo.killing import Returns
-from example_project.demo.report import Report
-from example_project.demo.sales import Ticks
+from example_project.demo.acts import Check, none_of
+from example_project.demo.orders.killing import Returns
+from example_project.demo.orders.report import Report
+from example_project.demo.orders.sales import Ticks
 
 # By the signal itself: a worker that was still starting up, and held nothing yet.
 CLEAN_EXITS: Final = (0, -signal.SIGTERM)
-SHOWN_IDS: Final = 5
-
-
-class Check(NamedTuple):
-    """A statement about the run, and whether it holds."""
-
-    name: str
-    passed: bool
-    statement: str
 
 
 def check(report: Report) -> list[Check]:
@@ -36,16 +28,16 @@ def check(report: Report) -> list[Check]:
 def _of_orders(report: Report) -> Iterator[Check]:
     found = report.comparison
     ends = f"{found.paid:,} paid + {found.closed:,} closed + {found.dead:,} dead"
-    yield _none("lost", found.lost, f"{ends} = {found.orders:,} orders in the file")
-    yield _none(
+    yield none_of("lost", found.lost, f"{ends} = {found.orders:,} orders in the file")
+    yield none_of(
         "closed twice",
         report.closed_twice,
         f"{report.closings:,} closings for {report.figures.closed:,} closed orders",
         and_also=report.closings == report.figures.closed,
     )
-    yield _none("closed early", report.closed_early, "never before the deadline")
-    yield _none("wrongly paid", found.wrongly_paid, "only what the file pays before its deadline")
-    yield _none("altered", found.altered, "customer, amount, currency as in the file")
+    yield none_of("closed early", report.closed_early, "never before the deadline")
+    yield none_of("wrongly paid", found.wrongly_paid, "only what the file pays before its deadline")
+    yield none_of("altered", found.altered, "customer, amount, currency as in the file")
 
 
 def _of_messages(report: Report) -> Iterator[Check]:
@@ -65,9 +57,9 @@ def _of_messages(report: Report) -> Iterator[Check]:
 
 def _of_ticks(ticks: Ticks) -> Iterator[Check]:
     ran = f"{ticks.before} before the edit, {ticks.after} after it"
-    yield _none("ticks lost", ticks.lost, ran, and_also=ticks.before + ticks.after > 0)
-    yield _none("ticks twice", ticks.twice, "each planned time has one sales report")
-    yield _none("outdated ticks", ticks.outdated, "none of the old schedule after the edit")
+    yield none_of("ticks lost", ticks.lost, ran, and_also=ticks.before + ticks.after > 0)
+    yield none_of("ticks twice", ticks.twice, "each planned time has one sales report")
+    yield none_of("outdated ticks", ticks.outdated, "none of the old schedule after the edit")
 
 
 def _of_processes(report: Report) -> Iterator[Check]:
@@ -83,9 +75,3 @@ def _kill(returns: Returns) -> Check:
     came_back = f"{returns.came_back} of {returns.in_flight} messages in flight came back"
     within = f", the last after {returns.seconds:.1f} s" if returns.came_back else ""
     return Check("killed worker", returns.came_back == returns.in_flight, came_back + within)
-
-
-def _none(name: str, wrong: list[str], statement: str, *, and_also: bool = True) -> Check:
-    examples = ", ".join(wrong[:SHOWN_IDS]) + (" …" if len(wrong) > SHOWN_IDS else "")
-    detail = f"{statement}; not so: {examples}" if wrong else statement
-    return Check(f"{name} {len(wrong):,}", not wrong and and_also, detail)

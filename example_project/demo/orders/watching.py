@@ -7,16 +7,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from example_project.demo import figures
-from example_project.demo.clock import ShopClock
 from example_project.demo.console import Console
 from example_project.demo.database import database_now
-from example_project.demo.killing import Kill, kill_one
-from example_project.demo.patience import Patience
-from example_project.demo.payer import Payer
+from example_project.demo.orders import figures
+from example_project.demo.orders.clock import ShopClock
+from example_project.demo.orders.killing import Kill, kill_one
+from example_project.demo.orders.patience import Patience
+from example_project.demo.orders.payer import Payer
+from example_project.demo.orders.progress import Moment, Progress
+from example_project.demo.orders.sales import SalesSchedule
 from example_project.demo.processes import Child, Children
-from example_project.demo.progress import Moment, Progress
-from example_project.demo.sales import SalesSchedule
 
 FRAME_SECONDS: Final = 0.25
 LOOK_SECONDS: Final = 0.01

@@ -11,9 +11,9 @@ from tempfile import mkdtemp
 from typing import Final
 
 from example_project import shop
-from example_project.demo.clock import ShopClock
 from example_project.demo.console import Console
 from example_project.demo.exceptions import DemoError
+from example_project.demo.orders.clock import ShopClock
 from example_project.orders import BadLine, OrderLine, RejectsFile, read_orders
 
 CHUNK: Final = 1000

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from example_project.demo.console import Console
-from example_project.demo.figures import Figures
+from example_project.demo.orders.figures import Figures
 from example_project.demo.processes import Child
 
 BAR_WIDTH: Final = 44

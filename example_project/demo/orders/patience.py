@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from example_project.demo.exceptions import DemoError
-from example_project.demo.figures import Figures
+from example_project.demo.orders.figures import Figures
 
 # Slower than any machine that the demo is watched on: this bounds, it does not hurry.
 SLOWEST_PER_SECOND: Final = 50

@@ -1,0 +1,79 @@
+"""What the acts play on: the database, the processes, the web server, the console."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from example_project.demo import database
+from example_project.demo.acts import Act
+from example_project.demo.console import Console
+from example_project.demo.processes import MANAGE, Children
+from example_project.demo.webserver import WebServer, free_port
+
+SERVING_SECONDS: Final = 0.5
+T = TypeVar("T")
+
+
+class Stage:
+    """A block in which acts can be run, and after which none of its processes is left."""
+
+    def __init__(self, console: Console, manage: Sequence[str] = MANAGE) -> None:
+        self.console = console
+        self.login = ("", "")
+        self._manage = manage
+        self._stack = ExitStack()
+        self._web: WebServer | None = None
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def prepare(self, acts: Sequence[Act]) -> None:
+        """Start and migrate the database, and clear what the acts left in it before."""
+        self.console.step("database", database.start_server())
+        database.migrate()
+        self.enter(database.alone())
+        for act in acts:
+            act.clear()
+        directory = tempfile.TemporaryDirectory(prefix="delayed-queue-demo-")
+        self.directory = Path(self.enter(directory))
+        self.children: Children = self.enter(Children(self.directory, self._manage))
+        self.login = database.create_login()
+
+    def enter(self, context: AbstractContextManager[T]) -> T:
+        """Enter a context that is left when the stage is."""
+        return self._stack.enter_context(context)
+
+    @property
+    def web(self) -> WebServer:
+        """The web server, with the admin and the APIs; started when it is first needed."""
+        if self._web is None:
+            self._web = WebServer(self.children)
+            self._web.start()
+            self.console.step("web", f"{self._web.address}/ with the admin and the APIs")
+        return self._web
+
+    @property
+    def account(self) -> str:
+        user, password = self.login
+        return f"(user {user}, password {password})"
+
+    def how_to_serve(self) -> str:
+        """Say how to look at the admin once the stage is gone."""
+        return f"`python manage.py runserver {free_port()}`, then /admin/  {self.account}"
+
+    def serve(self) -> None:
+        """Keep a worker for everything and the admin up until interrupted."""
+        self.console.step("serving", f"{self.web.admin}; Ctrl-C stops")
+        self.children.start("worker", "runqueueworker", "--no-color")
+        with suppress(KeyboardInterrupt):
+            while True:
+                self.children.check()
+                time.sleep(SERVING_SECONDS)
