@@ -1,0 +1,113 @@
+"""The act of the jobs: three scenarios at once, asked for over HTTP and checked by who is called."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from example_project.demo.acts import Check, Outcome
+from example_project.demo.exceptions import DemoError
+from example_project.demo.jobs import accounts, orders, refunds, upstreams
+from example_project.demo.jobs.client import JobsClient
+from example_project.demo.jobs.receiver import Receiver
+from example_project.demo.processes import Child
+from example_project.demo.stage import Stage
+
+TOPICS: Final = (orders.TOPIC, refunds.TOPIC, upstreams.TOPIC)
+WORKERS: Final = 2
+WORKER: Final = ("runqueueworker", "--processes", "0", "--callbacks", "--no-color")
+# Longer than the ladder of the deaf upstreams twice over.
+MOST_SECONDS: Final = 90.0
+HANG_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 0.2
+SEED: Final = 7
+
+
+class JobsAct:
+    """Orders closed, refunds polled, upstreams told: by a client that knows only HTTP."""
+
+    name: Final = "jobs"
+    introduction: Final = (
+        "A client in any language: orders to close unless paid, refunds to look after, upstreams "
+        "to be told in steps until they have heard."
+    )
+
+    def clear(self) -> None:
+        """Delete the jobs, topics and endpoints of an earlier run."""
+        accounts.clear(TOPICS)
+
+    def left(self) -> str:
+        """Say what an interrupted run leaves in the database."""
+        return f"Jobs may be left in the topics {', '.join(TOPICS)}; the next run deletes them."
+
+    def run(self, stage: Stage) -> Outcome:
+        """Run the three scenarios side by side."""
+        address = f"{stage.web.address}/queue"
+        token = accounts.create_token(TOPICS)
+        shop = stage.enter(Receiver(HANG_SECONDS))
+        upstream = stage.enter(Receiver(HANG_SECONDS))
+        for receiver in (shop, upstream):
+            receiver.secret = accounts.create_endpoint(receiver.url("/"))
+        dice = random.Random(SEED)  # noqa: S311 # the same run each time, not security
+        self._orders = orders.Orders(JobsClient(address, token), shop, dice)
+        self._refunds = refunds.Refunds(lambda: JobsClient(address, token), dice)
+        self._upstreams = upstreams.Upstreams(JobsClient(address, token), upstream, dice)
+        workers = [stage.children.start("worker", *WORKER) for _ in range(WORKERS)]
+        stage.console.step("api", f"{address}/v1/jobs, {WORKERS} workers call the urls")
+        self._play(stage)
+        return self._outcome(stage, workers, [shop, upstream])
+
+    def _play(self, stage: Stage) -> None:
+        """Begin all three and return when all are done; raises DemoError if that takes too long."""
+        over = threading.Event()
+        payer = threading.Thread(target=self._orders.pay, args=(over,), daemon=True)
+        began = time.monotonic()
+        try:
+            self._upstreams.begin()
+            self._orders.begin()
+            payer.start()
+            self._refunds.begin(over)
+            self._await(stage, began)
+            payer.join(MOST_SECONDS)
+        finally:
+            over.set()
+        self._refunds.join()
+
+    def _await(self, stage: Stage, began: float) -> None:
+        parts: dict[str, Callable[[], bool]] = {
+            "orders": lambda: self._orders.is_done,
+            "refunds": lambda: self._refunds.is_done,
+            "upstreams": lambda: self._upstreams.is_done,
+        }
+        while waiting := [name for name, is_done in parts.items() if not is_done()]:
+            stage.children.check()
+            seconds = time.monotonic() - began
+            if seconds > MOST_SECONDS:
+                raise DemoError(f"Not done after {seconds:.0f} s: {', '.join(waiting)}.")
+            if self._upstreams.tend():
+                stage.console.step("kick", f"{self._upstreams.kicked} dead jobs are made ready")
+            stage.console.draw([], f"{seconds:3.0f} s: {self._state()}")
+            time.sleep(LOOK_SECONDS)
+
+    def _state(self) -> str:
+        closed = len(self._orders.receiver.calls_of(orders.PATH))
+        return (
+            f"orders {closed} closed, {len(self._orders.paid_at)} paid; "
+            f"{len(self._refunds.finished)} refunds through; upstreams called "
+            f"{len(self._upstreams.receiver.calls_of(upstreams.PATH))} times"
+        )
+
+    def _outcome(self, stage: Stage, workers: list[Child], receivers: list[Receiver]) -> Outcome:
+        parts = (self._orders, self._refunds, self._upstreams)
+        checks = [check for part in parts for check in part.checks()]
+        unsigned = sum(each.unsigned for each in receivers)
+        checks.append(Check("unsigned 0", unsigned == 0, "every call had a valid signature"))
+        codes = stage.children.stop(workers)
+        checks.append(Check("workers stopped", not any(codes), f"exit codes {codes}"))
+        rows = [row for part in parts for row in part.rows()]
+        rows += [("", each) for each in self._refunds.errors]
+        figures = {key: value for part in parts for key, value in part.figures().items()}
+        return Outcome(rows, figures, checks)
