@@ -28,6 +28,7 @@ from delayed_queue.managers.steps import (
     returning_leases,
     run,
 )
+from delayed_queue.managers.tokens import ApiTokenManager, TokenRow
 from delayed_queue.managers.workers import (
     EnlistedRow,
     ThroughputRow,
@@ -37,6 +38,7 @@ from delayed_queue.managers.workers import (
 
 __all__ = [
     "NO_FLOOR",
+    "ApiTokenManager",
     "ConsumedRow",
     "DeadLetterManager",
     "EnlistedRow",
@@ -53,6 +55,7 @@ __all__ = [
     "StoredRow",
     "ThroughputRow",
     "TickRow",
+    "TokenRow",
     "WorkerCounts",
     "WorkerManager",
     "acknowledging_leases",

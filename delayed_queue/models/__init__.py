@@ -10,8 +10,10 @@ from delayed_queue.models.queue import (
     Schedule,
     Worker,
 )
+from delayed_queue.models.tokens import ApiToken
 
 __all__ = [
+    "ApiToken",
     "DeadLetter",
     "LongNamedIndex",
     "Message",

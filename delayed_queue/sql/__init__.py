@@ -67,6 +67,7 @@ from delayed_queue.sql.schedules import (
     READ_SCHEDULE,
     SAVE_SCHEDULE,
 )
+from delayed_queue.sql.tokens import FIND_TOKEN, USE_TOKEN
 from delayed_queue.sql.workers import BEAT, ENLIST, PRUNE_WORKERS, RETIRE, THROUGHPUT
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "ENLIST",
     "EXPIRE",
     "EXTEND",
+    "FIND_TOKEN",
     "HELD",
     "IS_PAUSED",
     "KINDS",
@@ -118,4 +120,5 @@ __all__ = [
     "SAVE_SCHEDULE",
     "STATS",
     "THROUGHPUT",
+    "USE_TOKEN",
 ]
