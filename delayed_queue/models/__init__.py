@@ -10,6 +10,7 @@ from delayed_queue.models.queue import (
     Schedule,
     Worker,
 )
+from delayed_queue.models.rates import Rate
 from delayed_queue.models.tokens import ApiToken
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "LongNamedIndex",
     "Message",
     "PausedQueue",
+    "Rate",
     "Schedule",
     "Worker",
 ]

@@ -58,6 +58,7 @@ from delayed_queue.sql.offering import (
     OFFER_OR_UPDATE,
 )
 from delayed_queue.sql.pauses import IS_PAUSED, PAUSE, RESUME
+from delayed_queue.sql.rates import TAKE_PERMITS
 from delayed_queue.sql.schedules import (
     DESCRIBE_SCHEDULE,
     DESCRIBED_SCHEDULES,
@@ -119,6 +120,7 @@ __all__ = [
     "RETIRE",
     "SAVE_SCHEDULE",
     "STATS",
+    "TAKE_PERMITS",
     "THROUGHPUT",
     "USE_TOKEN",
 ]
