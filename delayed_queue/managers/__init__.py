@@ -28,6 +28,17 @@ from delayed_queue.managers.steps import (
     returning_leases,
     run,
 )
+from delayed_queue.managers.topics import (
+    AddedRow,
+    AnswerRow,
+    DeadJobRow,
+    IdempotencyKeyManager,
+    JobRow,
+    OfferedJob,
+    PoppedRow,
+    TopicManager,
+    TopicRow,
+)
 from delayed_queue.managers.workers import (
     EnlistedRow,
     ThroughputRow,
@@ -37,14 +48,21 @@ from delayed_queue.managers.workers import (
 
 __all__ = [
     "NO_FLOOR",
+    "AddedRow",
+    "AnswerRow",
     "ConsumedRow",
+    "DeadJobRow",
     "DeadLetterManager",
     "EnlistedRow",
     "ExtendedRow",
+    "IdempotencyKeyManager",
+    "JobRow",
     "LeasedRow",
     "MessageManager",
+    "OfferedJob",
     "OverviewRow",
     "PausedQueueManager",
+    "PoppedRow",
     "RedrivenRow",
     "ScheduleManager",
     "ScheduleRow",
@@ -53,6 +71,8 @@ __all__ = [
     "StoredRow",
     "ThroughputRow",
     "TickRow",
+    "TopicManager",
+    "TopicRow",
     "WorkerCounts",
     "WorkerManager",
     "acknowledging_leases",

@@ -10,12 +10,15 @@ from delayed_queue.models.queue import (
     Schedule,
     Worker,
 )
+from delayed_queue.models.topics import IdempotencyKey, Topic
 
 __all__ = [
     "DeadLetter",
+    "IdempotencyKey",
     "LongNamedIndex",
     "Message",
     "PausedQueue",
     "Schedule",
+    "Topic",
     "Worker",
 ]
