@@ -83,7 +83,10 @@ def _wrong_choice(key: str, value: Any) -> str | None:
         "METRICS_PUBLIC": (isinstance(value, bool), "It must be True or False."),
         "DOCS": (value is None or isinstance(value, bool), "It must be True, False or None."),
         "DATABASE": (isinstance(value, str) and bool(value), "It must be a database alias."),
-        "RATE": (value is None or _is_rate(value), "It must be a number from 0.001 to 100000, or None."),
+        "RATE": (
+            value is None or _is_rate(value),
+            "It must be a number from 0.001 to 100000.",
+        ),
     }
     fits, rule = rules[key]
     return None if fits else rule

@@ -126,8 +126,10 @@ def _check_name(name: str) -> None:
 
 
 def _check_rate(rate: float | None, burst: int | None) -> None:
-    if (rate is not None and not 0.001 <= rate <= 100_000) or (burst is not None and burst < 1):
-        raise InvalidConfiguration("A token has a rate from 0.001 to 100,000 and a burst of 1 or more.")
+    if rate is not None and not 0.001 <= rate <= 100_000:
+        raise InvalidConfiguration("The rate of a token is from 0.001 to 100,000 per second.")
+    if burst is not None and burst < 1:
+        raise InvalidConfiguration("The burst of a token is 1 or more.")
 
 
 def _verbs(verbs: Iterable[str]) -> list[str]:

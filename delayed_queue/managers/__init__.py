@@ -30,6 +30,17 @@ from delayed_queue.managers.steps import (
     run,
 )
 from delayed_queue.managers.tokens import ApiTokenManager, TokenRow
+from delayed_queue.managers.topics import (
+    AddedRow,
+    AnswerRow,
+    DeadJobRow,
+    IdempotencyKeyManager,
+    JobRow,
+    OfferedJob,
+    PoppedRow,
+    TopicManager,
+    TopicRow,
+)
 from delayed_queue.managers.workers import (
     EnlistedRow,
     ThroughputRow,
@@ -39,16 +50,23 @@ from delayed_queue.managers.workers import (
 
 __all__ = [
     "NO_FLOOR",
+    "AddedRow",
+    "AnswerRow",
     "ApiTokenManager",
     "ConsumedRow",
+    "DeadJobRow",
     "DeadLetterManager",
     "EnlistedRow",
     "ExtendedRow",
+    "IdempotencyKeyManager",
+    "JobRow",
     "LeasedRow",
     "MessageManager",
+    "OfferedJob",
     "OverviewRow",
     "PausedQueueManager",
     "PermitsRow",
+    "PoppedRow",
     "RateManager",
     "RedrivenRow",
     "ScheduleManager",
@@ -59,6 +77,8 @@ __all__ = [
     "ThroughputRow",
     "TickRow",
     "TokenRow",
+    "TopicManager",
+    "TopicRow",
     "WorkerCounts",
     "WorkerManager",
     "acknowledging_leases",

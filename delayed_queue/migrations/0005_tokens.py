@@ -13,7 +13,7 @@ SET LOCAL lock_timeout = '5s';
 
 
 class Migration(migrations.Migration):
-    dependencies = [("delayed_queue", "0003_workers_and_pauses")]
+    dependencies = [("delayed_queue", "0004_topics")]
 
     operations = [
         migrations.RunSQL(TAKE_TURNS, reverse_sql=migrations.RunSQL.noop),
@@ -36,19 +36,19 @@ class Migration(migrations.Migration):
                 ("created_at", delayed_queue.fields.EpochMillisecondField(db_column="createdAt")),
                 (
                     "expires_at",
-                    delayed_queue.fields.EpochMillisecondField(
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="expiresAt", null=True
                     ),
                 ),
                 (
                     "disabled_at",
-                    delayed_queue.fields.EpochMillisecondField(
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="disabledAt", null=True
                     ),
                 ),
                 (
                     "last_used_at",
-                    delayed_queue.fields.EpochMillisecondField(
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="lastUsedAt", null=True
                     ),
                 ),
