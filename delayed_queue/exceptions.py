@@ -5,7 +5,8 @@
     DelayedQueueError
     ├── InvalidConfiguration      a queue, policy, handler or worker was described wrongly
     ├── InvalidMessage            a message was refused before any SQL ran
-    │   └── PayloadNotEncodable   the codec cannot turn the payload into bytes
+    │   ├── PayloadNotEncodable   the codec cannot turn the payload into bytes
+    │   └── InvalidJob            a job was refused; its errors name the fields
     ├── PayloadNotDecodable       stored bytes do not decode; the message becomes a dead letter
     ├── ConfirmationRequired      a destructive call came without its exact confirmation
     ├── HandlerNotFound           a worker was asked for a queue that no handler serves
@@ -19,6 +20,8 @@ A lost lease is an answer, not an error: ``acknowledge()``, ``release()``, ``ext
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class DelayedQueueError(Exception):
@@ -42,6 +45,14 @@ class InvalidMessage(DelayedQueueError, ValueError):
 
 class PayloadNotEncodable(InvalidMessage):
     """The payload cannot be encoded by the queue's codec; nothing was sent to the database."""
+
+
+class InvalidJob(InvalidMessage):
+    """The job cannot be stored; ``errors`` has (path, message) for each field that is wrong."""
+
+    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{path}: {message}" for path, message in errors))
+        self.errors = tuple(errors)
 
 
 class PayloadNotDecodable(DelayedQueueError, ValueError):

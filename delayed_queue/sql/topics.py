@@ -24,7 +24,7 @@ places AS MATERIALIZED (
                 (SELECT shards FROM delayed_queue_topic WHERE name = %(topic)s::text), 1
             ) - 1
         ) AS shard
-        CROSS JOIN unnest(%(ways)b::text[]) AS way
+        CROSS JOIN unnest(ARRAY['json', 'callback']) AS way
     ) AS kinds
 )"""
 
