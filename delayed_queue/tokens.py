@@ -92,6 +92,26 @@ def create_token(
     using: str = DEFAULT_DB_ALIAS,
 ) -> str:
     """Store a new token and return it; it cannot be read again, only its hash is kept."""
+    made, token = new_token(
+        name, verbs=verbs, topics=topics, expires_at=expires_at, rate=rate, burst=burst
+    )
+    try:
+        made.save(using=using, force_insert=True)
+    except IntegrityError as error:
+        raise InvalidConfiguration(f"There is a token named {name!r} already.") from error
+    return token
+
+
+def new_token(
+    name: str,
+    *,
+    verbs: Iterable[str],
+    topics: Iterable[str] = (EVERYTHING,),
+    expires_at: datetime | None = None,
+    rate: float | None = None,
+    burst: int | None = None,
+) -> tuple[ApiToken, str]:
+    """Return a new token's row, which is not stored yet, and the token itself."""
     _check_name(name)
     _check_rate(rate, burst)
     token = f"dq_{secrets.token_urlsafe(32)}"
@@ -100,11 +120,7 @@ def create_token(
         verbs=_verbs(verbs), rate=rate, burst=burst, created_at=datetime.now(UTC),
         expires_at=expires_at,
     )  # fmt: skip
-    try:
-        made.save(using=using, force_insert=True)
-    except IntegrityError as error:
-        raise InvalidConfiguration(f"There is a token named {name!r} already.") from error
-    return token
+    return made, token
 
 
 def revoke_token(name: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:

@@ -6,6 +6,14 @@ from delayed_queue.admin.letters import DeadLetterAdmin
 from delayed_queue.admin.messages import MessageAdmin
 from delayed_queue.admin.schedules import ScheduleAdmin
 from delayed_queue.admin.tokens import ApiTokenAdmin
+from delayed_queue.admin.topics import TopicAdmin
 from delayed_queue.admin.workers import WorkerAdmin
 
-__all__ = ["ApiTokenAdmin", "DeadLetterAdmin", "MessageAdmin", "ScheduleAdmin", "WorkerAdmin"]
+__all__ = [
+    "ApiTokenAdmin",
+    "DeadLetterAdmin",
+    "MessageAdmin",
+    "ScheduleAdmin",
+    "TopicAdmin",
+    "WorkerAdmin",
+]

@@ -17,6 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 
 from delayed_queue.admin.filters import chosen_kind
 from delayed_queue.admin.formats import quiet
@@ -120,7 +121,7 @@ class QueueModelAdmin(_Base):
         return queryset.filter(key__in={search_term, search_term.strip()}), False
 
     def list_title(self, request: HttpRequest) -> str:
-        title = str(self.opts.verbose_name_plural).capitalize()
+        title = capfirst(self.opts.verbose_name_plural)
         kind = chosen_kind(request)
         if request.GET.get(SEARCH_VAR):
             return f"{title} with this key"

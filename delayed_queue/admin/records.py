@@ -19,8 +19,8 @@ class RecordAdmin(QueueModelAdmin):
     """Pages of a table whose rows have a name in ``name_field``; the newest first."""
 
     name_field = "name"
-    list_filter: Any = ()
-    search_fields: Any = ()
+    list_filter = ()
+    search_fields = ()  # type: ignore[assignment]
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
         return _NEWEST_FIRST

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE
-from django.db import router
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
@@ -20,7 +19,7 @@ from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock,
 from delayed_queue.admin.records import MadeByForm
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import ApiToken
-from delayed_queue.tokens import EVERYTHING, VERBS, create_token
+from delayed_queue.tokens import EVERYTHING, VERBS, new_token
 
 if TYPE_CHECKING:
     _Form = forms.ModelForm[ApiToken]
@@ -60,7 +59,7 @@ class TokenForm(_Form):
         }
 
     def clean(self) -> dict[str, Any]:
-        """Make the token: what is wrong with it is found by who makes it."""
+        """Make the row, not stored yet: who makes it knows what is wrong with it."""
         cleaned = super().clean() or {}
         if not self.errors:
             self._make(cleaned)
@@ -70,10 +69,9 @@ class TokenForm(_Form):
         days = cleaned["days"]
         expires_at = timezone.now() + timedelta(days=days) if days else None
         try:
-            self.token = create_token(
+            self.made, self.token = new_token(
                 cleaned["name"], verbs=cleaned["verbs"], topics=cleaned["topics"].split(),
                 expires_at=expires_at, rate=cleaned["rate"], burst=cleaned["burst"],
-                using=router.db_for_write(ApiToken),
             )  # fmt: skip
         except InvalidConfiguration as error:
             self.add_error(None, str(error))
@@ -186,12 +184,12 @@ class ApiTokenAdmin(MadeByForm):
     # Making one
 
     def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
-        """Return the row that the form has stored already."""
-        alias = router.db_for_write(ApiToken)
-        return ApiToken.objects.using(alias).get(name=form.cleaned_data["name"])
+        form.save(commit=False)
+        return form.made
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Show the token, this once: only its hash is kept."""
+        """Store it, and show the token this once: only its hash is kept."""
+        obj.save(force_insert=True)
         text = format_html(
             "The token, shown only now: <code>{}</code>. Hand it over in a safe way.", form.token
         )

@@ -55,6 +55,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "delayed_queue_token",
+                "verbose_name": "API token",
                 "permissions": [("revoke_apitoken", "Can revoke API tokens")],
                 "default_permissions": ["view", "add"],
                 "constraints": [

@@ -32,6 +32,7 @@ class ApiToken(models.Model):
 
     class Meta:
         db_table = "delayed_queue_token"
+        verbose_name = "API token"
         constraints = [
             # Not unique=True: Django would add an index for LIKE to each.
             models.UniqueConstraint(fields=["digest"], name="token_digest"),

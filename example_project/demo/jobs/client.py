@@ -41,7 +41,7 @@ class JobsClient:
         try:
             self._call("DELETE", _job(topic, job_id))
         except ApiError as error:
-            if error.status != 404:  # noqa: PLR2004
+            if error.status != 404:
                 raise
             return False
         return True

@@ -102,7 +102,9 @@ class Orders:
         lost = sorted(set(self.run_at) - set(closed) - set(self.paid_at))
         twice = sorted({each for each in closed if closed.count(each) > 1})
         early = [
-            each.body["order"] for each in calls if each.arrived_at < self.run_at[each.body["order"]]
+            each.body["order"]
+            for each in calls
+            if each.arrived_at < self.run_at[each.body["order"]]
         ]
         after_delete = [
             each.body["order"]

@@ -8,10 +8,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from example_project.demo.acts import Check, none_of
-from example_project.demo.jobs.client import JobsClient
+from example_project.demo.jobs.client import ApiError, JobsClient
 
 TOPIC: Final = "poll-refund"
 REFUNDS: Final = 40
@@ -51,7 +52,7 @@ class Refunds:
             try:
                 for job in client.pop(TOPIC, count=2, timeout=WAIT_SECONDS):
                     self._look(client, job)
-            except Exception as error:  # noqa: BLE001 # shown in the report as what went wrong
+            except (ApiError, OSError) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 return
 
@@ -75,7 +76,10 @@ class Refunds:
     def rows(self) -> list[tuple[str, str]]:
         looks = sum(map(len, self.looks.values()))
         return [
-            ("refunds", f"{len(self.finished)} through after {looks} looks by {CONSUMERS} consumers"),
+            (
+                "refunds",
+                f"{len(self.finished)} through after {looks} looks by {CONSUMERS} consumers",
+            ),
         ]
 
     def figures(self) -> dict[str, Any]:
@@ -87,14 +91,18 @@ class Refunds:
 
     def checks(self) -> list[Check]:
         lost = sorted(set(self._needed) - set(self.finished))
-        extra = sorted(name for name, looks in self.looks.items() if len(looks) != self._needed[name])
+        extra = sorted(
+            name for name, looks in self.looks.items() if len(looks) != self._needed[name]
+        )
         hasty = [
             name
             for name, looks in self.looks.items()
-            if any(b - a < AGAIN_AFTER for a, b in zip(looks, looks[1:], strict=False))
+            if any(b - a < AGAIN_AFTER for a, b in pairwise(looks))
         ]
         return [
-            none_of("refunds lost", lost, f"{len(self.finished)} finished", and_also=not self.errors),
+            none_of(
+                "refunds lost", lost, f"{len(self.finished)} finished", and_also=not self.errors
+            ),
             none_of("extra looks", extra, "each popped by one consumer at a time"),
             none_of("hasty looks", hasty, f"never sooner than {AGAIN_AFTER:.0f} s after the last"),
         ]

@@ -1,4 +1,4 @@
-"""The act of the jobs: three scenarios at once, asked for over HTTP and checked by who is called."""
+"""The act of the jobs: three scenarios at once, asked for over HTTP."""
 
 from __future__ import annotations
 

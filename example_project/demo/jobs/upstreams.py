@@ -103,14 +103,20 @@ class Upstreams:
         again = sorted(name for name, calls in by_payment.items() if sum(_good(calls)) > 1)
         hasty = sorted(name for name, calls in by_payment.items() if _is_hasty(calls))
         renamed = sorted(
-            name for name, calls in by_payment.items() if len({each.webhook_id for each in calls}) > 1
+            name
+            for name, calls in by_payment.items()
+            if len({each.webhook_id for each in calls}) > 1
         )
         return [
             none_of("untold", untold, f"{PAYMENTS} heard in the end"),
             none_of("told again", again, "a 2xx ends the ladder"),
-            none_of("hasty calls", hasty, f"waits of at least {LADDER} after the end of each failure"),
+            none_of(
+                "hasty calls", hasty, f"waits of at least {LADDER} after the end of each failure"
+            ),
             none_of("renamed calls", renamed, "one webhook-id for all attempts of a job"),
-            Check("dead, then kicked", self.kicked == DEAF, f"{self.kicked} of {DEAF} deaf upstreams"),
+            Check(
+                "dead, then kicked", self.kicked == DEAF, f"{self.kicked} of {DEAF} deaf upstreams"
+            ),
             self._logged(by_payment),
         ]
 
