@@ -13,6 +13,7 @@ from delayed_queue.managers.messages import (
     StoredRow,
 )
 from delayed_queue.managers.pauses import PausedQueueManager
+from delayed_queue.managers.rates import PermitsRow, RateManager
 from delayed_queue.managers.schedules import ScheduleManager, ScheduleRow, TickRow
 from delayed_queue.managers.steps import (
     NO_FLOOR,
@@ -28,6 +29,18 @@ from delayed_queue.managers.steps import (
     returning_leases,
     run,
 )
+from delayed_queue.managers.tokens import ApiTokenManager, TokenRow
+from delayed_queue.managers.topics import (
+    AddedRow,
+    AnswerRow,
+    DeadJobRow,
+    IdempotencyKeyManager,
+    JobRow,
+    OfferedJob,
+    PoppedRow,
+    TopicManager,
+    TopicRow,
+)
 from delayed_queue.managers.workers import (
     EnlistedRow,
     ThroughputRow,
@@ -37,14 +50,24 @@ from delayed_queue.managers.workers import (
 
 __all__ = [
     "NO_FLOOR",
+    "AddedRow",
+    "AnswerRow",
+    "ApiTokenManager",
     "ConsumedRow",
+    "DeadJobRow",
     "DeadLetterManager",
     "EnlistedRow",
     "ExtendedRow",
+    "IdempotencyKeyManager",
+    "JobRow",
     "LeasedRow",
     "MessageManager",
+    "OfferedJob",
     "OverviewRow",
     "PausedQueueManager",
+    "PermitsRow",
+    "PoppedRow",
+    "RateManager",
     "RedrivenRow",
     "ScheduleManager",
     "ScheduleRow",
@@ -53,6 +76,9 @@ __all__ = [
     "StoredRow",
     "ThroughputRow",
     "TickRow",
+    "TokenRow",
+    "TopicManager",
+    "TopicRow",
     "WorkerCounts",
     "WorkerManager",
     "acknowledging_leases",

@@ -1,0 +1,1 @@
+"""Topics and jobs: the words of the HTTP side for queues and messages."""
