@@ -252,3 +252,37 @@ CROSS JOIN LATERAL (
 ORDER BY place
 RETURNING id, status
 """
+
+# The newest notifications of a tenant in some states, older than a given id. One look at the index
+# for each state, each of at most a page. Reads: notification_tenant.
+PAGE_OF_TENANT: Final[LiteralString] = """
+SELECT id
+FROM unnest(%(statuses)s::text[]) AS wanted (status)
+CROSS JOIN LATERAL (
+    SELECT n.id
+    FROM notifications_notification AS n
+    WHERE n.tenant = %(tenant)s
+        AND n.status = wanted.status
+        AND n.id < %(before)s::uuid
+    ORDER BY n.id DESC
+    LIMIT %(limit)s
+) AS newest
+ORDER BY id DESC
+LIMIT %(limit)s
+"""
+
+# The same, of all tenants. Reads: notification_status_id.
+PAGE: Final[LiteralString] = """
+SELECT id
+FROM unnest(%(statuses)s::text[]) AS wanted (status)
+CROSS JOIN LATERAL (
+    SELECT n.id
+    FROM notifications_notification AS n
+    WHERE n.status = wanted.status
+        AND n.id < %(before)s::uuid
+    ORDER BY n.id DESC
+    LIMIT %(limit)s
+) AS newest
+ORDER BY id DESC
+LIMIT %(limit)s
+"""
