@@ -286,3 +286,22 @@ CROSS JOIN LATERAL (
 ORDER BY id DESC
 LIMIT %(limit)s
 """
+
+# Keep broker's messages that are no valid requests; one that is kept already is counted.
+# Reads: notification_parked_digest.
+PARK: Final[LiteralString] = """
+INSERT INTO notifications_parkedrequest AS parked (
+    digest, origin, message_id, content_type, body, reason, errors, times
+)
+SELECT digest, %(origin)s, message_id, content_type, body, reason, errors, times
+FROM unnest(
+    %(digests)s::bytea[], %(message_ids)s::text[], %(content_types)s::text[],
+    %(bodies)s::bytea[], %(reasons)s::text[], %(errors)s::jsonb[], %(times)s::int[]
+) AS refused (digest, message_id, content_type, body, reason, errors, times)
+ON CONFLICT (digest) DO UPDATE
+SET
+    times = parked.times + EXCLUDED.times,
+    parked_at = statement_timestamp(),
+    reason = EXCLUDED.reason,
+    errors = EXCLUDED.errors
+"""

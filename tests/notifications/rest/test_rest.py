@@ -230,8 +230,10 @@ def test_n9_suppressing_and_lifting_it(caller, make_client):
     assert post(caller, who, "/v1/suppressions/lift").status_code == 204
     assert post(caller, email(category="offers")).json()["status"] == Status.ENQUEUED
     wrong: list[dict[str, Any]] = [{"to": 7}, {"to": "x"}, {"category": "A B"}, {"x": 1}]
-    for bad in [{}, [], *(who | each for each in wrong)]:
-        assert post(caller, bad, "/v1/suppressions").status_code == 400
+    for each in wrong:
+        assert post(caller, who | each, "/v1/suppressions").status_code == 400
+    assert post(caller, {}, "/v1/suppressions").status_code == 400
+    assert post(caller, [], "/v1/suppressions").status_code == 400
     tenant = make_client(name="shop", verbs=["add", "read"])
     assert post(tenant, who, "/v1/suppressions").status_code == 403
 
