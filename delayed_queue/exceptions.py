@@ -50,8 +50,8 @@ class PayloadNotEncodable(InvalidMessage):
 class InvalidJob(InvalidMessage):
     """The job cannot be stored; ``errors`` has (path, message) for each field that is wrong."""
 
-    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
-        super().__init__("; ".join(f"{path}: {message}" for path, message in errors))
+    def __init__(self, errors: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__("; ".join(f"{path}: {message}" for path, message in errors) or None)
         self.errors = tuple(errors)
 
 

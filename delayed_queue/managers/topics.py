@@ -127,14 +127,11 @@ class TopicManager(models.Manager[M]):
         """Hold the number of shards for a change, until the end of the transaction."""
         fetch(using, sql.LOCK_TOPIC, {"topic_lock": topic_lock})
 
-    def configure(
-        self, topic: TopicRow, leaving: Sequence[str], *, using: str = DEFAULT_DB_ALIAS
-    ) -> bool:
-        """Change a topic; return False when one of the kinds that would go has jobs."""
+    def configure(self, topic: TopicRow, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Change a topic; return False when there is none of that name."""
         _, shards, ladder, jitter, ttr = topic
         params = {
-            "topic": topic.name, "shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr,
-            "leaving": list(leaving),
+            "topic": topic.name, "shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr
         }  # fmt: skip
         return bool(fetch(using, sql.CONFIGURE_TOPIC, params))
 
