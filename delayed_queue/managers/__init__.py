@@ -13,6 +13,7 @@ from delayed_queue.managers.messages import (
     StoredRow,
 )
 from delayed_queue.managers.pauses import PausedQueueManager
+from delayed_queue.managers.rates import PermitsRow, RateManager
 from delayed_queue.managers.schedules import ScheduleManager, ScheduleRow, TickRow
 from delayed_queue.managers.steps import (
     NO_FLOOR,
@@ -28,6 +29,7 @@ from delayed_queue.managers.steps import (
     returning_leases,
     run,
 )
+from delayed_queue.managers.tokens import ApiTokenManager, TokenRow
 from delayed_queue.managers.topics import (
     AddedRow,
     AnswerRow,
@@ -50,6 +52,7 @@ __all__ = [
     "NO_FLOOR",
     "AddedRow",
     "AnswerRow",
+    "ApiTokenManager",
     "ConsumedRow",
     "DeadJobRow",
     "DeadLetterManager",
@@ -62,7 +65,9 @@ __all__ = [
     "OfferedJob",
     "OverviewRow",
     "PausedQueueManager",
+    "PermitsRow",
     "PoppedRow",
+    "RateManager",
     "RedrivenRow",
     "ScheduleManager",
     "ScheduleRow",
@@ -71,6 +76,7 @@ __all__ = [
     "StoredRow",
     "ThroughputRow",
     "TickRow",
+    "TokenRow",
     "TopicManager",
     "TopicRow",
     "WorkerCounts",

@@ -58,6 +58,7 @@ from delayed_queue.sql.offering import (
     OFFER_OR_UPDATE,
 )
 from delayed_queue.sql.pauses import IS_PAUSED, PAUSE, RESUME
+from delayed_queue.sql.rates import TAKE_PERMITS
 from delayed_queue.sql.schedules import (
     DESCRIBE_SCHEDULE,
     DESCRIBED_SCHEDULES,
@@ -67,6 +68,7 @@ from delayed_queue.sql.schedules import (
     READ_SCHEDULE,
     SAVE_SCHEDULE,
 )
+from delayed_queue.sql.tokens import FIND_TOKEN, USE_TOKEN
 from delayed_queue.sql.topics import (
     ADD_JOBS,
     CONFIGURE_TOPIC,
@@ -122,6 +124,7 @@ __all__ = [
     "EXPIRE",
     "EXTEND",
     "FIND_JOB",
+    "FIND_TOKEN",
     "FINISH_JOB",
     "HELD",
     "IS_PAUSED",
@@ -161,7 +164,9 @@ __all__ = [
     "SAVE_ANSWER",
     "SAVE_SCHEDULE",
     "STATS",
+    "TAKE_PERMITS",
     "THROUGHPUT",
     "TOPICS",
     "TRY_KEY",
+    "USE_TOKEN",
 ]

@@ -18,6 +18,7 @@ DESCRIBED: Final = "schedule_described"
 WORKERS: Final = "delayed_queue_worker_pkey"
 HEARTBEATS: Final = "worker_heartbeat"
 PAUSES: Final = "paused_kind"
+RATES: Final = "rate_name"
 DEAD_PRIMARY: Final = "delayed_queue_dead_letter_pkey"
 DEAD_DIED: Final = "dead_letter_kind_died"
 DEAD_IDS: Final = "dead_letter_kind_id"
@@ -57,6 +58,7 @@ class Case:
             str(self.params[name])
             for name in (
                 "key",
+                "name",
                 "key_prefix",
                 "lease_id",
                 "reason",
@@ -430,7 +432,16 @@ def adding(n: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def rates() -> list[Case]:
+    permit = {"least": 1, "most": 100, "interval": 1000.0, "burst": 100_000, "now": NOW * 1000}
+    return [
+        # Granted, refused, and a bucket that is new.
+        Case("TAKE_PERMITS", {**permit, "name": name}, {RATES}, rows=4, buffers=60)
+        for name in ("rate-10", "rate-10010", "new")
+    ]
+
+
 CASES: Final = [
     *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(),
-    *pauses(), *topics(), *jobs(),
+    *pauses(), *rates(), *topics(), *jobs(),
 ]  # fmt: skip

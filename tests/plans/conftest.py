@@ -13,7 +13,8 @@ NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
-    "delayed_queue_paused, delayed_queue_topic, delayed_queue_idempotency_key"
+    "delayed_queue_paused, delayed_queue_topic, delayed_queue_idempotency_key, "
+    "delayed_queue_rate"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -117,6 +118,13 @@ SELECT 'token-' || n %% 10, 'key-' || n, sha256('x'), 202, '{}', %(now)s - n * 1
 FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
 """
 
+# Half of the buckets are full, half are booked for longer than their burst.
+_RATES: Final = """
+INSERT INTO delayed_queue_rate (name, "bookedUntil")
+SELECT 'rate-' || n, %(now)s::bigint * 1000 + CASE WHEN n < 10000 THEN -1000 ELSE 200000 END
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
+"""
+
 
 @pytest.fixture(scope="module")
 def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
@@ -138,14 +146,8 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
             )
             connection.execute("SET LOCAL jit = off")
             for rows in (
-                _MESSAGES,
-                _LETTERS,
-                _SCHEDULES,
-                _TICKS,
-                _WORKERS,
-                _PAUSES,
-                _TOPICS,
-                _ANSWERS,
+                *(_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _TOPICS, _ANSWERS),
+                _RATES,
             ):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
             yield connection
