@@ -206,6 +206,14 @@ class TopicManager(models.Manager[M]):
         rows = map(PoppedRow._make, fetch(using, sql.POP_JOBS, params))
         return sorted(rows, key=lambda row: (row.due_at, row.id))
 
+    def next_due(
+        self, kinds: Sequence[str], horizon: int, *, using: str = DEFAULT_DB_ALIAS
+    ) -> int | None:
+        """Return the milliseconds until the next job, if one falls due within the horizon."""
+        params = {"kinds": list(kinds), "horizon": horizon, "now": None}
+        found: int | None = fetch(using, sql.NEXT_JOB, params)[0][0]
+        return found
+
     def finish(
         self,
         topic: str,

@@ -306,6 +306,25 @@ RETURNING id, "pKey", "pKind", payload, "dueAt", "scheduledAt", attempts, header
 """
 )
 
+# NEXT_DUE for several kinds: the earliest, or NULL.
+# Reads: delayed_queue__KindPlusScheduledAtIndex, one descent for each kind.
+NEXT_JOB: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT min(next."scheduledAt") - (SELECT now FROM clock)
+FROM unnest(%(kinds)b::text[]) AS queue (kind)
+CROSS JOIN LATERAL (
+    SELECT "scheduledAt"
+    FROM delayed_queue
+    WHERE "pKind" = queue.kind
+        AND "scheduledAt" > (SELECT now FROM clock)
+        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
+    ORDER BY "scheduledAt", id
+    LIMIT 1
+) AS next
+"""
+)
+
 # Delete a job that is under the lease, and say whether the topic has, or had, one of that id.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 FINISH_JOB: Final[LiteralString] = (

@@ -112,6 +112,7 @@ class PoppedJob:
     attempt: int
     lease_token: str = field(repr=False)
     expires_at: datetime
+    message_id: int = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +131,13 @@ class DeadJob:
     died_at: datetime
 
 
-def job_from(fields: Mapping[str, Any]) -> NewJob:
+def job_from(
+    fields: Mapping[str, Any], *, check_url: Callable[[str], object] | None = None
+) -> NewJob:
     """Return the job that the fields of a request describe.
 
-    Raises InvalidJob with an error for each field that is wrong, not for the first one alone.
+    ``check_url`` raises InvalidMessage for a url that must not be called. Raises InvalidJob with
+    an error for each field that is wrong, not for the first one alone.
     """
     reader = _Reader(fields)
     reader.refuse_unknown()
@@ -146,7 +150,7 @@ def job_from(fields: Mapping[str, Any]) -> NewJob:
     payload = reader.read("body", partial(encode, CODEC), default=encode(CODEC, None))
     headers = {
         name: value
-        for name, check in _IN_HEADERS.items()
+        for name, check in {**_IN_HEADERS, "url": partial(_url, check_url)}.items()
         if (value := reader.read(name, check)) is not None
     }
     if reader.errors:
@@ -242,6 +246,13 @@ def check_url_text(url: Any) -> str:
     return url
 
 
+def _url(check: Callable[[str], object] | None, url: Any) -> str:
+    found = check_url_text(url)
+    if check is not None:
+        check(found)
+    return found
+
+
 def check_ttr(ttr: Any) -> int | float:
     if isinstance(ttr, bool) or not isinstance(ttr, int | float):
         raise InvalidMessage("A ttr is a number of seconds.")
@@ -265,7 +276,6 @@ def _refuse_controls(what: str, text: str) -> None:
 
 
 _IN_HEADERS: Final[dict[str, Checked]] = {
-    "url": check_url_text,
     "ladder": check_ladder,
     "ttr": check_ttr,
     "retry": check_retry,

@@ -399,6 +399,17 @@ def jobs() -> list[Case]:
             for after in (0, 1000)
             for limit in (10, 1000)
         ),
+        *(
+            Case(
+                "NEXT_JOB", {"kinds": kinds, "horizon": horizon, "now": now}, {DUE}, n=len(kinds),
+                rows=1,
+            )
+            for horizon in (3_000, LEASE)
+            for kinds, now in (
+                (["bulk|json", "bulk#1|json"], NOW - 60_001), (["scheduled|json"], NOW),
+                (["mixed|json", "leased|json"], NOW),
+            )
+        ),
         Case("READ_DEAD_JOB", {"id": 5}, {DEAD_PRIMARY}),
         *(
             Case(
