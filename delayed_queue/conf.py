@@ -17,6 +17,7 @@ from delayed_queue.apisettings import ApiSettings
 from delayed_queue.crontab import entries_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
+from delayed_queue.sections import SECTIONS, CallbackSettings
 
 SETTING: Final = "DELAYED_QUEUE"
 INSTRUMENT_METHODS: Final = ("offering", "handling")
@@ -49,6 +50,7 @@ class QueueSettings:
     ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
     them or to their classes.
     ``API``: a dict of the settings of the HTTP API.
+    ``CALLBACKS``: a dict of ``CallbackSettings``: how callbacks are made, what they may reach.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -66,6 +68,7 @@ class QueueSettings:
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Sequence[Any] = ()
     API: ApiSettings = field(default_factory=ApiSettings)
+    CALLBACKS: CallbackSettings = field(default_factory=CallbackSettings)
 
 
 def check_lease(duration: Any) -> timedelta:
@@ -103,6 +106,8 @@ def find_problems(configured: Any) -> list[Problem]:
     for key, nested in _NESTED.items():
         if isinstance(configured.get(key), dict):
             problems += _problems_in(f"{SETTING}[{key!r}]", configured[key], *nested)
+    for key in SECTIONS.keys() & configured.keys():
+        problems += _of_section(key, configured[key])
     return problems
 
 
@@ -122,6 +127,13 @@ def _unknown(name: str, key: Any, known: set[str]) -> Problem:
     close = get_close_matches(str(key).upper(), known, n=1)
     hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
     return Problem(str(key), f"{name} has an unknown key {key!r}.", hint)
+
+
+def _of_section(key: str, value: Any) -> list[Problem]:
+    return [
+        Problem(key, f"{SETTING}[{key!r}]{wrong}", hint)
+        for wrong, hint in SECTIONS[key].wrongs(value)
+    ]
 
 
 def _is_count(value: Any, most: int) -> bool:
@@ -200,6 +212,8 @@ def get_settings() -> QueueSettings:
 
 def _made(key: str, value: Any) -> Any:
     """Return a nested dict as its dataclass."""
+    if key in SECTIONS:
+        return SECTIONS[key].made(value)
     return _NESTED[key][0](**value) if key in _NESTED and isinstance(value, dict) else value
 
 
