@@ -52,8 +52,10 @@ class PayloadNotEncodable(InvalidMessage):
 class InvalidJob(InvalidMessage):
     """The job cannot be stored; ``errors`` has (path, message) for each field that is wrong."""
 
-    def __init__(self, errors: Sequence[tuple[str, str]] = ()) -> None:
-        super().__init__("; ".join(f"{path}: {message}" for path, message in errors) or None)
+    def __init__(self, message: str | None = None, errors: Sequence[tuple[str, str]] = ()) -> None:
+        if message is None and errors:
+            message = "; ".join(f"{path}: {wrong}" for path, wrong in errors)
+        super().__init__(message)
         self.errors = tuple(errors)
 
 

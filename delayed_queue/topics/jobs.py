@@ -74,13 +74,16 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class AddedJob:
-    """What adding a job came to; None as the outcome is a job that existed, and was to fail."""
+    """What adding a job came to; None as the outcome is a job that existed, and was to fail.
+
+    Of such a one nothing else is told.
+    """
 
     job_id: str
     topic: str
     outcome: OfferOutcome | None
-    state: JobState
-    run_at: datetime | None
+    state: JobState | None = None
+    run_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +151,14 @@ def job_from(
     if delay is not None and schedule_at is not None:
         reader.errors.append(("runAt", "Give delay or runAt, not both."))
     payload = reader.read("body", partial(encode, CODEC), default=encode(CODEC, None))
+    checks: dict[str, Checked] = {**_IN_HEADERS, "url": partial(_url, check_url)}
     headers = {
         name: value
-        for name, check in {**_IN_HEADERS, "url": partial(_url, check_url)}.items()
+        for name, check in checks.items()
         if (value := reader.read(name, check)) is not None
     }
     if reader.errors:
-        raise InvalidJob(reader.errors)
+        raise InvalidJob(errors=reader.errors)
     way = Way.CALLBACK if "url" in headers else Way.PULLED
     sealed = encode_headers(headers_for(topic, headers or None))
     return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0)
