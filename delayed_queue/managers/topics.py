@@ -107,8 +107,7 @@ def locking_jobs(topic_lock: int, job_locks: Sequence[int]) -> Step:
 class TopicManager(models.Manager[M]):
     """The statements of topics and jobs, in the manner of MessageManager.
 
-    ``ways`` are those of ``topics.kinds.Way`` whose kinds are meant; ``topic_lock`` and
-    ``job_locks`` the numbers that ``topics.locks`` makes of names.
+    ``topic_lock`` and ``job_locks`` are the numbers that ``topics.locks`` makes of names.
     """
 
     def create_once(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
@@ -128,14 +127,11 @@ class TopicManager(models.Manager[M]):
         """Hold the number of shards for a change, until the end of the transaction."""
         fetch(using, sql.LOCK_TOPIC, {"topic_lock": topic_lock})
 
-    def configure(
-        self, topic: TopicRow, leaving: Sequence[str], *, using: str = DEFAULT_DB_ALIAS
-    ) -> bool:
-        """Change a topic; return False when one of the kinds that would go has jobs."""
+    def configure(self, topic: TopicRow, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Change a topic; return False when there is none of that name."""
         _, shards, ladder, jitter, ttr = topic
         params = {
-            "topic": topic.name, "shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr,
-            "leaving": list(leaving),
+            "topic": topic.name, "shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr
         }  # fmt: skip
         return bool(fetch(using, sql.CONFIGURE_TOPIC, params))
 
@@ -163,18 +159,15 @@ class TopicManager(models.Manager[M]):
             return None
         return [AddedRow._make(row[1:]) for row in rows if row[1] is not None]
 
-    def find(
-        self, topic: str, key: str, ways: Sequence[str], *, using: str = DEFAULT_DB_ALIAS
-    ) -> JobRow | None:
+    def find(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> JobRow | None:
         """Return the living job of that id, or else its newest dead letter."""
-        rows = fetch(using, sql.FIND_JOB, {**_of_job(topic, key, ways), "now": None})
+        rows = fetch(using, sql.FIND_JOB, {**_of_job(topic, key), "now": None})
         return JobRow._make(rows[0]) if rows else None
 
     def drop(
         self,
         topic: str,
         key: str,
-        ways: Sequence[str],
         *,
         topic_lock: int,
         job_locks: Sequence[int],
@@ -185,7 +178,7 @@ class TopicManager(models.Manager[M]):
         Looks for it as a living one twice: one that dies meanwhile is found by the second look,
         one that is redriven meanwhile by the third.
         """
-        job = _of_job(topic, key, ways)
+        job = _of_job(topic, key)
         steps = [
             locking_jobs(topic_lock, job_locks),
             (sql.DROP_JOB, job),
@@ -213,17 +206,24 @@ class TopicManager(models.Manager[M]):
         rows = map(PoppedRow._make, fetch(using, sql.POP_JOBS, params))
         return sorted(rows, key=lambda row: (row.due_at, row.id))
 
+    def next_due(
+        self, kinds: Sequence[str], horizon: int, *, using: str = DEFAULT_DB_ALIAS
+    ) -> int | None:
+        """Return the milliseconds until the next job, if one falls due within the horizon."""
+        params = {"kinds": list(kinds), "horizon": horizon, "now": None}
+        found: int | None = fetch(using, sql.NEXT_JOB, params)[0][0]
+        return found
+
     def finish(
         self,
         topic: str,
         key: str,
         lease_id: str,
-        ways: Sequence[str],
         *,
         using: str = DEFAULT_DB_ALIAS,
     ) -> tuple[bool, bool]:
         """Delete the job under this lease; return whether it was, and whether there was one."""
-        params = {**_of_job(topic, key, ways), "lease_id": lease_id}
+        params = {**_of_job(topic, key), "lease_id": lease_id}
         finished, exists = fetch(using, sql.FINISH_JOB, params)[0]
         return finished, exists
 
@@ -238,25 +238,22 @@ class TopicManager(models.Manager[M]):
         rows = fetch(using, sql.READ_DEAD_JOB, {"id": letter_id})
         return DeadJobRow._make(rows[0]) if rows else None
 
-    def letters_of(
-        self, topic: str, key: str, ways: Sequence[str], *, using: str = DEFAULT_DB_ALIAS
-    ) -> list[int]:
+    def letters_of(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[int]:
         """Return the ids of the job's dead letters."""
-        rows = fetch(using, sql.JOB_LETTERS, _of_job(topic, key, ways))
+        rows = fetch(using, sql.JOB_LETTERS, _of_job(topic, key))
         return [row[0] for row in rows]
 
     def kick(
         self,
         topic: str,
         ids: Sequence[int],
-        ways: Sequence[str],
         *,
         topic_lock: int,
         job_locks: Sequence[int],
         using: str = DEFAULT_DB_ALIAS,
     ) -> dict[int, str]:
         """Put dead jobs back under their locks, due now; return the kind of each that went."""
-        params = {"topic": topic, "ways": list(ways), "ids": list(ids), "now": None}
+        params = {"topic": topic, "ids": list(ids), "now": None}
         steps: list[Step] = [locking_jobs(topic_lock, job_locks), (sql.KICK_JOBS, params)]
         return dict(fetch_all(using, steps)[1])
 
@@ -306,8 +303,8 @@ class IdempotencyKeyManager(models.Manager[M]):
         return execute(using, sql.PRUNE_ANSWERS, {"age": age, "limit": limit, "now": None})
 
 
-def _of_job(topic: str, key: str, ways: Sequence[str]) -> dict[str, Any]:
-    return {"topic": topic, "key": key, "ways": list(ways)}
+def _of_job(topic: str, key: str) -> dict[str, Any]:
+    return {"topic": topic, "key": key}
 
 
 def _adding(
