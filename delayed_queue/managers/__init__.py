@@ -27,6 +27,7 @@ from delayed_queue.managers.steps import (
     releasing,
     returning_leases,
     run,
+    trying_alone,
 )
 from delayed_queue.managers.workers import (
     EnlistedRow,
@@ -65,4 +66,5 @@ __all__ = [
     "releasing",
     "returning_leases",
     "run",
+    "trying_alone",
 ]

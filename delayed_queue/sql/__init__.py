@@ -33,6 +33,7 @@ from delayed_queue.sql.leasing import (
     ACKNOWLEDGE_MEMBERS,
     BURY,
     CLAIM,
+    CLAIM_STRICT,
     CONSUME,
     COUNT_CRASH,
     EXPIRE,
@@ -42,6 +43,7 @@ from delayed_queue.sql.leasing import (
     RELEASE,
     RELEASE_LEASES,
     RESTORE,
+    TRY_ALONE,
 )
 from delayed_queue.sql.letters import (
     DEAD_LETTER_IDS,
@@ -77,6 +79,7 @@ __all__ = [
     "BEAT",
     "BURY",
     "CLAIM",
+    "CLAIM_STRICT",
     "CONSUME",
     "CONTAINS",
     "COUNT_CRASH",
@@ -118,4 +121,5 @@ __all__ = [
     "SAVE_SCHEDULE",
     "STATS",
     "THROUGHPUT",
+    "TRY_ALONE",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, InvalidMessage
 from delayed_queue.handlers import (
     Handler,
@@ -167,3 +168,15 @@ class TestErrorTexts:
                 raise ValueError("no")
 
         assert "Unprintable" in error_text(Unprintable())
+
+
+def test_a_mode_of_claiming_that_does_not_exist_is_refused():
+    with pytest.raises(InvalidConfiguration, match="one of fast, strict, not 'slow'"):
+        handler("orders", claim="slow")
+    with pytest.raises(InvalidConfiguration, match="one of fast, strict"):
+        DelayedQueue("orders", claim="slow")
+
+
+def test_a_transactional_handler_cannot_claim_strictly():
+    with pytest.raises(InvalidConfiguration, match="no two handlers would run at a time"):
+        handler("orders", transactional=True, claim="strict")(lambda envelope: None)
