@@ -27,6 +27,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "delayed_queue",
     "example_project",
+    "example_project.notifications",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
