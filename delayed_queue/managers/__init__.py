@@ -13,6 +13,7 @@ from delayed_queue.managers.messages import (
     StoredRow,
 )
 from delayed_queue.managers.pauses import PausedQueueManager
+from delayed_queue.managers.rates import PermitsRow, RateManager
 from delayed_queue.managers.schedules import ScheduleManager, ScheduleRow, TickRow
 from delayed_queue.managers.steps import (
     NO_FLOOR,
@@ -46,6 +47,8 @@ __all__ = [
     "MessageManager",
     "OverviewRow",
     "PausedQueueManager",
+    "PermitsRow",
+    "RateManager",
     "RedrivenRow",
     "ScheduleManager",
     "ScheduleRow",

@@ -10,12 +10,14 @@ from delayed_queue.models.queue import (
     Schedule,
     Worker,
 )
+from delayed_queue.models.rates import Rate
 
 __all__ = [
     "DeadLetter",
     "LongNamedIndex",
     "Message",
     "PausedQueue",
+    "Rate",
     "Schedule",
     "Worker",
 ]

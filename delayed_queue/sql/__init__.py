@@ -60,6 +60,7 @@ from delayed_queue.sql.offering import (
     OFFER_OR_UPDATE,
 )
 from delayed_queue.sql.pauses import IS_PAUSED, PAUSE, RESUME
+from delayed_queue.sql.rates import TAKE_PERMITS
 from delayed_queue.sql.schedules import (
     DESCRIBE_SCHEDULE,
     DESCRIBED_SCHEDULES,
@@ -120,6 +121,7 @@ __all__ = [
     "RETIRE",
     "SAVE_SCHEDULE",
     "STATS",
+    "TAKE_PERMITS",
     "THROUGHPUT",
     "TRY_ALONE",
 ]

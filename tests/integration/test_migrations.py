@@ -30,6 +30,7 @@ TABLES: Final = [
     "delayed_queue_schedule",
     "delayed_queue_worker",
     "delayed_queue_paused",
+    "delayed_queue_rate",
 ]
 
 # The seed's columns, in its order: name, type, length, whether NULL is allowed.

@@ -17,6 +17,7 @@ DESCRIBED: Final = "schedule_described"
 WORKERS: Final = "delayed_queue_worker_pkey"
 HEARTBEATS: Final = "worker_heartbeat"
 PAUSES: Final = "paused_kind"
+RATES: Final = "rate_name"
 DEAD_PRIMARY: Final = "delayed_queue_dead_letter_pkey"
 DEAD_DIED: Final = "dead_letter_kind_died"
 DEAD_IDS: Final = "dead_letter_kind_id"
@@ -49,7 +50,16 @@ class Case:
         kind = str(self.params.get("kind")).partition("|")[0]
         rest = [
             str(self.params[name])
-            for name in ("key", "key_prefix", "lease_id", "reason", "overwrite", "floor", "horizon")
+            for name in (
+                "key",
+                "name",
+                "key_prefix",
+                "lease_id",
+                "reason",
+                "overwrite",
+                "floor",
+                "horizon",
+            )
             if name in self.params
         ]
         return "-".join([self.statement, kind, str(self.n), *rest])
@@ -317,6 +327,16 @@ def pauses() -> list[Case]:
     ]  # fmt: skip
 
 
+def rates() -> list[Case]:
+    permit = {"least": 1, "most": 100, "interval": 1000.0, "burst": 100_000, "now": NOW * 1000}
+    return [
+        # Granted, refused, and a bucket that is new.
+        Case("TAKE_PERMITS", {**permit, "name": name}, {RATES}, rows=4, buffers=60)
+        for name in ("rate-10", "rate-10010", "new")
+    ]
+
+
 CASES: Final = [
-    *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(), *pauses()
+    *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(),
+    *pauses(), *rates(),
 ]  # fmt: skip

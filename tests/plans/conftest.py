@@ -13,7 +13,7 @@ NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
-    "delayed_queue_paused"
+    "delayed_queue_paused, delayed_queue_rate"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -100,6 +100,12 @@ INSERT INTO delayed_queue_paused ("pKind", "pausedAt", "pausedBy", reason)
 SELECT 'paused-' || n || '|json', %(now)s, 'operator', 'maintenance'
 FROM generate_series(1, 2000) AS n
 """
+# Half of the buckets are full, half are booked for longer than their burst.
+_RATES: Final = """
+INSERT INTO delayed_queue_rate (name, "bookedUntil")
+SELECT 'rate-' || n, %(now)s::bigint * 1000 + CASE WHEN n < 10000 THEN -1000 ELSE 200000 END
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
+"""
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +127,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
                 [_TABLES.split(", ")],
             )
             connection.execute("SET LOCAL jit = off")
-            for rows in (_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES):
+            for rows in (_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _RATES):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
             yield connection
     finally:
