@@ -5,11 +5,13 @@
     DelayedQueueError
     ├── InvalidConfiguration      a queue, policy, handler or worker was described wrongly
     ├── InvalidMessage            a message was refused before any SQL ran
-    │   └── PayloadNotEncodable   the codec cannot turn the payload into bytes
+    │   ├── PayloadNotEncodable   the codec cannot turn the payload into bytes
+    │   └── UrlRefused            a callback must not be sent to this url
     ├── PayloadNotDecodable       stored bytes do not decode; the message becomes a dead letter
     ├── ConfirmationRequired      a destructive call came without its exact confirmation
     ├── HandlerNotFound           a worker was asked for a queue that no handler serves
     ├── HandlerTimeout            a handler took longer than its timeout; the attempt failed
+    ├── SecretNotReadable         no key in force opens the sealed secret of an endpoint
     ├── SchemaMismatch            the tables are of another version than the package
     └── ResourceUnavailable       the database stayed unreachable through every retry
         └── OutcomeUnknown        it went away mid-write: the write may or may not have happened
@@ -44,6 +46,10 @@ class PayloadNotEncodable(InvalidMessage):
     """The payload cannot be encoded by the queue's codec; nothing was sent to the database."""
 
 
+class UrlRefused(InvalidMessage):
+    """A callback must not be sent to this url."""
+
+
 class PayloadNotDecodable(DelayedQueueError, ValueError):
     """The stored payload cannot be decoded by the queue's codec."""
 
@@ -58,6 +64,10 @@ class HandlerNotFound(DelayedQueueError, LookupError):
 
 class HandlerTimeout(DelayedQueueError, TimeoutError):
     """The handler took longer than its timeout."""
+
+
+class SecretNotReadable(DelayedQueueError):
+    """No key in force opens the sealed secret."""
 
 
 class SchemaMismatch(DelayedQueueError):

@@ -40,6 +40,7 @@ from delayed_queue.queues.cron import CronService, InstallerHandle
 from delayed_queue.queues.tickplans import TickReport
 from delayed_queue.retries import Backoff
 from delayed_queue.schedules import Schedule, ZonedSchedule
+from delayed_queue.sections import CallbackSettings
 from tests import documents
 from tests.documents import DOCS, ROOT
 
@@ -60,7 +61,7 @@ HOMES = {
 PAGES = [pytest.param(page, id=documents.name_of(page)) for page in documents.pages()]
 VALUES: dict[str, Any] = {
     "timedelta": timedelta, "datetime": datetime, "UTC": UTC,
-    "RetryPolicy": RetryPolicy, "Backoff": Backoff,
+    "RetryPolicy": RetryPolicy, "Backoff": Backoff, "CallbackSettings": CallbackSettings,
 }  # fmt: skip
 
 
@@ -76,7 +77,9 @@ def defaults_of(cls: Any) -> dict[str, Any]:
 
 class TestSettings:
     @pytest.mark.parametrize(
-        ("header", "cls"), [("key", QueueSettings), ("field", Backoff)], ids=str
+        ("header", "cls"),
+        [("key", QueueSettings), ("field", Backoff), ("callbacks key", CallbackSettings)],
+        ids=str,
     )
     def test_keys_and_defaults_are_those_of_the_code(self, header: str, cls: Any) -> None:
         rows = documents.table(SETTINGS, header, "default", "meaning")
