@@ -35,14 +35,33 @@ class Snooze(HandlerSignal):
         self.delay = delay
 
 
-class Reject(HandlerSignal):
-    """Move the message to the dead letters at once: trying again would not help."""
+class Retry(HandlerSignal):
+    """Deliver the message again after this delay instead of the policy's; the attempt failed.
 
-    def __init__(self, reason: str) -> None:
+    For handlers that know better than a policy: the other side said when, or the waits travel
+    with the message. The policy still says how many attempts there are. ``error`` is kept as the
+    message's error.
+    """
+
+    def __init__(self, delay: timedelta, error: str = "") -> None:
+        if not isinstance(delay, timedelta) or delay < timedelta(0):
+            raise InvalidConfiguration(f"Retry needs a timedelta ≥ 0, not {delay!r}.")
+        super().__init__(error or f"to be retried in {delay}")
+        self.delay = delay
+
+
+class Reject(HandlerSignal):
+    """Move the message to the dead letters at once: trying again would not help.
+
+    ``error`` is kept as the message's last error.
+    """
+
+    def __init__(self, reason: str, error: str = "") -> None:
         if not isinstance(reason, str):
             raise InvalidConfiguration(f"Reject needs a reason in words, not {reason!r}.")
         super().__init__(reason)
         self.reason = reason
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +83,12 @@ def judge(error: BaseException, attempt: int, policy: RetryPolicy) -> Verdict:
     if isinstance(error, Snooze):
         return Verdict(error.delay, counts=False)
     if isinstance(error, Reject):
-        return Verdict(None, error.reason)
+        return Verdict(None, error.reason, storable(error.error))
     delay = policy.delay_after(attempt)
     reason = f"attempts exhausted: {type(error).__name__}" if delay is None else ""
+    if isinstance(error, Retry):
+        # In its own words, and not with a traceback, which tells nothing but where it was raised.
+        return Verdict(None if delay is None else error.delay, reason, storable(str(error)))
     return Verdict(delay, reason, error_text(error))
 
 

@@ -146,8 +146,9 @@ class Polling(Leasing):
 
         Yields None when nothing is due. If the block raises, what it wrote on this connection
         is rolled back, the attempt is counted and the message retried or buried by policy,
-        all in that same transaction; the error then leaves the block, except ``Snooze`` and
-        ``Reject``. Cannot be used inside a transaction: the count must commit with it.
+        all in that same transaction; the error then leaves the block, except ``Snooze``,
+        ``Retry`` and ``Reject``. Cannot be used inside a transaction: the count must commit with
+        it.
         """
         failure: BaseException | None = None
         with self._transaction(durable=True):

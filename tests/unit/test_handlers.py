@@ -13,6 +13,7 @@ from delayed_queue.handlers import (
     Handler,
     Registry,
     Reject,
+    Retry,
     Snooze,
     Verdict,
     error_text,
@@ -132,6 +133,19 @@ class TestVerdicts:
         verdict = judge(Reject("no such customer"), 1, RetryPolicy.ladder("1m"))
         assert verdict == Verdict(None, "no such customer")
         assert verdict.is_dead
+
+    def test_q28_a_retry_counts_and_says_when(self):
+        verdict = judge(Retry(MINUTE, "busy\0"), 1, RetryPolicy.ladder("15s"))
+        assert verdict == Verdict(MINUTE, error="busy\ufffd")
+
+    def test_q28_a_retry_beyond_the_policy_is_final(self):
+        verdict = judge(Retry(MINUTE, "busy"), 2, RetryPolicy.ladder("15s"))
+        assert verdict == Verdict(None, "attempts exhausted: Retry", "busy")
+
+    @pytest.mark.parametrize("delay", [-MINUTE, 60, None, "1m"])
+    def test_a_retry_needs_a_delay(self, delay: Any):
+        with pytest.raises(InvalidConfiguration, match="Retry"):
+            Retry(delay)
 
     @pytest.mark.parametrize("delay", [-MINUTE, 60, None, "1m"])
     def test_a_snooze_needs_a_delay(self, delay: Any):
