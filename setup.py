@@ -52,6 +52,8 @@ EXTRAS["test"] = [
     "aiosmtpd>=1.4.6",
     "apprise>=1.9",
     "kombu>=5.4",
+    # Numbers in E.164 form, possible in their country.
+    "phonenumbers>=9",
     "uvicorn>=0.34",
     "opentelemetry-sdk>=1.29",
     "django-environ>=0.12",

@@ -106,7 +106,7 @@ def begin_many(
     """
     asked = sorted((each.key, each.lease_id) for each in envelopes)
     chosen = providers or {}
-    rows = _fetch(
+    rows = fetch(
         sql.BEGIN,
         {
             "ids": [key for key, _ in asked],
@@ -133,7 +133,7 @@ _ENDINGS: Final = {Status.EXPIRED: "expired", Status.CANCELLED: "suppressed"}
 def turn_to(begun: Begun, provider: str) -> bool:
     """Note that this provider is called next; False when the lease was lost, so call none."""
     params = {"id": begun.id, "lease_id": begun.lease_id, "provider": provider}
-    return bool(_fetch(sql.TURN_TO, params))
+    return bool(fetch(sql.TURN_TO, params))
 
 
 def finish(begun: Begun, calls: Sequence[Call]) -> Status | None:
@@ -171,9 +171,9 @@ def settle_many(settlements: Sequence[Settlement]) -> dict[uuid.UUID, Status]:
     params = _settlement_params(settlements) | _call_params(settlements)
     called = {each.begun.id for each in settlements if each.begun.callback_url}
     if not called:
-        return _statuses(_fetch(sql.SETTLE, params))
+        return _statuses(fetch(sql.SETTLE, params))
     with transaction.atomic():
-        statuses = _statuses(_fetch(sql.SETTLE, params))
+        statuses = _statuses(fetch(sql.SETTLE, params))
         offer_callbacks((id_, statuses[id_]) for id_ in called if id_ in statuses)
     return statuses
 
@@ -233,7 +233,7 @@ _CALLBACKS: Final = DelayedQueue(CALLBACK_QUEUE)
 @transaction.atomic
 def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
     """Cancel a notification that waits, and drop its message; False in any other state."""
-    rows = _fetch(sql.CANCEL, {"id": id_, "reason": reason})
+    rows = fetch(sql.CANCEL, {"id": id_, "reason": reason})
     for priority, channel, callback_url in rows:
         queue_of(priority, channel).drop_message(str(id_))
         if callback_url:
@@ -244,7 +244,7 @@ def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
 @transaction.atomic
 def retry(id_: uuid.UUID) -> bool:
     """Put a failed notification back into its queue; False in any other state, or too late."""
-    rows = _fetch(sql.RETRY, {"id": id_})
+    rows = fetch(sql.RETRY, {"id": id_})
     for priority, channel in rows:
         queue_of(priority, channel).offer_or_update(str(id_), None)
     return bool(rows)
@@ -253,14 +253,14 @@ def retry(id_: uuid.UUID) -> bool:
 @transaction.atomic
 def expire_overdue(limit: int = SWEEP_LIMIT) -> int:
     """Mark waiting notifications whose time is over; return how many, at most the limit."""
-    return _tell(_fetch(sql.EXPIRE, {"limit": limit}))
+    return _tell(fetch(sql.EXPIRE, {"limit": limit}))
 
 
 @transaction.atomic
 def fail_dead(limit: int = SWEEP_LIMIT) -> int:
     """Fail open notifications whose message became a dead letter; return how many."""
     kinds = [queue.kind for queue in _QUEUES.values()]
-    return sum(_tell(_fetch(sql.FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
+    return sum(_tell(fetch(sql.FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
 
 
 def _tell(ended: list[tuple[Any, ...]]) -> int:
@@ -268,7 +268,8 @@ def _tell(ended: list[tuple[Any, ...]]) -> int:
     return len(ended)
 
 
-def _fetch(statement: LiteralString, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def fetch(statement: LiteralString, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Run a statement and return its rows."""
     with connection.cursor() as cursor:
         cursor.execute(statement, params)
         rows: list[tuple[Any, ...]] = cursor.fetchall()

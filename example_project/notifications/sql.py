@@ -223,3 +223,51 @@ SET notification_id = EXCLUDED.notification_id, until = EXCLUDED.until
 WHERE held.until <= statement_timestamp()
 RETURNING key
 """
+
+# The notifications that hold those keys. Reads: notification_dedupe, the primary key.
+HOLDERS: Final[LiteralString] = """
+SELECT held.key, n.id, n.status
+FROM notifications_dedupeclaim AS held
+JOIN notifications_notification AS n ON n.id = held.notification_id
+WHERE held.tenant = %(tenant)s
+    AND held.key = ANY (%(keys)s::text[])
+"""
+
+# Store accepted requests in their order; those for suppressed recipients end at once.
+# Reads: notification_suppression.
+INSERT: Final[LiteralString] = """
+INSERT INTO notifications_notification (
+    id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
+    template_version, subject, body, html, send_at, expires_at, dedupe_key, callback_url, status,
+    outcome, ended_at, attempts, provider, provider_id, error_class
+)
+SELECT
+    id, %(tenant)s, %(source)s, channel, priority, category, recipient, recipient_hash, template,
+    template_version, subject, body, html, COALESCE(send_at, statement_timestamp()), expires_at,
+    dedupe_key, callback_url,
+    CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
+    CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
+    CASE WHEN is_suppressed THEN statement_timestamp() END,
+    0, '', '', ''
+FROM unnest(
+    %(ids)s::uuid[], %(channels)s::text[], %(priorities)s::text[], %(categories)s::text[],
+    %(recipients)s::text[], %(recipient_hashes)s::bytea[], %(templates)s::text[],
+    %(template_versions)s::int[], %(subjects)s::text[], %(bodies)s::text[], %(htmls)s::text[],
+    %(send_ats)s::timestamptz[], %(expires_ats)s::timestamptz[], %(dedupe_keys)s::text[],
+    %(callback_urls)s::text[]
+) WITH ORDINALITY AS request (
+    id, channel, priority, category, recipient, recipient_hash, template, template_version,
+    subject, body, html, send_at, expires_at, dedupe_key, callback_url, place
+)
+CROSS JOIN LATERAL (
+    SELECT EXISTS (
+        SELECT 1
+        FROM notifications_suppression AS s
+        WHERE s.channel = request.channel
+            AND s.recipient_hash = request.recipient_hash
+            AND s.category IN ('', request.category)
+    ) AS is_suppressed
+) AS suppression
+ORDER BY place
+RETURNING id, status
+"""

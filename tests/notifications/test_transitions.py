@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import IntegrityError, transaction
 
+from delayed_queue import DelayedQueue
 from example_project.notifications import services
 from example_project.notifications.models import (
     Delivery,
@@ -209,7 +210,7 @@ def test_n3_each_end_offers_its_callback(end):
         if begun is not None:
             services.finish(begun, [SENT])
     notification.refresh_from_db()
-    callback = services.DelayedQueue(services.CALLBACK_QUEUE).try_poll()
+    callback = DelayedQueue(services.CALLBACK_QUEUE).try_poll()
     assert callback is not None
     assert callback.payload == {"id": str(notification.id), "status": notification.status}
 
