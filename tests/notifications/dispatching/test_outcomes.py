@@ -339,7 +339,7 @@ def test_n7_no_transaction_is_open_while_a_provider_is_called(
 def test_n4_what_is_logged_names_neither_recipient_nor_content(
     dispatch: dict[str, Any], sms: FakeSms, caplog: pytest.LogCaptureFixture
 ):
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, logger="delayed_queue"):
         enqueue(recipient="550+secret@example.org", body="classified", subject="hidden")
         enqueue_sms("[503,1] classified")
         dispatch_all(2)
