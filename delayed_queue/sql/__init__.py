@@ -33,6 +33,7 @@ from delayed_queue.sql.leasing import (
     ACKNOWLEDGE_MEMBERS,
     BURY,
     CLAIM,
+    CLAIM_STRICT,
     CONSUME,
     COUNT_CRASH,
     EXPIRE,
@@ -42,6 +43,7 @@ from delayed_queue.sql.leasing import (
     RELEASE,
     RELEASE_LEASES,
     RESTORE,
+    TRY_ALONE,
 )
 from delayed_queue.sql.letters import (
     DEAD_LETTER_IDS,
@@ -105,6 +107,7 @@ __all__ = [
     "BEAT",
     "BURY",
     "CLAIM",
+    "CLAIM_STRICT",
     "CONFIGURE_TOPIC",
     "CONSUME",
     "CONTAINS",
@@ -169,6 +172,7 @@ __all__ = [
     "TAKE_PERMITS",
     "THROUGHPUT",
     "TOPICS",
+    "TRY_ALONE",
     "TRY_KEY",
     "USE_TOKEN",
 ]

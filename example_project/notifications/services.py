@@ -26,7 +26,10 @@ SWEEP_LIMIT: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A notification in hand: what a dispatcher needs to send it, and the lease to name."""
+    """A notification in hand: what a dispatcher needs to send it, and the lease to name.
+
+    ``provider`` is to be called now; when ``in_doubt`` it was called before, and may have sent it.
+    """
 
     id: uuid.UUID
     lease_id: uuid.UUID
@@ -43,6 +46,8 @@ class Begun:
     callback_url: str = field(repr=False)
     attempt: int
     was_interrupted: bool
+    provider: str
+    in_doubt: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +97,22 @@ def begin(envelope: Envelope) -> Begun | None:
     return begin_many([envelope]).get(envelope.key)
 
 
-def begin_many(envelopes: Iterable[Envelope]) -> dict[str, Begun]:
-    """Take notifications in hand with one statement; return those to be sent, by key."""
-    pairs = sorted((each.key, each.lease_id) for each in envelopes)
+def begin_many(
+    envelopes: Iterable[Envelope], providers: Mapping[str, str] | None = None
+) -> dict[str, Begun]:
+    """Take notifications in hand with one statement; return those to be sent, by key.
+
+    ``providers`` are those about to be called, by key.
+    """
+    asked = sorted((each.key, each.lease_id) for each in envelopes)
+    chosen = providers or {}
     rows = fetch(
-        sql.BEGIN, {"ids": [key for key, _ in pairs], "leases": [lease for _, lease in pairs]}
+        sql.BEGIN,
+        {
+            "ids": [key for key, _ in asked],
+            "leases": [lease for _, lease in asked],
+            "providers": [chosen.get(key, "") for key, _ in asked],
+        },
     )
     begun = [(Begun(*row[:-1]), Status(row[-1])) for row in rows]
     ended = [
@@ -109,7 +125,15 @@ def begin_many(envelopes: Iterable[Envelope]) -> dict[str, Begun]:
     return {str(each.id): each for each, status in begun if status not in _ENDINGS}
 
 
+# The outcome of what waits for another attempt though its last may have been accepted.
+IN_DOUBT: Final = "in doubt"
 _ENDINGS: Final = {Status.EXPIRED: "expired", Status.CANCELLED: "suppressed"}
+
+
+def turn_to(begun: Begun, provider: str) -> bool:
+    """Note that this provider is called next; False when the lease was lost, so call none."""
+    params = {"id": begun.id, "lease_id": begun.lease_id, "provider": provider}
+    return bool(fetch(sql.TURN_TO, params))
 
 
 def finish(begun: Begun, calls: Sequence[Call]) -> Status | None:

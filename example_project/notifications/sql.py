@@ -9,19 +9,25 @@ from typing import Final, LiteralString
 # or suppressed, which the caller settles at once. One whose former dispatcher never wrote how it
 # ended (another lease) is taken over, and a delivery tells so. Twice under one lease changes
 # nothing, so that a lost answer can be asked for again.
+# "provider" is the one that is about to be called; it comes back as it is, unless the last call
+# may have been accepted ("in doubt"): then as the one that was called.
 # Rows are locked in the order of their ids: batches that overlap wait, and never for each other.
 # Expiry is by the clock, not the statement's start: the wait for a lock counts.
 # Reads: the primary key, notification_suppression.
 BEGIN: Final[LiteralString] = """
 WITH asked AS (
-    SELECT id, lease_id
-    FROM unnest(%(ids)s::uuid[], %(leases)s::uuid[]) AS asked (id, lease_id)
+    SELECT id, lease_id, provider
+    FROM unnest(%(ids)s::uuid[], %(leases)s::uuid[], %(providers)s::text[])
+        AS asked (id, lease_id, provider)
 ),
 held AS MATERIALIZED (
     SELECT
         n.id,
         asked.lease_id,
+        asked.provider,
         n.attempts,
+        n.outcome = 'in doubt' OR (n.status = 'PROCESSING' AND n.lease_id <> asked.lease_id)
+            AS in_doubt,
         n.lease_id IS DISTINCT FROM asked.lease_id AS is_new,
         n.status = 'PROCESSING' AND n.lease_id <> asked.lease_id AS was_interrupted,
         CASE
@@ -54,13 +60,26 @@ SET
     status = 'PROCESSING',
     lease_id = held.lease_id,
     attempts = n.attempts + CASE WHEN is_new AND verdict = 'PROCESSING' THEN 1 ELSE 0 END,
-    started_at = CASE WHEN is_new THEN clock_timestamp() ELSE n.started_at END
+    started_at = CASE WHEN is_new THEN clock_timestamp() ELSE n.started_at END,
+    provider = CASE WHEN is_new AND NOT in_doubt THEN held.provider ELSE n.provider END
 FROM held
 WHERE n.id = held.id
 RETURNING
     n.id, n.lease_id, n.tenant, n.channel, n.priority, n.category, n.recipient,
     n.recipient_hash, n.subject, n.body, n.html, n.expires_at, n.callback_url, n.attempts,
-    held.was_interrupted, held.verdict
+    held.was_interrupted, n.provider, held.in_doubt, held.verdict
+"""
+
+# Note which provider is called next, before it is: after a crash it is the one that may have the
+# message. Fenced like SETTLE; no row comes back when the lease was lost, and then none may be.
+# Reads: the primary key.
+TURN_TO: Final[LiteralString] = """
+UPDATE notifications_notification
+SET provider = %(provider)s
+WHERE id = %(id)s
+    AND status = 'PROCESSING'
+    AND lease_id = %(lease_id)s
+RETURNING id
 """
 
 # Write how attempts ended, with a delivery for each call of a provider. Fenced: only while the

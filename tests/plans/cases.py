@@ -127,9 +127,12 @@ def claims() -> list[Case]:
     return [
         *(
             Case(name, {**each, **more}, {DUE, PRIMARY, PAUSES}, n=each["limit"], **cost)
-            for name, more in (("CLAIM", lease), ("CONSUME", {}))
+            for name, more in (
+                ("CLAIM", lease), ("CLAIM_STRICT", {**lease, "waits": False}), ("CONSUME", {}),
+            )
             for each in due
         ),
+        Case("TRY_ALONE", {"kind": "bulk|json"}, set(), rows=0),
         *(
             Case("NEXT_DUE", {"kind": kind, "now": now, "horizon": horizon}, {DUE}, rows=1)
             for horizon in (3_000, LEASE)
