@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from delayed_queue.crontab import CronEntry as CronEntry
     from delayed_queue.exceptions import DelayedQueueError as DelayedQueueError
     from delayed_queue.handlers import Reject as Reject
+    from delayed_queue.handlers import Retry as Retry
     from delayed_queue.handlers import Snooze as Snooze
     from delayed_queue.handlers import handler as handler
     from delayed_queue.messages import Batch as Batch
@@ -40,6 +41,7 @@ _HOMES = {
     "OfferOutcome": "messages",
     "PeriodicSchedule": "schedules",
     "Reject": "handlers",
+    "Retry": "handlers",
     "RetryPolicy": "retries",
     "ScheduledMessage": "messages",
     "Snooze": "handlers",

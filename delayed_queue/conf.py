@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
@@ -12,20 +12,15 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.signals import setting_changed
 
-from delayed_queue import apisettings
-from delayed_queue.apisettings import ApiSettings
 from delayed_queue.crontab import entries_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
+from delayed_queue.sections import SECTIONS, ApiSettings, CallbackSettings
 
 SETTING: Final = "DELAYED_QUEUE"
 INSTRUMENT_METHODS: Final = ("offering", "handling")
 MAX_LEASE: Final = timedelta(days=3650)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-# Keys whose dicts are settings of their own: the dataclass, and what is wrong with a value.
-_NESTED: Final[dict[str, tuple[Any, Callable[[str, Any], str | None]]]] = {
-    "API": (ApiSettings, apisettings.what_is_wrong),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +44,7 @@ class QueueSettings:
     ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
     them or to their classes.
     ``API``: a dict of the settings of the HTTP API.
+    ``CALLBACKS``: a dict of ``CallbackSettings``: how callbacks are made, what they may reach.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -66,6 +62,7 @@ class QueueSettings:
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Sequence[Any] = ()
     API: ApiSettings = field(default_factory=ApiSettings)
+    CALLBACKS: CallbackSettings = field(default_factory=CallbackSettings)
 
 
 def check_lease(duration: Any) -> timedelta:
@@ -99,29 +96,29 @@ def find_problems(configured: Any) -> list[Problem]:
     """Return everything wrong with a DELAYED_QUEUE dict; an empty list when it can be used."""
     if not isinstance(configured, dict):
         return [Problem(SETTING, f"{SETTING} must be a dict.", f"Write {SETTING} = {{…}}.")]
-    problems = _problems_in(SETTING, configured, QueueSettings, _wrong)
-    for key, nested in _NESTED.items():
-        if isinstance(configured.get(key), dict):
-            problems += _problems_in(f"{SETTING}[{key!r}]", configured[key], *nested)
-    return problems
-
-
-def _problems_in(
-    name: str, configured: dict[Any, Any], cls: Any, rule: Callable[[str, Any], str | None]
-) -> list[Problem]:
-    known = {each.name for each in fields(cls)}
-    problems = [_unknown(name, key, known) for key in configured if key not in known]
+    known = {each.name for each in fields(QueueSettings)}
+    problems = [_unknown(key, known) for key in configured if key not in known]
     for key, value in configured.items():
-        wrong = rule(key, value) if key in known else None
+        if key in SECTIONS:
+            problems += _of_section(key, value)
+            continue
+        wrong = _wrong(key, value) if key in known else None
         if wrong is not None:
-            problems.append(Problem(key, f"{name}[{key!r}] is {value!r}.", wrong))
+            problems.append(Problem(key, f"{SETTING}[{key!r}] is {value!r}.", wrong))
     return problems
 
 
-def _unknown(name: str, key: Any, known: set[str]) -> Problem:
+def _unknown(key: Any, known: set[str]) -> Problem:
     close = get_close_matches(str(key).upper(), known, n=1)
     hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
-    return Problem(str(key), f"{name} has an unknown key {key!r}.", hint)
+    return Problem(str(key), f"{SETTING} has an unknown key {key!r}.", hint)
+
+
+def _of_section(key: str, value: Any) -> list[Problem]:
+    return [
+        Problem(key, f"{SETTING}[{key!r}]{wrong}", hint)
+        for wrong, hint in SECTIONS[key].wrongs(value)
+    ]
 
 
 def _is_count(value: Any, most: int) -> bool:
@@ -157,9 +154,6 @@ def _wrong(key: str, value: Any) -> str | None:
             entries_of(value)
     except DelayedQueueError as error:
         return str(error)
-    if key in _NESTED:
-        fits = isinstance(value, dict | _NESTED[key][0])
-        return None if fits else "It must be a dict."
     positive = isinstance(value, timedelta) and value >= timedelta(0)
     rules = {
         "RETRY_POLICY": (isinstance(value, RetryPolicy), "It must be a RetryPolicy."),
@@ -195,12 +189,8 @@ def get_settings() -> QueueSettings:
     problems = find_problems(configured)
     if problems:
         raise InvalidConfiguration(" ".join(f"{each.message} {each.hint}" for each in problems))
-    return QueueSettings(**{key: _made(key, value) for key, value in configured.items()})
-
-
-def _made(key: str, value: Any) -> Any:
-    """Return a nested dict as its dataclass."""
-    return _NESTED[key][0](**value) if key in _NESTED and isinstance(value, dict) else value
+    sections = {key: SECTIONS[key].made(configured[key]) for key in SECTIONS if key in configured}
+    return QueueSettings(**{**configured, **sections})
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

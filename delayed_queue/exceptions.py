@@ -6,11 +6,13 @@
     ├── InvalidConfiguration      a queue, policy, handler or worker was described wrongly
     ├── InvalidMessage            a message was refused before any SQL ran
     │   ├── PayloadNotEncodable   the codec cannot turn the payload into bytes
-    │   └── InvalidJob            a job was refused; its errors name the fields
+    │   ├── InvalidJob            a job was refused; its errors name the fields
+    │   └── UrlRefused            a callback must not be sent to this url
     ├── PayloadNotDecodable       stored bytes do not decode; the message becomes a dead letter
     ├── ConfirmationRequired      a destructive call came without its exact confirmation
     ├── HandlerNotFound           a worker was asked for a queue that no handler serves
     ├── HandlerTimeout            a handler took longer than its timeout; the attempt failed
+    ├── SecretNotReadable         no key in force opens the sealed secret of an endpoint
     ├── SchemaMismatch            the tables are of another version than the package
     └── ResourceUnavailable       the database stayed unreachable through every retry
         └── OutcomeUnknown        it went away mid-write: the write may or may not have happened
@@ -50,9 +52,15 @@ class PayloadNotEncodable(InvalidMessage):
 class InvalidJob(InvalidMessage):
     """The job cannot be stored; ``errors`` has (path, message) for each field that is wrong."""
 
-    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
-        super().__init__("; ".join(f"{path}: {message}" for path, message in errors))
+    def __init__(self, message: str | None = None, errors: Sequence[tuple[str, str]] = ()) -> None:
+        if message is None and errors:
+            message = "; ".join(f"{path}: {wrong}" for path, wrong in errors)
+        super().__init__(message)
         self.errors = tuple(errors)
+
+
+class UrlRefused(InvalidMessage):
+    """A callback must not be sent to this url."""
 
 
 class PayloadNotDecodable(DelayedQueueError, ValueError):
@@ -69,6 +77,10 @@ class HandlerNotFound(DelayedQueueError, LookupError):
 
 class HandlerTimeout(DelayedQueueError, TimeoutError):
     """The handler took longer than its timeout."""
+
+
+class SecretNotReadable(DelayedQueueError):
+    """No key in force opens the sealed secret."""
 
 
 class SchemaMismatch(DelayedQueueError):

@@ -15,6 +15,8 @@ from delayed_queue.payloads import Codec, check_kind, codec_named, kind_of
 from delayed_queue.retries import RetryPolicy
 
 MAX_ERROR_LENGTH: Final = 10_000
+# How messages are claimed: passing over what others are claiming, or one claim at a time.
+CLAIMS: Final = ("fast", "strict")
 HandlerFunction = Callable[[Envelope], Any]
 F = TypeVar("F", bound=HandlerFunction)
 
@@ -33,14 +35,33 @@ class Snooze(HandlerSignal):
         self.delay = delay
 
 
-class Reject(HandlerSignal):
-    """Move the message to the dead letters at once: trying again would not help."""
+class Retry(HandlerSignal):
+    """Deliver the message again after this delay instead of the policy's; the attempt failed.
 
-    def __init__(self, reason: str) -> None:
+    For handlers that know better than a policy: the other side said when, or the waits travel
+    with the message. The policy still says how many attempts there are. ``error`` is kept as the
+    message's error.
+    """
+
+    def __init__(self, delay: timedelta, error: str = "") -> None:
+        if not isinstance(delay, timedelta) or delay < timedelta(0):
+            raise InvalidConfiguration(f"Retry needs a timedelta ≥ 0, not {delay!r}.")
+        super().__init__(error or f"to be retried in {delay}")
+        self.delay = delay
+
+
+class Reject(HandlerSignal):
+    """Move the message to the dead letters at once: trying again would not help.
+
+    ``error`` is kept as the message's last error.
+    """
+
+    def __init__(self, reason: str, error: str = "") -> None:
         if not isinstance(reason, str):
             raise InvalidConfiguration(f"Reject needs a reason in words, not {reason!r}.")
         super().__init__(reason)
         self.reason = reason
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +83,12 @@ def judge(error: BaseException, attempt: int, policy: RetryPolicy) -> Verdict:
     if isinstance(error, Snooze):
         return Verdict(error.delay, counts=False)
     if isinstance(error, Reject):
-        return Verdict(None, error.reason)
+        return Verdict(None, error.reason, storable(error.error))
     delay = policy.delay_after(attempt)
     reason = f"attempts exhausted: {type(error).__name__}" if delay is None else ""
+    if isinstance(error, Retry):
+        # In its own words, and not with a traceback, which tells nothing but where it was raised.
+        return Verdict(None if delay is None else error.delay, reason, storable(str(error)))
     return Verdict(delay, reason, error_text(error))
 
 
@@ -92,6 +116,7 @@ class Handler:
     timeout: timedelta | None = None
     transactional: bool = False
     batch_size: int | None = None
+    claim: str = "fast"
 
     @property
     def is_async(self) -> bool:
@@ -150,6 +175,7 @@ def handler(
     timeout: timedelta | None = None,
     transactional: bool = False,
     batch_size: int | None = None,
+    claim: str = "fast",
 ) -> Callable[[F], F]:
     """Register the decorated function as the handler of a queue; return it unchanged.
 
@@ -158,22 +184,23 @@ def handler(
     ``timeout`` has failed: an async one is cancelled, the thread of another is given up.
     ``transactional`` commits what the handler writes together with the message's deletion, a
     batch at a time: exactly once, or not at all. ``batch_size`` is the most that one claim, or
-    one such transaction, takes.
+    one such transaction, takes. ``claim="strict"`` has one worker claim at a time.
     """
     chosen = codec_named(codec)
     check_kind(queue)
     stored_kind = check_kind(kind_of(queue, chosen) if kind is None else kind)
     _check_treatment(retry, lease, timeout, batch_size)
+    check_claim(claim)
 
     def register(function: F) -> F:
         if not callable(function):
             raise InvalidConfiguration(f"{function!r} is not callable, so it cannot handle.")
         if transactional:
-            _check_transactional(function, lease, timeout)
+            _check_transactional(function, lease, timeout, claim)
         registry.add(
             Handler(
                 queue, function, chosen, stored_kind, retry, lease, timeout, transactional,
-                batch_size,
+                batch_size, claim,
             )
         )  # fmt: skip
         return function
@@ -195,7 +222,14 @@ def _check_duration(name: str, duration: Any) -> None:
         raise InvalidConfiguration(f"{name} must be a positive timedelta, not {duration!r}.")
 
 
-def _check_transactional(function: Any, lease: Any, timeout: Any) -> None:
+def check_claim(claim: Any) -> str:
+    """Return the mode of claiming, or refuse what is none."""
+    if claim not in CLAIMS:
+        raise InvalidConfiguration(f"claim must be one of {', '.join(CLAIMS)}, not {claim!r}.")
+    return str(claim)
+
+
+def _check_transactional(function: Any, lease: Any, timeout: Any, claim: str) -> None:
     """Refuse what a transaction of Django's cannot give: it belongs to one thread."""
     if inspect.iscoroutinefunction(function):
         raise InvalidConfiguration(
@@ -206,4 +240,9 @@ def _check_transactional(function: Any, lease: Any, timeout: Any) -> None:
         raise InvalidConfiguration(
             "A transactional handler has no lease and no timeout: its message is held by the "
             "transaction. Limit that with PostgreSQL's transaction_timeout."
+        )
+    if claim != "fast":
+        raise InvalidConfiguration(
+            "A transactional handler takes its messages inside its transaction, which a strict "
+            "claim would have to itself: no two handlers would run at a time."
         )

@@ -49,6 +49,13 @@ def connect() -> None:
             signal.connect(receiver, dispatch_uid=_UID)
 
 
+def log_poll(queue: str, keys: Sequence[str]) -> None:
+    """Tell of one look at a queue, that found nothing too: how many, and which."""
+    if logger.isEnabledFor(logging.DEBUG):
+        listed = ",".join(map(quoted, keys))
+        logger.debug("event=polled queue=%s count=%s keys=%s", quoted(queue), len(keys), listed)
+
+
 def _log_leased(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
     for each in envelopes:
         logger.debug(

@@ -27,6 +27,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "delayed_queue",
     "example_project",
+    "example_project.notifications",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -96,3 +97,10 @@ LOGGING = {
 }
 
 DELAYED_QUEUE: dict[str, Any] = {}
+
+# The notification service; where the keys are explained: example_project/notifications/conf.py.
+NOTIFICATIONS: dict[str, Any] = {
+    "BROKER_URL": env.str("AMQP_URL", default="memory://"),
+    "BROKER_QUEUE": env.str("AMQP_QUEUE", default="notifications"),
+    "HASH_KEY": env.str("NOTIFICATIONS_HASH_KEY", default=""),
+}

@@ -1,4 +1,4 @@
-"""URLs of the example project: the admin, and the job API."""
+"""URLs of the example project: the admin, the job API, the notifications."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
 
+from example_project.notifications.api import api as notifications
+
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("admin/", admin.site.urls),
     path("queue/", include("delayed_queue.urls")),
+    path("v1/", notifications.urls),
 ]

@@ -10,8 +10,8 @@ from django.http import HttpRequest
 from ninja.operation import Operation
 
 from delayed_queue.api.problems import Problem
-from delayed_queue.apisettings import ApiSettings
 from delayed_queue.conf import get_settings
+from delayed_queue.sections import ApiSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 

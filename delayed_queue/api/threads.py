@@ -10,9 +10,10 @@ import asyncio
 import contextvars
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from django.db import connections
 
@@ -36,6 +37,10 @@ def pool() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
+# What the threads have opened, to be closed by another.
+_opened: Final[WeakSet[Any]] = WeakSet()
+
+
 def in_event_loop() -> bool:
     """Return whether the calling thread runs one: then it must not wait for the database."""
     try:
@@ -45,11 +50,24 @@ def in_event_loop() -> bool:
     return True
 
 
-async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what the function returns in a thread of the pool, with this context's variables."""
+def submit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Have the function called in a thread of the pool, with this context's variables."""
     context = contextvars.copy_context()
-    call = partial(context.run, _tended, partial(function, *args, **kwargs))
-    return await asyncio.get_running_loop().run_in_executor(pool(), call)
+    return pool().submit(context.run, _tended, partial(function, *args, **kwargs))
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what the function returns in a thread of the pool."""
+    return await asyncio.wrap_future(submit(function, *args, **kwargs))
+
+
+def close() -> None:
+    """Wait for the threads to end, and close their connections; a later call begins anew."""
+    pool().shutdown()
+    _pool.cache_clear()
+    for each in list(_opened):
+        each.inc_thread_sharing()
+        each.close()
 
 
 def _tended(call: Callable[[], T]) -> T:
@@ -58,4 +76,7 @@ def _tended(call: Callable[[], T]) -> T:
     for each in opened:
         each.close_at = None  # few threads, long lived: CONN_MAX_AGE is for the many
         each.close_if_unusable_or_obsolete()
-    return call()
+    try:
+        return call()
+    finally:
+        _opened.update(connections.all(initialized_only=True))

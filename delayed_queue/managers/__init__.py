@@ -28,6 +28,7 @@ from delayed_queue.managers.steps import (
     releasing,
     returning_leases,
     run,
+    trying_alone,
 )
 from delayed_queue.managers.tokens import ApiTokenManager, TokenRow
 from delayed_queue.managers.topics import (
@@ -91,4 +92,5 @@ __all__ = [
     "releasing",
     "returning_leases",
     "run",
+    "trying_alone",
 ]

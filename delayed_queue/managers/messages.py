@@ -165,12 +165,18 @@ class MessageManager(models.Manager[M]):
         lease_id: str,
         lease: int,
         *,
+        strict: bool = False,
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[LeasedRow]:
-        """Lease up to ``limit`` of the earliest due messages, earliest first."""
-        _, params = claiming(kind, limit, lease_id, lease_id, lease, now=now)
-        return list(map(LeasedRow._make, earliest_first(fetch(using, sql.CLAIM, params))))
+        """Lease up to ``limit`` of the earliest due messages, earliest first.
+
+        A strict claim waits until no other of the kind is being made.
+        """
+        statement, params = claiming(
+            kind, limit, lease_id, lease_id, lease, now=now, strict=strict, waits=True
+        )
+        return list(map(LeasedRow._make, earliest_first(fetch(using, statement, params))))
 
     def consume(
         self, kind: str, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS

@@ -28,17 +28,25 @@ def claiming(
     *,
     floor: int = NO_FLOOR,
     now: int | None = None,
+    strict: bool = False,
+    waits: bool = False,
 ) -> Step:
     """Lease up to ``limit`` of the earliest due messages from the floor on.
 
     Those whose last lease ran out unsettled come under ``retaken_id``, the others under
-    ``lease_id``. Answered by rows as of ``LeasedRow``, in no order.
+    ``lease_id``. Answered by rows as of ``LeasedRow``, in no order. A strict one is the only one
+    at a time: it waits for its turn, or finds nothing when it is not.
     """
     params = {
         "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
         "lease": lease, "floor": floor, "now": now,
     }  # fmt: skip
-    return sql.CLAIM, params
+    return (sql.CLAIM_STRICT, params | {"waits": waits}) if strict else (sql.CLAIM, params)
+
+
+def trying_alone(kind: str) -> Step:
+    """Answered by whether a strict claim behind it, in the same transaction, has its turn."""
+    return sql.TRY_ALONE, {"kind": kind}
 
 
 def earliest_first(rows: list[Row]) -> list[Row]:

@@ -127,14 +127,11 @@ class TopicManager(models.Manager[M]):
         """Hold the number of shards for a change, until the end of the transaction."""
         fetch(using, sql.LOCK_TOPIC, {"topic_lock": topic_lock})
 
-    def configure(
-        self, topic: TopicRow, leaving: Sequence[str], *, using: str = DEFAULT_DB_ALIAS
-    ) -> bool:
-        """Change a topic; return False when one of the kinds that would go has jobs."""
+    def configure(self, topic: TopicRow, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Change a topic; return False when there is none of that name."""
         _, shards, ladder, jitter, ttr = topic
         params = {
-            "topic": topic.name, "shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr,
-            "leaving": list(leaving),
+            "topic": topic.name, "shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr
         }  # fmt: skip
         return bool(fetch(using, sql.CONFIGURE_TOPIC, params))
 
@@ -208,6 +205,14 @@ class TopicManager(models.Manager[M]):
         }  # fmt: skip
         rows = map(PoppedRow._make, fetch(using, sql.POP_JOBS, params))
         return sorted(rows, key=lambda row: (row.due_at, row.id))
+
+    def next_due(
+        self, kinds: Sequence[str], horizon: int, *, using: str = DEFAULT_DB_ALIAS
+    ) -> int | None:
+        """Return the milliseconds until the next job, if one falls due within the horizon."""
+        params = {"kinds": list(kinds), "horizon": horizon, "now": None}
+        found: int | None = fetch(using, sql.NEXT_JOB, params)[0][0]
+        return found
 
     def finish(
         self,

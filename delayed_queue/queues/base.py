@@ -10,6 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue.conf import check_interval, check_lease, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.handlers import check_claim
 from delayed_queue.messages import MILLISECOND, to_milliseconds
 from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
 from delayed_queue.payloads import Codec, check_kind, codec_named, kind_of
@@ -36,6 +37,7 @@ class QueueBase:
         retry_policy: RetryPolicy | None = None,
         clock: Callable[[], datetime] | None = None,
         kind: str | None = None,
+        claim: str = "fast",
     ) -> None:
         defaults = get_settings()
         self._messages = Message.objects
@@ -56,6 +58,7 @@ class QueueBase:
         if not isinstance(self.retry_policy, RetryPolicy):
             raise InvalidConfiguration(f"retry_policy is {retry_policy!r}, not a RetryPolicy.")
         self.clock = clock
+        self.claim = check_claim(claim)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.kind}>"

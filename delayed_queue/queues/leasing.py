@@ -68,7 +68,7 @@ class Leasing(QueueBase):
     def fail(
         self, envelope: Envelope, error: BaseException, policy: RetryPolicy | None = None
     ) -> bool:
-        """Settle a failed attempt: retry or bury by policy, Snooze and Reject as they say."""
+        """Settle a failed attempt: retry or bury by policy, signals of handlers as they say."""
         return self.settle(envelope, judge(error, envelope.attempt, policy or self.retry_policy))
 
     def settle(self, envelope: Envelope, verdict: Verdict) -> bool:

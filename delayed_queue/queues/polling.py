@@ -16,6 +16,7 @@ from django.db import Error, OperationalError
 
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, error_text
+from delayed_queue.logs import log_poll
 from delayed_queue.managers import ConsumedRow, LeasedRow
 from delayed_queue.messages import MILLISECOND, Batch, Envelope
 from delayed_queue.payloads import decode
@@ -34,12 +35,15 @@ class Polling(Leasing):
     def try_poll_many(self, limit: int) -> Batch:
         """Lease up to ``limit`` of the earliest due messages under one lease id.
 
-        A message whose payload does not decode becomes a dead letter and is not returned.
+        A message whose payload does not decode becomes a dead letter and is not returned. On a
+        queue with ``claim="strict"`` it waits while another of the queue is being made, which in
+        a transaction of the caller's lasts to its end.
         """
         lease_id = ""
         envelopes: list[Envelope] = []
         while limit > 0 and not envelopes:
             lease_id, rows = self._repeat(partial(self._claim, limit))
+            log_poll(self.name, [row.key for row in rows])
             if not rows:
                 break
             envelopes = self.open_rows(rows, lease_id)
@@ -54,6 +58,7 @@ class Polling(Leasing):
             limit,
             lease_id,
             self.lease_duration // MILLISECOND,
+            strict=self.claim == "strict",
             now=self._now(),
             using=self.using,
         )
@@ -141,8 +146,9 @@ class Polling(Leasing):
 
         Yields None when nothing is due. If the block raises, what it wrote on this connection
         is rolled back, the attempt is counted and the message retried or buried by policy,
-        all in that same transaction; the error then leaves the block, except ``Snooze`` and
-        ``Reject``. Cannot be used inside a transaction: the count must commit with it.
+        all in that same transaction; the error then leaves the block, except ``Snooze``,
+        ``Retry`` and ``Reject``. Cannot be used inside a transaction: the count must commit with
+        it.
         """
         failure: BaseException | None = None
         with self._transaction(durable=True):

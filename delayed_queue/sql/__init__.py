@@ -33,6 +33,7 @@ from delayed_queue.sql.leasing import (
     ACKNOWLEDGE_MEMBERS,
     BURY,
     CLAIM,
+    CLAIM_STRICT,
     CONSUME,
     COUNT_CRASH,
     EXPIRE,
@@ -42,6 +43,7 @@ from delayed_queue.sql.leasing import (
     RELEASE,
     RELEASE_LEASES,
     RESTORE,
+    TRY_ALONE,
 )
 from delayed_queue.sql.letters import (
     DEAD_LETTER_IDS,
@@ -82,6 +84,7 @@ from delayed_queue.sql.topics import (
     KICK_JOBS,
     LOCK_JOBS,
     LOCK_TOPIC,
+    NEXT_JOB,
     PEEK_JOBS,
     POP_JOBS,
     PRUNE_ANSWERS,
@@ -104,6 +107,7 @@ __all__ = [
     "BEAT",
     "BURY",
     "CLAIM",
+    "CLAIM_STRICT",
     "CONFIGURE_TOPIC",
     "CONSUME",
     "CONTAINS",
@@ -136,6 +140,7 @@ __all__ = [
     "LOCK_SCHEDULE",
     "LOCK_TOPIC",
     "NEXT_DUE",
+    "NEXT_JOB",
     "NOTIFY",
     "OFFER_BATCH_IF_NOT_EXISTS",
     "OFFER_BATCH_OR_UPDATE",
@@ -167,6 +172,7 @@ __all__ = [
     "TAKE_PERMITS",
     "THROUGHPUT",
     "TOPICS",
+    "TRY_ALONE",
     "TRY_KEY",
     "USE_TOKEN",
 ]

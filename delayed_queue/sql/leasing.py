@@ -17,7 +17,7 @@ from delayed_queue.sql.fragments import CLOCK
 # Whether the queue is paused does not depend on the row: it is asked once, before the first.
 # Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n;
 # paused_kind, or the one page of that table.
-_EARLIEST_DUE: Final[LiteralString] = """
+_SELECTED: Final[LiteralString] = """
         SELECT id
         FROM (
             SELECT id
@@ -25,12 +25,37 @@ _EARLIEST_DUE: Final[LiteralString] = """
             WHERE "pKind" = %(kind)s
                 AND "scheduledAt" >= %(floor)s::bigint
                 AND "scheduledAt" <= (SELECT now FROM clock)
-                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)"""
+_IN_ORDER: Final[LiteralString] = """
             ORDER BY "scheduledAt", id
             LIMIT (SELECT %(limit)s::integer)
             FOR UPDATE SKIP LOCKED
         ) AS due
         LIMIT %(limit)s::integer"""
+_EARLIEST_DUE: Final[LiteralString] = _SELECTED + _IN_ORDER
+
+# The lock of a strict claim: one per kind, until the end of the transaction, so that it asks
+# nothing of a pooler and dies with its holder. The number keeps it apart from an application's
+# own advisory locks; kinds with one hash would wait for each other, and nothing worse.
+_LOCK: Final[LiteralString] = "hashtextextended(%(kind)s::text, 7310600482201519)"
+
+# Only once nobody else is claiming: waited for, or else no row is found. An InitPlan that is run
+# before the first row is read. The snapshot is older than the lock, which does no harm: a row
+# that the holder before us leased meanwhile is looked at again in its newest version when it is
+# locked, and is not due any more; it does not count for the limit.
+_ALONE: Final[LiteralString] = (
+    """
+                AND (
+                    SELECT CASE
+                        WHEN %(waits)s::boolean THEN pg_advisory_xact_lock("""
+    + _LOCK
+    + """) IS NOT NULL
+                        ELSE pg_try_advisory_xact_lock("""
+    + _LOCK
+    + """)
+                    END
+                )"""
+)
 
 # Lease the earliest due messages. The inner select is an ARRAY(...) InitPlan, so it runs once
 # and its LIMIT holds under every plan; as `id IN (SELECT …)` a nested loop may run it again and
@@ -39,7 +64,7 @@ _EARLIEST_DUE: Final[LiteralString] = """
 # held it: it gets a lease id of its own, by which a worker keeps it apart.
 # The rows come in no order: sorting them is cheaper for the caller than a CTE is here.
 # Reads: as _EARLIEST_DUE, then the primary key.
-CLAIM: Final[LiteralString] = (
+_LEASE: Final[LiteralString] = (
     CLOCK
     + """
 UPDATE delayed_queue
@@ -50,12 +75,27 @@ SET "lockUuid" = CASE
     "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
     attempts = attempts + 1
 WHERE id = ANY (ARRAY("""
-    + _EARLIEST_DUE
-    + """
+)
+_LEASED: Final[LiteralString] = """
 ))
 RETURNING
     id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
     headers::text, "lockUuid" = %(retaken_id)s::varchar
+"""
+CLAIM: Final[LiteralString] = _LEASE + _EARLIEST_DUE + _LEASED
+
+# The same, and no two at a time: of two claims of two that meet two messages, CLAIM may give
+# each one, because each passes over what the other has just locked; here one gets both and the
+# other none (N6). Still one statement. Reads: as CLAIM.
+CLAIM_STRICT: Final[LiteralString] = _LEASE + _SELECTED + _ALONE + _IN_ORDER + _LEASED
+
+# Whether a strict claim may be made now; then the lock is ours until the transaction ends, and
+# CLAIM_STRICT takes it again. Asked by who must tell "nothing is due" from "not my turn".
+TRY_ALONE: Final[LiteralString] = (
+    """
+SELECT pg_try_advisory_xact_lock("""
+    + _LOCK
+    + """)
 """
 )
 

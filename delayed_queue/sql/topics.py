@@ -11,6 +11,8 @@ from typing import Final, LiteralString
 from delayed_queue.sql.fragments import CLOCK, REPLACE
 
 # The kinds of a topic, as topics.kinds names them; one that has no row yet has one shard.
+# Elsewhere conditions stand inside COALESCE, where no index serves them, because a key has few
+# rows, and a kind or a lease may have many.
 _PLACES: Final[LiteralString] = """
 places AS MATERIALIZED (
     SELECT ARRAY(
@@ -65,16 +67,18 @@ WHERE name = %(topic)s
 # Reads: topic_name.
 TOPICS: Final[LiteralString] = """
 SELECT name, shards, ladder, jitter, ttr
-FROM delayed_queue_topic
-WHERE name > %(after)s
+FROM (
+    SELECT name, shards, ladder, jitter, ttr
+    FROM delayed_queue_topic
+    WHERE name > %(after)s
+    ORDER BY name
+    LIMIT (SELECT %(limit)s::integer)
+) AS next
 ORDER BY name
 LIMIT %(limit)s::integer
 """
 
-# Change a topic under LOCK_TOPIC. A row is the change; none means that a shard that would go
-# still has jobs, dead ones included: no look-up would find them.
-# Reads: topic_name; delayed_queue__KindPlusScheduledAtIndex, dead_letter_kind_id, a descent per
-# kind that would go.
+# Change a topic under LOCK_TOPIC. Reads: topic_name.
 CONFIGURE_TOPIC: Final[LiteralString] = """
 UPDATE delayed_queue_topic
 SET shards = %(shards)s::integer,
@@ -82,15 +86,6 @@ SET shards = %(shards)s::integer,
     jitter = %(jitter)s::float,
     ttr = %(ttr)s::bigint
 WHERE name = %(topic)s
-    AND NOT EXISTS (
-        SELECT 1
-        FROM unnest(%(leaving)b::text[]) AS kind
-        CROSS JOIN LATERAL (
-            (SELECT 1 FROM delayed_queue WHERE "pKind" = kind ORDER BY "scheduledAt", id LIMIT 1)
-            UNION ALL
-            (SELECT 1 FROM delayed_queue_dead_letter WHERE "pKind" = kind ORDER BY id LIMIT 1)
-        ) AS job
-    )
 RETURNING id
 """
 
@@ -235,7 +230,7 @@ UNION ALL
     FROM delayed_queue_dead_letter AS letter
     CROSS JOIN clock
     WHERE "pKey" = %(key)s
-        AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+        AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
 )
 ORDER BY 1, 2 DESC
 LIMIT 1
@@ -262,7 +257,7 @@ DROP_DEAD_JOB: Final[LiteralString] = (
     + """
 DELETE FROM delayed_queue_dead_letter
 WHERE "pKey" = %(key)s
-    AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+    AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
 RETURNING id
 """
 )
@@ -311,6 +306,25 @@ RETURNING id, "pKey", "pKind", payload, "dueAt", "scheduledAt", attempts, header
 """
 )
 
+# NEXT_DUE for several kinds: the earliest, or NULL.
+# Reads: delayed_queue__KindPlusScheduledAtIndex, one descent for each kind.
+NEXT_JOB: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT min(next."scheduledAt") - (SELECT now FROM clock)
+FROM unnest(%(kinds)b::text[]) AS queue (kind)
+CROSS JOIN LATERAL (
+    SELECT "scheduledAt"
+    FROM delayed_queue
+    WHERE "pKind" = queue.kind
+        AND "scheduledAt" > (SELECT now FROM clock)
+        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
+    ORDER BY "scheduledAt", id
+    LIMIT 1
+) AS next
+"""
+)
+
 # Delete a job that is under the lease, and say whether the topic has, or had, one of that id.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 FINISH_JOB: Final[LiteralString] = (
@@ -321,7 +335,7 @@ finished AS (
     DELETE FROM delayed_queue
     WHERE "pKey" = %(key)s
         AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
-        AND "lockUuid" = %(lease_id)s
+        AND COALESCE("lockUuid" = %(lease_id)s, false)
     RETURNING id
 )
 SELECT
@@ -336,7 +350,7 @@ SELECT
         SELECT 1
         FROM delayed_queue_dead_letter
         WHERE "pKey" = %(key)s
-            AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+            AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
     )
 """
 )
@@ -384,7 +398,7 @@ JOB_LETTERS: Final[LiteralString] = (
 SELECT id
 FROM delayed_queue_dead_letter
 WHERE "pKey" = %(key)s
-    AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+    AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
 """
 )
 

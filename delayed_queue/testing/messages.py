@@ -93,6 +93,7 @@ class InMemoryMessages(_Messages):
         lease_id: str,
         lease: int,
         *,
+        strict: bool = False,
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[LeasedRow]:

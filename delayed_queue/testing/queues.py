@@ -43,6 +43,7 @@ class InMemoryQueue(DelayedQueue):
         retry_policy: RetryPolicy | None = None,
         clock: Callable[[], datetime] | None = None,
         kind: str | None = None,
+        claim: str = "fast",
         store: InMemoryStore | None = None,
     ) -> None:
         super().__init__(
@@ -54,6 +55,7 @@ class InMemoryQueue(DelayedQueue):
             retry_policy=retry_policy,
             clock=clock,
             kind=kind,
+            claim=claim,
         )
         self.store = InMemoryStore() if store is None else store
         self._messages = InMemoryMessages(self.store)

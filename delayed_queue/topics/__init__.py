@@ -17,9 +17,11 @@ from delayed_queue.topics.catalogue import (
 from delayed_queue.topics.consuming import (
     bury_job,
     finish_job,
+    give_back,
     kinds_to_pop,
     pop_jobs,
     release_job,
+    seconds_to_next_job,
     touch_job,
 )
 from delayed_queue.topics.dead import (
@@ -76,6 +78,7 @@ __all__ = [
     "find_job",
     "finish_job",
     "forget_topics",
+    "give_back",
     "is_paused",
     "job_from",
     "kick_job",
@@ -91,6 +94,7 @@ __all__ = [
     "release_job",
     "replay",
     "resume_topic",
+    "seconds_to_next_job",
     "topic_stats",
     "touch_job",
     "treatment_of",

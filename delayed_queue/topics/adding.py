@@ -135,8 +135,9 @@ def _outcome(job: NewJob, row: AddedRow | None, if_exists: IfExists, using: str)
         outcome = OfferOutcome.CREATED if row.is_created else OfferOutcome.UPDATED
         due_at = from_milliseconds(row.scheduled_at)
         return AddedJob(job.job_id, job.topic, outcome, state, due_at)
-    outcome_of_existing = None if if_exists is IfExists.FAIL else OfferOutcome.IGNORED
+    if if_exists is IfExists.FAIL:
+        return AddedJob(job.job_id, job.topic, None)
     found = find_job(job.topic, job.job_id, using=using)
     if found is None:  # finished since
-        return AddedJob(job.job_id, job.topic, outcome_of_existing, JobState.READY, None)
-    return AddedJob(job.job_id, job.topic, outcome_of_existing, found.state, found.run_at)
+        return AddedJob(job.job_id, job.topic, OfferOutcome.IGNORED)
+    return AddedJob(job.job_id, job.topic, OfferOutcome.IGNORED, found.state, found.run_at)

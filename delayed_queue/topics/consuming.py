@@ -11,6 +11,8 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 from uuid import uuid4
 
@@ -111,7 +113,25 @@ def _open(row: PoppedRow, token: str, topic: TopicRow, using: str) -> PoppedJob 
     except PayloadNotDecodable as error:
         _bury(row.id, token, "payload not decodable", error_text(error), using)
         return None
-    return PoppedJob(row.key, body, attempt, token, from_milliseconds(row.leased_until))
+    until = from_milliseconds(row.leased_until)
+    return PoppedJob(row.key, body, attempt, token, until, row.id)
+
+
+def give_back(topic: str, jobs: Sequence[PoppedJob], *, using: str = DEFAULT_DB_ALIAS) -> None:
+    """Release jobs that no consumer has seen: due now, the attempt uncounted."""
+    for token, group in groupby(jobs, key=attrgetter("lease_token")):
+        ids = [job.message_id for job in group]
+        release = partial(Message.objects.release, token, ids, refund=1, using=using)
+        repeat(using, release)
+    wake(kinds_to_pop(topic, using=using), using=using)
+
+
+def seconds_to_next_job(kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> float:
+    """Return how long a consumer may sleep: to the next due time or the poll interval."""
+    interval = get_settings().POLL_INTERVAL
+    next_due = partial(Topic.objects.next_due, kinds, interval // MILLISECOND, using=using)
+    wait = repeat(using, next_due)
+    return interval.total_seconds() if wait is None else wait / 1000
 
 
 def finish_job(

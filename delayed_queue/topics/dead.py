@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -31,14 +31,14 @@ def dead_jobs(
     *,
     after: int = 0,
     limit: int = 100,
-    only: Iterable[str] | None = None,
+    covers: Callable[[str], bool] | None = None,
     using: str = DEFAULT_DB_ALIAS,
 ) -> list[DeadJob]:
     """Return the next dead jobs in id order behind ``after``, of a topic or of all.
 
-    ``only`` restricts all to those topics.
+    ``covers`` says of a topic whether it is meant.
     """
-    kinds = _kinds_of(topic, using) if topic is not None else _kinds_of_all(only, using)
+    kinds = _kinds_of(topic, using) if topic is not None else _kinds_of_all(covers, using)
     rows = repeat(using, partial(Topic.objects.dead, kinds, after, limit, using=using))
     return [_dead_job(row) for row in rows]
 
@@ -47,15 +47,14 @@ def _kinds_of(topic: str, using: str) -> list[str]:
     return kinds_of_topic(topic, read_topic(check_topic(topic), using=using).shards)
 
 
-def _kinds_of_all(only: Iterable[str] | None, using: str) -> list[str]:
-    chosen = None if only is None else set(only)
+def _kinds_of_all(covers: Callable[[str], bool] | None, using: str) -> list[str]:
     parsed = (
         (kind, parse_kind(kind)) for kind in DeadLetter.objects.kinds(MAX_LISTED, using=using)
     )
     return [
         kind
         for kind, place in parsed
-        if place is not None and (chosen is None or place.topic in chosen)
+        if place is not None and (covers is None or covers(place.topic))
     ]
 
 

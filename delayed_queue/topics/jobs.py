@@ -74,13 +74,16 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class AddedJob:
-    """What adding a job came to; None as the outcome is a job that existed, and was to fail."""
+    """What adding a job came to; None as the outcome is a job that existed, and was to fail.
+
+    Of such a one nothing else is told.
+    """
 
     job_id: str
     topic: str
     outcome: OfferOutcome | None
-    state: JobState
-    run_at: datetime | None
+    state: JobState | None = None
+    run_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ class PoppedJob:
     attempt: int
     lease_token: str = field(repr=False)
     expires_at: datetime
+    message_id: int = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +134,13 @@ class DeadJob:
     died_at: datetime
 
 
-def job_from(fields: Mapping[str, Any]) -> NewJob:
+def job_from(
+    fields: Mapping[str, Any], *, check_url: Callable[[str], object] | None = None
+) -> NewJob:
     """Return the job that the fields of a request describe.
 
-    Raises InvalidJob with an error for each field that is wrong, not for the first one alone.
+    ``check_url`` raises InvalidMessage for a url that must not be called. Raises InvalidJob with
+    an error for each field that is wrong, not for the first one alone.
     """
     reader = _Reader(fields)
     reader.refuse_unknown()
@@ -144,13 +151,14 @@ def job_from(fields: Mapping[str, Any]) -> NewJob:
     if delay is not None and schedule_at is not None:
         reader.errors.append(("runAt", "Give delay or runAt, not both."))
     payload = reader.read("body", partial(encode, CODEC), default=encode(CODEC, None))
+    checks: dict[str, Checked] = {**_IN_HEADERS, "url": partial(_url, check_url)}
     headers = {
         name: value
-        for name, check in _IN_HEADERS.items()
+        for name, check in checks.items()
         if (value := reader.read(name, check)) is not None
     }
     if reader.errors:
-        raise InvalidJob(reader.errors)
+        raise InvalidJob(errors=reader.errors)
     way = Way.CALLBACK if "url" in headers else Way.PULLED
     sealed = encode_headers(headers_for(topic, headers or None))
     return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0)
@@ -242,6 +250,13 @@ def check_url_text(url: Any) -> str:
     return url
 
 
+def _url(check: Callable[[str], object] | None, url: Any) -> str:
+    found = check_url_text(url)
+    if check is not None:
+        check(found)
+    return found
+
+
 def check_ttr(ttr: Any) -> int | float:
     if isinstance(ttr, bool) or not isinstance(ttr, int | float):
         raise InvalidMessage("A ttr is a number of seconds.")
@@ -265,7 +280,6 @@ def _refuse_controls(what: str, text: str) -> None:
 
 
 _IN_HEADERS: Final[dict[str, Checked]] = {
-    "url": check_url_text,
     "ladder": check_ladder,
     "ttr": check_ttr,
     "retry": check_retry,

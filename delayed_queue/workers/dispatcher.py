@@ -9,6 +9,7 @@ from typing import Any
 
 from delayed_queue import signals
 from delayed_queue.handlers import Reject
+from delayed_queue.logs import log_poll
 from delayed_queue.managers import Step, earliest_first
 from delayed_queue.messages import Envelope
 from delayed_queue.wakeups import Doorbell
@@ -34,6 +35,10 @@ class ClaimPlan:
         self.lease_id = str(uuid.uuid4())
         self.retaken_id = str(uuid.uuid4())
         self.steps: list[Step] = lane.claim_steps(self.look, self.lease_id, self.retaken_id)
+
+    def was_refused(self, answers: list[Rows]) -> bool:
+        """Return whether it is known that another worker was claiming, so that this one did not."""
+        return self.lane.is_strict and self.look.looks_ahead and not answers[-3][0][0]
 
 
 class Dispatcher:
@@ -126,6 +131,10 @@ class Dispatcher:
     def accept(self, plan: ClaimPlan, answers: list[Rows]) -> int:
         """Take over what a claim returned; return how many messages that was."""
         rows = earliest_first(answers[-1])
+        log_poll(plan.lane.queue.name, [row[1] for row in rows])
+        if not rows and plan.was_refused(answers):
+            plan.lane.wait_for_turn()
+            return 0
         ahead = answers[-2] if plan.look.looks_ahead else []
         latest = rows[-1][4] if rows else None
         plan.lane.end_look(plan.look, len(rows), latest, ahead[0][0] if ahead else None)

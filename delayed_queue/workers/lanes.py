@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Final
 from delayed_queue.exceptions import HandlerNotFound
 from delayed_queue.handlers import Handler, Registry
 from delayed_queue.instruments import wrap
-from delayed_queue.managers import NO_FLOOR, Step, claiming, looking_ahead
+from delayed_queue.managers import NO_FLOOR, Step, claiming, looking_ahead, trying_alone
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.queues import DelayedQueue
 from delayed_queue.retries import RetryPolicy
@@ -28,6 +29,9 @@ BACK_MS: Final = 15_000
 DEEP_LOOK_SHARE: Final = 200
 # At most so many poll intervals pass without a look from the start; without one back, one does.
 FULL_LOOK_INTERVALS: Final = 10
+# After how long, at most, a strict lane looks again that met another worker's claim: about what
+# the commit of one takes.
+TURN_SECONDS: Final = 0.005
 # What a look that took long is believed to cost the first time.
 DOUBT_SECONDS: Final = 0.005
 
@@ -87,6 +91,10 @@ class Lane:
         return None if timeout is None else timeout.total_seconds()
 
     @property
+    def is_strict(self) -> bool:
+        return self.handler.claim == "strict"
+
+    @property
     def longest_sleep(self) -> float:
         return self.queue.poll_interval.total_seconds()
 
@@ -103,11 +111,18 @@ class Lane:
         """Return the statements of a look that leases what it finds."""
         claim = claiming(
             self.queue.kind, look.limit, lease_id, retaken_id,
-            self.queue.lease_duration // MILLISECOND, floor=look.floor,
+            self.queue.lease_duration // MILLISECOND, floor=look.floor, strict=self.is_strict,
         )  # fmt: skip
         if not look.looks_ahead:
             return [claim]
-        return [looking_ahead(self.queue.kind, self.queue.poll_interval // MILLISECOND), claim]
+        ahead = looking_ahead(self.queue.kind, self.queue.poll_interval // MILLISECOND)
+        # Only before a sleep is it worth knowing why nothing was found.
+        turn = [trying_alone(self.queue.kind)] if self.is_strict else []
+        return [*turn, ahead, claim]
+
+    def wait_for_turn(self) -> None:
+        """Look again soon: nothing was found because another worker was claiming."""
+        self.look_at = time.monotonic() + random.uniform(0.2, 1.0) * TURN_SECONDS  # noqa: S311
 
     def end_look(
         self,
@@ -186,6 +201,7 @@ def _lane(handler: Handler, options: WorkerOptions) -> Lane:
         lease_duration=options.lease or handler.lease,
         poll_interval=options.poll_interval,
         retry_policy=handler.retry,
+        claim=handler.claim,
     )
     limit = min(options.batch_size, handler.batch_size or options.batch_size)
     return Lane(handler, queue, queue.retry_policy, wrap(handler), limit)

@@ -9,7 +9,15 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import IntegrityError, connection
 
-from delayed_queue import DelayedQueue, Envelope, Reject, RetryPolicy, ScheduledMessage, Snooze
+from delayed_queue import (
+    DelayedQueue,
+    Envelope,
+    Reject,
+    Retry,
+    RetryPolicy,
+    ScheduledMessage,
+    Snooze,
+)
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import handler, registry
 from delayed_queue.testing import (
@@ -45,6 +53,7 @@ def test_settles_each_answer_as_a_worker_does(make_queue: MakeQueue, manual_cloc
     answers: dict[str, Exception | None] = {
         "good": None,
         "broken": error,
+        "busy": Retry(MINUTE, "busy"),
         "early": Snooze(MINUTE),
         "hopeless": Reject("no such customer"),
     }
@@ -55,7 +64,9 @@ def test_settles_each_answer_as_a_worker_does(make_queue: MakeQueue, manual_cloc
 
     queue.offer_batch([ScheduledMessage(key, 1) for key in answers])
     drained = drain(queue, answer)
-    assert drained == Drained(handled=1, failed=1, snoozed=1, rejected=1, errors=(error,))
+    assert drained == Drained(
+        handled=1, failed=2, snoozed=1, rejected=1, errors=(error, answers["busy"])
+    )
     assert_not_offered(queue, "good")
     assert assert_offered(queue, "broken", state="scheduled").attempts == 1
     assert assert_offered(queue, "early", state="scheduled").attempts == 0
@@ -63,7 +74,8 @@ def test_settles_each_answer_as_a_worker_does(make_queue: MakeQueue, manual_cloc
 
     manual_clock.advance(MINUTE)
     drained = drain(queue, answer)
-    assert (drained.failed, drained.snoozed) == (1, 1)
+    assert (drained.failed, drained.snoozed) == (2, 1)
+    assert_dead(queue, "busy", reason="attempts exhausted: Retry")
     assert_dead(queue, "broken", reason="attempts exhausted: ValueError")
 
 

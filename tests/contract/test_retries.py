@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delayed_queue import DelayedQueue, DeliveryType, Reject, RetryPolicy, Snooze
+from delayed_queue import DelayedQueue, DeliveryType, Reject, Retry, RetryPolicy, Snooze
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.testing import (
     InMemoryQueue,
@@ -130,7 +130,39 @@ def test_q28_a_reject_goes_straight_to_the_dead_letters(queue: DelayedQueue):
     assert (letter.attempts, letter.last_error) == (1, None)
 
 
-@pytest.mark.parametrize("error", [BROKEN, Snooze(MINUTE), Reject("bad")])
+def test_q28_a_rejects_error_is_the_letters_last(queue: DelayedQueue):
+    queue.offer_or_update("a", 1)
+    assert queue.fail(leased(queue), Reject("gone for good", "it answered 410"))
+    letter = assert_dead(queue, "a", reason="gone for good")
+    assert (letter.first_error, letter.last_error) == ("it answered 410", "it answered 410")
+
+
+def test_q28_a_retry_is_a_failure_with_a_wait_of_its_own(
+    make_queue: MakeQueue, manual_clock: ManualClock
+):
+    queue = make_queue("orders", clock=manual_clock, retry_policy=RetryPolicy.ladder("1h 1h"))
+    queue.offer_or_update("a", 1)
+    for attempt, wait in ((1, 7 * SECOND), (2, MINUTE)):
+        envelope = leased(queue)
+        assert envelope.attempt == attempt
+        ended_at = manual_clock.advance(SECOND)
+        assert queue.fail(envelope, Retry(wait, f"answer {attempt}"))
+        stored = assert_offered(queue, "a", state="scheduled")
+        assert stored.scheduled_at == ended_at + wait
+        assert (stored.attempts, stored.last_error) == (attempt, f"answer {attempt}")
+        manual_clock.advance(wait)
+    queue.fail(leased(queue), Retry(SECOND, "answer 3"))
+    letter = assert_dead(queue, "a", reason="attempts exhausted: Retry")
+    assert (letter.attempts, letter.first_error, letter.last_error) == (3, "answer 1", "answer 3")
+
+
+def test_q28_a_retry_without_words_says_when(queue: DelayedQueue):
+    queue.offer_or_update("a", 1)
+    queue.fail(leased(queue), Retry(MINUTE))
+    assert assert_offered(queue, "a").last_error == "to be retried in 0:01:00"
+
+
+@pytest.mark.parametrize("error", [BROKEN, Snooze(MINUTE), Retry(MINUTE), Reject("bad")])
 def test_q28_a_stale_failure_changes_nothing(queue: DelayedQueue, error: Exception):
     queue.offer_or_update("a", 1)
     envelope = leased(queue)

@@ -157,3 +157,20 @@ def test_a_key_cannot_forge_an_event(log: pytest.LogCaptureFixture) -> None:
     signals.dead.send_robust("w", envelope=forging, reason="")
     [line] = lines(log, logging.ERROR, "dead")
     assert "\n" not in line
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_poll_is_one_line_with_count_and_keys_also_when_it_finds_nothing(
+    log: pytest.LogCaptureFixture, django_assert_num_queries: Any
+):
+    """N4: an empty poll is one statement and one line."""
+    queue = DelayedQueue("polled")
+    with django_assert_num_queries(1):
+        queue.try_poll_many(2)
+    queue.offer_batch([ScheduledMessage("a b", SECRET), ScheduledMessage("c", SECRET)])
+    queue.try_poll_many(5)
+
+    assert lines(log, logging.DEBUG, "polled") == [
+        "event=polled queue=polled count=0 keys=",
+        'event=polled queue=polled count=2 keys="a b",c',
+    ]

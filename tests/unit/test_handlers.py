@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, InvalidMessage
 from delayed_queue.handlers import (
     Handler,
     Registry,
     Reject,
+    Retry,
     Snooze,
     Verdict,
     error_text,
@@ -132,6 +134,19 @@ class TestVerdicts:
         assert verdict == Verdict(None, "no such customer")
         assert verdict.is_dead
 
+    def test_q28_a_retry_counts_and_says_when(self):
+        verdict = judge(Retry(MINUTE, "busy\0"), 1, RetryPolicy.ladder("15s"))
+        assert verdict == Verdict(MINUTE, error="busy\ufffd")
+
+    def test_q28_a_retry_beyond_the_policy_is_final(self):
+        verdict = judge(Retry(MINUTE, "busy"), 2, RetryPolicy.ladder("15s"))
+        assert verdict == Verdict(None, "attempts exhausted: Retry", "busy")
+
+    @pytest.mark.parametrize("delay", [-MINUTE, 60, None, "1m"])
+    def test_a_retry_needs_a_delay(self, delay: Any):
+        with pytest.raises(InvalidConfiguration, match="Retry"):
+            Retry(delay)
+
     @pytest.mark.parametrize("delay", [-MINUTE, 60, None, "1m"])
     def test_a_snooze_needs_a_delay(self, delay: Any):
         with pytest.raises(InvalidConfiguration, match="Snooze"):
@@ -167,3 +182,15 @@ class TestErrorTexts:
                 raise ValueError("no")
 
         assert "Unprintable" in error_text(Unprintable())
+
+
+def test_a_mode_of_claiming_that_does_not_exist_is_refused():
+    with pytest.raises(InvalidConfiguration, match="one of fast, strict, not 'slow'"):
+        handler("orders", claim="slow")
+    with pytest.raises(InvalidConfiguration, match="one of fast, strict"):
+        DelayedQueue("orders", claim="slow")
+
+
+def test_a_transactional_handler_cannot_claim_strictly():
+    with pytest.raises(InvalidConfiguration, match="no two handlers would run at a time"):
+        handler("orders", transactional=True, claim="strict")(lambda envelope: None)

@@ -1,0 +1,1 @@
+"""The notification service: requests in by REST and broker, email, SMS and webhooks out."""

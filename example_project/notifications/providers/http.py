@@ -1,0 +1,188 @@
+"""A generic SMS provider over HTTP: one POST of JSON or a form, its answer read by a table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, Final
+
+from aiohttp import (
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+    TraceConfig,
+)
+
+from example_project.notifications.providers.base import (
+    Outcome,
+    Verdict,
+    cleaned,
+    failed,
+    is_late,
+)
+from example_project.notifications.services import Begun
+
+MAX_ANSWER: Final = 64 * 1024
+MAX_WAIT: Final = timedelta(hours=1)
+FIELDS: Final = {"to": "{recipient}", "text": "{body}", "reference": "{id}"}
+
+# What a status means where the provider's table says nothing. Our account, our address and their
+# outage are no fault of the message: another provider may take it. 500, 502 and 504 leave open
+# whether the request was acted on, and so does 409, said of a key whose first request still runs.
+STATUSES: Final[Mapping[int, Verdict]] = {
+    **dict.fromkeys(range(200, 300), Verdict.ACCEPTED),
+    **dict.fromkeys(range(300, 400), Verdict.TRANSIENT),
+    **dict.fromkeys((401, 402, 403, 407, 408, 421, 425, 429, 501, 503, 505), Verdict.TRANSIENT),
+    **dict.fromkeys((409, 500, 502, 504), Verdict.AMBIGUOUS),
+}
+
+
+class HttpSmsProvider:
+    """POSTs ``fields``, whose ``{recipient}``, ``{body}`` and ``{id}`` are filled in.
+
+    ``encoding`` is "json" or "form". ``idempotency_header`` carries the notification's id, for
+    providers that know one. ``codes`` says what the values of the answer's ``code_field`` mean,
+    and what a status does, written as text: {"201": "accepted", "blocked": "permanent"}.
+    ``id_field`` is where the provider's own id stands. Times are in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        url: str,
+        fields: Mapping[str, str] = FIELDS,
+        encoding: str = "json",
+        headers: Mapping[str, str] | None = None,
+        idempotency_header: str = "",
+        id_field: str = "id",
+        code_field: str = "code",
+        codes: Mapping[str, str] | None = None,
+        connect_timeout: float = 3.0,
+        timeout: float = 10.0,
+        repeats_in_doubt: bool = False,
+    ) -> None:
+        self.name = name
+        self.is_idempotent = bool(idempotency_header)
+        self.repeats_in_doubt = repeats_in_doubt
+        self._url = url
+        self._fields = dict(fields)
+        self._is_json = encoding == "json"
+        self._headers = dict(headers or {})
+        self._idempotency_header = idempotency_header
+        self._id_field, self._code_field = id_field, code_field
+        self._codes = {code: Verdict(verdict) for code, verdict in (codes or {}).items()}
+        self._connect_timeout, self._timeout = connect_timeout, timeout
+        self._sessions: dict[asyncio.AbstractEventLoop, tuple[ClientSession, Any]] = {}
+
+    async def send(self, begun: Begun) -> Outcome:
+        if is_late(begun):
+            return Outcome(Verdict.LATE)
+        session = await self._session()
+        wire = SimpleNamespace(is_sent=False)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._post(session, begun, wire)
+        except (ClientError, OSError, TimeoutError) as error:
+            return failed(Verdict.AMBIGUOUS if wire.is_sent else Verdict.TRANSIENT, error)
+
+    async def _post(self, session: ClientSession, begun: Begun, wire: SimpleNamespace) -> Outcome:
+        filled = self._filled(begun)
+        content: dict[str, Any] = {"json": filled} if self._is_json else {"data": filled}
+        async with session.post(
+            self._url, headers=self._headers_for(begun), allow_redirects=False,
+            trace_request_ctx=wire, **content,
+        ) as response:  # fmt: skip
+            text = (await response.content.read(MAX_ANSWER)).decode("utf-8", "replace")
+            return self._read(response.status, response.headers, text)
+
+    def _filled(self, begun: Begun) -> dict[str, str]:
+        # Not str.format: it would let a field reach into the objects.
+        values = {"{recipient}": begun.recipient, "{body}": begun.body, "{id}": str(begun.id)}
+        return {name: values.get(field, field) for name, field in self._fields.items()}
+
+    def _headers_for(self, begun: Begun) -> dict[str, str]:
+        if not self._idempotency_header:
+            return self._headers
+        return {**self._headers, self._idempotency_header: str(begun.id)}
+
+    def _read(self, status: int, headers: Mapping[str, str], text: str) -> Outcome:
+        answer = _object_of(text)
+        code = str(answer.get(self._code_field, ""))
+        verdict = self._verdict(status, code)
+        if verdict is Verdict.ACCEPTED:
+            return Outcome(verdict, code or str(status), str(answer.get(self._id_field, ""))[:200])
+        return Outcome(
+            verdict, code[:100] or str(status), retry_after=_wait_of(headers),
+            detail=cleaned(text), blames_provider=status >= 500 or status in (401, 402, 403),
+        )  # fmt: skip
+
+    def _verdict(self, status: int, code: str) -> Verdict:
+        for known in (code, str(status)):
+            if known in self._codes:
+                return self._codes[known]
+        return STATUSES.get(status, Verdict.PERMANENT)
+
+    # Connections
+
+    async def _session(self) -> ClientSession:
+        loop = asyncio.get_running_loop()
+        if loop not in self._sessions:
+            session = self._new_session()
+            keeper = self._closing(loop, session)
+            self._sessions[loop] = session, keeper
+            # Started, so that the loop knows it: at its end it closes what it knows.
+            await anext(keeper)
+        return self._sessions[loop][0]
+
+    def _new_session(self) -> ClientSession:
+        trace = TraceConfig()
+        trace.on_request_headers_sent.append(_note_sent)
+        return ClientSession(
+            connector=TCPConnector(limit=0),
+            cookie_jar=DummyCookieJar(),
+            timeout=ClientTimeout(total=None, connect=self._connect_timeout, ceil_threshold=1e9),
+            trace_configs=[trace],
+        )
+
+    async def _closing(
+        self, loop: asyncio.AbstractEventLoop, session: ClientSession
+    ) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            self._sessions.pop(loop, None)
+            await session.close()
+
+    async def aclose(self) -> None:
+        """Close the running loop's connections."""
+        found = self._sessions.get(asyncio.get_running_loop())
+        if found is not None:
+            await found[1].aclose()
+
+    def close(self) -> None:
+        """Nothing: each loop closes its own connections as it ends."""
+
+
+async def _note_sent(session: ClientSession, context: Any, params: Any) -> None:
+    context.trace_request_ctx.is_sent = True
+
+
+def _object_of(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _wait_of(headers: Mapping[str, str]) -> timedelta | None:
+    asked = headers.get("Retry-After", "").strip()
+    if not (asked.isascii() and asked.isdigit() and len(asked) < 10):
+        return None
+    return min(timedelta(seconds=int(asked)), MAX_WAIT)

@@ -1,0 +1,99 @@
+"""Recipients: which ones each channel takes, and the hash by which they are found."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+import phonenumbers
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.core.validators import EmailValidator
+
+from example_project.notifications.conf import get_settings
+from example_project.notifications.models import Channel
+
+MAX_EMAIL: Final = 254
+MAX_URL: Final = 2048
+_E164: Final = re.compile(r"\+[1-9][0-9]{6,14}")
+_URL_TEXT: Final = re.compile(r"[\x21-\x7e]+")
+_check_email: Final = EmailValidator()
+
+
+def problem_with(channel: str, recipient: str) -> str:
+    """Return what is wrong with a recipient of that channel; empty when nothing is.
+
+    The text never repeats the recipient.
+    """
+    return _PROBLEMS[channel](recipient)
+
+
+def _problem_with_email(address: str) -> str:
+    try:
+        _check_email(address)
+        # Quoted local parts may hold control characters, and hardly a server takes them.
+        is_plain = address.isprintable() and not set(address) & set('" \\')
+    except (ValidationError, UnicodeError):
+        is_plain = False
+    if not is_plain:
+        return "is not an email address such as ada@example.org"
+    return f"has more than {MAX_EMAIL} characters" if len(address) > MAX_EMAIL else ""
+
+
+def _problem_with_phone(number: str) -> str:
+    if not _E164.fullmatch(number):
+        return "is not a number in E.164 form such as +40721234567"
+    try:
+        # By length and country only: the lists of ranges in use are always behind the operators.
+        possible = phonenumbers.is_possible_number(phonenumbers.parse(number))
+    except phonenumbers.NumberParseException:
+        possible = False
+    return "" if possible else "is not a possible number of its country"
+
+
+def problem_with_url(url: str) -> str:
+    """Return what is wrong with an address to post to, before any name is looked up."""
+    if len(url) > MAX_URL:
+        return f"has more than {MAX_URL} characters"
+    try:
+        parts = urlsplit(url) if _URL_TEXT.fullmatch(url) else None
+        is_url = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname)
+        has_user = parts is not None and "@" in parts.netloc
+        _ = parts and parts.port  # raises when it is none
+    except ValueError:
+        is_url = has_user = False
+    if not is_url:
+        return "is not an http or https URL"
+    return "must not contain a user name or password" if has_user else ""
+
+
+_PROBLEMS: Final = {
+    Channel.EMAIL.value: _problem_with_email,
+    Channel.SMS.value: _problem_with_phone,
+    Channel.WEBHOOK.value: problem_with_url,
+}
+
+
+def recipient_hash(channel: str, recipient: str) -> bytes:
+    """Return the keyed hash, 16 bytes, that is equal for all spellings of one recipient."""
+    text = f"{channel}:{_normal(channel, recipient)}"
+    return hmac.digest(_key(), text.encode(), hashlib.sha256)[:16]
+
+
+def _normal(channel: str, recipient: str) -> str:
+    """Return an email address in lower case: providers that tell cases apart are not known."""
+    if channel != Channel.EMAIL:
+        return recipient
+    local, _, domain = recipient.rpartition("@")
+    with contextlib.suppress(UnicodeError):
+        domain = domain.encode("idna").decode("ascii")
+    return f"{local}@{domain}".lower()
+
+
+def _key() -> bytes:
+    # The prefix keeps it apart from all other uses of the secret key.
+    return (get_settings().HASH_KEY or f"notifications.recipient:{settings.SECRET_KEY}").encode()

@@ -1,0 +1,62 @@
+"""Dispatchers in this process, and what they need to know of the fakes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any, Final
+
+from delayed_queue.workers import Worker
+from example_project.notifications.channels import get_settings
+from example_project.notifications.dispatching import dispatch
+from example_project.notifications.handlers import LANES
+from example_project.notifications.models import FINAL_STATUSES, Notification, Status
+from tests.notifications.fakes import FakeSms, FakeSmtp
+from tests.processes import wait_until
+from tests.running import handler_of, running, worker_with
+
+SENT: Final = Status.SUCCESSFULLY_PROCESSED
+SENDER: Final = "Shop <shop@example.org>"
+
+
+def email_entry(server: FakeSmtp, name: str = "mail", **options: Any) -> dict[str, Any]:
+    return {
+        "kind": "email", "name": name, "sender": SENDER, "host": "127.0.0.1",
+        "port": server.port, "threads": 8, "timeout": 2.0, **options,
+    }  # fmt: skip
+
+
+def sms_entry(server: FakeSms, name: str = "texts", **options: Any) -> dict[str, Any]:
+    key = {"idempotency_header": "Idempotency-Key"} if server.has_keys else {}
+    codes = {"blocked": "permanent"}
+    return (
+        {"kind": "http", "name": name, "url": server.url, "timeout": 2.0, "codes": codes}
+        | key
+        | options
+    )
+
+
+def dispatcher(**options: Any) -> Worker:
+    """Return a worker of all lanes, with the retries of the setting in force."""
+    chosen = get_settings()
+    claim = {name: options.pop(name) for name in ("claim", "batch_size") if name in options}
+    handlers = [
+        handler_of(name, dispatch, retry=chosen.RETRY, lease=chosen.LEASE, **claim)
+        for name in LANES
+    ]
+    return worker_with(*handlers, **{"poll_interval": timedelta(milliseconds=100)} | options)
+
+
+def dispatch_all(count: int, **options: Any) -> Counter[str]:
+    """Dispatch until so many have ended; return how many are in each status."""
+    with running(dispatcher(**options)):
+        wait_until(lambda: ended() >= count, 60)
+    return statuses()
+
+
+def ended() -> int:
+    return Notification.objects.filter(status__in=FINAL_STATUSES).count()
+
+
+def statuses() -> Counter[str]:
+    return Counter(Notification.objects.values_list("status", flat=True))

@@ -1,0 +1,39 @@
+"""Fake third parties, and dispatchers that send to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from delayed_queue import RetryPolicy
+from tests.notifications.dispatchers import email_entry, sms_entry
+from tests.notifications.fakes import FakeSms, FakeSmtp
+
+
+@pytest.fixture
+def smtp() -> Iterator[FakeSmtp]:
+    with FakeSmtp() as server:
+        yield server
+
+
+@pytest.fixture
+def sms() -> Iterator[FakeSms]:
+    with FakeSms() as server:
+        yield server
+
+
+@pytest.fixture
+def dispatch(settings: Settings, smtp: FakeSmtp, sms: FakeSms) -> dict[str, Any]:
+    """The setting DISPATCH, with one provider for a channel and retries at once."""
+    settings.DISPATCH = {
+        "PROVIDERS": {"email": [email_entry(smtp)], "sms": [sms_entry(sms)]},
+        "RETRY": RetryPolicy.exponential(timedelta(milliseconds=10), max_attempts=4),
+        "GATHER": timedelta(milliseconds=1),
+        "CIRCUIT_FAILURES": 1000,
+    }
+    found: dict[str, Any] = settings.DISPATCH
+    return found

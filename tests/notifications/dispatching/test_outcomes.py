@@ -1,0 +1,350 @@
+"""The dispatcher against providers that fail in every way they can (N7, N8)."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from pytest_django import Settings
+
+from delayed_queue import RetryPolicy
+from example_project.notifications.models import Notification, Status, Suppression
+from tests.notifications.dispatchers import (
+    SENT,
+    dispatch_all,
+    dispatcher,
+    sms_entry,
+    statuses,
+)
+from tests.notifications.factories import enqueue
+from tests.notifications.fakes import FakeSms, FakeSmtp
+from tests.processes import wait_until
+from tests.running import running
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SMS: dict[str, Any] = {"channel": "sms", "recipient": "+40721234567"}
+LOST = "SMTPServerDisconnected"
+DOUBT = (Status.FAILED, "in doubt")
+
+
+def enqueue_sms(text: str = "", **values: Any) -> Notification:
+    return enqueue(**SMS | {"body": f"{text} Your code is 7."} | values)
+
+
+def end_of(notification: Notification) -> tuple[str, str]:
+    notification.refresh_from_db()
+    return notification.status, notification.outcome
+
+
+def calls_of(notification: Notification) -> list[tuple[str, str, str]]:
+    return list(
+        notification.deliveries.order_by("id").values_list("provider", "outcome", "error_class")
+    )
+
+
+# N8: email
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "outcome", "calls"),
+    [
+        ("ada", SENT, "", [("mail", "sent", "")]),
+        ("550+ada", Status.FAILED, "refused: 550", [("mail", "refused", "550")]),
+        ("450+ada", Status.FAILED, "attempts exhausted", [("mail", "failed", "450")] * 4),
+        ("refuse-data+ada", Status.FAILED, "refused: 554", [("mail", "refused", "554")]),
+        ("drop+ada", Status.FAILED, "attempts exhausted", [("mail", "failed", LOST)] * 4),
+        ("drop-after+ada", *DOUBT, [("mail", "ambiguous", LOST)]),
+    ],
+)  # fmt: skip
+def test_n8_what_an_smtp_server_answers_decides(
+    dispatch: dict[str, Any],
+    smtp: FakeSmtp,
+    behaviour: str,
+    status: str,
+    outcome: str,
+    calls: list[tuple[str, str, str]],
+):
+    notification = enqueue(recipient=f"{behaviour}@example.org")
+    dispatch_all(1)
+
+    assert end_of(notification) == (status, outcome)
+    assert calls_of(notification) == calls
+    is_accepted = behaviour in ("ada", "drop-after+ada")
+    assert smtp.accepted == ({str(notification.id): 1} if is_accepted else {})
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "end", "recorded"),
+    [("hang", (Status.FAILED, "attempts exhausted"), "failed"), ("hang-after", DOUBT, "ambiguous")],
+)
+def test_n8_an_smtp_server_that_falls_silent_is_transient_before_data_and_ambiguous_after(
+    dispatch: dict[str, Any], smtp: FakeSmtp, behaviour: str, end: tuple[str, str], recorded: str
+):
+    dispatch["PROVIDERS"]["email"][0]["timeout"] = 0.2
+    notification = enqueue(recipient=f"{behaviour}+ada@example.org")
+    dispatch_all(1)
+    assert end_of(notification) == end
+    assert {call[1] for call in calls_of(notification)} == {recorded}
+
+
+def test_n8_the_message_id_is_that_of_the_notification_and_is_stored(dispatch: dict[str, Any]):
+    notification = enqueue(html="<p>Hello, Ada.</p>")
+    dispatch_all(1)
+    notification.refresh_from_db()
+    assert notification.provider_id == f"<{notification.id}@example.org>"
+
+
+def test_n8_each_thread_keeps_its_connection(dispatch: dict[str, Any], smtp: FakeSmtp):
+    dispatch["PROVIDERS"]["email"][0]["threads"] = 2
+    for number in range(40):
+        enqueue(recipient=f"ada{number}@example.org")
+    dispatch_all(40)
+    assert len(smtp.accepted) == 40
+    assert smtp.connections <= 2
+
+
+def test_n8_a_refused_recipient_does_not_spoil_the_connection_for_the_next(
+    dispatch: dict[str, Any], smtp: FakeSmtp
+):
+    dispatch["PROVIDERS"]["email"][0]["threads"] = 1
+    for number in range(10):
+        enqueue(recipient=f"{'550+' if number % 2 else ''}ada{number}@example.org")
+    assert dispatch_all(10) == {SENT: 5, Status.FAILED: 5}
+    assert smtp.connections == 1
+
+
+# N8: SMS over HTTP, whose provider knows idempotency keys
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "calls", "sent"),
+    [
+        ("", SENT, ["sent"], 1),
+        ("[503,1]", SENT, ["failed", "sent"], 1),
+        ("[429,2]", SENT, ["failed", "failed", "sent"], 1),
+        ("[500,1]", SENT, ["ambiguous", "sent"], 1),
+        ("[drop-after,1]", SENT, ["ambiguous", "sent"], 1),
+        ("[drop,1]", SENT, ["ambiguous", "sent"], 1),
+        ("[400]", Status.FAILED, ["refused"], 0),
+        ("[422]", Status.FAILED, ["refused"], 0),
+        ("[blocked]", Status.FAILED, ["refused"], 0),
+        ("[401]", Status.FAILED, ["failed"] * 4, 0),
+        ("[302]", Status.FAILED, ["failed"] * 4, 0),
+    ],
+)
+def test_n8_what_an_http_provider_answers_decides(
+    dispatch: dict[str, Any], sms: FakeSms, asked: str, status: str, calls: list[str], sent: int
+):
+    notification = enqueue_sms(asked)
+    dispatch_all(1)
+    assert end_of(notification)[0] == status
+    assert [call[1] for call in calls_of(notification)] == calls
+    assert sms.accepted[str(notification.id)] == sent
+
+
+def test_n8_a_provider_that_times_out_after_accepting_sends_once(
+    dispatch: dict[str, Any], sms: FakeSms
+):
+    dispatch["PROVIDERS"]["sms"][0]["timeout"] = 0.3
+    notification = enqueue_sms("[hang-after,1]")
+    dispatch_all(1)
+    assert end_of(notification)[0] == SENT
+    assert sms.accepted == {str(notification.id): 1}
+    assert sms.seen == {str(notification.id): 2}
+
+
+def test_n8_a_form_works_like_json(dispatch: dict[str, Any], sms: FakeSms):
+    dispatch["PROVIDERS"]["sms"][0]["encoding"] = "form"
+    notification = enqueue_sms()
+    dispatch_all(1)
+    assert end_of(notification)[0] == SENT
+    notification.refresh_from_db()
+    assert notification.provider_id == "sms-1"
+
+
+def test_n8_an_address_nobody_listens_at_is_transient(dispatch: dict[str, Any]):
+    with FakeSms() as gone:
+        dispatch["PROVIDERS"]["sms"][0]["url"] = gone.url
+    notification = enqueue_sms()
+    dispatch_all(1)
+    assert end_of(notification) == (Status.FAILED, "attempts exhausted")
+    assert calls_of(notification)[0][1:] == ("failed", "ClientConnectorError")
+
+
+# N8: failover
+
+
+@pytest.fixture
+def two(settings: Settings, dispatch: dict[str, Any], sms: FakeSms) -> Any:
+    """A second SMS provider, behind the first."""
+    with FakeSms() as second:
+        dispatch["PROVIDERS"]["sms"].append(sms_entry(second, "second"))
+        yield second
+
+
+def test_n8_a_transient_failure_goes_to_the_next_provider_at_once(
+    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
+):
+    sms.is_down = True
+    notification = enqueue_sms()
+    dispatch_all(1)
+    assert end_of(notification)[0] == SENT
+    assert [call[:2] for call in calls_of(notification)] == [
+        ("texts", "failed"),
+        ("second", "sent"),
+    ]
+    notification.refresh_from_db()
+    assert notification.provider == "second"
+    assert (sms.accepted, two.accepted) == ({}, {str(notification.id): 1})
+
+
+@pytest.mark.parametrize(
+    ("asked", "end"), [("[400]", "refused: 400"), ("[blocked]", "refused: blocked")]
+)
+def test_n8_a_permanent_failure_goes_to_no_other(
+    dispatch: dict[str, Any], two: FakeSms, asked: str, end: str
+):
+    notification = enqueue_sms(asked)
+    dispatch_all(1)
+    assert end_of(notification) == (Status.FAILED, end)
+    assert two.seen == {}
+
+
+def test_n8_an_ambiguous_outcome_goes_to_no_other_but_to_the_same_again(
+    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
+):
+    """Even though the first is out of order at the second attempt."""
+    notification = enqueue_sms("[drop-after,1]")
+    sms.on_accepted = lambda key: setattr(sms, "is_down", True)
+    with running(dispatcher()):
+        wait_until(lambda: sms.seen[str(notification.id)] >= 2)
+        sms.is_down = False
+        wait_until(lambda: end_of(notification)[0] in (SENT, Status.FAILED))
+    assert end_of(notification)[0] == SENT
+    assert two.seen == {}
+    assert sms.accepted == {str(notification.id): 1}
+
+
+def test_n8_without_keys_an_ambiguous_outcome_is_final(
+    settings: Settings, dispatch: dict[str, Any]
+):
+    with FakeSms(has_keys=False) as plain, FakeSms() as second:
+        dispatch["PROVIDERS"]["sms"] = [sms_entry(plain), sms_entry(second, "second")]
+        notification = enqueue_sms("[drop-after]")
+        dispatch_all(1)
+    assert end_of(notification) == DOUBT
+    assert plain.accepted == {str(notification.id): 1}
+    assert second.seen == {}
+
+
+def test_n8_where_twice_is_better_than_never_it_is_sent_again(dispatch: dict[str, Any]):
+    with FakeSms(has_keys=False) as plain:
+        dispatch["PROVIDERS"]["sms"] = [sms_entry(plain, repeats_in_doubt=True)]
+        notification = enqueue_sms("[drop,1]")
+        dispatch_all(1)
+    assert end_of(notification)[0] == SENT
+    assert plain.accepted == {str(notification.id): 1}
+
+
+def test_n8_a_provider_that_fails_again_and_again_is_left_alone(
+    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
+):
+    dispatch["CIRCUIT_FAILURES"] = 3
+    sms.is_down = True
+    for _ in range(60):
+        enqueue_sms()
+    assert dispatch_all(60, async_concurrency=1) == {SENT: 60}
+    assert sum(sms.seen.values()) == 3
+    assert len(two.accepted) == 60
+
+
+# N9 at the time of sending
+
+
+def test_n9_what_is_too_late_is_not_sent(dispatch: dict[str, Any], smtp: FakeSmtp):
+    notification = enqueue(expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    dispatch_all(1)
+    assert end_of(notification) == (Status.EXPIRED, "expired")
+    assert smtp.seen == {}
+
+
+def test_n9_a_retry_that_would_be_too_late_is_not_made(dispatch: dict[str, Any], sms: FakeSms):
+    dispatch["RETRY"] = RetryPolicy.ladder("1h")
+    notification = enqueue_sms("[503]", expires_at=datetime.now(UTC) + timedelta(minutes=5))
+    dispatch_all(1)
+    assert end_of(notification)[0] == Status.EXPIRED
+    assert len(calls_of(notification)) == 1
+
+
+def test_n9_who_was_suppressed_since_the_intake_gets_nothing(
+    dispatch: dict[str, Any], smtp: FakeSmtp
+):
+    notification = enqueue()
+    Suppression.objects.create(channel="email", recipient_hash=notification.recipient_hash)
+    dispatch_all(1)
+    assert end_of(notification) == (Status.CANCELLED, "suppressed")
+    assert smtp.seen == {}
+
+
+def test_n9_a_recipient_gets_no_more_than_the_throttle_allows_and_others_do(
+    dispatch: dict[str, Any], smtp: FakeSmtp
+):
+    dispatch["THROTTLE"] = {"email": (1 / 3600, 2)}
+    for number in range(5):
+        enqueue(recipient_hash=b"\x01" * 16, recipient=f"one{number}@example.org")
+    others = [enqueue(recipient_hash=bytes([number]) * 16) for number in range(2, 8)]
+    with running(dispatcher()):
+        wait_until(lambda: statuses()[SENT] == 2 + len(others))
+        wait_until(lambda: statuses()[Status.ENQUEUED] == 3)
+    assert len(smtp.accepted) == 2 + len(others)
+
+
+def test_n9_a_provider_is_asked_no_more_often_than_its_rate_by_all_dispatchers(
+    dispatch: dict[str, Any], sms: FakeSms
+):
+    dispatch["PROVIDERS"]["sms"][0]["rate"] = (1 / 3600, 5)
+    for _ in range(12):
+        enqueue_sms()
+    with running(dispatcher()), running(dispatcher()):
+        wait_until(lambda: statuses()[SENT] == 5)
+        wait_until(lambda: statuses()[Status.ENQUEUED] == 7)
+    assert len(sms.accepted) == 5
+
+
+# N7
+
+
+def test_n7_no_transaction_is_open_while_a_provider_is_called(
+    dispatch: dict[str, Any], sms: FakeSms
+):
+    dispatch["PROVIDERS"]["sms"][0]["timeout"] = 20.0
+    for _ in range(3):
+        enqueue_sms("[hang-after]")
+    with running(dispatcher()):
+        wait_until(lambda: len(sms.accepted) == 3)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND pid <> pg_backend_pid() AND (xact_start IS NOT NULL OR state <> 'idle')"
+            )
+            assert cursor.fetchone() == (0,)
+            assert statuses() == {Status.PROCESSING: 3}
+        sms.release()
+
+
+def test_n4_what_is_logged_names_neither_recipient_nor_content(
+    dispatch: dict[str, Any], sms: FakeSms, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.DEBUG, logger="delayed_queue"):
+        enqueue(recipient="550+secret@example.org", body="classified", subject="hidden")
+        enqueue_sms("[503,1] classified")
+        dispatch_all(2)
+    # All but what the fake server itself writes.
+    written = "".join(each.getMessage() for each in caplog.records if each.name != "mail.log")
+    assert "event=polled" in written
+    for word in ("secret", "classified", "hidden", SMS["recipient"]):
+        assert word not in written

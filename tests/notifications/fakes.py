@@ -1,0 +1,235 @@
+"""Third parties as they are: they refuse, delay, hang, hang up, and remember what they got.
+
+Real servers on loopback, each in a thread with a loop of its own. How one behaves is asked for in
+what it is sent: an address ``550+ada@example.org``, a text ``[500] Your code is 7``. After a comma
+comes how often: ``[500,1]`` fails once for each notification. ``accepted`` is the witness: what
+really went out, and how often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+from aiohttp import web
+from aiosmtpd.smtp import SMTP, Envelope, Session
+
+_ASKED: Final = re.compile(r"\[([\w-]+)(?:,(\d+))?\]")
+
+
+class Server:
+    """A loop in a thread; subclasses say what it serves."""
+
+    def __init__(self, *, latency: float = 0.0) -> None:
+        self.latency = latency
+        self.accepted: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
+        self.on_accepted: Callable[[str], None] = lambda key: None
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._released = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._call(self._start())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._call(self._release())
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _call(self, wanted: Awaitable[Any]) -> Any:
+        async def run() -> Any:
+            return await wanted
+
+        found: Future[Any] = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        return found.result(20)
+
+    def release(self) -> None:
+        """End all hanging; nothing hangs any more."""
+        self._call(self._release())
+
+    async def _release(self) -> None:
+        self._released.set()
+
+    async def hang(self) -> None:
+        await self._released.wait()
+
+    def accept(self, key: str) -> None:
+        self.accepted[key] += 1
+        self.on_accepted(key)
+
+    async def _start(self) -> None:
+        raise NotImplementedError
+
+    async def _stop(self) -> None:
+        raise NotImplementedError
+
+
+def asked_of(text: str, times: int) -> str:
+    """Return the behaviour that the text asks for, at this many-th time."""
+    found = _ASKED.match(text)
+    if found is None or times > int(found[2] or 2**31):
+        return ""
+    return found[1]
+
+
+class FakeSmtp(Server):
+    """An SMTP server. Keys are the notifications' ids, out of their Message-IDs.
+
+    ``450+…``, ``550+…``: refuses the recipient. ``drop+…``: hangs up before DATA. ``hang+…``: says
+    nothing to it. ``refuse-data+…``: 554 after the body. ``drop-after+…``, ``hang-after+…``:
+    accepts, and hangs up or hangs without an answer.
+    """
+
+    async def _start(self) -> None:
+        self.connections = 0
+        self._open: set[SMTP] = set()
+        self._server = await self._loop.create_server(self._session, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def _session(self) -> SMTP:
+        self.connections += 1
+        return SMTP(self, hostname="fake.example", enable_SMTPUTF8=True)
+
+    async def _stop(self) -> None:
+        self._server.close()
+        for session in self._open:
+            hang_up(session)
+
+    async def handle_MAIL(
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        self._open.add(server)
+        envelope.mail_from = address
+        return "250 OK"
+
+    async def handle_RCPT(
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        behaviour = _of_address(address)
+        if behaviour in ("450", "550", "421"):
+            return f"{behaviour} no mailbox {address}"
+        if behaviour == "hang":
+            await self.hang()
+        if behaviour == "drop":
+            hang_up(server)
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
+        behaviour = _of_address(envelope.rcpt_tos[0])
+        content = envelope.content
+        assert isinstance(content, bytes)
+        key = email.message_from_bytes(content)["Message-ID"].strip("<>").partition("@")[0]
+        self.seen[key] += 1
+        if behaviour == "refuse-data":
+            return "554 refused"
+        await asyncio.sleep(self.latency)
+        self.accept(key)
+        if behaviour == "drop-after":
+            hang_up(server)
+        if behaviour == "hang-after":
+            await self.hang()
+        return "250 accepted"
+
+
+def hang_up(server: SMTP) -> None:
+    if isinstance(server.transport, asyncio.Transport):
+        server.transport.abort()
+
+
+def _of_address(address: str) -> str:
+    return address.partition("@")[0].rpartition("+")[0]
+
+
+class FakeSms(Server):
+    """An HTTP provider that takes JSON or a form, and sends once for each idempotency key.
+
+    ``[503]``: any status, nothing sent. ``[429]``: the same, with ``Retry-After: 0``. ``[drop]``:
+    hangs up unanswered, nothing sent. ``[drop-after]``, ``[hang-after]``: sends, and does not
+    answer. ``[hang]``: neither. ``[blocked]``: 200 with that code in its answer.
+    """
+
+    def __init__(self, *, latency: float = 0.0, has_keys: bool = True) -> None:
+        super().__init__(latency=latency)
+        self.has_keys = has_keys
+        self.is_down = False
+        self._answers: dict[str, dict[str, Any]] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/messages"
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.router.add_post("/messages", self._post)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        fields = await self._fields(request)
+        key = request.headers.get("Idempotency-Key", "") if self.has_keys else ""
+        name = key or fields["reference"]
+        self.seen[name] += 1
+        behaviour = asked_of(fields["text"], self.seen[name])
+        if self.is_down:
+            return web.json_response({"code": "down"}, status=503)
+        if behaviour.isdigit():
+            return web.json_response({}, status=int(behaviour), headers={"Retry-After": "0"})
+        if behaviour == "blocked":
+            return web.json_response({"code": "blocked", "to": fields["to"]})
+        if behaviour in ("drop", "hang"):
+            return await self._fall_silent(request, behaviour)
+        answer = await self._send(key, name)
+        if behaviour in ("drop-after", "hang-after"):
+            return await self._fall_silent(request, behaviour)
+        return web.json_response(answer, status=201)
+
+    async def _fields(self, request: web.Request) -> dict[str, str]:
+        if request.content_type == "application/json":
+            found: dict[str, str] = json.loads(await request.read())
+            return found
+        return {name: str(value) for name, value in (await request.post()).items()}
+
+    async def _send(self, key: str, name: str) -> dict[str, Any]:
+        if key in self._answers:
+            return self._answers[key]
+        answer = {"id": f"sms-{len(self.accepted) + 1}"}
+        if key:
+            self._answers[key] = answer
+        await asyncio.sleep(self.latency)
+        self.accept(name)
+        return answer
+
+    async def _fall_silent(self, request: web.Request, behaviour: str) -> web.StreamResponse:
+        if behaviour.startswith("hang"):
+            await self.hang()
+        if request.transport is not None:
+            request.transport.close()
+        return web.Response()
+
+
+@contextmanager
+def fakes(**options: Any) -> Iterator[tuple[FakeSmtp, FakeSms]]:
+    """Both, with the same latency."""
+    with FakeSmtp(**options) as smtp, FakeSms(**options) as sms:
+        yield smtp, sms

@@ -1,0 +1,140 @@
+"""Intake (N1, N9): a row and its message together or not at all, once for each dedupe key."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import DatabaseError, connection
+
+from example_project.notifications import intake, services
+from example_project.notifications.catalogue import add_version
+from example_project.notifications.intake import Accepted, Refused
+from example_project.notifications.models import Notification, Source, Status, Suppression
+from example_project.notifications.recipients import recipient_hash
+from tests.notifications.requests import email, sms, template, webhook
+
+pytestmark = pytest.mark.django_db
+
+
+def accept(*raws, tenant="shop", keys=()):
+    return intake.accept(raws, tenant=tenant, source=Source.REST, fallback_keys=keys)
+
+
+def accepted(raw, **values) -> Accepted:
+    (answer,) = accept(raw, **values)
+    assert isinstance(answer, Accepted), answer
+    return answer
+
+
+def test_n1_a_request_becomes_a_row_and_a_message():
+    answer = accepted(sms(priority="urgent"))
+    row = Notification.objects.get()
+    assert (answer.id, answer.status) == (row.id, Status.ENQUEUED)
+    assert (row.tenant, row.source, row.recipient) == ("shop", "rest", "+40721234567")
+    envelope = services.queue_of("urgent", "sms").try_poll()
+    assert envelope is not None
+    assert (envelope.key, envelope.payload) == (str(row.id), None)
+
+
+def test_n1_a_refused_one_leaves_nothing_and_the_others_are_stored():
+    answers = accept(email(), email(to="ada"), webhook(), 7)
+    assert [type(each) for each in answers] == [Accepted, Refused, Accepted, Refused]
+    assert Notification.objects.count() == 2
+
+
+def test_n4_messages_come_in_the_order_of_the_requests():
+    answers = accept(*[email() for _ in range(300)])
+    batch = services.queue_of("normal", "email").try_poll_many(300)
+    assert [each.key for each in batch] == [str(each.id) for each in answers]
+    assert sorted(each.key for each in batch) == [each.key for each in batch]
+
+
+def test_n1_row_and_message_are_one_transaction():
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE delayed_queue ADD CHECK (false) NOT VALID")
+    with pytest.raises(DatabaseError):
+        accept(email())
+    assert not Notification.objects.exists()
+
+
+def test_n9_a_scheduled_one_waits():
+    send_at = datetime.now(UTC) + timedelta(hours=1)
+    accepted(email(sendAt=send_at.isoformat()))
+    assert Notification.objects.get().send_at == send_at
+    assert services.queue_of("normal", "email").try_poll() is None
+
+
+def test_n9_a_past_time_is_now_and_overtakes_nobody():
+    first = accepted(email())
+    accepted(email(sendAt="2001-01-01T00:00:00Z"))
+    envelope = services.queue_of("normal", "email").try_poll()
+    assert envelope is not None
+    assert envelope.key == str(first.id)
+
+
+def test_n9_a_dedupe_key_stands_for_its_first_request():
+    first = accepted(email(dedupeKey="order-1"))
+    again = accepted(email(dedupeKey="order-1", subject="Hello again"))
+    assert (again.id, again.is_duplicate) == (first.id, True)
+    services.cancel(first.id)
+    assert accepted(email(dedupeKey="order-1")).status == Status.CANCELLED
+    assert Notification.objects.count() == 1
+
+
+def test_n9_keys_of_two_tenants_are_two():
+    first = accepted(email(dedupeKey="order-1"))
+    assert accepted(email(dedupeKey="order-1"), tenant="bank").id != first.id
+
+
+def test_n9_duplicates_within_one_call_are_one():
+    answers = accept(email(dedupeKey="a"), email(dedupeKey="b"), email(dedupeKey="a"))
+    assert [each.is_duplicate for each in answers] == [False, False, True]
+    assert answers[2].id == answers[0].id
+
+
+def test_n9_the_key_is_free_again_after_the_window(settings):
+    settings.NOTIFICATIONS = {"DEDUPE_WINDOW": timedelta(0)}
+    first = accepted(email(dedupeKey="order-1"))
+    # A transaction has one time for all its statements, so the window has ended by the next.
+    assert accepted(email(dedupeKey="order-1")).id != first.id
+
+
+def test_n2_the_broker_s_id_is_a_key_where_the_request_has_none():
+    first = accepted(email(), keys=["m-1"])
+    assert accepted(email(), keys=["m-1"]).id == first.id
+    assert accepted(email(), keys=["m-2"]).id != first.id
+    assert accepted(email(dedupeKey="m-1")).id != first.id
+
+
+def test_n9_a_suppressed_recipient_is_stored_and_not_offered():
+    hash_ = recipient_hash("email", "ada@example.org")
+    Suppression.objects.create(channel="email", recipient_hash=hash_, category="offers")
+    answers = accept(email(to="Ada@example.org", category="offers"), email(category="receipts"))
+    assert [each.status for each in answers] == [Status.CANCELLED, Status.ENQUEUED]
+    assert services.queue_of("normal", "email").stats().due == 1
+
+
+def test_n9_the_last_version_of_a_template_counts_unless_one_is_named():
+    add_version(template(body="one"))
+    add_version(template(body="two"))
+    raw = {"channel": "email", "to": "a@example.org", "template": "welcome",
+           "context": {"name": "Ada"}}  # fmt: skip
+    accept(raw, raw | {"templateVersion": 1})
+    assert list(Notification.objects.order_by("id").values_list("body", "template_version")) == [
+        ("two", 2), ("one", 1),
+    ]  # fmt: skip
+
+
+def test_n4_a_batch_costs_statements_by_lane_not_by_request(django_assert_max_num_queries):
+    raws = [email(dedupeKey=str(n)) for n in range(500)] + [sms() for _ in range(500)]
+    with django_assert_max_num_queries(10):
+        accept(*raws)
+
+
+def test_n12_no_log_tells_a_recipient(caplog):
+    caplog.set_level(logging.DEBUG)
+    accept(email(), sms(), email(to="bob@"))
+    assert "ada@" not in caplog.text
+    assert "+40721" not in caplog.text

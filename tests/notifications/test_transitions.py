@@ -1,0 +1,237 @@
+"""The states of a notification (N3), and the fence around each way out of PROCESSING."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import IntegrityError, transaction
+
+from delayed_queue import DelayedQueue
+from example_project.notifications import services
+from example_project.notifications.models import (
+    Delivery,
+    Notification,
+    Status,
+    Suppression,
+)
+from example_project.notifications.services import Call
+from tests.notifications.factories import enqueue, lease, lose_lease
+
+pytestmark = pytest.mark.django_db
+
+SENT = Call("smtp", Delivery.Outcome.SENT, "<id@example.org>", duration=timedelta(seconds=0.2))
+REFUSED = Call("smtp", Delivery.Outcome.REFUSED, error_class="550", detail="no such user")
+
+
+def outcomes(notification: Notification) -> list[str]:
+    return list(notification.deliveries.order_by("id").values_list("outcome", flat=True))
+
+
+def in_an_hour() -> datetime:
+    return datetime.now(UTC) + timedelta(hours=1)
+
+
+def test_n3_from_enqueued_over_processing_to_sent():
+    notification = enqueue()
+    envelope = lease(notification)
+    begun = services.begin(envelope)
+    assert begun is not None
+    assert (begun.id, begun.attempt, begun.was_interrupted) == (notification.id, 1, False)
+    assert (begun.recipient, begun.body) == ("ada@example.org", "Hello, Ada.")
+    notification.refresh_from_db()
+    assert notification.status == Status.PROCESSING
+
+    assert services.finish(begun, [SENT]) == Status.SUCCESSFULLY_PROCESSED
+    notification.refresh_from_db()
+    assert notification.status == Status.SUCCESSFULLY_PROCESSED
+    assert (notification.provider, notification.provider_id) == ("smtp", "<id@example.org>")
+    assert notification.ended_at is not None
+    delivery = notification.deliveries.get()
+    assert (delivery.attempt, delivery.outcome, delivery.duration_ms) == (1, "sent", 200)
+
+
+def test_n3_beginning_twice_under_one_lease_counts_one_attempt():
+    notification = enqueue()
+    envelope = lease(notification)
+    first, again = services.begin(envelope), services.begin(envelope)
+    assert first == again
+    assert outcomes(notification) == []
+
+
+def test_n3_what_is_sent_is_not_begun_again():
+    notification = enqueue()
+    envelope = lease(notification)
+    begun = services.begin(envelope)
+    assert begun is not None
+    services.finish(begun, [SENT])
+    lose_lease(envelope)  # it died before the message was acknowledged
+    assert services.begin(lease(notification)) is None
+
+
+def test_n3_a_crash_in_processing_is_taken_over_and_told():
+    notification = enqueue()
+    dead = lease(notification)
+    services.begin(dead)
+    lose_lease(dead)
+    begun = services.begin(lease(notification))
+    assert begun is not None
+    assert (begun.attempt, begun.was_interrupted) == (2, True)
+    assert outcomes(notification) == ["unfinished"]
+
+
+def test_n3_a_stale_dispatcher_changes_no_state_but_its_calls_are_kept():
+    notification = enqueue()
+    old = lease(notification)
+    stale = services.begin(old)
+    lose_lease(old)
+    current = services.begin(lease(notification))
+    assert stale is not None
+    assert current is not None
+
+    assert services.fail(stale, [REFUSED], "no such user") is None
+    notification.refresh_from_db()
+    assert notification.status == Status.PROCESSING
+    assert outcomes(notification) == ["unfinished", "refused"]
+    assert services.finish(current, [SENT]) == Status.SUCCESSFULLY_PROCESSED
+
+
+def test_n3_failed_for_good_and_retried_by_an_operator():
+    notification = enqueue()
+    envelope = lease(notification)
+    begun = services.begin(envelope)
+    assert begun is not None
+    assert services.fail(begun, [REFUSED], "refused") == Status.FAILED
+    envelope.acknowledge()
+    notification.refresh_from_db()
+    assert (notification.status, notification.error_class) == (Status.FAILED, "550")
+
+    assert services.retry(notification.id)
+    assert not services.retry(notification.id)
+    begun = services.begin(lease(notification))
+    assert begun is not None
+    assert begun.attempt == 2
+
+
+def test_n3_deferred_goes_back_to_enqueued():
+    notification = enqueue()
+    envelope = lease(notification)
+    begun = services.begin(envelope)
+    assert begun is not None
+    status = services.defer(begun, [REFUSED], timedelta(seconds=30), "busy")
+    assert status == Status.ENQUEUED
+    notification.refresh_from_db()
+    assert (notification.lease_id, notification.ended_at) == (None, None)
+
+
+def test_n9_what_would_be_tried_after_its_expiry_expires_at_once():
+    notification = enqueue(expires_at=in_an_hour())
+    begun = services.begin(lease(notification))
+    assert begun is not None
+    assert services.defer(begun, [], timedelta(hours=2)) == Status.EXPIRED
+
+
+def test_n9_an_expired_one_is_never_handed_out():
+    notification = enqueue(expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    assert services.begin(lease(notification)) is None
+    notification.refresh_from_db()
+    assert (notification.status, notification.attempts) == (Status.EXPIRED, 0)
+
+
+@pytest.mark.parametrize("category", ["", "offers"])
+def test_n9_a_suppressed_one_is_never_handed_out(category):
+    notification = enqueue(category="offers")
+    Suppression.objects.create(channel="email", recipient_hash=b"\x01" * 16, category=category)
+    assert services.begin(lease(notification)) is None
+    notification.refresh_from_db()
+    assert (notification.status, notification.outcome) == (Status.CANCELLED, "suppressed")
+
+
+def test_n9_an_opt_out_of_another_category_does_not_matter():
+    notification = enqueue(category="receipts")
+    Suppression.objects.create(channel="email", recipient_hash=b"\x01" * 16, category="offers")
+    assert services.begin(lease(notification)) is not None
+
+
+def test_n1_cancelling_drops_the_message():
+    notification = enqueue()
+    assert services.cancel(notification.id)
+    assert not services.queue_of("normal", "email").contains_message(str(notification.id))
+    assert not services.cancel(notification.id)
+
+
+def test_n1_what_is_in_hand_or_sent_is_not_cancelled():
+    notification = enqueue()
+    begun = services.begin(lease(notification))
+    assert begun is not None
+    assert not services.cancel(notification.id)
+    services.finish(begun, [SENT])
+    assert not services.cancel(notification.id)
+
+
+def test_n9_the_sweep_expires_what_still_waits():
+    late = enqueue(expires_at=datetime.now(UTC) - timedelta(seconds=1), send_at=in_an_hour())
+    enqueue(expires_at=in_an_hour())
+    assert services.expire_overdue() == 1
+    late.refresh_from_db()
+    assert late.status == Status.EXPIRED
+
+
+def test_n3_a_dead_letter_fails_its_notification():
+    notification = enqueue()
+    envelope = lease(notification)
+    services.begin(envelope)
+    assert envelope.reject("crashed 10 times")
+    assert services.fail_dead() == 1
+    notification.refresh_from_db()
+    assert notification.status == Status.FAILED
+    assert notification.outcome == "given up: crashed 10 times"
+    assert services.fail_dead() == 0
+
+
+def test_n3_a_retried_one_is_not_failed_by_its_old_letter():
+    notification = enqueue()
+    envelope = lease(notification)
+    envelope.reject("crashed")
+    services.fail_dead()
+    services.retry(notification.id)
+    assert services.fail_dead() == 0
+
+
+@pytest.mark.parametrize("end", ["sent", "expired", "cancelled"])
+def test_n3_each_end_offers_its_callback(end):
+    hour = timedelta(hours=1)
+    expires_at = datetime.now(UTC) + (-hour if end == "expired" else hour)
+    notification = enqueue(callback_url="https://shop.example/told", expires_at=expires_at)
+    if end == "cancelled":
+        services.cancel(notification.id)
+    else:
+        begun = services.begin(lease(notification))
+        if begun is not None:
+            services.finish(begun, [SENT])
+    notification.refresh_from_db()
+    callback = DelayedQueue(services.CALLBACK_QUEUE).try_poll()
+    assert callback is not None
+    assert callback.payload == {"id": str(notification.id), "status": notification.status}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"status": "LOST"},
+        {"status": "PROCESSING"},
+        {"status": "FAILED"},
+        {"channel": "pigeon"},
+        {"priority": "low"},
+    ],
+)
+def test_n3_the_database_refuses_what_is_no_state(values):
+    row = Notification.objects.filter(pk=enqueue().pk)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        row.update(**values)
+
+
+def test_n12_neither_repr_tells_the_recipient():
+    notification = enqueue()
+    begun = services.begin(lease(notification))
+    assert "ada" not in repr(notification) + str(notification) + repr(begun).lower()
