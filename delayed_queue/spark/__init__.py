@@ -1,0 +1,1 @@
+"""Queues on Spark: a data source, and the pipeline's commands."""
