@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from delayed_queue.models.archives import ArchiveManifest, PipelineReport
 from delayed_queue.models.queue import (
     DeadLetter,
     LongNamedIndex,
@@ -12,10 +13,12 @@ from delayed_queue.models.queue import (
 )
 
 __all__ = [
+    "ArchiveManifest",
     "DeadLetter",
     "LongNamedIndex",
     "Message",
     "PausedQueue",
+    "PipelineReport",
     "Schedule",
     "Worker",
 ]

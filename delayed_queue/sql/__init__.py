@@ -16,6 +16,13 @@ Rules that all of them keep:
 
 from __future__ import annotations
 
+from delayed_queue.sql.archiving import (
+    ADVANCE_ARCHIVE,
+    COUNT_PRUNED,
+    HOLD_ARCHIVE,
+    PLAN_ARCHIVE,
+    UNFINISHED_ARCHIVE,
+)
 from delayed_queue.sql.inspection import (
     CONTAINS,
     DROP,
@@ -58,6 +65,7 @@ from delayed_queue.sql.offering import (
     OFFER_OR_UPDATE,
 )
 from delayed_queue.sql.pauses import IS_PAUSED, PAUSE, RESUME
+from delayed_queue.sql.reporting import SAVE_REPORT
 from delayed_queue.sql.schedules import (
     DESCRIBE_SCHEDULE,
     DESCRIBED_SCHEDULES,
@@ -74,12 +82,14 @@ __all__ = [
     "ACKNOWLEDGE_LEASE",
     "ACKNOWLEDGE_LEASES",
     "ACKNOWLEDGE_MEMBERS",
+    "ADVANCE_ARCHIVE",
     "BEAT",
     "BURY",
     "CLAIM",
     "CONSUME",
     "CONTAINS",
     "COUNT_CRASH",
+    "COUNT_PRUNED",
     "DEAD_LETTER_IDS",
     "DEAD_LETTER_KINDS",
     "DESCRIBED_SCHEDULES",
@@ -92,6 +102,7 @@ __all__ = [
     "EXPIRE",
     "EXTEND",
     "HELD",
+    "HOLD_ARCHIVE",
     "IS_PAUSED",
     "KINDS",
     "LIMIT_WAITS",
@@ -105,6 +116,7 @@ __all__ = [
     "OVERVIEW",
     "PAUSE",
     "PENDING_TICKS",
+    "PLAN_ARCHIVE",
     "PRUNE_DEAD_LETTERS",
     "PRUNE_WORKERS",
     "READ",
@@ -115,7 +127,9 @@ __all__ = [
     "RESTORE",
     "RESUME",
     "RETIRE",
+    "SAVE_REPORT",
     "SAVE_SCHEDULE",
     "STATS",
     "THROUGHPUT",
+    "UNFINISHED_ARCHIVE",
 ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SAMPLES: Final = 5
+ROWS_PER_PARTITION: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,31 +182,41 @@ class _Import:
     # Good ones
 
     def _unique(self) -> DataFrame:
-        """Return the good rows, of each key the one that offers in order would leave."""
-        is_first = self._options.mode == "offer"
-        order = "" if is_first else " DESC"
+        """Return the good rows, of each key the one that offers in order would leave.
+
+        By hash and in order: the same input gives the same partitions on any cluster, by which
+        the ledger knows chunks that an earlier run has offered.
+        """
+        order = "" if self._options.mode == "offer" else " DESC"
         good = self._frame.where("key IS NOT NULL")
-        # By range: rows of neighbouring keys are written together, and the window below needs
-        # no second shuffle.
-        ranked = good.repartitionByRange("kind", "key").selectExpr(
+        pieces = max(1, -(-sum(each.good for each in self._blocks) // ROWS_PER_PARTITION))
+        ranked = good.repartition(pieces, "kind", "key").selectExpr(
             "*",
             "row_number() OVER (PARTITION BY kind, key "
-            f"ORDER BY file{order}, block{order}, place{order}) AS __rank",
+            f"ORDER BY file{order}, block{order}, place{order}) AS rank",
         )
-        return ranked.where("__rank = 1").drop("__rank", "lines", "reasons", "record")
+        return ranked.where("rank = 1").drop("rank", "lines", "reasons", "record")
 
     def _scheduled(self, unique: DataFrame) -> DataFrame:
+        """Give each message its time; a record that says when itself keeps that."""
         spread = self._options.spread
         if spread is None:
             return unique
+        from pyspark.sql.functions import broadcast
+
         step = spread.step(sum(each.lines for each in self._blocks))
-        placed = unique.join(places_of(self._spark, self._blocks), ["file", "block"])
-        at = f"{spread.start_ms}L + CAST((first_ordinal + place) * {step!r}D AS BIGINT)"
-        return placed.selectExpr(
-            "kind", "key", "payload", "headers", "delay_ms",
-            # A record that says when itself keeps its time.
-            f"IF(schedule_ms IS NULL AND delay_ms IS NULL, {at}, schedule_ms) AS schedule_ms",
+        placed = unique.join(broadcast(places_of(self._spark, self._blocks)), ["file", "block"])
+        after = f"CAST((first_ordinal + place) * {step!r}D AS BIGINT)"
+        is_free = "schedule_ms IS NULL AND delay_ms IS NULL"
+        # Without a start they count from the beginning of the import, which the database
+        # remembers: repeated after a crash it gives the same times.
+        times = (
+            ["schedule_ms", f"IF({is_free}, {after}, delay_ms) AS delay_ms"]
+            if spread.start_ms is None
+            else [f"IF({is_free}, {spread.start_ms}L + {after}, schedule_ms) AS schedule_ms",
+                  "delay_ms"]
         )  # fmt: skip
+        return placed.selectExpr("kind", "key", "payload", "headers", *times)
 
     def _offer(self, report: ImportReport, good: int) -> ImportReport:
         unique = self._scheduled(self._unique()).persist()
