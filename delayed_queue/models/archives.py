@@ -51,7 +51,7 @@ class ArchiveManifest(models.Model):
         default_permissions = ["view"]
 
     def __str__(self) -> str:
-        return f"{self.source} {self.lower}–{self.upper}"
+        return f"{self.source} {self.lower} to {self.upper}"
 
 
 class PipelineReport(models.Model):

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.counts import Counts
 from delayed_queue.spark.jobs.files import Files
 from delayed_queue.spark.jobs.inputs import Block, Input, blocks_of, checked, places_of
-from delayed_queue.spark.jobs.offers import Offer, offer
+from delayed_queue.spark.jobs.offers import Offer, Offered, offer
 from delayed_queue.spark.jobs.spreading import Spread
 from delayed_queue.spark.jobs.targets import check_of, deliver
 
@@ -36,6 +35,7 @@ class ImportOptions:
     quarantine_format: str = "parquet"
     job: str | None = None
     is_dry_run: bool = False
+    connections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class ImportReport:
     quarantined: int = 0
     quarantine: str | None = None
     is_dry_run: bool = False
+    was_done: bool = False
     reasons: tuple[tuple[str, int], ...] = ()
     samples: tuple[dict[str, Any], ...] = ()
 
@@ -84,6 +85,8 @@ class ImportReport:
             ]
         if self.quarantine:
             found += ["", f"quarantined records: {self.quarantine}"]
+        if self.was_done:
+            found += ["", "An earlier import had offered all of it; these are its counts."]
         return [*found, f"import id: {self.job}"]
 
 
@@ -223,17 +226,21 @@ class _Import:
         try:
             total = unique.count()
             self._console.progress(f"offering {total:,} messages …")
-            counts = self._delivered(unique, report.job)
+            offered = self._delivered(unique, report.job)
         finally:
             unique.unpersist()
-        if counts.total != total:
+        if offered.counts.total != total:
             raise InvalidConfiguration(
-                f"{total:,} messages were given out and {counts.total:,} were counted. They may "
-                "all be there: import again, which changes nothing twice."
+                f"{total:,} messages were given out and {offered.counts.total:,} were counted. "
+                "They may all be there: import again, which changes nothing twice."
             )
-        return replace(report, duplicates=good - total, **asdict(counts))
+        return replace(
+            report, duplicates=good - total, was_done=offered.was_done, **asdict(offered.counts)
+        )
 
-    def _delivered(self, unique: DataFrame, job: str) -> Counts:
+    def _delivered(self, unique: DataFrame, job: str) -> Offered:
         if self._options.target is None:
-            return offer(self._spark, unique, Offer(job, self._options.mode))
-        return deliver(unique, self._options.target, self._options.source.rules.codec)
+            how = Offer(job, self._options.mode, self._options.connections)
+            return offer(unique, how)
+        counts = deliver(unique, self._options.target, self._options.source.rules.codec)
+        return Offered(counts, was_done=False)
