@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from delayed_queue.models.pipeline import OfferLedger
 from delayed_queue.models.queue import (
     DeadLetter,
     LongNamedIndex,
@@ -15,6 +16,7 @@ __all__ = [
     "DeadLetter",
     "LongNamedIndex",
     "Message",
+    "OfferLedger",
     "PausedQueue",
     "Schedule",
     "Worker",
