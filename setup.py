@@ -76,6 +76,8 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["delayed_queue", "delayed_queue.*"]),
+    # Spark looks for its data sources among the top-level modules of this prefix.
+    py_modules=["pyspark_delayed_queue"],
     package_data={"delayed_queue": ["py.typed", "templates/**/*", "static/**/*"]},
     install_requires=["django>=5.2", "psycopg>=3.2", "croniter>=6"],
     extras_require=EXTRAS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from delayed_queue.models.archives import ArchiveManifest, PipelineReport
+from delayed_queue.models.pipeline import OfferLedger
 from delayed_queue.models.queue import (
     DeadLetter,
     LongNamedIndex,
@@ -17,6 +18,7 @@ __all__ = [
     "DeadLetter",
     "LongNamedIndex",
     "Message",
+    "OfferLedger",
     "PausedQueue",
     "PipelineReport",
     "Schedule",

@@ -34,7 +34,6 @@ class DrainOptions:
     interval: str = "1 second"
     max_messages: int = 100_000
     lease: str = "10m"
-    connections: int | None = None
 
     def __post_init__(self) -> None:
         if (self.to is None) == (self.handling is None):
@@ -84,8 +83,6 @@ def _started(
         .option("maxMessagesPerTrigger", str(options.max_messages))
         .option("lease", options.lease)
     )
-    if options.connections is not None:
-        reader = reader.option("connections", str(options.connections))
     if options.handling is not None:
         # The rest is read by who handles, under the lease as it then is.
         reader = reader.schema("id bigint, lock_uuid string")

@@ -35,7 +35,6 @@ class ImportOptions:
     quarantine_format: str = "parquet"
     job: str | None = None
     is_dry_run: bool = False
-    connections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +239,7 @@ class _Import:
 
     def _delivered(self, unique: DataFrame, job: str) -> Offered:
         if self._options.target is None:
-            how = Offer(job, self._options.mode, self._options.connections)
+            how = Offer(job, self._options.mode)
             return offer(unique, how)
         counts = deliver(unique, self._options.target, self._options.source.rules.codec)
         return Offered(counts, was_done=False)

@@ -28,7 +28,6 @@ class Offer:
 
     job: str
     mode: str = "offer"
-    connections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,6 @@ def _offer_kind(frame: DataFrame, kind: str, how: Offer, *, alone: bool) -> Offe
         .option("mode", how.mode)
         .option("onFinishedJob", "skip")
     )
-    if how.connections is not None:
-        writer = writer.option("connections", str(how.connections))
     writer.mode("append").save()
     counted = counts_of(job)
     return Offered(Counts(counted.created, counted.updated, counted.ignored), was_done)
