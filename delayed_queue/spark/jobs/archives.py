@@ -8,7 +8,7 @@ from files whose checksums are those of the manifest.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
@@ -18,6 +18,7 @@ import psycopg
 import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.messages import MAX_MILLISECONDS
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.database import Connection, connect, fetch
 from delayed_queue.spark.jobs.files import Files, digest_of
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _FETCHED: Final = 5_000
 _TRIES: Final = 3
+_PIECE: Final = 100_000
 _ARROW: Final = {
     "smallint": pa.int16(),
     "integer": pa.int32(),
@@ -317,6 +319,19 @@ class _Reading:
             pa.array(column, type=each.type) for column, each in zip(columns, schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def read_rows(spark: SparkSession, table: Table, columns: Sequence[str]) -> DataFrame:
+    """Return some columns of all rows of a table that have an age."""
+    with connect() as connection:
+        whole = Layout.of(connection, table)
+        layout = Layout(table, {name: whole.types[name] for name in columns})
+        params = {"cutoff": MAX_MILLISECONDS, "limit": 2**62, "piece": _PIECE}
+        found = fetch(connection, layout.statement(BOUNDS), params)
+    ranges = ranges_of([key for key, _, _ in found])
+    pieces = spark.createDataFrame(ranges, "lower string, upper string, is_last boolean")
+    reading = _Reading(layout, MAX_MILLISECONDS)
+    return pieces.repartition(max(len(ranges), 1), "lower").mapInArrow(reading, layout.schema)
 
 
 def bites(items: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -59,6 +59,10 @@ class ImportReport:
         names = ("created", "updated", "ignored", "duplicates", "quarantined")
         return {name: getattr(self, name) for name in names}
 
+    def report(self) -> dict[str, Any]:
+        """Return the report for machines."""
+        return {**asdict(self), "id": self.job}
+
     def lines(self) -> list[str]:
         """Return the report in words."""
         rows = [("records", self.input), *self.parts.items()]
