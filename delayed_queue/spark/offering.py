@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from delayed_queue import sql
-from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.payloads import channel_of
-from delayed_queue.retries import Backoff, is_transient
-from delayed_queue.spark.connecting import reconnect
 from delayed_queue.spark.drivers import DriverError, Session
 from delayed_queue.spark.ledger import JobKey, is_closed
+from delayed_queue.spark.links import Link
 from delayed_queue.spark.offers import chunks, digest_of, due_times, offers_of
 from delayed_queue.spark.options import Options
 
-T = TypeVar("T")
 Way = Callable[[Session, pa.Table], tuple[int, int]]
 
 UNIQUE_VIOLATION: Final = "23505"
-# The transaction was ended for having idled: the connection is gone, nothing else.
-_IDLE_TIMEOUT: Final = "25P03"
-_TOO_MANY: Final = "53300"
-_BACKOFF: Final = Backoff(retries=8)
 # After so many chunks with a key that exists, COPY is not tried first any more.
 _MISSES: Final = 2
 
+OFFER: Final = "The offer"
 TABLE: Final = "delayed_queue"
 STAGE: Final = "delayed_queue_offered"
 # For the transaction only: behind a transaction pooler the session is others' too.
@@ -69,7 +62,7 @@ class PartitionOffers:
     def __init__(self, job: Job, partition: int) -> None:
         self._job = job
         self._partition = partition
-        self._session: Session | None = None
+        self._link = Link(job.options)
         self._misses = 0
         self._is_soon = False
 
@@ -78,14 +71,14 @@ class PartitionOffers:
         rows = 0
         options = self._job.options
         try:
-            is_done = self._repeat(lambda session: is_closed(session, self._job.key))
+            is_done = self._link.repeat(OFFER, lambda session: is_closed(session, self._job.key))
             for number, chunk in enumerate(chunks(batches, options.chunk, options.chunkBytes)):
                 rows += chunk.num_rows
                 if not is_done:
                     self._offer(number, offers_of(chunk, options.codec))
             self._wake()
         finally:
-            self._drop()
+            self._link.close()
         return rows
 
     def _offer(self, number: int, offers: pa.Table) -> None:
@@ -93,7 +86,7 @@ class PartitionOffers:
         soon = pc.min(due).as_py() <= self._job.now + self._job.options.pollInterval
         claim = self._claim_of(number, offers)
         staged = in_key_order(offers, due)
-        self._repeat(lambda session: self._try(session, claim, staged))
+        self._link.repeat(OFFER, lambda session: self._try(session, claim, staged))
         self._is_soon = self._is_soon or soon
 
     def _claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
@@ -130,7 +123,6 @@ class PartitionOffers:
                 sql.SETTLE_CHUNK, {"id": claimed[0][0], "created": created, "updated": updated}
             )
         # Not claimed: an earlier attempt, or a twin, has offered just this and has counted it.
-        session.commit()
 
     def _copy(self, session: Session, staged: pa.Table) -> tuple[int, int]:
         """Offer rows whose keys are all new, which the unique index has the last word on."""
@@ -173,39 +165,10 @@ class PartitionOffers:
 
     def _wake(self) -> None:
         if self._is_soon and self._job.options.notify:
-            self._repeat(
-                lambda session: session.fetch(sql.NOTIFY, {"channel": channel_of(self._job.kind)})
+            channel = channel_of(self._job.kind)
+            self._link.repeat(
+                OFFER, lambda session: session.fetch(sql.NOTIFY, {"channel": channel})
             )
-
-    def _repeat(self, work: Callable[[Session], T]) -> T:
-        """Do the work, again where the database asks for that; each try is a transaction.
-
-        Safe for the claim: a chunk whose commit was not answered is found done.
-        """
-        waits = iter(_BACKOFF.waits())
-        while True:
-            try:
-                self._session = self._session or reconnect(self._job.options)
-                answer = work(self._session)
-                self._session.commit()
-            except DriverError as error:
-                wait = next(waits, None)
-                if wait is None or not is_worth_a_retry(error.sqlstate):
-                    raise ResourceUnavailable(f"The offer failed: {error}") from None
-                self._drop()
-                time.sleep(wait)
-            else:
-                return answer
-
-    def _drop(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
-
-def is_worth_a_retry(sqlstate: str | None) -> bool:
-    """Return whether the same transaction may succeed on a new connection."""
-    return sqlstate in {_IDLE_TIMEOUT, _TOO_MANY} or is_transient(sqlstate)
 
 
 def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:

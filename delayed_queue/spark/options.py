@@ -17,6 +17,16 @@ from delayed_queue.payloads import check_kind, codec_named, kind_of
 from delayed_queue.retries import parse_duration
 
 MAX_JOB_LENGTH: Final = 200
+# Options of Spark's own that it hands to every sink.
+_OF_SPARK: Final = frozenset(
+    {
+        "asyncprogresstrackingenabled",
+        "asyncprogresstrackingcheckpointintervalms",
+        "checkpointlocation",
+        "path",
+        "queryname",
+    }
+)
 _MAX_LEASE: Final = timedelta(days=3650)
 
 
@@ -67,6 +77,9 @@ def parse_options(given: Mapping[str, str]) -> Options:
     known = {each.name.lower(): each.name for each in fields(Options)} | {"queue": "queue"}
     values: dict[str, Any] = {}
     for name, text in given.items():
+        _refuse_unsafe(name, str(text))
+        if name.lower() in _OF_SPARK:
+            continue
         if name.lower() not in known:
             raise InvalidConfiguration(_unknown(name, sorted(known.values())))
         values[known[name.lower()]] = _parsed(known[name.lower()], str(text))
@@ -74,6 +87,14 @@ def parse_options(given: Mapping[str, str]) -> Options:
     options = Options(**values)
     _refuse_passwords(options.dsn)
     return options
+
+
+def _refuse_unsafe(name: str, text: str) -> None:
+    if name.lower() == "asyncprogresstrackingenabled" and text.lower() != "false":
+        raise InvalidConfiguration(
+            "The option asyncProgressTrackingEnabled cannot be used with queues: a batch would "
+            "be acknowledged before Spark has written down that it was done."
+        )
 
 
 def _unknown(name: str, known: list[str]) -> str:

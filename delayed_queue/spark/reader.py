@@ -101,11 +101,13 @@ class PushingReader(QueueReader):
                 self._conditions.append(condition)
 
 
-def ranges(first: int | None, last: int | None, options: Options) -> list[tuple[int, int]]:
-    """Cut the ids from first to last into even ranges, each without its end."""
+def ranges(
+    first: int | None, last: int | None, options: Options, least: int = 1
+) -> list[tuple[int, int]]:
+    """Cut the ids from first to last into even ranges of at least so many, without their ends."""
     if first is None or last is None:
         return [NO_ROWS]
-    count = min(options.numPartitions, last - first + 1)
+    count = max(min(options.numPartitions, (last - first + 1) // least), 1)
     bounds = [first + (last - first + 1) * each // count for each in range(count + 1)]
     return list(pairwise(bounds))
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
 )
 from pyspark.sql.types import StructType
@@ -14,6 +16,8 @@ from pyspark.sql.types import StructType
 from delayed_queue.spark.options import parse_options
 from delayed_queue.spark.reader import PushingReader, QueueReader
 from delayed_queue.spark.schema import read_schema
+from delayed_queue.spark.stream_reader import LeasingReader
+from delayed_queue.spark.stream_writer import StreamOfferWriter
 from delayed_queue.spark.writer import OfferWriter
 
 
@@ -40,3 +44,9 @@ class DelayedQueueDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return OfferWriter(self._parsed, schema, overwrite=overwrite)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LeasingReader(self._parsed, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return StreamOfferWriter(self._parsed, schema, overwrite=overwrite)

@@ -233,3 +233,81 @@ WHERE "lockUuid" = %(lease_id)s
     AND id < %(last)s::bigint
 """
 )
+
+# Lease the earliest due messages for one batch of a stream, as CLAIM does, but return only how
+# many they are: a task reads them where it runs, not through the driver. "cutoff" is when a query
+# that takes what is there began, so that it ends although more arrives, and NULL for one that
+# goes on. Two limits as in _EARLIEST_DUE.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, then the primary key; paused_kind.
+LEASE_DUE: Final[LiteralString] = (
+    CLOCK
+    + """,
+leased AS (
+    UPDATE delayed_queue
+    SET "lockUuid" = %(lease_id)s::varchar,
+        "dueAt" = "scheduledAt",
+        "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
+        attempts = attempts + 1
+    WHERE id = ANY (ARRAY(
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND "scheduledAt" <= (SELECT LEAST(now, %(cutoff)s::bigint) FROM clock)
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(limit)s::integer)
+            FOR UPDATE SKIP LOCKED
+        ) AS due
+        LIMIT %(limit)s::integer
+    ))
+    RETURNING id
+)
+SELECT count(*)
+FROM leased
+"""
+)
+
+# The first and the last id under a lease, from which the tasks of a batch are cut, and the instant
+# that states are judged by. Reads: delayed_queue__LockUuidPlusIdIndex, its two ends.
+LEASED_RANGE: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    (
+        SELECT id
+        FROM delayed_queue
+        WHERE "lockUuid" = %(lease_id)s
+        ORDER BY "lockUuid", id
+        LIMIT 1
+    ),
+    (
+        SELECT id
+        FROM delayed_queue
+        WHERE "lockUuid" = %(lease_id)s
+        ORDER BY "lockUuid" DESC, id DESC
+        LIMIT 1
+    ),
+    now
+FROM clock
+"""
+)
+
+# Prolong a lease that a batch is still working under, never shorten it; also one that ran out,
+# as long as nobody has taken its messages. Reads: delayed_queue__LockUuidPlusIdIndex.
+RENEW_LEASE: Final[LiteralString] = (
+    CLOCK
+    + """,
+renewed AS (
+    UPDATE delayed_queue
+    SET "scheduledAt" = GREATEST(
+        "scheduledAt", (SELECT now FROM clock) + %(lease)s::bigint
+    )
+    WHERE "lockUuid" = %(lease_id)s
+    RETURNING id
+)
+SELECT count(*)
+FROM renewed
+"""
+)
