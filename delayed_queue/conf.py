@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
@@ -15,6 +15,7 @@ from django.core.signals import setting_changed
 from delayed_queue.crontab import entries_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
+from delayed_queue.spark.settings import SparkSettings
 
 SETTING: Final = "DELAYED_QUEUE"
 INSTRUMENT_METHODS: Final = ("offering", "handling")
@@ -42,6 +43,7 @@ class QueueSettings:
     ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
     ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
     them or to their classes.
+    ``SPARK``: where the pipeline runs and how much it may take; see ``SparkSettings``.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -58,6 +60,7 @@ class QueueSettings:
     HANDLERS_MODULE: str = "handlers"
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Sequence[Any] = ()
+    SPARK: Mapping[str, Any] | SparkSettings = field(default_factory=dict)
 
 
 def check_lease(duration: Any) -> timedelta:
@@ -137,6 +140,8 @@ def _wrong(key: str, value: Any) -> str | None:
             check_interval(value)
         if key == "CRON":
             entries_of(value)
+        if key == "SPARK":
+            SparkSettings.of(value)
     except DelayedQueueError as error:
         return str(error)
     positive = isinstance(value, timedelta) and value >= timedelta(0)

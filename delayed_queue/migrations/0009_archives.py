@@ -64,7 +64,9 @@ class Migration(migrations.Migration):
                 ("created_at", delayed_queue.fields.EpochMillisecondField(db_column="createdAt")),
                 (
                     "finished_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="finishedAt", null=True),
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="finishedAt", null=True
+                    ),
                 ),
             ],
             options={

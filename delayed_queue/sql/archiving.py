@@ -200,3 +200,12 @@ FROM delayed_queue
 WHERE %(kind)s::text IS NULL
     OR "pKind" = %(kind)s
 """)
+
+# Which of the tables that the pipeline needs are there.
+PRESENT: Final[Template] = Template("""
+SELECT name, to_regclass(name) IS NOT NULL
+FROM unnest(ARRAY[
+    'delayed_queue', 'delayed_queue_dead_letter', 'delayed_queue_offer_ledger',
+    'delayed_queue_archive', 'delayed_queue_report'
+]) AS needed (name)
+""")

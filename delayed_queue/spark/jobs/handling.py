@@ -121,6 +121,9 @@ class Settler:
     def _tried(self, row: tuple[Any, ...], lease_id: str) -> Verdict | None:
         """Call the handler; return the verdict on its failure, None when it returned."""
         attempt = row[6]
+        if attempt > self._policy.max_attempts:
+            # Every delivery ended without an answer: it may be what kills the executors.
+            return Verdict(None, "attempts exhausted: no delivery ended with an answer")
         try:
             envelope = self._envelope(row, lease_id)
         except PayloadNotDecodable as error:
