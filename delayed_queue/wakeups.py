@@ -7,24 +7,17 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from hashlib import md5
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 from django.db import OperationalError, connections
 from psycopg import sql as composed
 
 from delayed_queue.conf import get_settings
+from delayed_queue.payloads import channel_of as channel_of
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
-
-_PREFIX: Final = "delayed_queue_"
-
-
-def channel_of(kind: str) -> str:
-    """Return the channel on which a kind is announced; channel names hold 63 bytes, so a hash."""
-    return _PREFIX + md5(kind.encode(), usedforsecurity=False).hexdigest()
 
 
 class Doorbell:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from delayed_queue.models.archives import ArchiveManifest, PipelineReport
+from delayed_queue.models.pipeline import OfferLedger
 from delayed_queue.models.queue import (
     DeadLetter,
     LongNamedIndex,
@@ -16,11 +18,14 @@ from delayed_queue.models.topics import IdempotencyKey, Topic
 
 __all__ = [
     "ApiToken",
+    "ArchiveManifest",
     "DeadLetter",
     "IdempotencyKey",
     "LongNamedIndex",
     "Message",
+    "OfferLedger",
     "PausedQueue",
+    "PipelineReport",
     "Rate",
     "Schedule",
     "Topic",

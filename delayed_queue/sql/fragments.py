@@ -27,3 +27,9 @@ SET payload = EXCLUDED.payload,
     attempts = 0,
     "firstError" = NULL,
     "lastError" = NULL"""
+
+# Q3: a repeated offer is recognised by payload bytes and first schedule alone.
+IF_CHANGED: Final[LiteralString] = """
+WHERE stored.payload <> EXCLUDED.payload
+    OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
+"""

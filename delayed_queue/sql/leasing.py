@@ -310,3 +310,16 @@ ORDER BY "scheduledAt", id
 LIMIT 1
 """
 )
+
+# Members of a lease as they are now, in the order in which they fell due: those that were
+# settled, updated or leased again meanwhile are not among them.
+# Reads: the primary key.
+LEASED_MEMBERS: Final[LiteralString] = """
+SELECT
+    id, "pKey", payload, "scheduledAtInitially", COALESCE("dueAt", "scheduledAt"), "scheduledAt",
+    attempts, headers::text
+FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = %(lease_id)s
+ORDER BY COALESCE("dueAt", "scheduledAt"), id
+"""

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK, REPLACE
-
-# Q3: a repeated offer is recognised by payload bytes and first schedule alone.
-_IF_CHANGED: Final[LiteralString] = """
-WHERE stored.payload <> EXCLUDED.payload
-    OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
-"""
+from delayed_queue.sql.fragments import CLOCK, IF_CHANGED, REPLACE
 
 # Put or update one message. CREATED is a row whose xmax is 0, UPDATED one with an xmax (ON
 # CONFLICT locks the old version first, and its successor carries that lock); no row is IGNORED:
@@ -33,7 +27,7 @@ SELECT
     %(headers)s::jsonb
 FROM clock"""
     + REPLACE
-    + _IF_CHANGED
+    + IF_CHANGED
     + """
 RETURNING xmax = 0 AS created
 """
@@ -92,7 +86,7 @@ OFFER_BATCH_OR_UPDATE: Final[LiteralString] = (
     CLOCK
     + _BATCH_SOURCE
     + REPLACE
-    + _IF_CHANGED
+    + IF_CHANGED
     + """
 RETURNING "pKey", xmax = 0 AS created
 """

@@ -1,0 +1,54 @@
+"""The ledger of offers through Spark."""
+
+from django.db import migrations, models
+
+import delayed_queue.fields
+from delayed_queue.migrations._operations import CreateModelOnce
+
+# As in the first migration: processes that migrate at the same time queue up.
+TAKE_TURNS = """
+SELECT pg_advisory_xact_lock(hashtextextended('delayed_queue.migrations', 0));
+SET LOCAL lock_timeout = '5s';
+"""
+
+
+class Migration(migrations.Migration):
+    dependencies = [("delayed_queue", "0003_workers_and_pauses")]
+
+    operations = [
+        migrations.RunSQL(TAKE_TURNS, reverse_sql=migrations.RunSQL.noop),
+        CreateModelOnce(
+            name="OfferLedger",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("job", models.CharField(db_collation="C", max_length=200)),
+                ("batch", models.BigIntegerField()),
+                ("partition", models.IntegerField()),
+                ("chunk", models.IntegerField()),
+                ("digest", models.CharField(db_collation="C", max_length=64)),
+                ("rows", models.BigIntegerField()),
+                ("created", models.BigIntegerField(db_default=0)),
+                ("updated", models.BigIntegerField(db_default=0)),
+                ("recorded_at", delayed_queue.fields.EpochMillisecondField(db_column="recordedAt")),
+            ],
+            options={
+                "db_table": "delayed_queue_offer_ledger",
+                "default_permissions": [],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("job", "batch", "partition", "chunk", "digest"),
+                        name="offer_ledger_chunk",
+                    )
+                ],
+                "indexes": [
+                    models.Index(fields=["recorded_at", "id"], name="offer_ledger_recorded")
+                ],
+            },
+        ),
+        migrations.RunSQL(migrations.RunSQL.noop, reverse_sql=TAKE_TURNS),
+    ]

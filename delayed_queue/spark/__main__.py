@@ -1,0 +1,14 @@
+"""``python -m delayed_queue.spark``, and the program that spark-submit is given."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    # As a script this directory would come first, and lend its names to everybody's imports.
+    here = str(Path(__file__).parent)
+    sys.path[:] = [each for each in sys.path if each != here]
+    from delayed_queue.spark.cli import main
+
+    sys.exit(main(sys.argv[1:]))

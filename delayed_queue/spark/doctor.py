@@ -1,0 +1,259 @@
+"""``doctor``: what a pipeline needs, looked at one after the other, with what to do about it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final
+
+from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.spark.errors import sentence_of
+from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+_OLDEST_JAVA: Final = 17
+_INSTALL: Final = "pip install 'django-delayed-queue[spark]'"
+# Distribution, the oldest that works, the first that does not.
+_PACKAGES: Final = (
+    ("pyspark", (4, 2), (5, 0)),
+    ("pyarrow", (18, 0), None),
+    ("pandas", (2, 2), (3, 0)),
+    ("psycopg", (3, 2), None),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: what was found, and what to do about it."""
+
+    level: str
+    subject: str
+    found: str
+    advice: str = ""
+
+
+def examine(
+    settings: SparkSettings, console: Console, *, is_verbose: bool = False
+) -> list[Finding]:
+    """Look at everything; what rests on something that failed is left out."""
+    found = [*packages(), java(), database()]
+    if any(each.level == FAIL for each in found):
+        return [*found, Finding(WARN, "executors", "not tried", "Mend the above first.")]
+    return [*found, *_on_spark(settings, console, is_verbose=is_verbose)]
+
+
+def lines_of(findings: list[Finding]) -> list[str]:
+    """Return a line for each, and one for what to do."""
+    width = max(len(each.subject) for each in findings)
+    found = []
+    for each in findings:
+        found.append(f"{each.level:4}  {each.subject.ljust(width)}  {each.found}")
+        if each.advice:
+            found.append(f"      {' ' * width}  → {each.advice}")
+    return found
+
+
+# On this machine
+
+
+def packages() -> Iterator[Finding]:
+    """Look at the packages of this Python."""
+    yield Finding(OK, "Python", f"{platform.python_version()} ({sys.executable})")
+    for name, oldest, first_wrong in _PACKAGES:
+        yield _package(name, oldest, first_wrong)
+    if _version("adbc-driver-postgresql") is None:
+        advice = f"{_INSTALL}. Without it psycopg is used, at about half the speed."
+        yield Finding(WARN, "adbc-driver-postgresql", "not installed", advice)
+    if _version("matplotlib") is None:
+        yield Finding(WARN, "matplotlib", "not installed", f"{_INSTALL}; report draws with it.")
+
+
+def _package(name: str, oldest: tuple[int, int], first_wrong: tuple[int, int] | None) -> Finding:
+    version = _version(name)
+    wanted = f"{name}>={oldest[0]}.{oldest[1]}" + (f",<{first_wrong[0]}" if first_wrong else "")
+    if version is None:
+        return Finding(FAIL, name, "not installed", _INSTALL)
+    numbers = _numbers(version)
+    if numbers < oldest or (first_wrong is not None and numbers >= first_wrong):
+        return Finding(FAIL, name, version, f"pip install '{wanted}'")
+    return Finding(OK, name, version)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    parts = [int(each) for each in version.split(".")[:2] if each.isdecimal()]
+    return (parts[0], parts[1]) if len(parts) == 2 else (0, 0)
+
+
+def java() -> Finding:
+    """Look for a Java that Spark can run on."""
+    try:
+        from delayed_queue.spark.session import find_java_home
+
+        home = find_java_home()
+    except (DelayedQueueError, ImportError) as error:
+        return Finding(FAIL, "Java", "not found", str(error))
+    try:
+        done = subprocess.run(  # noqa: S603 - the Java that Spark will run
+            [home / "bin" / "java", "-version"],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        advice = "Set JAVA_HOME to a Java 17 or newer."
+        return Finding(FAIL, "Java", f"{home}: {type(error).__name__}", advice)
+    text = (done.stderr or done.stdout).partition("\n")[0]
+    release = java_release(text)
+    if release < _OLDEST_JAVA:
+        return Finding(FAIL, "Java", text, "Spark 4 needs Java 17 or newer: set JAVA_HOME.")
+    return Finding(OK, "Java", f"{text} ({home})")
+
+
+def java_release(text: str) -> int:
+    """Return the release of ``openjdk version "17.0.15"``; 8 of ``"1.8.0_402"``."""
+    quoted = text.split('"')[1] if text.count('"') >= 2 else ""
+    parts = [each for each in quoted.replace("_", ".").replace("-", ".").split(".") if each]
+    if not parts or not parts[0].isdecimal():
+        return 0
+    return int(parts[1]) if parts[0] == "1" and len(parts) > 1 else int(parts[0])
+
+
+def database() -> Finding:
+    """Look at the database from here: address, version, tables."""
+    try:
+        server, tables = _asked()
+    except DelayedQueueError as error:
+        advice = "Set DELAYED_QUEUE_DSN, or use manage.py queuepipeline, which takes DATABASES."
+        return Finding(FAIL, "database", str(error), advice)
+    missing = [name for name, is_there in tables if not is_there]
+    if missing:
+        found = f"PostgreSQL {server} without {', '.join(missing)}"
+        return Finding(FAIL, "database", found, "Run manage.py migrate.")
+    return Finding(OK, "database", f"PostgreSQL {server}")
+
+
+def _asked() -> tuple[str, list[tuple[str, bool]]]:
+    from delayed_queue.spark.jobs.database import connect, fetch
+    from delayed_queue.sql.archiving import PRESENT
+
+    with connect() as connection:
+        server = connection.info.parameter_status("server_version") or "?"
+        rows = fetch(connection, PRESENT.text, {})
+    return server.partition(" ")[0], [(name, is_there) for name, is_there in rows]
+
+
+# On Spark
+
+
+def _on_spark(settings: SparkSettings, console: Console, *, is_verbose: bool) -> Iterator[Finding]:
+    from delayed_queue.spark.starting import session
+
+    try:
+        with session(settings, console, "doctor", is_verbose=is_verbose) as spark:
+            yield Finding(OK, "Spark", f"{spark.version} on {spark.sparkContext.master}")
+            rows = _from_executors(spark)
+            yield from executors(rows)
+            yield connections(spark.sparkContext.defaultParallelism, settings, _limits())
+    # Whatever keeps Spark from running is the finding.
+    except Exception as error:
+        advice = "Once more with --verbose shows Spark's own words."
+        yield Finding(FAIL, "Spark", sentence_of(error), advice)
+
+
+def _from_executors(spark: SparkSession) -> list[dict[str, Any]]:
+    context = spark.sparkContext
+    count = max(context.defaultParallelism, 2)
+    found: list[dict[str, Any]] = context.parallelize(range(count), count).map(look).collect()
+    return found
+
+
+def look(_: int) -> dict[str, Any]:
+    """Return what an executor's Python is, and whether the database can be reached from there."""
+    answer: dict[str, Any] = {
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "delayed_queue": _own_version(),
+        **{name: _version(name) for name in ("pyspark", "pyarrow", "pandas")},
+    }
+    tried: Callable[[], Any] = _asked
+    try:
+        tried()
+        answer["database"] = None
+    except Exception as error:
+        answer["database"] = sentence_of(error)
+    return answer
+
+
+def _own_version() -> str:
+    import delayed_queue
+
+    return delayed_queue.__version__
+
+
+def executors(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Compare the executors with the driver, and say which cannot reach the database."""
+    mine = look_here()
+    hosts = sorted({row["host"] for row in rows})
+    for name, wanted in mine.items():
+        others = sorted({str(row[name]) for row in rows} - {str(wanted)})
+        if others:
+            is_bad = name != "python" or _numbers(others[0]) != _numbers(str(wanted))
+            found = f"{name} is {', '.join(others)} there and {wanted} here"
+            advice = "Install the same on all machines; set PYSPARK_PYTHON to that Python."
+            yield Finding(FAIL if is_bad else WARN, "executors", found, advice)
+    unreached = {row["host"]: row["database"] for row in rows if row["database"]}
+    for host, reason in sorted(unreached.items()):
+        advice = (
+            "Let PostgreSQL listen there (listen_addresses, pg_hba.conf), and give the executors "
+            "DELAYED_QUEUE_DSN or ~/.pgpass."
+        )
+        yield Finding(FAIL, "executors", f"{host} cannot reach the database: {reason}", advice)
+    if not unreached:
+        yield Finding(OK, "executors", f"the database answers on {', '.join(hosts)}")
+
+
+def look_here() -> dict[str, Any]:
+    names = ("pyspark", "pyarrow", "pandas")
+    return {
+        "python": platform.python_version(),
+        "delayed_queue": _own_version(),
+        **{name: _version(name) for name in names},
+    }
+
+
+def _limits() -> tuple[int, int]:
+    from delayed_queue import sql
+    from delayed_queue.spark.jobs.database import connect, fetch
+
+    with connect() as connection:
+        _, most, used, _, _ = fetch(connection, sql.LOOK_AROUND, {})[0]
+    return most, used - 1
+
+
+def connections(tasks: int, settings: SparkSettings, limits: tuple[int, int]) -> Finding:
+    """Do the sum: what a command may open, against what the server has left."""
+    most, used = limits
+    wanted = tasks + 3  # leases and the driver's own
+    sum_of = f"{wanted} of a command, {used} in use, {most} in all"
+    if used + wanted > most:
+        advice = "Lower --cores or --executors, or raise max_connections."
+        return Finding(FAIL, "connections", sum_of, advice)
+    if wanted > settings.MAX_CONNECTIONS:
+        advice = f"That is more than MAX_CONNECTIONS, {settings.MAX_CONNECTIONS}: lower --cores."
+        return Finding(WARN, "connections", sum_of, advice)
+    return Finding(OK, "connections", sum_of)

@@ -1,0 +1,1 @@
+"""What the pipeline's commands do; each module is one of them, or what several share."""

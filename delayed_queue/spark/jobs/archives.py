@@ -1,0 +1,351 @@
+"""``archive``: old rows of a table to Parquet; deleted only when what was written was checked.
+
+planned → staged → published → pruned, each written to the manifest before the next begins. A run
+first takes up what an earlier one left; nothing is deleted but rows whose key and digest were read
+from files whose checksums are those of the manifest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+import pyarrow as pa
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.messages import MAX_MILLISECONDS
+from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.database import Connection, connect, fetch
+from delayed_queue.spark.jobs.files import Files, digest_of
+from delayed_queue.spark.jobs.manifests import LEASE_MS, Manifest, Manifests
+from delayed_queue.spark.jobs.tables import DIGEST, Layout, Table
+from delayed_queue.sql.archiving import (
+    BOUNDS,
+    COUNT_KEPT,
+    COUNT_RANGE,
+    DELETE_ARCHIVED,
+    READ_PIECE,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+_FETCHED: Final = 5_000
+_TRIES: Final = 3
+_PIECE: Final = 100_000
+_ARROW: Final = {
+    "smallint": pa.int16(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "real": pa.float32(),
+    "double precision": pa.float64(),
+    "boolean": pa.bool_(),
+    "bytea": pa.binary(),
+    "timestamp with time zone": pa.timestamp("us", tz="UTC"),
+    "date": pa.date32(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    """What ``archive`` was asked for."""
+
+    tables: tuple[Table, ...]
+    cutoff: int
+    destination: str
+    rows_per_archive: int = 1_000_000
+    rows_per_file: int = 100_000
+    bite: int = 5_000
+    is_dry_run: bool = False
+    lease_ms: int = LEASE_MS
+
+
+@dataclass(slots=True)
+class Archived:
+    """What became of one table."""
+
+    source: str
+    archives: int = 0
+    rows: int = 0
+    deleted: int = 0
+    changed: int = 0
+    waiting: int = 0
+    paths: list[str] = field(default_factory=list)
+
+
+def run(spark: SparkSession, options: ArchiveOptions, console: Console) -> list[Archived]:
+    """Archive each table, one stretch after the other, until nothing old enough is left."""
+    with connect() as connection:
+        return [
+            _Archive(spark, options, console, connection, each).run() for each in options.tables
+        ]
+
+
+def lines_of(found: list[Archived]) -> list[str]:
+    """Return the answer in words."""
+    head = ("table", "archived", "deleted", "changed since", "archives")
+    rows = [(each.source, each.rows, each.deleted, each.changed, each.archives) for each in found]
+    waiting = [
+        f"{each.source}: {each.waiting:,} rows would be archived" for each in found if each.waiting
+    ]
+    return [*aligned([head, *rows]), *waiting, *(path for each in found for path in each.paths)]
+
+
+class _Archive:
+    """The archiving of one table."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: ArchiveOptions,
+        console: Console,
+        connection: Connection,
+        table: Table,
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._console = console
+        self._connection = connection
+        self._table = table
+        self._layout = Layout.of(connection, table)
+        self._manifests = Manifests(connection, options.lease_ms)
+        self._files = Files(spark)
+        self._found = Archived(table.source)
+        self._after_cutoff: set[tuple[str, str]] = set()
+
+    def run(self) -> Archived:
+        if self._options.is_dry_run:
+            self._found.waiting = self._bounds(self._options.cutoff, 2**62)[1]
+            return self._found
+        self._resume()
+        while True:
+            bounds, total = self._bounds(self._options.cutoff, self._options.rows_per_archive)
+            # A stretch that changed since it was archived stays; the next command takes it.
+            if not total or (bounds[0], bounds[-1]) in self._after_cutoff:
+                return self._found
+            self._after_cutoff.add((bounds[0], bounds[-1]))
+            manifest = self._manifests.plan(
+                self._table, (bounds[0], bounds[-1]), self._options.cutoff, total,
+                self._options.destination.rstrip("/"),
+            )  # fmt: skip
+            self._finish(manifest)
+
+    def _resume(self) -> None:
+        manifest = self._manifests.unfinished(self._table.source)
+        if manifest is None:
+            return
+        self._console.progress(
+            f"taking up archive {manifest.id} of {manifest.source}, which was left {manifest.state}"
+        )
+        pause = threading.Event()
+        while not self._manifests.hold(manifest):
+            self._console.progress(
+                f"{manifest.holder.rpartition(':')[0]} holds it for {manifest.held_for_ms // 1000} "
+                "more seconds; waiting …"
+            )
+            pause.wait(min(max(manifest.held_for_ms / 1000, 0.1), 5))
+            found = self._manifests.unfinished(self._table.source)
+            if found is None or found.id != manifest.id:
+                return
+            manifest = found
+        self._finish(manifest)
+
+    def _finish(self, manifest: Manifest) -> None:
+        """Take the archive from where it stands to its end."""
+        with self._kept(manifest):
+            if manifest.state == "staged" and not self._is_whole(manifest):
+                self._console.progress("what was staged is not whole; writing it again")
+                self._manifests.advance(manifest, "planned")
+            if manifest.state == "planned":
+                self._stage(manifest)
+            if manifest.state == "staged":
+                self._publish(manifest)
+            self._prune(manifest)
+        self._found.archives += 1
+        self._found.rows += manifest.rows or 0
+        self._found.deleted += manifest.deleted
+        self._found.paths.append(manifest.path)
+
+    @contextmanager
+    def _kept(self, manifest: Manifest) -> Iterator[None]:
+        """Keep the manifest in this process's hands while Spark writes and reads."""
+        ended = threading.Event()
+
+        def keep() -> None:
+            with connect() as connection:
+                mine = Manifests(connection, self._options.lease_ms)
+                mine.holder = self._manifests.holder
+                while not ended.wait(self._options.lease_ms / 3000):
+                    mine.hold(manifest)
+
+        keeper = threading.Thread(target=keep, name="archive-keeper", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            keeper.join()
+
+    # Steps
+
+    def _stage(self, manifest: Manifest) -> None:
+        """Write the rows to a directory of this holder's own, and read back what was written."""
+        staging = f"{manifest.destination}/_staging/{manifest.id}-{self._manifests.token}"
+        if manifest.staging:
+            self._files.delete(manifest.staging)
+        self._manifests.advance(manifest, "planned", staging=staging)
+        for _ in range(_TRIES):
+            self._console.progress(f"{manifest.source}: writing to {staging} …")
+            rows = self._write(manifest, staging)
+            if rows >= self._there(manifest):
+                break
+        else:
+            raise InvalidConfiguration(
+                f"{staging} has fewer rows than {manifest.source}, {_TRIES} times in a row. "
+                "Nothing was deleted. Is the age older than the longest transaction?"
+            )
+        files = self._files.digests(staging)
+        digest = digest_of(files)
+        self._manifests.advance(manifest, "staged", rows=rows, digest=digest, files=files)
+
+    def _write(self, manifest: Manifest, staging: str) -> int:
+        """Write one file for each piece; return how many rows can be read back, each key once."""
+        layout = Layout(manifest.table, self._layout.types)
+        ranges = ranges_of(self._bounds(manifest.cutoff, manifest.expected, layout)[0])
+        pieces = self._spark.createDataFrame(ranges, "lower string, upper string, is_last boolean")
+        rows = pieces.repartition(max(len(ranges), 1), "lower").mapInArrow(
+            _Reading(layout, manifest.cutoff), layout.schema
+        )
+        rows.write.mode("overwrite").parquet(staging)
+        back = self._read(staging)
+        count, distinct = back.selectExpr(
+            "count(*)", f"count(DISTINCT `{manifest.key}`, {DIGEST})"
+        ).collect()[0]
+        if count != distinct:
+            raise InvalidConfiguration(f"{staging} has rows twice. Nothing was deleted.")
+        return int(count)
+
+    def _there(self, manifest: Manifest) -> int:
+        """Return how many rows the table has of those that were to be written."""
+        layout = Layout(manifest.table, self._layout.types)
+        params = {"lower": manifest.lower, "upper": manifest.upper, "cutoff": manifest.cutoff}
+        return int(fetch(self._connection, layout.statement(COUNT_RANGE), params)[0][0])
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Give the directory its name; a crash in between is seen by the name."""
+        if not self._files.exists(manifest.path):
+            self._files.rename(manifest.staging, manifest.path)
+        self._manifests.advance(manifest, "published")
+
+    def _prune(self, manifest: Manifest) -> None:
+        """Check the files once more, then delete the rows that are in them, in bites."""
+        if not self._is_whole(manifest):
+            raise InvalidConfiguration(
+                f"The files in {manifest.path} are not those that were written: nothing was "
+                "deleted. Put them back, or delete the row of the manifest, and archive again."
+            )
+        kept = 0
+        for bite in bites(self._archived_keys(manifest.path), self._options.bite):
+            keys, digests = [key for key, _ in bite], [digest for _, digest in bite]
+            self._manifests.pruned(manifest, lambda: self._delete(keys, digests))  # noqa: B023 # called here
+            kept += fetch(self._connection, self._layout.statement(COUNT_KEPT), {"keys": keys})[0][
+                0
+            ]
+        self._found.changed += kept
+        self._manifests.advance(manifest, "pruned", changed=kept)
+        self._console.progress(f"{manifest.deleted:,} rows of {manifest.source} deleted")
+
+    def _delete(self, keys: list[str], digests: list[str]) -> int:
+        statement = self._layout.statement(DELETE_ARCHIVED)
+        return self._connection.execute(statement, {"keys": keys, "digests": digests}).rowcount
+
+    # Looking
+
+    def _bounds(
+        self, cutoff: int, limit: int, layout: Layout | None = None
+    ) -> tuple[list[str], int]:
+        """Return where pieces begin, the last key, and how many rows there are."""
+        statement = (layout or self._layout).statement(BOUNDS)
+        params = {"cutoff": cutoff, "limit": limit, "piece": self._options.rows_per_file}
+        rows = fetch(self._connection, statement, params)
+        return [key for key, _, _ in rows], rows[0][2] if rows else 0
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        """Return whether the files, wherever they are by now, are those of the manifest."""
+        path = manifest.path if self._files.exists(manifest.path) else manifest.staging
+        if not self._files.exists(path):
+            return False
+        return digest_of(self._files.digests(path)) == manifest.digest
+
+    def _read(self, path: str) -> DataFrame:
+        return self._spark.read.schema(self._layout.schema).parquet(path)
+
+    def _archived_keys(self, path: str) -> Iterator[tuple[str, str]]:
+        rows = self._read(path).select(self._table.key, DIGEST).toLocalIterator()
+        return ((str(key), digest) for key, digest in rows)
+
+
+class _Reading:
+    """Reads pieces of the table, in the executors: one connection for each piece."""
+
+    def __init__(self, layout: Layout, cutoff: int) -> None:
+        self._layout = layout
+        self._cutoff = cutoff
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for piece in batch.to_pylist():
+                yield from self._rows(piece)
+
+    def _rows(self, piece: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        params = {**piece, "cutoff": self._cutoff}
+        with connect(autocommit=False) as connection:
+            cursor: psycopg.ServerCursor[Any] = psycopg.ServerCursor(connection, "archive")
+            with cursor:
+                cursor.execute(self._layout.statement(READ_PIECE), params)
+                while rows := cursor.fetchmany(_FETCHED):
+                    yield self._batch(rows)
+
+    def _batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        schema = _arrow_schema(self._layout)
+        columns = zip(*rows, strict=True)
+        arrays = [
+            pa.array(column, type=each.type) for column, each in zip(columns, schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def read_rows(spark: SparkSession, table: Table, columns: Sequence[str]) -> DataFrame:
+    """Return some columns of all rows of a table that have an age."""
+    with connect() as connection:
+        whole = Layout.of(connection, table)
+        layout = Layout(table, {name: whole.types[name] for name in columns})
+        params = {"cutoff": MAX_MILLISECONDS, "limit": 2**62, "piece": _PIECE}
+        found = fetch(connection, layout.statement(BOUNDS), params)
+    ranges = ranges_of([key for key, _, _ in found])
+    pieces = spark.createDataFrame(ranges, "lower string, upper string, is_last boolean")
+    reading = _Reading(layout, MAX_MILLISECONDS)
+    return pieces.repartition(max(len(ranges), 1), "lower").mapInArrow(reading, layout.schema)
+
+
+def bites(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most that many."""
+    while bite := list(islice(items, size)):
+        yield bite
+
+
+def ranges_of(bounds: list[str]) -> list[tuple[str, str, bool]]:
+    """Return the pieces between the bounds: without their upper end, but for the last."""
+    pairs = list(pairwise(bounds)) or [(each, each) for each in bounds]
+    return [(lower, upper, index == len(pairs) - 1) for index, (lower, upper) in enumerate(pairs)]
+
+
+def _arrow_schema(layout: Layout) -> pa.Schema:
+    types = [(name, _ARROW.get(kind, pa.string())) for name, kind in layout.types.items()]
+    return pa.schema([*types, (DIGEST, pa.string())])

@@ -1,0 +1,38 @@
+"""The database, seen from the driver and from executors, for what is not the queue's source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg import sql as composed
+
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.spark.connecting import resolve_dsn
+from delayed_queue.spark.options import Options
+from delayed_queue.sql.archiving import STEADY_TEXT, Template
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def connect(*, autocommit: bool = True) -> Connection:
+    """Open a connection whose texts of rows depend on no setting; the password stays unsaid."""
+    try:
+        connection = psycopg.connect(resolve_dsn(Options()), autocommit=autocommit)
+    except psycopg.Error as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ResourceUnavailable(f"The database cannot be reached: {first}") from None
+    connection.execute(STEADY_TEXT.text)
+    return connection
+
+
+def filled(template: Template, **names: composed.Composable) -> composed.Composed:
+    """Return the template with its names in place; the values stay parameters."""
+    return composed.SQL(template.text).format(**names)
+
+
+def fetch(
+    connection: Connection, statement: Any, params: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    return connection.execute(statement, params).fetchall()

@@ -1,0 +1,154 @@
+"""``drain``: what is due leaves the queue, into files or through a handler, and is deleted."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from delayed_queue import sql
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.database import connect
+from delayed_queue.spark.jobs.files import Files
+from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOptions:
+    """What ``drain`` was asked for."""
+
+    kind: str
+    checkpoint: str
+    to: str | None = None
+    sink: str = "parquet"
+    sink_options: Mapping[str, str] = field(default_factory=dict)
+    handling: Handling | None = None
+    is_continuous: bool = False
+    interval: str = "1 second"
+    max_messages: int = 100_000
+    lease: str = "10m"
+
+    def __post_init__(self) -> None:
+        if (self.to is None) == (self.handling is None):
+            raise InvalidConfiguration("Say either --to or --handler: where the messages go.")
+
+
+@dataclass(slots=True)
+class Drained:
+    """What left the queue."""
+
+    kind: str
+    messages: int = 0
+    batches: int = 0
+    tally: Tally | None = None
+
+    def report(self) -> dict[str, Any]:
+        found = {"kind": self.kind, "messages": self.messages, "batches": self.batches}
+        return found | ({} if self.tally is None else asdict(self.tally))
+
+    def lines(self) -> list[str]:
+        """Return the answer in words."""
+        return aligned(list(self.report().items()))
+
+
+def run(
+    spark: SparkSession, options: DrainOptions, console: Console, stopping: threading.Event
+) -> Drained:
+    """Drain until nothing due is left, or continuously until the event is set."""
+    found = Drained(options.kind, tally=None if options.handling is None else Tally())
+    query = _started(spark, options, found, console)
+    try:
+        _waited(query, found, console, stopping)
+    finally:
+        if query.isActive:
+            query.stop()
+    # Spark tells the source of a batch's end when the next one comes; here none does.
+    acknowledge_last(spark, options.checkpoint)
+    return found
+
+
+def _started(
+    spark: SparkSession, options: DrainOptions, found: Drained, console: Console
+) -> StreamingQuery:
+    reader = (
+        spark.readStream.format("delayed_queue")
+        .option("kind", options.kind)
+        .option("maxMessagesPerTrigger", str(options.max_messages))
+        .option("lease", options.lease)
+    )
+    if options.handling is not None:
+        # The rest is read by who handles, under the lease as it then is.
+        reader = reader.schema("id bigint, lock_uuid string")
+    writer: Any = _sink(reader.load(), options, found, console)
+    writer = writer.option("checkpointLocation", options.checkpoint)
+    if options.is_continuous:
+        return writer.trigger(processingTime=options.interval).start()  # type: ignore[no-any-return]
+    return writer.trigger(availableNow=True).start()  # type: ignore[no-any-return]
+
+
+def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Console) -> Any:
+    if options.handling is not None:
+        handling, tally = HandledPartition(options.handling), found.tally
+
+        def handle(batch: DataFrame, number: int) -> None:
+            rows = batch.mapInArrow(handling, TALLY).collect()
+            for row in rows:
+                if tally is not None:
+                    tally.add(Tally(*row))
+            console.progress(f"batch {number}: {sum(sum(row) for row in rows):,} messages")
+
+        return frame.writeStream.foreachBatch(handle)
+    columns = [each for each in frame.columns if each not in {"lock_uuid", "state", "id"}]
+    drained = frame.selectExpr(
+        *columns, "current_timestamp() AS drained_at", "CAST(current_date() AS STRING) AS date"
+    )
+    writer = drained.writeStream.format(options.sink).option("path", options.to or "")
+    for name, value in options.sink_options.items():
+        writer = writer.option(name, value)
+    return writer.partitionBy("kind", "date") if options.sink in {"parquet", "orc"} else writer
+
+
+def _waited(
+    query: StreamingQuery, found: Drained, console: Console, stopping: threading.Event
+) -> None:
+    """Wait for the end; count the batches that Spark has committed."""
+    last = -1
+    ended = False
+    while not ended and not stopping.is_set():
+        ended = bool(query.awaitTermination(1))  # raises what ended the query
+        for each in query.recentProgress:
+            progress = json.loads(each.json)
+            if progress["batchId"] > last and progress["numInputRows"]:
+                last = progress["batchId"]
+                found.messages += progress["numInputRows"]
+                found.batches += 1
+                if found.tally is None:
+                    console.progress(f"batch {last}: {progress['numInputRows']:,} messages")
+    if stopping.is_set():
+        console.progress("stopping …")
+
+
+def acknowledge_last(spark: SparkSession, checkpoint: str) -> int:
+    """Delete what is left of the last batch that Spark has committed; return how many."""
+    lock = last_lock(Files(spark), checkpoint)
+    if lock is None:
+        return 0
+    with connect() as connection:
+        return connection.execute(sql.ACKNOWLEDGE_LEASE, {"lease_id": lock}).rowcount
+
+
+def last_lock(files: Files, checkpoint: str) -> str | None:
+    """Return the lock of the last committed batch, from the checkpoint."""
+    committed = [int(name) for name in files.names(f"{checkpoint}/commits") if name.isdecimal()]
+    if not committed:
+        return None
+    text = files.read_text(f"{checkpoint}/offsets/{max(committed)}")
+    offset = json.loads(text.splitlines()[-1])
+    return str(offset["lock"]) if offset and offset.get("lock") else None

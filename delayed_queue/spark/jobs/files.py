@@ -1,0 +1,109 @@
+"""Files where Spark keeps them: on this machine, in HDFS, in a bucket."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from delayed_queue.exceptions import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FileDigest:
+    """A file's name, size and checksum."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Files:
+    """The file system that Spark itself uses, so that a path means the same to both."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._jvm: Any = spark._jvm  # noqa: SLF001 - the way to Hadoop's file systems
+        self._conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        found = self._jvm.org.apache.hadoop.fs.Path(path)
+        return found.getFileSystem(self._conf), found
+
+    def exists(self, path: str) -> bool:
+        system, found = self._at(path)
+        return bool(system.exists(found))
+
+    def delete(self, path: str) -> None:
+        """Delete the file or the whole directory, if it is there."""
+        system, found = self._at(path)
+        system.delete(found, True)
+
+    def rename(self, path: str, target: str) -> None:
+        """Move a directory to a name that is not taken; atomic where the file system is."""
+        system, found = self._at(path)
+        to = self._jvm.org.apache.hadoop.fs.Path(target)
+        if system.exists(to):
+            raise InvalidConfiguration(f"{target} exists already.")
+        system.mkdirs(to.getParent())
+        if not system.rename(found, to):
+            raise InvalidConfiguration(f"{path} could not be renamed to {target}.")
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a directory; none where there is no directory."""
+        system, found = self._at(path)
+        if not system.exists(found):
+            return []
+        return sorted(each.getPath().getName() for each in system.listStatus(found))
+
+    def read_text(self, path: str) -> str:
+        """Return the text of a small file."""
+        lines = self._spark.read.option("wholetext", "true").text(path).collect()
+        return "".join(row[0] for row in lines)
+
+    def stamps(self, paths: list[str]) -> list[tuple[str, int, int]]:
+        """Return name, size and time of change of each file, in order."""
+        found = []
+        for path in paths:
+            system, at = self._at(path)
+            status = system.getFileStatus(at)
+            found.append((path, int(status.getLen()), int(status.getModificationTime())))
+        return sorted(found)
+
+    def digests(self, path: str) -> list[FileDigest]:
+        """Return the data files below the directory with their checksums, read by executors."""
+        frame = (
+            self._spark.read.format("binaryFile")
+            .option("pathGlobFilter", "*.parquet")
+            .option("recursiveFileLookup", "true")
+            .load(path)
+        )
+        rows = frame.mapInArrow(_digested, "name string, size bigint, sha256 string").collect()
+        return sorted(FileDigest(row["name"], row["size"], row["sha256"]) for row in rows)
+
+
+def _digested(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = []
+        for row in batch.to_pylist():
+            sha256 = hashlib.sha256(row["content"]).hexdigest()
+            name = row["path"].rpartition("/")[2]
+            rows.append({"name": name, "size": row["length"], "sha256": sha256})
+        yield pa.RecordBatch.from_pylist(
+            rows,
+            schema=pa.schema(
+                [("name", pa.string()), ("size", pa.int64()), ("sha256", pa.string())]
+            ),
+        )
+
+
+def digest_of(files: list[FileDigest]) -> str:
+    """Return one checksum over all: of names, sizes and checksums, in order."""
+    text = "".join(f"{each.name} {each.size} {each.sha256}\n" for each in sorted(files))
+    return hashlib.sha256(text.encode()).hexdigest()

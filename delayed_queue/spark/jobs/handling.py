@@ -1,0 +1,226 @@
+"""Handlers on Spark: an executor's share of a micro-batch, settled by the worker's rules."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
+from itertools import groupby
+from typing import Any, Final
+
+import pyarrow as pa
+
+from delayed_queue import sql
+from delayed_queue.exceptions import PayloadNotDecodable
+from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
+from delayed_queue.messages import MILLISECOND, Batch, Envelope
+from delayed_queue.payloads import Codec, codec_named, decode
+from delayed_queue.retries import RetryPolicy
+from delayed_queue.spark.jobs.database import Connection, connect, fetch
+from delayed_queue.spark.jobs.inputs import load
+from delayed_queue.spark.jobs.targets import setup_django
+
+_BITE: Final = 100
+
+
+@dataclass(slots=True)
+class Tally:
+    """How messages ended; ``lost`` had lost their lease meanwhile, and nothing was changed."""
+
+    done: int = 0
+    retried: int = 0
+    snoozed: int = 0
+    dead: int = 0
+    lost: int = 0
+
+    def add(self, other: Tally) -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
+TALLY: Final = ", ".join(f"{each.name} bigint" for each in fields(Tally))
+_ARROW: Final = pa.schema([(each.name, pa.int64()) for each in fields(Tally)])
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """Which function handles, and by what rules where its decorator says nothing."""
+
+    handler: str
+    queue: str
+    codec: str = "json"
+    retry: RetryPolicy | None = None
+
+    def registered(self) -> Handler | None:
+        """Return what ``@handler`` said of the function, if it is decorated."""
+        function = load(self.handler)
+        return next((each for each in registry if each.function is function), None)
+
+
+class HandledPartition:
+    """Runs in the executors: gets ids and leases, answers with one tally for each partition."""
+
+    def __init__(self, handling: Handling) -> None:
+        self._handling = handling
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if "DJANGO_SETTINGS_MODULE" in os.environ:
+            setup_django()
+        tally = Tally()
+        with connect() as connection:
+            settler = Settler(connection, self._handling, tally)
+            for batch in batches:
+                rows = zip(*(each.to_pylist() for each in batch.columns), strict=True)
+                for lease_id, members in groupby(rows, key=lambda row: row[1]):
+                    settler.handle(lease_id, [message_id for message_id, _ in members])
+        yield pa.RecordBatch.from_pylist([asdict(tally)], schema=_ARROW)
+
+
+class Settler:
+    """Handles messages under a lease, and writes down how each ended."""
+
+    def __init__(self, connection: Connection, handling: Handling, tally: Tally) -> None:
+        found = handling.registered()
+        self._connection = connection
+        self._tally = tally
+        self._queue = handling.queue
+        self._function: HandlerFunction = load(handling.handler)
+        self._codec: Codec = codec_named(handling.codec) if found is None else found.codec
+        declared = None if found is None else found.retry
+        self._policy = declared or handling.retry or RetryPolicy.exponential()
+        self._leases = ExecutorLeases(connection)
+
+    def handle(self, lease_id: str, ids: list[int]) -> None:
+        for begin in range(0, len(ids), _BITE):
+            self._handle_bite(lease_id, ids[begin : begin + _BITE])
+
+    def _handle_bite(self, lease_id: str, ids: list[int]) -> None:
+        """Handle those that are still under the lease; done ones are deleted at its end."""
+        params = {"ids": ids, "lease_id": lease_id}
+        done: list[int] = []
+        # Read now, not by Spark: a repeated partition must not handle what it settled before.
+        for row in fetch(self._connection, sql.LEASED_MEMBERS, params):
+            verdict = self._tried(row, lease_id)
+            if verdict is None:
+                done.append(row[0])
+            else:
+                self._settle(row[0], lease_id, verdict)
+        if done:
+            deleted = self._leases.run(sql.ACKNOWLEDGE, ids=done, lease_id=lease_id)
+            self._tally.done += deleted
+            self._tally.lost += len(done) - deleted
+
+    def _tried(self, row: tuple[Any, ...], lease_id: str) -> Verdict | None:
+        """Call the handler; return the verdict on its failure, None when it returned."""
+        attempt = row[6]
+        if attempt > self._policy.max_attempts:
+            # Every delivery ended without an answer: it may be what kills the executors.
+            return Verdict(None, "attempts exhausted: no delivery ended with an answer")
+        try:
+            envelope = self._envelope(row, lease_id)
+        except PayloadNotDecodable as error:
+            return Verdict(None, str(error))
+        try:
+            answer = self._function(envelope)
+            if inspect.isawaitable(answer):
+                asyncio.run(_awaited(answer))
+        # The caller's code: whatever it raises is an answer.
+        except Exception as error:
+            return judge(error, attempt, self._policy)
+        return None
+
+    def _envelope(self, row: tuple[Any, ...], lease_id: str) -> Envelope:
+        message_id, key, payload, scheduled_at, due_at, leased_until, attempts, headers = row
+        return Envelope(
+            key, decode(self._codec, payload), self._queue, attempts, lease_id, message_id,
+            scheduled_at, due_at, leased_until, json.loads(headers) if headers else {},
+            self._leases,
+        )  # fmt: skip
+
+    def _settle(self, message_id: int, lease_id: str, verdict: Verdict) -> None:
+        error = verdict.error or None
+        one = {"ids": [message_id], "lease_id": lease_id, "error": error, "now": None}
+        if verdict.delay is None:
+            reason = storable(verdict.reason) or "rejected"
+            changed = self._leases.run(sql.BURY, **one, reason=reason)
+            name = "dead"
+        else:
+            refund = 0 if verdict.counts else 1
+            delay = verdict.delay // MILLISECOND
+            changed = self._leases.run(sql.RELEASE, **one, delay=delay, refund=refund)
+            name = "retried" if verdict.counts else "snoozed"
+        name = name if changed else "lost"
+        setattr(self._tally, name, getattr(self._tally, name) + 1)
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+class ExecutorLeases:
+    """What an envelope can do with its lease, over an executor's own connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, statement: str, **params: Any) -> int:
+        """Run the statement; return how many messages it changed."""
+        return len(fetch(self._connection, statement, params))
+
+    def _one(self, envelope: Envelope, statement: str, **params: Any) -> bool:
+        changed = self.run(
+            statement, ids=[envelope.message_id], lease_id=envelope.lease_id, **params
+        )
+        envelope.lease_lost = envelope.lease_lost or not changed
+        return bool(changed)
+
+    def acknowledge(self, envelope: Envelope) -> bool:
+        return self._one(envelope, sql.ACKNOWLEDGE)
+
+    def release(self, envelope: Envelope, delay: timedelta | None = None, error: str = "") -> bool:
+        wait = 0 if delay is None else delay // MILLISECOND
+        text = storable(error) or None
+        return self._one(envelope, sql.RELEASE, delay=wait, refund=0, error=text, now=None)
+
+    def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
+        lease = (timedelta(minutes=10) if duration is None else duration) // MILLISECOND
+        params = {"ids": [envelope.message_id], "lease_ids": [envelope.lease_id]}
+        rows = fetch(self._connection, sql.EXTEND, {**params, "lease": lease, "now": None})
+        if rows:
+            envelope.leased_until_ms = rows[0][2]
+        return bool(rows)
+
+    def reject(self, envelope: Envelope, reason: str) -> bool:
+        return self._one(envelope, sql.BURY, reason=storable(reason), error=None, now=None)
+
+    def acknowledge_batch(self, batch: Batch) -> int:
+        return sum(self.acknowledge(each) for each in batch)
+
+    async def aacknowledge(self, envelope: Envelope) -> bool:
+        return await _elsewhere(self.acknowledge, envelope)
+
+    async def arelease(
+        self, envelope: Envelope, delay: timedelta | None = None, error: str = ""
+    ) -> bool:
+        return await _elsewhere(self.release, envelope, delay, error)
+
+    async def aextend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
+        return await _elsewhere(self.extend, envelope, duration)
+
+    async def areject(self, envelope: Envelope, reason: str) -> bool:
+        return await _elsewhere(self.reject, envelope, reason)
+
+    async def aacknowledge_batch(self, batch: Batch) -> int:
+        return await asyncio.to_thread(self.acknowledge_batch, batch)
+
+
+async def _elsewhere(function: Callable[..., bool], *arguments: Any) -> bool:
+    return await asyncio.to_thread(function, *arguments)

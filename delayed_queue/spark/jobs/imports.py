@@ -1,0 +1,249 @@
+"""``import``: records of files become messages, and what cannot is put aside with its reasons."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.files import Files
+from delayed_queue.spark.jobs.inputs import Block, Input, blocks_of, checked, places_of
+from delayed_queue.spark.jobs.offers import Offer, Offered, offer
+from delayed_queue.spark.jobs.spreading import Spread
+from delayed_queue.spark.jobs.targets import check_of, deliver
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SAMPLES: Final = 5
+ROWS_PER_PARTITION: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """What ``import`` was asked for."""
+
+    source: Input
+    mode: str = "offer"
+    target: str | None = None
+    spread: Spread | None = None
+    max_bad_ratio: float = 1.0
+    quarantine: str = "quarantine"
+    quarantine_format: str = "parquet"
+    job: str | None = None
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What became of each record; the parts are the whole."""
+
+    job: str
+    input: int
+    created: int = 0
+    updated: int = 0
+    ignored: int = 0
+    duplicates: int = 0
+    quarantined: int = 0
+    quarantine: str | None = None
+    is_dry_run: bool = False
+    was_done: bool = False
+    reasons: tuple[tuple[str, int], ...] = ()
+    samples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def parts(self) -> dict[str, int]:
+        names = ("created", "updated", "ignored", "duplicates", "quarantined")
+        return {name: getattr(self, name) for name in names}
+
+    def report(self) -> dict[str, Any]:
+        """Return the report for machines."""
+        return {**asdict(self), "id": self.job}
+
+    def lines(self) -> list[str]:
+        """Return the report in words."""
+        rows = [("records", self.input), *self.parts.items()]
+        found = aligned(rows)
+        if self.is_dry_run:
+            valid = self.input - self.quarantined - self.duplicates
+            found = aligned(
+                [
+                    ("records", self.input),
+                    ("would be offered", valid),
+                    ("duplicates", self.duplicates),
+                    ("would be quarantined", self.quarantined),
+                ]
+            )
+        if self.reasons:
+            found += ["", *aligned([("records", "reason")])[:1]]
+            found += [f"{count:>7,}  {reason}" for reason, count in self.reasons]
+        if self.samples:
+            found += ["", "for example:"]
+            found += [
+                f"{each['file']}:{each['line']}: {'; '.join(each['reasons'])}"
+                for each in self.samples
+            ]
+        if self.quarantine:
+            found += ["", f"quarantined records: {self.quarantine}"]
+        if self.was_done:
+            found += ["", "An earlier import had offered all of it; these are its counts."]
+        return [*found, f"import id: {self.job}"]
+
+
+def run(spark: SparkSession, options: ImportOptions, console: Console) -> ImportReport:
+    """Import the files; nothing is offered before every record was checked."""
+    if options.target is not None:
+        checks = replace(options.source, check=check_of(options.target))
+        options = replace(options, source=checks)
+    console.progress(f"checking the records of {', '.join(options.source.paths)} …")
+    frame = checked(spark, options.source).persist()
+    try:
+        return _Import(spark, options, console, frame).run()
+    finally:
+        frame.unpersist()
+
+
+class _Import:
+    """One run over the checked rows."""
+
+    def __init__(
+        self, spark: SparkSession, options: ImportOptions, console: Console, frame: DataFrame
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._console = console
+        self._frame = frame
+        self._blocks: list[Block] = []
+
+    def run(self) -> ImportReport:
+        self._blocks = blocks = blocks_of(self._frame)
+        good, bad = sum(each.good for each in blocks), sum(each.bad for each in blocks)
+        self._console.progress(f"{good:,} records are good, {bad:,} are bad")
+        report = ImportReport(self._job(), good + bad, quarantined=bad)
+        if bad:
+            report = self._with_reasons(report)
+        if self._options.is_dry_run:
+            unique = self._unique().count()
+            return replace(report, duplicates=good - unique, is_dry_run=True)
+        if bad:
+            report = self._quarantine(report)
+        self._check_ratio(report)
+        return self._offer(report, good)
+
+    def _job(self) -> str:
+        """Return the id that the same files and options have again."""
+        if self._options.job is not None:
+            return self._options.job
+        names = sorted({each.file for each in self._blocks})
+        source = asdict(self._options.source)
+        asked = {**source, "mode": self._options.mode, "target": self._options.target}
+        stamps = Files(self._spark).stamps(names)
+        text = json.dumps([stamps, asked], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    # Bad records
+
+    def _bad(self) -> DataFrame:
+        rows = self._frame.where("reasons IS NOT NULL")
+        placed = rows.join(places_of(self._spark, self._blocks), ["file", "block"])
+        return placed.selectExpr("file", "first_line + place + 1 AS line", "reasons", "record")
+
+    def _with_reasons(self, report: ImportReport) -> ImportReport:
+        counted = (
+            self._frame.selectExpr("explode(reasons) AS reason")
+            .groupBy("reason")
+            .count()
+            .orderBy("count", "reason", ascending=[False, True])
+            .limit(10)
+            .collect()
+        )
+        samples = self._bad().orderBy("file", "line").limit(SAMPLES)
+        return replace(
+            report,
+            reasons=tuple((row["reason"], row["count"]) for row in counted),
+            # Where and why, not what: records are data.
+            samples=tuple(row.asDict() for row in samples.drop("record").collect()),
+        )
+
+    def _quarantine(self, report: ImportReport) -> ImportReport:
+        path = f"{self._options.quarantine.rstrip('/')}/{report.job}"
+        writer = self._bad().write.mode("overwrite")
+        is_parquet = self._options.quarantine_format == "parquet"
+        (writer.parquet if is_parquet else writer.json)(path)
+        self._console.progress(f"{report.quarantined:,} bad records are in {path}")
+        return replace(report, quarantine=path)
+
+    def _check_ratio(self, report: ImportReport) -> None:
+        most = self._options.max_bad_ratio
+        if report.quarantined > most * report.input:
+            raise InvalidConfiguration(
+                f"{report.quarantined:,} of {report.input:,} records are bad, more than "
+                f"--max-bad-ratio {most:g} allows; nothing was offered. "
+                f"They are in {report.quarantine}."
+            )
+
+    # Good ones
+
+    def _unique(self) -> DataFrame:
+        """Return the good rows, of each key the one that offers in order would leave.
+
+        By hash and in order: the same input gives the same partitions on any cluster, by which
+        the ledger knows chunks that an earlier run has offered.
+        """
+        order = "" if self._options.mode == "offer" else " DESC"
+        good = self._frame.where("key IS NOT NULL")
+        pieces = max(1, -(-sum(each.good for each in self._blocks) // ROWS_PER_PARTITION))
+        ranked = good.repartition(pieces, "kind", "key").selectExpr(
+            "*",
+            "row_number() OVER (PARTITION BY kind, key "
+            f"ORDER BY file{order}, block{order}, place{order}) AS rank",
+        )
+        return ranked.where("rank = 1").drop("rank", "lines", "reasons", "record")
+
+    def _scheduled(self, unique: DataFrame) -> DataFrame:
+        """Give each message its time; a record that says when itself keeps that."""
+        spread = self._options.spread
+        if spread is None:
+            return unique
+        from pyspark.sql.functions import broadcast
+
+        step = spread.step(sum(each.lines for each in self._blocks))
+        placed = unique.join(broadcast(places_of(self._spark, self._blocks)), ["file", "block"])
+        after = f"CAST((first_ordinal + place) * {step!r}D AS BIGINT)"
+        is_free = "schedule_ms IS NULL AND delay_ms IS NULL"
+        # Without a start they count from the beginning of the import, which the database
+        # remembers: repeated after a crash it gives the same times.
+        times = (
+            ["schedule_ms", f"IF({is_free}, {after}, delay_ms) AS delay_ms"]
+            if spread.start_ms is None
+            else [f"IF({is_free}, {spread.start_ms}L + {after}, schedule_ms) AS schedule_ms",
+                  "delay_ms"]
+        )  # fmt: skip
+        return placed.selectExpr("kind", "key", "payload", "headers", *times)
+
+    def _offer(self, report: ImportReport, good: int) -> ImportReport:
+        unique = self._scheduled(self._unique()).persist()
+        try:
+            total = unique.count()
+            self._console.progress(f"offering {total:,} messages …")
+            offered = self._delivered(unique, report.job)
+        finally:
+            unique.unpersist()
+        if offered.counts.total != total:
+            raise InvalidConfiguration(
+                f"{total:,} messages were given out and {offered.counts.total:,} were counted. "
+                "They may all be there: import again, which changes nothing twice."
+            )
+        return replace(
+            report, duplicates=good - total, was_done=offered.was_done, **asdict(offered.counts)
+        )
+
+    def _delivered(self, unique: DataFrame, job: str) -> Offered:
+        if self._options.target is None:
+            how = Offer(job, self._options.mode)
+            return offer(unique, how)
+        counts = deliver(unique, self._options.target, self._options.source.rules.codec)
+        return Offered(counts, was_done=False)

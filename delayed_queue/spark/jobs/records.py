@@ -1,0 +1,277 @@
+"""One record of an input: mapped to a message, and held to the rules of an offer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration, InvalidMessage
+from delayed_queue.messages import (
+    check_delay,
+    check_key,
+    check_schedule,
+    encode_headers,
+    from_milliseconds,
+)
+from delayed_queue.payloads import check_kind, codec_named, encode, kind_of
+from delayed_queue.retries import parse_duration
+
+FIELDS: Final = ("key", "payload", "schedule_at", "delay", "headers", "queue")
+MAX_BYTES: Final = 256 * 1024
+MAX_DEPTH: Final = 32
+_CLIPPED: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How records become messages; travels to the executors."""
+
+    queue: str | None
+    codec: str = "json"
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    max_bytes: int = MAX_BYTES
+    max_depth: int = MAX_DEPTH
+    # Texts of Parquet and CSV hold JSON; those of JSON lines are values already.
+    are_texts_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A message as it will be offered, or why it cannot be."""
+
+    kind: str | None = None
+    key: str | None = None
+    payload: bytes | None = None
+    schedule_ms: int | None = None
+    delay_ms: int | None = None
+    headers: str | None = None
+    reasons: tuple[str, ...] = ()
+
+
+def parse_mapping(pairs: list[str]) -> dict[str, str]:
+    """Return the field by column of ``column=field`` texts."""
+    mapping: dict[str, str] = {}
+    for pair in pairs:
+        column, equals, name = pair.rpartition("=")
+        if not equals or not column:
+            raise InvalidConfiguration(f"--map {pair!r} is not column=field.")
+        if name not in FIELDS:
+            raise InvalidConfiguration(
+                f"--map {pair!r}: {name!r} is not a field; there are {', '.join(FIELDS)}."
+            )
+        if column in mapping or name in mapping.values():
+            raise InvalidConfiguration(f"--map {pair!r}: the column or the field is mapped twice.")
+        mapping[column] = name
+    return mapping
+
+
+class Checker:
+    """Turns records into messages; every wrong thing in one is named, not only the first."""
+
+    def __init__(self, rules: Rules, check_row: Callable[[Any], Any] | None = None) -> None:
+        self._rules = rules
+        self._codec = codec_named(rules.codec)
+        self._column_of = {name: column for column, name in rules.mapping.items()}
+        for name in FIELDS:
+            if name not in rules.mapping:
+                self._column_of.setdefault(name, name)
+        self._taken = set(self._column_of.values())
+        self._kinds: dict[Any, str] = {}
+        self._check_row = check_row
+
+    def check(self, record: Mapping[str, Any]) -> Checked:
+        """Return the message of the record, or the reasons against it."""
+        reasons: list[str] = []
+
+        def tried(function: Callable[[Mapping[str, Any]], Any]) -> Any:
+            try:
+                return function(record)
+            except DelayedQueueError as error:
+                reasons.append(str(error))
+                return None
+
+        kind, key, payload = tried(self._kind), tried(self._key), tried(self._payload)
+        schedule, delay = tried(self._schedule), tried(self._delay)
+        headers = tried(self._headers)
+        if schedule is not None and delay is not None:
+            reasons.append("It has both a schedule_at and a delay.")
+        if not reasons and self._check_row is not None:
+            row = row_of(kind, key, payload, schedule, headers, self._rules.codec)
+            reasons.extend(str(each) for each in self._check_row(row) or ())
+        if reasons:
+            return Checked(kind=kind, key=key, reasons=tuple(reasons))
+        return Checked(kind, key, payload, schedule, delay, headers)
+
+    def _value(self, record: Mapping[str, Any], name: str) -> Any:
+        return record.get(self._column_of[name])
+
+    def _kind(self, record: Mapping[str, Any]) -> str:
+        name = self._value(record, "queue")
+        name = self._rules.queue if name in (None, "") else name
+        if name is None:
+            raise InvalidMessage("It names no queue, and --queue gives none.")
+        if not isinstance(name, str):
+            raise InvalidMessage(f"A queue's name is a text, not {type(name).__name__}.")
+        if name not in self._kinds:
+            self._kinds[name] = check_kind(kind_of(check_kind(name), self._codec))
+        return self._kinds[name]
+
+    def _key(self, record: Mapping[str, Any]) -> str:
+        key = self._value(record, "key")
+        if key is None:
+            raise InvalidMessage("It has no key.")
+        if type(key) is int:
+            key = str(key)
+        return check_key(key)
+
+    def _payload(self, record: Mapping[str, Any]) -> bytes:
+        column = self._column_of["payload"]
+        if column in record:
+            value = self._decoded(record[column])
+        elif self._rules.codec == "json":
+            value = {name: plain(each) for name, each in record.items() if name not in self._taken}
+        else:
+            raise InvalidMessage("It has no payload.")
+        if self._rules.codec == "json" and is_deeper(value, self._rules.max_depth):
+            raise InvalidMessage(f"The payload is nested deeper than {self._rules.max_depth}.")
+        data = encode(self._codec, value)
+        if len(data) > self._rules.max_bytes:
+            raise InvalidMessage(
+                f"The payload has {len(data):,} bytes; at most {self._rules.max_bytes:,} are taken."
+            )
+        return data
+
+    def _decoded(self, value: Any) -> Any:
+        if self._rules.codec != "json":
+            return value
+        if isinstance(value, bytes) or (self._rules.are_texts_json and isinstance(value, str)):
+            return parse_json(value, "The payload")
+        if value is None and self._rules.are_texts_json:
+            raise InvalidMessage("It has no payload.")
+        return plain(value)
+
+    def _schedule(self, record: Mapping[str, Any]) -> int | None:
+        value = self._value(record, "schedule_at")
+        if value is None or value == "":
+            return None
+        return check_schedule(_instant(value))
+
+    def _delay(self, record: Mapping[str, Any]) -> int | None:
+        value = self._value(record, "delay")
+        if value is None or value == "":
+            return None
+        return check_delay(_duration(value), datetime.now(UTC))
+
+    def _headers(self, record: Mapping[str, Any]) -> str | None:
+        value = self._value(record, "headers")
+        if value is None or value == "":
+            return None
+        if isinstance(value, str | bytes):
+            value = parse_json(value, "headers")
+        return encode_headers(plain(value))
+
+
+def row_of(
+    kind: str, key: str, payload: bytes, schedule_ms: int | None, headers: str | None, codec: str
+) -> dict[str, Any]:
+    """Return the row that a target is given: values, not columns."""
+    return {
+        "queue": kind.rpartition("|")[0],
+        "key": key,
+        "payload": codec_named(codec).decode(payload),
+        "schedule_at": None if schedule_ms is None else from_milliseconds(schedule_ms),
+        "headers": None if headers is None else json.loads(headers),
+    }
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """Return the value of the JSON, or refuse what is none; NaN is none."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        # Only where, never what: the text is somebody's data.
+        where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidMessage(f"{what} is not JSON{where}.") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _instant(value: Any) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    if type(value) is int or (isinstance(value, str) and value.lstrip("-").isdecimal()):
+        return _from_exact_milliseconds(int(value))
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise InvalidMessage(
+            f"schedule_at {_clip(value)} is no instant: write ISO 8601 with an offset, or "
+            "milliseconds since 1970."
+        ) from None
+
+
+def _from_exact_milliseconds(milliseconds: int) -> datetime:
+    found = from_milliseconds(milliseconds)
+    if check_schedule(found) != milliseconds:
+        raise InvalidMessage(f"schedule_at {milliseconds} is outside the years 1 to 9999.")
+    return found
+
+
+def _duration(value: Any) -> timedelta:
+    try:
+        if isinstance(value, timedelta):
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return timedelta(seconds=value)
+        if isinstance(value, str):
+            return _parsed_duration(value)
+    except (ValueError, OverflowError):
+        pass
+    raise InvalidMessage(f"delay {_clip(value)} is neither seconds nor a duration such as '15m'.")
+
+
+def _parsed_duration(text: str) -> timedelta:
+    try:
+        return timedelta(seconds=float(text))
+    except ValueError:
+        return parse_duration(text)
+
+
+def _clip(value: Any) -> str:
+    return repr(value)[:_CLIPPED]
+
+
+def plain(value: Any) -> Any:
+    """Return the value with what Parquet has and JSON has not, turned into text."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    return value
+
+
+def is_deeper(value: Any, most: int) -> bool:
+    """Return whether containers are nested deeper than that, without recursion."""
+    level = [value]
+    for _ in range(most):
+        level = [inner for each in level for inner in _children(each)]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value

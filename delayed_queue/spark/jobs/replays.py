@@ -1,0 +1,180 @@
+"""``replay``: archived, drained or snapshotted messages back into their queues."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.messages import MAX_KEY_LENGTH
+from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.counts import Counts
+from delayed_queue.spark.jobs.files import Files
+from delayed_queue.spark.jobs.offers import Offer, offer
+from delayed_queue.spark.jobs.spreading import Spread
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_LETTERS: Final = (
+    "pKind AS kind", "pKey AS key", "CAST(payload AS BINARY) AS payload", "headers",
+    "timestamp_millis(diedAt) AS at",
+    "concat_ws('\\n', reason, lastError, firstError) AS error",
+)  # fmt: skip
+_MESSAGES: Final = (
+    "kind", "key", "CAST(payload AS BINARY) AS payload", "headers",
+    "scheduled_at_initially AS at", "CAST(NULL AS STRING) AS error",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What ``replay`` was asked for."""
+
+    paths: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+    suffix: bool = False
+    mode: str = "offer"
+    spread: Spread | None = None
+    job: str | None = None
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of the archived messages that the filters chose."""
+
+    job: str
+    chosen: int
+    counts: Counts
+    duplicates: int = 0
+    was_done: bool = False
+    is_dry_run: bool = False
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "job": self.job, "chosen": self.chosen, "duplicates": self.duplicates,
+            "was_done": self.was_done, "is_dry_run": self.is_dry_run, **asdict(self.counts),
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """Return the answer in words."""
+        rows: list[tuple[str, int]] = [("chosen", self.chosen), ("duplicates", self.duplicates)]
+        if not self.is_dry_run:
+            rows += list(asdict(self.counts).items())
+        found = aligned(rows)
+        if self.was_done:
+            found.append("An earlier replay had offered all of it; these are its counts.")
+        return [*found, f"replay id: {self.job}"]
+
+
+def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replayed:
+    """Offer what the filters choose; of several with one key, the latest."""
+    console.progress(f"reading {', '.join(options.paths)} …")
+    source = spark.read.option("recursiveFileLookup", "false").parquet(*options.paths)
+    files = source.inputFiles()
+    job = options.job or _job(spark, options, files)
+    chosen = _chosen(_normal(source), options).persist()
+    try:
+        total = chosen.count()
+        unique = _keyed(_latest(chosen), options, job).persist()
+        count = unique.count()
+        console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")
+        if options.is_dry_run:
+            return Replayed(job, total, Counts(), total - count, is_dry_run=True)
+        return _offered(unique, options, Replayed(job, total, Counts(), total - count))
+    finally:
+        chosen.unpersist()
+
+
+def _offered(unique: DataFrame, options: ReplayOptions, found: Replayed) -> Replayed:
+    count = found.chosen - found.duplicates
+    try:
+        offered = offer(_spread(unique, options.spread, count), Offer(found.job, options.mode))
+    finally:
+        unique.unpersist()
+    if offered.counts.total != count:
+        raise InvalidConfiguration(
+            f"{count:,} messages were given out and {offered.counts.total:,} were counted: "
+            "replay again, which changes nothing twice."
+        )
+    return Replayed(found.job, found.chosen, offered.counts, found.duplicates, offered.was_done)
+
+
+def _normal(source: DataFrame) -> DataFrame:
+    """Return one form of what archive, drain and snapshot write."""
+    columns = set(source.columns)
+    if {"pKind", "pKey", "payload", "diedAt"} <= columns:
+        return source.selectExpr(*_LETTERS)
+    if {"kind", "key", "payload", "scheduled_at_initially"} <= columns:
+        return source.selectExpr(*_MESSAGES)
+    raise InvalidConfiguration(
+        "These files are neither an archive of dead letters, nor of drain or snapshot: they have "
+        f"the columns {', '.join(sorted(columns))}."
+    )
+
+
+def _chosen(frame: DataFrame, options: ReplayOptions) -> DataFrame:
+    from pyspark.sql.functions import col, lit
+
+    wanted: Column = lit(True)
+    if options.kinds:
+        wanted &= col("kind").isin(*options.kinds)
+    if options.since is not None:
+        wanted &= col("at") >= lit(options.since)
+    if options.until is not None:
+        wanted &= col("at") < lit(options.until)
+    if options.error is not None:
+        wanted &= col("error").contains(options.error)
+    return frame.where(wanted)
+
+
+def _latest(frame: DataFrame) -> DataFrame:
+    ranked = frame.repartition("kind", "key").selectExpr(
+        "*", "row_number() OVER (PARTITION BY kind, key ORDER BY at DESC, payload) AS rank"
+    )
+    return ranked.where("rank = 1").drop("rank")
+
+
+def _keyed(frame: DataFrame, options: ReplayOptions, job: str) -> DataFrame:
+    """Return the rows under their keys, or under new ones that no earlier replay has used."""
+    from pyspark.sql.functions import col, concat, length, lit
+
+    if not options.suffix:
+        return frame
+    suffix = f"~{job[:12]}"
+    found = frame.withColumn("key", concat(col("key"), lit(suffix)))
+    too_long = found.where(length("key") > MAX_KEY_LENGTH).count()
+    if too_long:
+        raise InvalidConfiguration(
+            f"{too_long:,} keys would have more than {MAX_KEY_LENGTH} characters with the suffix "
+            f"{suffix!r}: give a shorter --id, or keep the keys."
+        )
+    return found
+
+
+def _spread(frame: DataFrame, spread: Spread | None, total: int) -> DataFrame:
+    """Give each its time by the hash of its key: evenly, and the same when it is repeated."""
+    after = "CAST(NULL AS BIGINT)"
+    if spread is not None:
+        span = max(int(spread.step(total) * total), 1)
+        after = f"pmod(xxhash64(kind, key), {span}L)"
+    times = (
+        ["CAST(NULL AS BIGINT) AS schedule_ms", f"{after} AS delay_ms"]
+        if spread is None or spread.start_ms is None
+        else [f"{spread.start_ms}L + {after} AS schedule_ms", "CAST(NULL AS BIGINT) AS delay_ms"]
+    )
+    return frame.selectExpr("kind", "key", "payload", "headers", *times)
+
+
+def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
+    asked = {**asdict(options), "paths": None, "spread": None, "is_dry_run": None}
+    stamps = [(name.rpartition("/")[2], size) for name, size, _ in Files(spark).stamps(files)]
+    text = json.dumps([sorted(stamps), asked], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -1,0 +1,71 @@
+"""``snapshot``: all messages of a queue, or of all queues, as they stand at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.database import Connection, connect, fetch
+from delayed_queue.spark.jobs.files import Files, digest_of
+from delayed_queue.sql.archiving import COUNT_MESSAGES, EXPORT_SNAPSHOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where the files are, what is in them, and their checksum."""
+
+    path: str
+    messages: int
+    files: int
+    digest: str
+
+    def lines(self) -> list[str]:
+        """Return the answer in words."""
+        rows = [("messages", self.messages), ("files", self.files), ("checksum", self.digest)]
+        return [*aligned(rows), self.path]
+
+
+def run(spark: SparkSession, kind: str | None, to: str, console: Console) -> Snapshot:
+    """Write the messages, count them against the same moment of the database, then name them."""
+    name = f"snapshot={datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+    staging, path = f"{to.rstrip('/')}/_staging-{name}", f"{to.rstrip('/')}/{name}"
+    files = Files(spark)
+    try:
+        written = _write(spark, kind, staging, console)
+        digests = files.digests(staging) if written else []
+        files.rename(staging, path)
+    except BaseException:
+        files.delete(staging)
+        raise
+    return Snapshot(path, written, len(digests), digest_of(digests))
+
+
+def _write(spark: SparkSession, kind: str | None, staging: str, console: Console) -> int:
+    with _moment() as (connection, snapshot):
+        console.progress("reading the messages …")
+        reader = spark.read.format("delayed_queue").option("snapshot", snapshot)
+        frame = (reader if kind is None else reader.option("kind", kind)).load()
+        frame.write.partitionBy("kind").parquet(staging)
+        expected = int(fetch(connection, COUNT_MESSAGES.text, {"kind": kind})[0][0])
+    written = spark.read.schema(frame.schema).parquet(staging).count() if expected else 0
+    if written != expected:
+        raise InvalidConfiguration(
+            f"{written:,} messages were written, and there were {expected:,}; try again."
+        )
+    return written
+
+
+@contextmanager
+def _moment() -> Iterator[tuple[Connection, str]]:
+    """Hold a moment of the database open, and give the name by which others see the same."""
+    with connect() as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield connection, fetch(connection, EXPORT_SNAPSHOT.text, {})[0][0]

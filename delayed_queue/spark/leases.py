@@ -1,0 +1,171 @@
+"""The leases of a stream, held by its driver: taken, renewed, acknowledged, given back."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+from delayed_queue import sql
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.spark.drivers import Session
+from delayed_queue.spark.links import Link
+from delayed_queue.spark.options import Options
+
+# Below this a second connection gains nothing.
+_WORTH_SHARING: Final = 5_000
+_ALL: Final = 2**31 - 1
+# Of a lease: when it is renewed for the first time, and then each time. Renewing writes every
+# row anew, so a batch that ends in time is never renewed.
+_RENEWED_AFTER: Final = 0.5
+_LOOKED_AFTER: Final = 0.1
+
+
+class Leases:
+    """What one stream holds; for one thread, beside which two of its own work.
+
+    A lease that was taken ahead, for the batch after the next, counts as held: it is renewed too.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._link = Link(options)
+        self._claimers = [Link(options) for _ in range(options.leaseConnections)]
+        self._pool = ThreadPoolExecutor(
+            options.leaseConnections + 1, thread_name_prefix="delayed-queue-lease"
+        )
+        self._cutoff: int | None = None
+        self._ahead: Future[str | None] | None = None
+        # Acknowledging and renewing the same rows at the same time would be a deadlock.
+        self._turn = threading.Lock()
+        # Each with the time of its last renewal.
+        self._held: dict[str, float] = {}
+        self._stopped = threading.Event()
+        if options.renew:
+            renewer = threading.Thread(target=self._keep, name="delayed-queue-renewer", daemon=True)
+            renewer.start()
+
+    def stop_at_now(self) -> None:
+        """From here on take only what is due now, on the database's clock."""
+        self._cutoff = self._link.repeat(
+            "The look at the clock", lambda session: int(session.fetch(sql.LOOK_AROUND, {})[0][0])
+        )
+
+    def take(self, limit: int | None) -> str | None:
+        """Lease up to so many of the earliest due messages; None when none is due."""
+        most = _ALL if limit is None else limit
+        ahead, self._ahead = self._ahead, None
+        lease_id = ahead.result() if ahead is not None else None
+        lease_id = lease_id or self._take(most)
+        if lease_id is not None and self._options.prefetch:
+            self._ahead = self._pool.submit(self._take, most)
+        return lease_id
+
+    def _take(self, limit: int) -> str | None:
+        shares = self._shares(limit)
+        # A new lease for each try: what a broken one has leased, nobody has seen.
+        lease_id = str(uuid.uuid4())
+        with self._turn:
+            self._held[lease_id] = time.monotonic()
+        try:
+            claims = [
+                self._pool.submit(self._claim, link, share, lease_id)
+                for link, share in zip(self._claimers, shares, strict=False)
+            ]
+            count = sum(each.result() for each in claims)
+        except ResourceUnavailable:
+            self.give_back(lease_id)
+            raise
+        if count == 0:
+            self._forget(lease_id)
+        return lease_id if count else None
+
+    def _shares(self, limit: int) -> list[int]:
+        count = 1 if limit < _WORTH_SHARING else len(self._claimers)
+        return [limit // count + (each < limit % count) for each in range(count)]
+
+    def _claim(self, link: Link, limit: int, lease_id: str) -> int:
+        params = {
+            "kind": self._options.required_kind,
+            "limit": limit,
+            "lease_id": lease_id,
+            "lease": self._options.lease,
+            "cutoff": self._cutoff,
+            "now": None,
+        }
+
+        def claim(session: Session) -> int:
+            return int(session.fetch(sql.LEASE_DUE, params)[0][0])
+
+        return link.repeat("The lease", claim)
+
+    def range_of(self, lease_id: str) -> tuple[int | None, int | None, int]:
+        """Return the first and the last id under the lease, and the database's clock.
+
+        A lease of an earlier process is taken over: what is left of it is renewed at once.
+        """
+        with self._turn:
+            if lease_id not in self._held:
+                self._renew(self._link, lease_id)
+        params = {"lease_id": lease_id, "now": None}
+        first, last, now = self._link.repeat(
+            "The look at the lease", lambda session: session.fetch(sql.LEASED_RANGE, params)[0]
+        )
+        return first, last, now
+
+    def acknowledge(self, lease_id: str) -> None:
+        """Delete what is still under the lease; doing it again changes nothing."""
+        if not lease_id:
+            return
+        params = {"lease_id": lease_id}
+        with self._turn:
+            self._link.repeat(
+                "The acknowledgement", lambda session: session.fetch(sql.ACKNOWLEDGE_LEASE, params)
+            )
+            self._held.pop(lease_id, None)
+
+    def give_back(self, lease_id: str) -> None:
+        """End a lease whose messages nobody has seen, as far as the database can be reached."""
+        params: dict[str, Any] = {"lease_ids": [lease_id], "ids": [], "now": None}
+        self._forget(lease_id)
+        # Of its own: this may be the thread that takes ahead.
+        link = Link(self._options)
+        with suppress(ResourceUnavailable):
+            link.repeat("Giving back", lambda session: session.fetch(sql.RELEASE_LEASES, params))
+        link.close()
+
+    def _forget(self, lease_id: str) -> None:
+        with self._turn:
+            self._held.pop(lease_id, None)
+
+    def _keep(self) -> None:
+        """Renew what is held, in a thread of its own, until the process ends."""
+        link = Link(self._options)
+        while not self._stopped.wait(self._options.lease / 1000 * _LOOKED_AFTER):
+            with self._turn:
+                for lease_id in self._aged():
+                    # The next round tries again; and a lease that ran out only means that
+                    # others may take its messages, which the batch then does not delete.
+                    with suppress(ResourceUnavailable):
+                        self._renew(link, lease_id)
+        link.close()
+
+    def _aged(self) -> list[str]:
+        oldest = time.monotonic() - self._options.lease / 1000 * _RENEWED_AFTER
+        return [lease_id for lease_id, at in self._held.items() if at <= oldest]
+
+    def _renew(self, link: Link, lease_id: str) -> None:
+        params = {"lease_id": lease_id, "lease": self._options.lease, "now": None}
+        link.repeat("The renewal", lambda session: session.fetch(sql.RENEW_LEASE, params))
+        self._held[lease_id] = time.monotonic()
+
+    def close(self) -> None:
+        """End the threads and the connections; the leases run out by themselves."""
+        self._stopped.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._link.close()
+        for each in self._claimers:
+            each.close()

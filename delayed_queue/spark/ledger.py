@@ -1,0 +1,84 @@
+"""What jobs have offered: counts that stay exact through retries, crashes and twins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from delayed_queue import sql
+from delayed_queue.spark.connecting import connect
+from delayed_queue.spark.drivers import Session
+from delayed_queue.spark.options import Options
+
+DAY: Final = 24 * 3600 * 1000
+_BITE: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """Under what name the chunks of a job are remembered; ``batch`` is 0 but for streams."""
+
+    job: str
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a job did: ``created + updated + ignored`` is the number of rows it was given.
+
+    ``is_complete`` is False while it runs and after it failed: then of the rows that were
+    offered so far.
+    """
+
+    created: int
+    updated: int
+    ignored: int
+    is_complete: bool = True
+
+    @property
+    def offered(self) -> int:
+        return self.created + self.updated + self.ignored
+
+
+def counts(job: str, dsn: str | None = None) -> Counts:
+    """Return what the job has done, by the id given as option ``job``.
+
+    For a stream the id of its query; all its batches are added up. ``created`` and ``updated``
+    are what happened in the database. A job that nobody knows has zeros, and is not complete.
+
+    >>> counts("campaign-7")
+    Counts(created=990000, updated=0, ignored=10000, is_complete=True)
+    """
+    session = connect(Options(), dsn=dsn)
+    try:
+        return job_counts(session, job)
+    finally:
+        session.close()
+
+
+def job_counts(session: Session, job: str) -> Counts:
+    """Return the counts over a connection that is open; ends no transaction."""
+    created, updated, ignored, is_complete = session.fetch(sql.COUNT_JOB, {"job": job})[0]
+    return Counts(created, updated, ignored, bool(is_complete))
+
+
+def close_job(
+    session: Session, key: JobKey, rows: int, *, created: int = 0, updated: int = 0
+) -> bool:
+    """Note that the batch is done and how many rows it had; False if that was noted before."""
+    params = {
+        "job": key.job, "batch": key.batch, "rows": rows, "created": created,
+        "updated": updated, "now": None,
+    }  # fmt: skip
+    return bool(session.fetch(sql.CLOSE_JOB, params))
+
+
+def is_closed(session: Session, key: JobKey) -> bool:
+    """Return whether the batch is done."""
+    return bool(session.fetch(sql.IS_CLOSED, {"job": key.job, "batch": key.batch})[0][0])
+
+
+def prune_ledger(session: Session, days: int) -> int:
+    """Forget up to 10,000 rows that are older; return how many they were."""
+    params = {"age": days * DAY, "limit": _BITE, "now": None}
+    return len(session.fetch(sql.PRUNE_LEDGER, params))

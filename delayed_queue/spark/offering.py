@@ -1,0 +1,208 @@
+"""One task's offers: chunk by chunk, each in a transaction of its own, each at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delayed_queue import sql
+from delayed_queue.payloads import channel_of
+from delayed_queue.spark.drivers import DriverError, Session
+from delayed_queue.spark.ledger import JobKey, is_closed
+from delayed_queue.spark.links import Link
+from delayed_queue.spark.offers import chunks, digest_of, due_times, offers_of
+from delayed_queue.spark.options import Options
+
+Way = Callable[[Session, pa.Table], tuple[int, int]]
+
+UNIQUE_VIOLATION: Final = "23505"
+# After so many chunks with a key that exists, COPY is not tried first any more.
+_MISSES: Final = 2
+
+OFFER: Final = "The offer"
+TABLE: Final = "delayed_queue"
+STAGE: Final = "delayed_queue_offered"
+# For the transaction only: behind a transaction pooler the session is others' too.
+CREATE_STAGE: Final = """
+CREATE TEMPORARY TABLE IF NOT EXISTS delayed_queue_offered (
+    "position" bigint,
+    turn bigint,
+    key text COLLATE "C",
+    payload bytea,
+    due_at bigint,
+    headers jsonb
+) ON COMMIT DROP
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all tasks of a job share, pickled once: retries offer what the first try did.
+
+    ``now`` is the database's clock when the job began. Schedules that are left out and delays
+    count from it, so that a repeated chunk brings the same bytes and is IGNORED.
+    """
+
+    key: JobKey
+    now: int
+    options: Options
+
+    @property
+    def kind(self) -> str:
+        return self.options.required_kind
+
+
+class PartitionOffers:
+    """Offer the rows of one partition, and wake the workers once if some are due soon."""
+
+    def __init__(self, job: Job, partition: int) -> None:
+        self._job = job
+        self._partition = partition
+        self._link = Link(job.options)
+        self._misses = 0
+        self._is_soon = False
+
+    def offer_all(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """Offer everything; return how many rows there were."""
+        rows = 0
+        options = self._job.options
+        try:
+            is_done = self._link.repeat(OFFER, lambda session: is_closed(session, self._job.key))
+            for number, chunk in enumerate(chunks(batches, options.chunk, options.chunkBytes)):
+                rows += chunk.num_rows
+                if not is_done:
+                    self._offer(number, offers_of(chunk, options.codec))
+            self._wake()
+        finally:
+            self._link.close()
+        return rows
+
+    def _offer(self, number: int, offers: pa.Table) -> None:
+        due = due_times(offers, self._job.now)
+        soon = pc.min(due).as_py() <= self._job.now + self._job.options.pollInterval
+        claim = self._claim_of(number, offers)
+        staged = in_key_order(offers, due)
+        self._link.repeat(OFFER, lambda session: self._try(session, claim, staged))
+        self._is_soon = self._is_soon or soon
+
+    def _claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
+        job = self._job
+        return {
+            "job": job.key.job,
+            "batch": job.key.batch,
+            "partition": self._partition,
+            "chunk": number,
+            "digest": digest_of(offers, job.kind, job.options.mode, job.options.codec),
+            "rows": offers.num_rows,
+            "now": None,
+        }
+
+    def _try(self, session: Session, claim: dict[str, Any], staged: pa.Table) -> None:
+        if self._misses < _MISSES and not has_repeated_keys(staged):
+            try:
+                self._try_by(self._copy, session, claim, staged)
+            except DriverError as error:
+                if error.sqlstate != UNIQUE_VIOLATION:
+                    raise
+                # The whole transaction is lost with it; the claim is made anew.
+                session.rollback()
+                self._misses += 1
+            else:
+                return
+        self._try_by(self._merge, session, claim, staged)
+
+    def _try_by(self, way: Way, session: Session, claim: dict[str, Any], staged: pa.Table) -> None:
+        claimed = session.fetch(sql.CLAIM_CHUNK, claim)
+        if claimed:
+            created, updated = way(session, staged)
+            session.fetch(
+                sql.SETTLE_CHUNK, {"id": claimed[0][0], "created": created, "updated": updated}
+            )
+        # Not claimed: an earlier attempt, or a twin, has offered just this and has counted it.
+
+    def _copy(self, session: Session, staged: pa.Table) -> tuple[int, int]:
+        """Offer rows whose keys are all new, which the unique index has the last word on."""
+        ids = session.fetch(sql.DRAW_IDS, {"count": staged.num_rows})
+        # Drawn in order of the sequence, handed out in order of the input.
+        drawn = pa.array(sorted(row[0] for row in ids), pa.int64())
+        session.copy(TABLE, self._stored(staged, drawn.take(staged["position"])))
+        return staged.num_rows, 0
+
+    def _stored(self, staged: pa.Table, ids: pa.Array) -> pa.Table:
+        count = staged.num_rows
+        columns = {
+            "id": ids,
+            "pKey": staged["key"],
+            "pKind": pa.repeat(self._job.kind, count),
+            "payload": staged["payload"],
+            "scheduledAt": staged["due_at"],
+            "scheduledAtInitially": staged["due_at"],
+            "createdAt": pa.repeat(pa.scalar(self._job.now, pa.int64()), count),
+        }
+        if staged["headers"].null_count < count:
+            columns["headers"] = staged["headers"]
+        return pa.table(columns)
+
+    def _merge(self, session: Session, staged: pa.Table) -> tuple[int, int]:
+        """Offer rows of which some exist, turn by turn where a key comes more than once."""
+        session.run(CREATE_STAGE)
+        session.copy(STAGE, staged, temporary=True)
+        is_upsert = self._job.options.mode == "upsert"
+        statement = sql.MERGE_OR_UPDATE if is_upsert else sql.MERGE_IF_NOT_EXISTS
+        created = updated = 0
+        # Without updates, whatever comes after the first of a key is IGNORED.
+        for turn in range(pc.max(staged["turn"]).as_py() + 1 if is_upsert else 1):
+            params = {"kind": self._job.kind, "now": self._job.now, "turn": turn}
+            more = session.fetch(statement, params)[0]
+            created, updated = created + more[0], updated + more[1]
+        if created == staged.num_rows:
+            self._misses = 0
+        return created, updated
+
+    def _wake(self) -> None:
+        if self._is_soon and self._job.options.notify:
+            channel = channel_of(self._job.kind)
+            self._link.repeat(
+                OFFER, lambda session: session.fetch(sql.NOTIFY, {"channel": channel})
+            )
+
+
+def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:
+    """Return the offers by key, with their place in the input and the turn within their key.
+
+    By key, in the order of the unique index: two jobs with the same keys cannot deadlock.
+    """
+    order = pc.sort_indices(offers["key"])
+    ordered = offers.select(["key", "payload", "headers"]).take(order)
+    return pa.table(
+        {
+            "position": order.cast(pa.int64()),
+            "turn": turns(ordered["key"].combine_chunks()),
+            "key": ordered["key"],
+            "payload": ordered["payload"],
+            "due_at": due.take(order),
+            "headers": jsonb(ordered["headers"]),
+        }
+    )
+
+
+def turns(keys: pa.Array) -> pa.Array:
+    """Return for each of the sorted keys how many equal ones come before it."""
+    count = len(keys)
+    is_first = pc.not_equal(keys.slice(1), keys.slice(0, count - 1))
+    index = pa.array(range(count), pa.int64())
+    starts = pc.if_else(pa.concat_arrays([pa.array([True]), is_first]), index, 0)
+    return pc.subtract(index, pc.cumulative_max(starts))
+
+
+def has_repeated_keys(staged: pa.Table) -> bool:
+    return bool(pc.max(staged["turn"]).as_py())
+
+
+def jsonb(texts: pa.ChunkedArray) -> pa.Array:
+    """Return JSON as COPY wants it for a jsonb column: the version of the format, then text."""
+    return pc.binary_join_element_wise("\x01", texts.combine_chunks(), "").cast(pa.binary())

@@ -1,0 +1,205 @@
+"""The options of the data source, checked as a whole before anything is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any, Final
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.payloads import check_kind, codec_named, kind_of
+from delayed_queue.retries import parse_duration
+
+MAX_JOB_LENGTH: Final = 200
+# Options of Spark's own that it hands to every sink.
+_OF_SPARK: Final = frozenset(
+    {
+        "asyncprogresstrackingenabled",
+        "asyncprogresstrackingcheckpointintervalms",
+        "checkpointlocation",
+        "path",
+        "queryname",
+    }
+)
+_MAX_LEASE: Final = timedelta(days=3650)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a reader or a writer was asked for; safe to pickle, for it holds no password."""
+
+    kind: str | None = None
+    codec: str = "json"
+    dsn: str | None = None
+    dsnFunction: str | None = None  # options of Spark are written so
+    driver: str = "auto"
+    connections: int | None = None
+
+    mode: str = "offer"
+    job: str | None = None
+    onFinishedJob: str = "error"
+    atomic: bool = False
+    chunk: int = 20_000
+    chunkBytes: int = 64 * 1024 * 1024
+    notify: bool = True
+    pollInterval: int = 3_000
+    ledgerDays: int = 30
+
+    numPartitions: int = 8
+    pushdown: bool = False
+    snapshot: str | None = None
+    mustExist: bool = False
+
+    maxMessagesPerTrigger: int = 100_000
+    lease: int = 600_000
+    leaseConnections: int = 2
+    renew: bool = True
+    prefetch: bool = False
+
+    @property
+    def required_kind(self) -> str:
+        """The kind, or InvalidConfiguration where there must be one."""
+        if self.kind is None:
+            raise InvalidConfiguration(
+                "Say which queue: .option('queue', 'orders'), or .option('kind', 'orders|json')."
+            )
+        return self.kind
+
+
+def parse_options(given: Mapping[str, str]) -> Options:
+    """Return the options, or raise InvalidConfiguration naming the first that cannot be."""
+    known = {each.name.lower(): each.name for each in fields(Options)} | {"queue": "queue"}
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        _refuse_unsafe(name, str(text))
+        if name.lower() in _OF_SPARK:
+            continue
+        if name.lower() not in known:
+            raise InvalidConfiguration(_unknown(name, sorted(known.values())))
+        values[known[name.lower()]] = _parsed(known[name.lower()], str(text))
+    values["kind"] = _kind(values.pop("queue", None), values.get("kind"), values)
+    options = Options(**values)
+    _refuse_passwords(options.dsn)
+    return options
+
+
+def _refuse_unsafe(name: str, text: str) -> None:
+    if name.lower() == "asyncprogresstrackingenabled" and text.lower() != "false":
+        raise InvalidConfiguration(
+            "The option asyncProgressTrackingEnabled cannot be used with queues: a batch would "
+            "be acknowledged before Spark has written down that it was done."
+        )
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    by_lower = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), by_lower, n=1)
+    hint = f"did you mean {by_lower[close[0]]!r}?" if close else f"there are {', '.join(known)}."
+    return f"The data source delayed_queue has no option {name!r}: {hint}"
+
+
+def _kind(queue: str | None, kind: str | None, values: Mapping[str, Any]) -> str | None:
+    if queue is not None and kind is not None:
+        raise InvalidConfiguration("Give the option queue or the option kind, not both.")
+    if queue is None:
+        return None if kind is None else check_kind(kind)
+    return check_kind(kind_of(check_kind(queue), codec_named(values.get("codec", "json"))))
+
+
+def _refuse_passwords(dsn: str | None) -> None:
+    # Spark keeps options in plans and pickles, and shows them: a password has no place there.
+    try:
+        parts = conninfo_to_dict(dsn or "")
+    except ProgrammingError:
+        # Not the cause: libpq quotes what it could not read, and that may be the password.
+        raise InvalidConfiguration("The option dsn is no connection string of libpq.") from None
+    if "password" in parts:
+        raise InvalidConfiguration(
+            "The option dsn must not hold a password, for Spark shows its options. Put the whole "
+            "string into the environment as DELAYED_QUEUE_DSN, the password into ~/.pgpass, or "
+            "name a function that returns it: .option('dsnFunction', 'package.module:function')."
+        )
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError("true or false")
+    return text.lower() == "true"
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text
+
+    return parse
+
+
+def _duration(text: str) -> int:
+    duration = parse_duration(text)
+    if not MILLISECOND <= duration <= _MAX_LEASE:
+        raise ValueError(f"a duration from 1ms to {_MAX_LEASE.days}d, as in '10m'")
+    return duration // MILLISECOND
+
+
+def _job(text: str) -> str:
+    if not 1 <= len(text) <= MAX_JOB_LENGTH or "\x00" in text:
+        raise ValueError(f"1 to {MAX_JOB_LENGTH} characters")
+    return text
+
+
+def _function(text: str) -> str:
+    module, _, name = text.partition(":")
+    if not name.isidentifier() or not all(each.isidentifier() for each in module.split(".")):
+        raise ValueError("a function, as in 'package.module:function'")
+    return text
+
+
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "codec": _one_of("json", "text", "bytes"),
+    "dsnFunction": _function,
+    "driver": _one_of("auto", "adbc", "psycopg"),
+    "connections": _whole(1, 100_000),
+    "mode": _one_of("offer", "upsert"),
+    "job": _job,
+    "onFinishedJob": _one_of("error", "skip"),
+    "atomic": _flag,
+    "chunk": _whole(1, 1_000_000),
+    "chunkBytes": _whole(1024, 1024**3),
+    "notify": _flag,
+    "pollInterval": _duration,
+    "ledgerDays": _whole(1, 36_500),
+    "numPartitions": _whole(1, 10_000),
+    "pushdown": _flag,
+    "mustExist": _flag,
+    "maxMessagesPerTrigger": _whole(1, 10_000_000),
+    "lease": _duration,
+    "leaseConnections": _whole(1, 64),
+    "renew": _flag,
+    "prefetch": _flag,
+}
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return _PARSERS.get(name, str)(text)
+    except InvalidConfiguration:
+        raise
+    except ValueError as error:
+        raise InvalidConfiguration(f"The option {name} is {text!r}: it must be {error}.") from None

@@ -1,0 +1,119 @@
+"""The columns that are read and written: their types, and who is told when one is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DayTimeIntervalType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from delayed_queue.exceptions import InvalidConfiguration
+
+TEXT_CODECS: Final = ("|json", "|text")
+
+# In the order in which they are shown; the rest says what PostgreSQL answers.
+_READ: Final[Mapping[str, tuple[DataType, str]]] = {
+    "key": (StringType(), "string"),
+    "kind": (StringType(), "string"),
+    "queue": (StringType(), "string"),
+    "payload": (BinaryType(), "binary"),
+    "scheduled_at": (TimestampType(), "int64"),
+    "scheduled_at_initially": (TimestampType(), "int64"),
+    "created_at": (TimestampType(), "int64"),
+    "state": (StringType(), "string"),
+    "attempts": (IntegerType(), "int32"),
+    "lock_uuid": (StringType(), "string"),
+    "headers": (StringType(), "string"),
+    "due_at": (TimestampType(), "int64"),
+    "id": (LongType(), "int64"),
+}
+# The queue is made from the kind, on the way.
+_SOURCES: Final = {"queue": "kind"}
+
+_WRITTEN: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+    "key": (StringType,),
+    "payload": (StringType, BinaryType),
+    "schedule_at": (TimestampType,),
+    "delay": (DayTimeIntervalType, LongType, IntegerType),
+    "headers": (StringType, MapType),
+}
+_REQUIRED: Final = ("key", "payload")
+
+
+def read_schema(kind: str | None) -> StructType:
+    """Return the schema of a read that names none: text where the codec of the kind is text."""
+    is_text = kind is not None and kind.endswith(TEXT_CODECS)
+    types = {name: each for name, (each, _) in _READ.items()}
+    types["payload"] = StringType() if is_text else BinaryType()
+    return StructType([StructField(name, each, True) for name, each in types.items()])
+
+
+def check_read(schema: StructType) -> None:
+    """Refuse a schema with columns that there are not, or of a type they do not have."""
+    for field in schema.fields:
+        if field.name not in _READ:
+            raise InvalidConfiguration(_no_column(field.name, _READ))
+        allowed = [_READ[field.name][0]]
+        if field.name == "payload":
+            allowed.append(StringType())
+        if field.dataType not in allowed:
+            raise InvalidConfiguration(
+                _wrong_type(field, [each.simpleString() for each in allowed])
+            )
+
+
+def source_columns(names: Iterable[str]) -> list[str]:
+    """Return what is to be selected for those columns, each once, in order."""
+    return list(dict.fromkeys(_SOURCES.get(name, name) for name in names))
+
+
+def source_schema(names: Iterable[str]) -> pa.Schema:
+    """Return the types that PostgreSQL answers with."""
+    return pa.schema([(name, pa.type_for_alias(_READ[name][1])) for name in source_columns(names)])
+
+
+def check_written(schema: StructType) -> None:
+    """Refuse rows that cannot be offers, by the first column that is missing or wrong."""
+    for field in schema.fields:
+        if field.name not in _WRITTEN:
+            raise InvalidConfiguration(_no_column(field.name, _WRITTEN))
+        if not isinstance(field.dataType, _WRITTEN[field.name]) or not _fits(field.dataType):
+            names = [each.typeName() for each in _WRITTEN[field.name]]
+            raise InvalidConfiguration(_wrong_type(field, names))
+    for name in _REQUIRED:
+        if name not in schema.fieldNames():
+            raise InvalidConfiguration(
+                f"An offer needs the column {name!r}; there are {', '.join(schema.fieldNames())}."
+            )
+
+
+def _fits(data_type: DataType) -> bool:
+    if not isinstance(data_type, MapType):
+        return True
+    return isinstance(data_type.keyType, StringType) and isinstance(data_type.valueType, StringType)
+
+
+def _no_column(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}."
+    return f"There is no column {name!r}: {hint}"
+
+
+def _wrong_type(field: StructField, types: list[str]) -> str:
+    return (
+        f"The column {field.name!r} is {field.dataType.simpleString()}; it must be "
+        f"{' or '.join(types)}."
+    )

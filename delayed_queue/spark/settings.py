@@ -1,0 +1,86 @@
+"""The nested dict ``DELAYED_QUEUE["SPARK"]`` as one frozen, validated dataclass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Final
+
+from delayed_queue.exceptions import InvalidConfiguration
+
+_MASTER: Final = re.compile(r"(local(\[.+\]|-cluster\[.+\])?|spark://.+|yarn|k8s://.+)")
+_MEMORY: Final = re.compile(r"[1-9]\d*[mgt]", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """Where the pipeline runs and how much it may take.
+
+    ``MASTER``: Spark's master; None leaves it to spark-submit, and without one to this machine.
+    ``EXECUTORS``: how many executors a cluster gives; None leaves it to the cluster.
+    ``CORES``: the cores of each executor, which is how many connections it may open.
+    ``MEMORY``: of each executor, and of the driver on this machine, as in ``"2g"``.
+    ``MAX_CONNECTIONS``: the most that all of a command's parts may open to the database.
+    ``CONF``: further settings of Spark, by name.
+    """
+
+    MASTER: str | None = None
+    EXECUTORS: int | None = None
+    CORES: int | None = None
+    MEMORY: str | None = None
+    MAX_CONNECTIONS: int = 32
+    CONF: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            wrong = _wrong(each.name, getattr(self, each.name))
+            if wrong:
+                raise InvalidConfiguration(f"SPARK[{each.name!r}] {wrong}")
+
+    @classmethod
+    def of(cls, configured: Any) -> SparkSettings:
+        """Return the settings of a dict, or refuse what is unknown or wrong in it."""
+        if isinstance(configured, SparkSettings):
+            return configured
+        if not isinstance(configured, Mapping):
+            raise InvalidConfiguration("SPARK must be a dict.")
+        known = {each.name for each in fields(cls)}
+        for key in configured:
+            if key not in known:
+                raise InvalidConfiguration(f"SPARK has an unknown key {key!r}.{_hint(key, known)}")
+        return cls(**configured)
+
+
+def _hint(key: Any, known: set[str]) -> str:
+    close = get_close_matches(str(key).upper(), known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else f" Known keys: {', '.join(sorted(known))}."
+
+
+def _wrong(name: str, value: Any) -> str | None:
+    """Return what the value must be, or None when it is."""
+    if name == "CONF":
+        are_texts = isinstance(value, Mapping) and all(
+            isinstance(each, str) for pair in value.items() for each in pair
+        )
+        return None if are_texts else "must be a dict of text by text."
+    if value is None and name != "MAX_CONNECTIONS":
+        return None
+    rules = {
+        "MASTER": (_matches(_MASTER, value), "must be local[…], spark://…, yarn or k8s://…."),
+        "EXECUTORS": (_is_count(value, 10_000), "must be an int from 1 to 10000."),
+        "CORES": (_is_count(value, 1000), "must be an int from 1 to 1000."),
+        "MEMORY": (_matches(_MEMORY, value), "must be a size such as '512m' or '2g'."),
+        "MAX_CONNECTIONS": (_is_count(value, 10_000), "must be an int from 1 to 10000."),
+    }
+    fits, rule = rules[name]
+    return None if fits else rule
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 1 <= value <= most
+
+
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None

@@ -1,0 +1,52 @@
+"""The data source itself: what Spark calls to read and to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from delayed_queue.spark.options import parse_options
+from delayed_queue.spark.reader import PushingReader, QueueReader
+from delayed_queue.spark.schema import read_schema
+from delayed_queue.spark.stream_reader import LeasingReader
+from delayed_queue.spark.stream_writer import StreamOfferWriter
+from delayed_queue.spark.writer import OfferWriter
+
+
+class DelayedQueueDataSource(DataSource):
+    """``spark.read.format("delayed_queue")`` and its three siblings.
+
+    >>> spark.read.format("delayed_queue").option("queue", "orders").load().count()
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        # Spark gives a dict of its own, with names in lower case.
+        super().__init__(dict(options))
+        self._parsed = parse_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "delayed_queue"
+
+    def schema(self) -> StructType:
+        return read_schema(self._parsed.kind)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return (PushingReader if self._parsed.pushdown else QueueReader)(self._parsed, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return OfferWriter(self._parsed, schema, overwrite=overwrite)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LeasingReader(self._parsed, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return StreamOfferWriter(self._parsed, schema, overwrite=overwrite)

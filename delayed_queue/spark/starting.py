@@ -1,0 +1,116 @@
+"""A session for a command: as the settings and the command line say, quietly, with patience."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOCAL: Final = "local[{cores},4]"
+_QUIET: Final = """
+rootLogger.level = fatal
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+"""
+
+
+def is_submitted() -> bool:
+    """Return whether spark-submit has started this process, with a JVM beside it."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def master_of(settings: SparkSettings) -> str:
+    """Return the master that was asked for; without one that of spark-submit, or this machine."""
+    if settings.MASTER is not None:
+        return settings.MASTER
+    if is_submitted():
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()  # noqa: SLF001 - SparkConf reads what was submitted
+        submitted = SparkConf().get("spark.master")
+        if submitted:
+            return submitted
+    cores = min(settings.CORES or os.cpu_count() or 1, settings.MAX_CONNECTIONS)
+    return _LOCAL.format(cores=cores)
+
+
+def conf_of(settings: SparkSettings, master: str, *, is_verbose: bool = False) -> dict[str, str]:
+    """Return Spark's options: sizes, and so few cores that connections stay within their cap."""
+    conf = {"spark.ui.showConsoleProgress": "false"}
+    if not master.startswith("local"):
+        conf |= _sizes(settings)
+    elif settings.MEMORY is not None:
+        conf["spark.driver.memory"] = settings.MEMORY
+    if "DJANGO_SETTINGS_MODULE" in os.environ and not master.startswith("local["):
+        name = "spark.executorEnv.DJANGO_SETTINGS_MODULE"
+        conf[name] = os.environ["DJANGO_SETTINGS_MODULE"]
+    if not is_verbose:
+        conf |= {
+            "spark.log.level": "FATAL",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_quiet_file()}",
+        }
+    return conf | dict(settings.CONF)
+
+
+def _sizes(settings: SparkSettings) -> dict[str, str]:
+    executors, cores = settings.EXECUTORS, settings.CORES
+    if executors is not None and executors * (cores or 1) > settings.MAX_CONNECTIONS:
+        raise InvalidConfiguration(
+            f"{executors} executors of {cores or 1} cores may open {executors * (cores or 1)} "
+            f"connections, more than MAX_CONNECTIONS, {settings.MAX_CONNECTIONS}."
+        )
+    most = settings.MAX_CONNECTIONS if executors is None else executors * (cores or 1)
+    found = {"spark.cores.max": str(most)}
+    if executors is not None:
+        found["spark.executor.instances"] = str(executors)
+    if cores is not None:
+        found["spark.executor.cores"] = str(cores)
+    if settings.MEMORY is not None:
+        found["spark.executor.memory"] = settings.MEMORY
+    return found
+
+
+def _quiet_file() -> Path:
+    """Return a file that keeps Spark's log to itself; one for each user, written in one step."""
+    path = Path(tempfile.gettempdir()) / f"delayed_queue-log4j2-{os.getuid()}.properties"
+    if not path.exists() or path.read_text(encoding="utf-8") != _QUIET:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as written:
+            written.write(_QUIET)
+        Path(written.name).replace(path)
+    return path
+
+
+@contextmanager
+def session(
+    settings: SparkSettings, console: Console, name: str, *, is_verbose: bool = False
+) -> Iterator[SparkSession]:
+    """Start Spark, saying so while one waits, and stop it at the end whatever happens."""
+    from delayed_queue.spark.session import build_session
+
+    master = master_of(settings)
+    console.progress(f"starting Spark on {master} …")
+    conf: Mapping[str, str] = conf_of(settings, master, is_verbose=is_verbose)
+    named = {key.replace(".", "__"): value for key, value in conf.items()}
+    spark = build_session(f"delayed_queue {name}", master, **named)
+    if not is_verbose:
+        spark.sparkContext.setLogLevel("FATAL")
+    console.progress(f"Spark {spark.version} is ready")
+    try:
+        yield spark
+    finally:
+        with suppress(Exception):  # a JVM that is gone has stopped too
+            spark.stop()

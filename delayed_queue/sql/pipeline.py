@@ -1,0 +1,313 @@
+"""Offering through Spark, exactly once per chunk, and leasing for its streams."""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from delayed_queue.sql.fragments import CLOCK, IF_CHANGED, REPLACE
+
+# Claim one chunk of a job, in the transaction that offers it: a returned id says that no attempt
+# has offered these rows at this place before. A twin that is offering them at this moment is
+# waited for, and takes the claim with it if it fails. Nothing is claimed of a batch that is
+# closed: a task that Spark gave up on, and that lives on, finds the door shut.
+# The claim is by content: an attempt that was not deterministic brings other rows, which have
+# never been offered, and they are not taken for the old ones.
+# Reads: offer_ledger_chunk.
+CLAIM_CHUNK: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_offer_ledger (
+    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
+)
+SELECT
+    %(job)s::varchar, %(batch)s::bigint, %(partition)s::integer, %(chunk)s::integer,
+    %(digest)s::varchar, %(rows)s::bigint, 0, 0, now
+FROM clock
+WHERE NOT EXISTS (
+    SELECT 1
+    FROM delayed_queue_offer_ledger
+    WHERE job = %(job)s::varchar
+        AND batch = %(batch)s::bigint
+        AND "partition" = -1
+)
+ON CONFLICT (job, batch, "partition", chunk, digest) DO NOTHING
+RETURNING id
+"""
+)
+
+# What became of a claimed chunk, in the same transaction. Reads: the primary key.
+SETTLE_CHUNK: Final[LiteralString] = """
+UPDATE delayed_queue_offer_ledger
+SET created = %(created)s::bigint,
+    updated = %(updated)s::bigint
+WHERE id = %(id)s::bigint
+"""
+
+# Say that a batch of a job is done, and how many rows it was given; the first closing stands.
+# Reads: offer_ledger_chunk.
+CLOSE_JOB: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_offer_ledger (
+    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
+)
+SELECT
+    %(job)s::varchar, %(batch)s::bigint, -1, 0, '', %(rows)s::bigint, %(created)s::bigint,
+    %(updated)s::bigint, now
+FROM clock
+ON CONFLICT (job, batch, "partition", chunk, digest) DO NOTHING
+RETURNING id
+"""
+)
+
+# Reads: offer_ledger_chunk.
+IS_CLOSED: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT 1
+    FROM delayed_queue_offer_ledger
+    WHERE job = %(job)s::varchar
+        AND batch = %(batch)s::bigint
+        AND "partition" = -1
+)
+"""
+
+# Add a job up, over all its batches: what it created and updated, what is left of the rows it
+# was given, and whether every batch is closed. Of an open batch only the chunks that were offered
+# are known. One row, with zeros and NULL for a job that nobody knows.
+# Reads: offer_ledger_chunk.
+COUNT_JOB: Final[LiteralString] = """
+SELECT
+    COALESCE(sum(created), 0)::bigint,
+    COALESCE(sum(updated), 0)::bigint,
+    COALESCE(sum(GREATEST(offered - created - updated, 0)), 0)::bigint,
+    bool_and(is_closed)
+FROM (
+    SELECT
+        sum(created) AS created,
+        sum(updated) AS updated,
+        COALESCE(max("rows") FILTER (WHERE "partition" = -1), sum("rows")) AS offered,
+        bool_or("partition" = -1) AS is_closed
+    FROM delayed_queue_offer_ledger
+    WHERE job = %(job)s::varchar
+    GROUP BY batch
+) AS batches
+"""
+
+# Forget what is older than the age, one bounded bite at a time; two limits as in _EARLIEST_DUE.
+# Reads: offer_ledger_recorded, then the primary key.
+PRUNE_LEDGER: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_offer_ledger
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM (
+        SELECT id
+        FROM delayed_queue_offer_ledger
+        WHERE "recordedAt" < (SELECT now FROM clock) - %(age)s::bigint
+        ORDER BY "recordedAt", id
+        LIMIT (SELECT %(limit)s::integer)
+        FOR UPDATE SKIP LOCKED
+    ) AS oldest
+    LIMIT %(limit)s::integer
+))
+RETURNING id
+"""
+)
+
+# Draw as many ids as a chunk has rows, to be given out in input order, so that equal schedules
+# are delivered as they were offered (Q15) although the rows are written in key order.
+# Reads: nothing.
+DRAW_IDS: Final[LiteralString] = """
+SELECT nextval('delayed_queue_id_seq') AS id
+FROM generate_series(1, %(count)s::integer)
+"""
+
+# The rows of a chunk whose keys exist in part, from the session's own table; ids as in
+# OFFER_BATCH_OR_UPDATE. A key that comes twice has turns: a statement cannot touch a row twice,
+# and the second meets what the first one wrote (Q12).
+_MERGE_SOURCE: Final[LiteralString] = """
+WITH offered AS (
+    INSERT INTO delayed_queue AS stored (
+        id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+    )
+    SELECT id, key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers
+    FROM (
+        SELECT
+            nextval('delayed_queue_id_seq') AS id, key, payload, due_at, headers
+        FROM (
+            SELECT key, payload, due_at, headers
+            FROM pg_temp.delayed_queue_offered
+            WHERE turn = %(turn)s::integer
+            ORDER BY "position"
+        ) AS in_order
+    ) AS numbered
+    ORDER BY key COLLATE "C"
+"""
+_COUNT_OFFERED: Final[LiteralString] = """
+    RETURNING xmax = 0 AS created
+)
+SELECT count(*) FILTER (WHERE created), count(*) FILTER (WHERE NOT created)
+FROM offered
+"""
+
+# OFFER_BATCH_IF_NOT_EXISTS over staged rows. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+MERGE_IF_NOT_EXISTS: Final[LiteralString] = (
+    _MERGE_SOURCE
+    + """
+    ON CONFLICT ("pKey", "pKind") DO NOTHING"""
+    + _COUNT_OFFERED
+)
+
+# OFFER_BATCH_OR_UPDATE over staged rows. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+MERGE_OR_UPDATE: Final[LiteralString] = _MERGE_SOURCE + REPLACE + IF_CHANGED + _COUNT_OFFERED
+
+# What a job asks before it starts: the database's clock, which is the job's own from here on; how
+# many connections are left to its role and how many there are; whether the tables are there.
+# Reads: no table of ours.
+LOOK_AROUND: Final[LiteralString] = """
+SELECT
+    floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint,
+    current_setting('max_connections')::integer
+        - current_setting('superuser_reserved_connections')::integer,
+    (
+        SELECT count(*)
+        FROM pg_stat_get_activity(NULL)
+        WHERE datid <> 0
+    ),
+    to_regclass('delayed_queue') IS NOT NULL,
+    to_regclass('delayed_queue_offer_ledger') IS NOT NULL
+"""
+
+# The first and the last id, from which ranges are cut, and the instant that states are judged by.
+# Reads: the primary key, its two ends.
+ID_RANGE: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    (SELECT id FROM delayed_queue ORDER BY id LIMIT 1),
+    (SELECT id FROM delayed_queue ORDER BY id DESC LIMIT 1),
+    now
+FROM clock
+"""
+)
+
+_COLUMNS: Final[LiteralString] = """
+SELECT
+    id,
+    "pKey"::text AS key,
+    "pKind"::text AS kind,
+    payload,
+    "scheduledAt" AS scheduled_at,
+    "scheduledAtInitially" AS scheduled_at_initially,
+    "createdAt" AS created_at,
+    CASE
+        WHEN "scheduledAt" <= %(now)s::bigint THEN 'due'
+        WHEN "lockUuid" IS NULL THEN 'scheduled'
+        ELSE 'leased'
+    END AS state,
+    attempts,
+    "lockUuid"::text AS lock_uuid,
+    headers::text AS headers,
+    "dueAt" AS due_at
+FROM delayed_queue"""
+
+# The messages of a range of ids, whatever their state. Wrapped in a SELECT of the columns and
+# filters that are wanted, into which PostgreSQL folds it: what is not wanted is not read.
+# Reads: the primary key.
+READ_RANGE: Final[LiteralString] = (
+    _COLUMNS
+    + """
+WHERE id >= %(first)s::bigint
+    AND id < %(last)s::bigint
+"""
+)
+
+# The messages under a lease, within a range of ids; wrapped as READ_RANGE is. A pure read, so
+# that a task and its repetition agree. Reads: delayed_queue__LockUuidPlusIdIndex.
+READ_LEASED: Final[LiteralString] = (
+    _COLUMNS
+    + """
+WHERE "lockUuid" = %(lease_id)s
+    AND id >= %(first)s::bigint
+    AND id < %(last)s::bigint
+"""
+)
+
+# Lease the earliest due messages for one batch of a stream, as CLAIM does, but return only how
+# many they are: a task reads them where it runs, not through the driver. "cutoff" is when a query
+# that takes what is there began, so that it ends although more arrives, and NULL for one that
+# goes on. Two limits as in _EARLIEST_DUE.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, then the primary key; paused_kind.
+LEASE_DUE: Final[LiteralString] = (
+    CLOCK
+    + """,
+leased AS (
+    UPDATE delayed_queue
+    SET "lockUuid" = %(lease_id)s::varchar,
+        "dueAt" = "scheduledAt",
+        "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
+        attempts = attempts + 1
+    WHERE id = ANY (ARRAY(
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND "scheduledAt" <= (SELECT LEAST(now, %(cutoff)s::bigint) FROM clock)
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(limit)s::integer)
+            FOR UPDATE SKIP LOCKED
+        ) AS due
+        LIMIT %(limit)s::integer
+    ))
+    RETURNING id
+)
+SELECT count(*)
+FROM leased
+"""
+)
+
+# The first and the last id under a lease, from which the tasks of a batch are cut, and the instant
+# that states are judged by. Reads: delayed_queue__LockUuidPlusIdIndex, its two ends.
+LEASED_RANGE: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    (
+        SELECT id
+        FROM delayed_queue
+        WHERE "lockUuid" = %(lease_id)s
+        ORDER BY "lockUuid", id
+        LIMIT 1
+    ),
+    (
+        SELECT id
+        FROM delayed_queue
+        WHERE "lockUuid" = %(lease_id)s
+        ORDER BY "lockUuid" DESC, id DESC
+        LIMIT 1
+    ),
+    now
+FROM clock
+"""
+)
+
+# Prolong a lease that a batch is still working under, never shorten it; also one that ran out,
+# as long as nobody has taken its messages. Reads: delayed_queue__LockUuidPlusIdIndex.
+RENEW_LEASE: Final[LiteralString] = (
+    CLOCK
+    + """,
+renewed AS (
+    UPDATE delayed_queue
+    SET "scheduledAt" = GREATEST(
+        "scheduledAt", (SELECT now FROM clock) + %(lease)s::bigint
+    )
+    WHERE "lockUuid" = %(lease_id)s
+    RETURNING id
+)
+SELECT count(*)
+FROM renewed
+"""
+)
