@@ -13,7 +13,7 @@ SET LOCAL lock_timeout = '5s';
 
 
 class Migration(migrations.Migration):
-    dependencies = [("delayed_queue", "0003_workers_and_pauses")]
+    dependencies = [("delayed_queue", "0007_rates")]
 
     operations = [
         migrations.RunSQL(TAKE_TURNS, reverse_sql=migrations.RunSQL.noop),
