@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from http import HTTPStatus
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -154,6 +155,8 @@ def answering(view: View) -> View:
         if isinstance(response, HttpResponseNotAllowed):
             allow = {"Allow": response.headers["Allow"]}
             return Problem(405, "method_not_allowed", headers=allow).as_response()
+        if response.status_code == HTTPStatus.NO_CONTENT:
+            del response.headers["Content-Type"]
         return response
 
     @wraps(view)
