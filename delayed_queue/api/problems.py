@@ -17,7 +17,13 @@ from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from ninja.errors import AuthenticationError, HttpError
 
-from delayed_queue.exceptions import InvalidMessage, OutcomeUnknown, ResourceUnavailable
+from delayed_queue.exceptions import (
+    InvalidJob,
+    InvalidMessage,
+    OutcomeUnknown,
+    ResourceUnavailable,
+    UrlRefused,
+)
 
 logger = logging.getLogger("delayed_queue")
 
@@ -107,7 +113,7 @@ def _problem_of_request(error: BaseException) -> Problem | None:
     if isinstance(error, AuthenticationError):
         return unauthorized()
     if isinstance(error, InvalidMessage):
-        return Problem(400, "invalid_message", detail=str(error))
+        return _problem_of_message(error)
     if isinstance(error, RequestDataTooBig):
         return Problem(413, "body_too_large")
     if isinstance(error, HttpError):
@@ -115,6 +121,16 @@ def _problem_of_request(error: BaseException) -> Problem | None:
     if isinstance(error, BadRequest | SuspiciousOperation | UnreadablePostError):
         return Problem(400, "bad_request")
     return None
+
+
+def _problem_of_message(error: InvalidMessage) -> Problem:
+    if isinstance(error, InvalidJob):
+        errors = [{"path": path, "message": message} for path, message in error.errors]
+        return Problem(400, "invalid_request", "Invalid request", errors=errors)
+    if isinstance(error, UrlRefused):
+        errors = [{"path": "url", "message": str(error)}]
+        return Problem(400, "url_refused", "URL refused", errors=errors)
+    return Problem(400, "invalid_request", "Invalid request", str(error))
 
 
 def respond(request: HttpRequest, error: Any) -> HttpResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 
 from delayed_queue.managers import NO_FLOOR
@@ -17,6 +18,8 @@ SCHEDULES: Final = "schedule_kind_prefix"
 DESCRIBED: Final = "schedule_described"
 WORKERS: Final = "delayed_queue_worker_pkey"
 HEARTBEATS: Final = "worker_heartbeat"
+TOKENS: Final = "token_digest"
+TOKEN_IDS: Final = "delayed_queue_token_pkey"
 PAUSES: Final = "paused_kind"
 RATES: Final = "rate_name"
 DEAD_PRIMARY: Final = "delayed_queue_dead_letter_pkey"
@@ -65,6 +68,7 @@ class Case:
                 "overwrite",
                 "floor",
                 "horizon",
+                "digest",
                 "after",
                 "is_due",
                 "is_leased",
@@ -333,6 +337,18 @@ def pauses() -> list[Case]:
     ]  # fmt: skip
 
 
+def tokens() -> list[Case]:
+    digest = sha256(b"5").hexdigest()
+    use = {"stale_after": 60_000, "now": NOW}
+    return [
+        *(
+            Case("FIND_TOKEN", {"digest": each, **use}, {TOKENS})
+            for each in (digest, sha256(b"none").hexdigest())
+        ),
+        Case("USE_TOKEN", {"id": 5, **use}, {TOKEN_IDS}, buffers=60),
+    ]
+
+
 def topics() -> list[Case]:
     settings = {"shards": 4, "ladder": "", "jitter": 0.0, "ttr": None}
     return [
@@ -454,5 +470,6 @@ def rates() -> list[Case]:
 
 CASES: Final = [
     *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(),
-    *pauses(), *rates(), *topics(), *jobs(),
+    *pauses(), *rates(), *topics(),
+    *tokens(), *jobs(),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
     "delayed_queue_paused, delayed_queue_topic, delayed_queue_idempotency_key, "
-    "delayed_queue_rate"
+    "delayed_queue_rate, delayed_queue_token"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -126,6 +126,16 @@ FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i)
 """
 
 
+# As many as a large company has programs.
+_TOKENS: Final = """
+INSERT INTO delayed_queue_token (name, prefix, digest, topics, verbs, "createdAt")
+SELECT
+    'token-' || n, 'dq_', encode(sha256(convert_to(n::text, 'UTF8')), 'hex'), '["*"]', '["add"]',
+    %(now)s
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
+"""
+
+
 @pytest.fixture(scope="module")
 def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
     """A transaction that sees both tables filled and never analyzed.
@@ -147,7 +157,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
             connection.execute("SET LOCAL jit = off")
             for rows in (
                 *(_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _TOPICS, _ANSWERS),
-                _RATES,
+                *(_RATES, _TOKENS),
             ):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
             yield connection
