@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
+
+from django.db import connection
+from django.db.models import F
 
 from delayed_queue.models import Message
 from delayed_queue.topics import (
@@ -37,8 +41,17 @@ def found(job_id: str = "a", topic: str = "orders") -> Job:
     return job
 
 
-def let_pass(seconds: float) -> None:
-    """Make all that is stored that much older."""
-    from django.db.models import F
+def let_pass(span: timedelta) -> None:
+    """Move the clock: everything stored was written, and is due, that much earlier."""
+    Message.objects.update(
+        scheduled_at=F("scheduled_at") - span // timedelta(milliseconds=1),
+        created_at=F("created_at") - span // timedelta(milliseconds=1),
+    )
 
-    Message.objects.update(scheduled_at=F("scheduled_at") - int(seconds * 1000))
+
+def server_now() -> datetime:
+    """The database's clock, in whole milliseconds as stored instants are."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT date_trunc('milliseconds', clock_timestamp())")
+        now: datetime = cursor.fetchone()[0]
+    return now
