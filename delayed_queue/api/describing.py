@@ -33,7 +33,7 @@ _PROBLEM: Final[dict[str, Any]] = {
     },
 }
 _TEXTS: Final = {
-    "400": "The request is malformed or a field is invalid; `errors` names the fields.",
+    "400": "The request is malformed or a field is invalid; errors names the fields.",
     "401": "No token, or one that is unknown, expired or revoked.",
     "403": "The token does not cover this call or this topic.",
     "413": "The body is too large.",
