@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from django.urls import path
 
+from delayed_queue.api.building import in_pool
 from delayed_queue.api.health import healthz, metrics, readyz
 from delayed_queue.api.service import make_service
 
 urlpatterns = [
     path("healthz", healthz, name="healthz"),
-    path("readyz", readyz, name="readyz"),
-    path("metrics", metrics, name="metrics"),
+    in_pool(path("readyz", readyz, name="readyz")),
+    in_pool(path("metrics", metrics, name="metrics")),
     path("v1/", make_service().urls),
 ]

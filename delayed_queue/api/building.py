@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from http import HTTPStatus
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -87,7 +88,9 @@ class Api(NinjaAPI):
         patterns, app_name, namespace = super().urls
         # Without ninja's root, which only says where its documentation would be.
         made: list[URLPattern | URLResolver] = [
-            _Pattern(each.pattern, answering(each.callback), each.default_args, each.name)
+            in_pool(
+                URLPattern(each.pattern, answering(each.callback), each.default_args, each.name)
+            )
             for each in patterns
             if isinstance(each, URLPattern) and each.name != "api-root"
         ]
@@ -154,6 +157,8 @@ def answering(view: View) -> View:
         if isinstance(response, HttpResponseNotAllowed):
             allow = {"Allow": response.headers["Allow"]}
             return Problem(405, "method_not_allowed", headers=allow).as_response()
+        if response.status_code == HTTPStatus.NO_CONTENT:
+            del response.headers["Content-Type"]
         return response
 
     @wraps(view)
@@ -165,6 +170,11 @@ def answering(view: View) -> View:
         return finished(await view(request, *args, **kwargs))
 
     return answer_async if iscoroutinefunction(view) else answer
+
+
+def in_pool(pattern: URLPattern) -> URLPattern:
+    """Return the pattern with its view, if it is synchronous, in the pool of threads under ASGI."""
+    return _Pattern(pattern.pattern, pattern.callback, pattern.default_args, pattern.name)
 
 
 class _Pattern(URLPattern):

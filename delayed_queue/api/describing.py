@@ -33,7 +33,7 @@ _PROBLEM: Final[dict[str, Any]] = {
     },
 }
 _TEXTS: Final = {
-    "400": "The request is malformed or a field is invalid; `errors` names the fields.",
+    "400": "The request is malformed or a field is invalid; errors names the fields.",
     "401": "No token, or one that is unknown, expired or revoked.",
     "403": "The token does not cover this call or this topic.",
     "413": "The body is too large.",
@@ -49,15 +49,15 @@ def described(schema: dict[str, Any], api: Any) -> dict[str, Any]:
     """Return the schema with a Problem for each answer that is an error."""
     schema["components"].setdefault("schemas", {})["Problem"] = _PROBLEM
     for methods in schema["paths"].values():
-        for name, operation in methods.items():
-            methods[name] = _completed(operation)
+        for method, operation in methods.items():
+            methods[method] = _completed(method, operation)
     return schema
 
 
-def _completed(operation: dict[str, Any]) -> dict[str, Any]:
+def _completed(method: str, operation: dict[str, Any]) -> dict[str, Any]:
     made = deepcopy(operation)
     responses = {str(status): each for status, each in made["responses"].items()}
-    for status in _statuses(made):
+    for status in _statuses(method, made):
         responses.setdefault(status, {"description": _TEXTS[status]})
     for status, response in responses.items():
         if int(status) >= 400:
@@ -66,9 +66,11 @@ def _completed(operation: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _statuses(operation: dict[str, Any]) -> list[str]:
+def _statuses(method: str, operation: dict[str, Any]) -> list[str]:
     """Return which errors the frame may answer to an operation."""
-    found = ["400", "413", "500", "503"]
+    found = ["400", "500", "503"]
+    if method != "get":
+        found += ["413"]
     if "requestBody" in operation:
         found += ["415"]
     if "security" in operation:

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from django.db import Error, connections
+from django.db import Error
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from delayed_queue.api.auth import check, grant_of
@@ -47,7 +47,6 @@ def readyz(request: HttpRequest) -> HttpResponse:
     """Answer 200 when the database answers and has this version's tables, else 503."""
     using = get_settings().API.DATABASE
     try:
-        connections[using].close_if_unusable_or_obsolete()
         check_schema(using)
     except Error:
         raise unavailable() from None

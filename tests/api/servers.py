@@ -1,28 +1,34 @@
-"""HTTP servers in processes of their own, on sockets that listen before they start."""
+"""HTTP servers in processes of their own, on ports of their choice."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from typing import Any
+from typing import Any, Final
 
 from tests.processes import ROOT, environment, wait_until
+
+_PORT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 
 class Server:
     """A server process, and where it listens."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Any) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Any) -> None:
         self.process = process
-        self.port = port
         self._log = log
+
+    @property
+    def port(self) -> int:
+        found = _PORT.search(self.log())
+        return int(found[1]) if found else 0
 
     @property
     def url(self) -> str:
@@ -36,6 +42,8 @@ class Server:
         return HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def answers(self) -> bool:
+        if not self.port:
+            return False
         connection = self.connect(5)
         try:
             connection.request("GET", "/queue/healthz")
@@ -48,22 +56,20 @@ class Server:
 
 @contextmanager
 def serving(*command: str, **settings: Any) -> Iterator[Server]:
-    """Run the server command; ``{fd}`` in it is the number of the listening socket."""
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+    """Run the server command, which chooses a free port and says in its log which."""
+    with tempfile.TemporaryFile() as log:
         variables = {
             "DJANGO_SETTINGS_MODULE": "tests.api.settings",
             "TEST_API_SETTINGS": json.dumps(settings),
         }
         process = subprocess.Popen(
-            [sys.executable, *(each.format(fd=listening.fileno()) for each in command)],
+            [sys.executable, *command],
             cwd=ROOT,
             env=environment() | variables,
-            pass_fds=[listening.fileno()],
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-        server = Server(process, listening.getsockname()[1], log)
+        server = Server(process, log)
         try:
             wait_until(lambda: process.poll() is not None or server.answers(), 60)
             assert process.poll() is None, server.log()
@@ -72,15 +78,16 @@ def serving(*command: str, **settings: Any) -> Iterator[Server]:
             process.kill()
             process.wait(30)
             print(server.log())  # noqa: T201 - pytest shows it beside a failure
-            log.close()
 
 
+# Not `--fd`: uvicorn takes such a socket for one of another family, for which asyncio does not
+# turn off Nagle's algorithm, and each answer would wait 40 ms for an acknowledgement.
 def uvicorn(*options: str, **settings: Any) -> Any:
     """Run uvicorn as the documentation says."""
-    command = ("-m", "uvicorn", "tests.api.asgi:application", "--fd", "{fd}", "--no-access-log")
+    command = ("-m", "uvicorn", "tests.api.asgi:application", "--port", "0", "--no-access-log")
     return serving(*command, *options, **settings)
 
 
 def gunicorn(*options: str, **settings: Any) -> Any:
-    command = ("-m", "gunicorn", "tests.api.wsgi:application", "--bind", "fd://{fd}")
+    command = ("-m", "gunicorn", "tests.api.wsgi:application", "--bind", "127.0.0.1:0")
     return serving(*command, *options, **settings)

@@ -14,6 +14,7 @@ ALLOWED_HOSTS = ["127.0.0.1"]
 
 # Spans in seconds: JSON has no other.
 _more: dict[str, Any] = json.loads(os.environ.get("TEST_API_SETTINGS", "{}"))
+_more["POP_TIMEOUT"] = timedelta(seconds=_more.get("POP_TIMEOUT", 60))
 DELAYED_QUEUE = {
     "NOTIFY": _more.pop("NOTIFY", True),
     "POLL_INTERVAL": timedelta(seconds=_more.pop("POLL_INTERVAL", 3)),

@@ -1,0 +1,121 @@
+"""The wrapper around Django's ASGI application, over real sockets (J14)."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from delayed_queue.tokens import VERBS, create_token
+from tests.api.servers import Server, uvicorn
+from tests.processes import wait_until
+from tests.races.concurrency import raw_connection
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KIB: Final = 1024
+# The sessions of the server, which opened them when the test had its own.
+LATER: Final = """
+    datname = current_database()
+    AND backend_start > (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
+"""
+
+
+@pytest.fixture
+def token(transactional_db: None) -> str:
+    return create_token("caller", verbs=VERBS)
+
+
+@pytest.fixture
+def server(token: str) -> Iterator[Server]:
+    with uvicorn(BODY_BYTES=2 * KIB, BULK_BYTES=8 * KIB, THREADS=3) as running:
+        yield running
+
+
+def head(token: str, *lines: str, path: str = "/orders/v1/orders") -> bytes:
+    fixed = (
+        f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json",
+        f"Authorization: Bearer {token}",
+    )  # fmt: skip
+    return "\r\n".join([*fixed, *lines, "", ""]).encode()
+
+
+def exchange(server: Server, *parts: bytes) -> tuple[int, dict[str, Any]]:
+    """Send parts until the server answers; return its status and JSON."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as opened:
+        for part in parts:
+            try:
+                opened.sendall(part)
+            except OSError:
+                break  # it has answered and closed
+        file = opened.makefile("rb")
+        status = int(file.readline().split()[1])
+        headers = dict(
+            line.decode().rstrip().lower().split(": ", 1) for line in iter(file.readline, b"\r\n")
+        )
+        return status, json.loads(file.read(int(headers["content-length"])))
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def test_a_body_of_chunks_is_bounded_by_the_view(server: Server, token: str):
+    large = json.dumps({"topic": "a", "body": "x" * 3 * KIB}).encode()
+    chunks = [chunk(large[at : at + 512]) for at in range(0, len(large), 512)]
+    status, found = exchange(server, head(token, "Transfer-Encoding: chunked"), *chunks, chunk(b""))
+    assert (status, found["code"]) == (413, "body_too_large")
+    small = chunk(json.dumps({"topic": "a"}).encode())
+    assert exchange(server, head(token, "Transfer-Encoding: chunked"), small, chunk(b""))[0] == 202
+
+
+def test_an_endless_body_is_cut_off_before_django_has_it(server: Server, token: str):
+    endless = (chunk(b"x" * KIB) for _ in range(100_000))
+    status, found = exchange(server, head(token, "Transfer-Encoding: chunked"), *endless)
+    assert (status, found["code"]) == (413, "body_too_large")
+
+
+def test_an_announced_length_is_refused_before_the_body(server: Server, token: str):
+    status, found = exchange(server, head(token, f"Content-Length: {10**12}"))
+    assert (status, found["code"]) == (413, "body_too_large")
+
+
+def test_more_than_announced_is_not_of_this_request(server: Server, token: str):
+    body = json.dumps({"topic": "a"}).encode()
+    status, found = exchange(server, head(token, f"Content-Length: {len(body)}"), body + b"x" * 99)
+    assert (status, found["topic"]) == (202, "a")
+
+
+def test_requests_share_a_few_connections(server: Server, token: str):
+    with raw_connection() as other:
+        for _ in range(20):
+            status, _ = exchange(server, head(token, "Content-Length: 16"), b'{"topic": "a"} \n')
+            assert status == 202
+        assert sessions(other) <= 3
+
+
+def sessions(other: psycopg.Connection[Any]) -> int:
+    row = other.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {LATER}").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_lost_connection_is_replaced(server: Server, token: str):
+    with raw_connection() as other:
+        good = [head(token, "Content-Length: 14"), b'{"topic": "a"}']
+        assert exchange(server, *good)[0] == 202
+        other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LATER}")
+        statuses = [
+            exchange(server, head(token, "Content-Length: 0", path="/queue/v1/topics/a/pause"))[0]
+            for _ in range(5)
+        ]
+    assert statuses == [200] * 5
+
+
+def test_the_server_stops_when_told(server: Server):
+    server.process.terminate()
+    wait_until(lambda: server.process.poll() is not None)
