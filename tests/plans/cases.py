@@ -118,6 +118,17 @@ def claims() -> list[Case]:
             for each in due
         ),
         *(
+            Case(
+                "NEXT_DUE_OF_KINDS",
+                {
+                    "kinds": ["bulk|json"] * 100 + [f"none-{n}|json" for n in range(400)],
+                    "floors": [floor] * 500, "horizon": 3_000, "now": NOW,
+                },
+                {DUE}, n=500, rows=1,
+            )
+            for floor in (NO_FLOOR, NOW - 150_000)
+        ),
+        *(
             Case("NEXT_DUE", {"kind": kind, "now": now, "horizon": horizon}, {DUE}, rows=1)
             for horizon in (3_000, LEASE)
             # The bulk is 100,000 messages that are all next.
