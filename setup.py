@@ -21,7 +21,9 @@ EXTRAS = {
     "api": ["django-ninja>=1.5"],
     # aiohttp: the callbacks of jobs; the fastest client measured for it.
     # cryptography: the secrets of endpoints at rest.
-    "callbacks": ["aiohttp>=3.11", "cryptography>=44"],
+    # aiodns: name lookups that can be given up; in threads, a dead DNS server would hold them.
+    # yarl: reads urls for the guard as aiohttp will.
+    "callbacks": ["aiodns>=3.2", "aiohttp>=3.12,<4", "cryptography>=44", "yarl>=1.18"],
     # 4.2 is the first release whose Python data sources can limit a stream.
     "spark": ["pyspark>=4.2,<5", "pyarrow>=18", "pandas>=2.2,<3", "adbc-driver-postgresql>=1.5"],
     # A Java runtime for machines that have none; see docs/guides/spark.md.

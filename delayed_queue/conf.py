@@ -15,6 +15,7 @@ from django.core.signals import setting_changed
 from delayed_queue.crontab import entries_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
+from delayed_queue.sections import SECTIONS, ApiSettings, CallbackSettings
 
 SETTING: Final = "DELAYED_QUEUE"
 INSTRUMENT_METHODS: Final = ("offering", "handling")
@@ -42,6 +43,8 @@ class QueueSettings:
     ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
     ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
     them or to their classes.
+    ``API``: a dict of the settings of the HTTP API.
+    ``CALLBACKS``: a dict of ``CallbackSettings``: how callbacks are made, what they may reach.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -58,6 +61,8 @@ class QueueSettings:
     HANDLERS_MODULE: str = "handlers"
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Sequence[Any] = ()
+    API: ApiSettings = field(default_factory=ApiSettings)
+    CALLBACKS: CallbackSettings = field(default_factory=CallbackSettings)
 
 
 def check_lease(duration: Any) -> timedelta:
@@ -94,6 +99,9 @@ def find_problems(configured: Any) -> list[Problem]:
     known = {each.name for each in fields(QueueSettings)}
     problems = [_unknown(key, known) for key in configured if key not in known]
     for key, value in configured.items():
+        if key in SECTIONS:
+            problems += _of_section(key, value)
+            continue
         wrong = _wrong(key, value) if key in known else None
         if wrong is not None:
             problems.append(Problem(key, f"{SETTING}[{key!r}] is {value!r}.", wrong))
@@ -104,6 +112,13 @@ def _unknown(key: Any, known: set[str]) -> Problem:
     close = get_close_matches(str(key).upper(), known, n=1)
     hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
     return Problem(str(key), f"{SETTING} has an unknown key {key!r}.", hint)
+
+
+def _of_section(key: str, value: Any) -> list[Problem]:
+    return [
+        Problem(key, f"{SETTING}[{key!r}]{wrong}", hint)
+        for wrong, hint in SECTIONS[key].wrongs(value)
+    ]
 
 
 def _is_count(value: Any, most: int) -> bool:
@@ -174,7 +189,8 @@ def get_settings() -> QueueSettings:
     problems = find_problems(configured)
     if problems:
         raise InvalidConfiguration(" ".join(f"{each.message} {each.hint}" for each in problems))
-    return QueueSettings(**configured)
+    sections = {key: SECTIONS[key].made(configured[key]) for key in SECTIONS if key in configured}
+    return QueueSettings(**{**configured, **sections})
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

@@ -5,11 +5,14 @@
     DelayedQueueError
     ├── InvalidConfiguration      a queue, policy, handler or worker was described wrongly
     ├── InvalidMessage            a message was refused before any SQL ran
-    │   └── PayloadNotEncodable   the codec cannot turn the payload into bytes
+    │   ├── PayloadNotEncodable   the codec cannot turn the payload into bytes
+    │   ├── InvalidJob            a job was refused; its errors name the fields
+    │   └── UrlRefused            a callback must not be sent to this url
     ├── PayloadNotDecodable       stored bytes do not decode; the message becomes a dead letter
     ├── ConfirmationRequired      a destructive call came without its exact confirmation
     ├── HandlerNotFound           a worker was asked for a queue that no handler serves
     ├── HandlerTimeout            a handler took longer than its timeout; the attempt failed
+    ├── SecretNotReadable         no key in force opens the sealed secret of an endpoint
     ├── SchemaMismatch            the tables are of another version than the package
     └── ResourceUnavailable       the database stayed unreachable through every retry
         └── OutcomeUnknown        it went away mid-write: the write may or may not have happened
@@ -19,6 +22,8 @@ A lost lease is an answer, not an error: ``acknowledge()``, ``release()``, ``ext
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class DelayedQueueError(Exception):
@@ -44,6 +49,20 @@ class PayloadNotEncodable(InvalidMessage):
     """The payload cannot be encoded by the queue's codec; nothing was sent to the database."""
 
 
+class InvalidJob(InvalidMessage):
+    """The job cannot be stored; ``errors`` has (path, message) for each field that is wrong."""
+
+    def __init__(self, message: str | None = None, errors: Sequence[tuple[str, str]] = ()) -> None:
+        if message is None and errors:
+            message = "; ".join(f"{path}: {wrong}" for path, wrong in errors)
+        super().__init__(message)
+        self.errors = tuple(errors)
+
+
+class UrlRefused(InvalidMessage):
+    """A callback must not be sent to this url."""
+
+
 class PayloadNotDecodable(DelayedQueueError, ValueError):
     """The stored payload cannot be decoded by the queue's codec."""
 
@@ -58,6 +77,10 @@ class HandlerNotFound(DelayedQueueError, LookupError):
 
 class HandlerTimeout(DelayedQueueError, TimeoutError):
     """The handler took longer than its timeout."""
+
+
+class SecretNotReadable(DelayedQueueError):
+    """No key in force opens the sealed secret."""
 
 
 class SchemaMismatch(DelayedQueueError):

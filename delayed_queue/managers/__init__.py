@@ -29,6 +29,18 @@ from delayed_queue.managers.steps import (
     returning_leases,
     run,
 )
+from delayed_queue.managers.tokens import ApiTokenManager, TokenRow
+from delayed_queue.managers.topics import (
+    AddedRow,
+    AnswerRow,
+    DeadJobRow,
+    IdempotencyKeyManager,
+    JobRow,
+    OfferedJob,
+    PoppedRow,
+    TopicManager,
+    TopicRow,
+)
 from delayed_queue.managers.workers import (
     EnlistedRow,
     ThroughputRow,
@@ -38,15 +50,23 @@ from delayed_queue.managers.workers import (
 
 __all__ = [
     "NO_FLOOR",
+    "AddedRow",
+    "AnswerRow",
+    "ApiTokenManager",
     "ConsumedRow",
+    "DeadJobRow",
     "DeadLetterManager",
     "EnlistedRow",
     "ExtendedRow",
+    "IdempotencyKeyManager",
+    "JobRow",
     "LeasedRow",
     "MessageManager",
+    "OfferedJob",
     "OverviewRow",
     "PausedQueueManager",
     "PermitsRow",
+    "PoppedRow",
     "RateManager",
     "RedrivenRow",
     "ScheduleManager",
@@ -56,6 +76,9 @@ __all__ = [
     "StoredRow",
     "ThroughputRow",
     "TickRow",
+    "TokenRow",
+    "TopicManager",
+    "TopicRow",
     "WorkerCounts",
     "WorkerManager",
     "acknowledging_leases",

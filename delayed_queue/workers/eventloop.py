@@ -83,6 +83,8 @@ class EventLoop(Pool):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await sync_to_async(connections.close_all)()
+        # As asyncio.run() does: what lives as long as the loop, like its callback client, ends so.
+        await self._loop.shutdown_asyncgens()
         await self._loop.shutdown_default_executor()
 
     def _begin(self) -> None:

@@ -1,0 +1,160 @@
+"""One callback on the wire: what it may dial, how much it may read, and how far it got."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Mapping, MutableMapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiohttp import AddrInfoType, ClientConnectionError, ClientRequest, ClientResponse
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.connector import Connection
+
+from delayed_queue.callbacks.guard import Policy, check_addresses
+
+BODY_BYTES: Final = 16 * 1024
+# What the body, the headers, interim answers and TLS may have together.
+ALLOWANCE: Final = BODY_BYTES + 80 * 1024
+# So small that aiohttp stops a long body before the allowance ends.
+CHUNK: Final = 16 * 1024
+# Connections kept for the next callback to the same host; processes may have few files.
+MAX_IDLE: Final = 100
+
+
+class SpoiledConnection(ClientConnectionError):
+    """A pooled connection that cannot be used again; nothing was sent on it."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """The state of one callback."""
+
+    policy: Policy
+    sockets: Sockets
+    host: str = ""
+    is_resolved: bool = False
+    is_sent: bool = False
+    address: str = ""
+    socket: MeteredSocket | None = None
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the answer was not 2xx, whatever became of its body."""
+        return self.status is not None and not 200 <= self.status <= 299
+
+    def finish(self) -> None:
+        """Let nothing more be read for this exchange."""
+        # By now the connection may be that of another one, out of the pool.
+        if self.socket is not None and self.socket.user is self:
+            self.socket.allowance = 0
+
+
+# The resolver, the sockets and the request are made by aiohttp, in our task or in tasks that
+# inherit its context.
+current: ContextVar[Exchange] = ContextVar("current")
+
+
+class GuardedResolver(AbstractResolver):
+    """A resolver whose answers have passed the guard: aiohttp dials these and asks no other."""
+
+    def __init__(self, resolver: AbstractResolver) -> None:
+        self._resolver = resolver
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        exchange = current.get()
+        answers = await self._resolver.resolve(host, port, family)
+        exchange.is_resolved = True
+        check_addresses(exchange.host, [answer["host"] for answer in answers], exchange.policy)
+        return answers
+
+    async def close(self) -> None:
+        await self._resolver.close()
+
+
+class MeteredSocket(socket.socket):
+    """A socket that reads no more than it was allowed to, whatever is sent to it.
+
+    Between callbacks the allowance is nothing: what arrives then is the answer to no request, and
+    must not be taken for that to the next one.
+    """
+
+    __slots__ = ("_opened", "address", "allowance", "user")
+
+    def __init__(self, info: AddrInfoType, opened: MutableMapping[int, MeteredSocket]) -> None:
+        super().__init__(*info[:3])
+        self.address = str(info[4][0])
+        self.allowance = ALLOWANCE
+        self.user: Exchange | None = None
+        self._opened = opened
+        opened[self.fileno()] = self
+
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
+        data = super().recv(self._most(bufsize), flags)
+        self._count(len(data))
+        return data
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0, /) -> int:
+        got = super().recv_into(buffer, self._most(nbytes or len(buffer)), flags)
+        self._count(got)
+        return got
+
+    def close(self) -> None:
+        self._opened.pop(self.fileno(), None)
+        super().close()
+
+    def _most(self, wanted: int) -> int:
+        # One byte at least: that the other side has closed must be noticed.
+        return max(1, min(wanted, CHUNK, self.allowance))
+
+    def _count(self, got: int) -> None:
+        if got > self.allowance:
+            raise OSError(errno.EMSGSIZE, "more was sent than is read")
+        self.allowance -= got
+
+
+class Sockets:
+    """The open sockets of a client; makes each, and only for an address that the guard permits."""
+
+    def __init__(self) -> None:
+        self._opened: dict[int, MeteredSocket] = {}
+        self.in_use = 0
+
+    def __call__(self, info: AddrInfoType) -> MeteredSocket:
+        exchange = current.get()
+        exchange.address = str(info[4][0])
+        # The resolver asked already for the addresses of names; those in urls come only here.
+        check_addresses(exchange.host, [exchange.address], exchange.policy)
+        return MeteredSocket(info, self._opened)
+
+    @property
+    def has_enough_idle(self) -> bool:
+        return len(self._opened) - self.in_use >= MAX_IDLE
+
+    def of(self, connection: Connection) -> MeteredSocket:
+        """Return the socket of a connection that can be written to."""
+        transport, protocol = connection.transport, connection.protocol
+        if transport is None or protocol is None or protocol.should_close:
+            raise SpoiledConnection
+        if self.has_enough_idle:
+            protocol.force_close()
+        return self._opened[transport.get_extra_info("socket").fileno()]
+
+
+class GuardedRequest(ClientRequest):
+    """A request that marks the exchange when it is written: from then on it may have an effect."""
+
+    async def send(self, conn: Connection) -> ClientResponse:
+        exchange = current.get()
+        exchange.socket = exchange.sockets.of(conn)
+        exchange.socket.user, exchange.socket.allowance = exchange, ALLOWANCE
+        exchange.address = exchange.socket.address
+        exchange.is_sent = True
+        return await super().send(conn)

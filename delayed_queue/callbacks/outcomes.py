@@ -1,0 +1,124 @@
+"""What is sent and what came of it, and the readings of an answer that are stored or acted on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import Final
+
+from delayed_queue.exceptions import InvalidMessage
+
+EXCERPT_BYTES: Final = 1024
+GONE: Final = 410
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\U0010ffff]*")
+# These are the client's: they say where a request ends, or where it goes.
+_RESERVED: Final = frozenset(
+    {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive"}
+    | {"proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+
+
+class Failure(StrEnum):
+    """Why a callback failed; the words are stored, and stay."""
+
+    BLOCKED = "blocked"
+    DNS = "dns"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    CONNECT_TIMEOUT = "connect_timeout"
+    TLS = "tls"
+    TIMEOUT = "timeout"
+    RESET = "reset"
+    PROTOCOL = "protocol"
+    TOO_LARGE = "too_large"
+    STATUS = "status"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackRequest:
+    """A POST of these bytes to this url. The headers are those of the signature and of the job."""
+
+    url: str = field(repr=False)
+    body: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in self.headers.items():
+            if not _HEADER_NAME.fullmatch(name) or name.lower() in _RESERVED:
+                raise InvalidMessage(f"A callback cannot have the header {name!r}.")
+            if not _HEADER_VALUE.fullmatch(value):
+                raise InvalidMessage(f"The header {name!r} has a value that cannot be sent.")
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackResult:
+    """What came of one callback, as the log of attempts stores it.
+
+    ``failure``: None is success: a complete answer of 2xx, or one longer than we read.
+    ``detail``: a sentence about the failure, for whoever looks after the endpoint.
+    ``status``: None while there was no answer; also there when its body failed.
+    ``is_ambiguous``: the receiver may have acted on it, but has not said so.
+    ``address``: the one that was dialled; empty if none was.
+    ``excerpt``: the beginning of the answer, cleaned; at most 1 KiB in UTF-8.
+    ``bytes_read``: how much of the answer's body was read.
+    """
+
+    started_at: datetime
+    duration: timedelta
+    failure: Failure | None = None
+    detail: str = ""
+    status: int | None = None
+    is_ambiguous: bool = False
+    address: str = ""
+    retry_after: timedelta | None = None
+    excerpt: str = field(default="", repr=False)
+    bytes_read: int = 0
+
+    @property
+    def is_success(self) -> bool:
+        return self.failure is None
+
+    @property
+    def disables_endpoint(self) -> bool:
+        """Return whether the receiver said that it is gone for good."""
+        return self.status == GONE
+
+
+def retry_after_of(headers: Mapping[str, str], now: datetime, limit: timedelta) -> timedelta | None:
+    """Return the wait that ``Retry-After`` asks for, from zero to the limit; None for none.
+
+    A date is read against the answer's own ``Date``, so that the receiver's clock may be wrong.
+    """
+    asked = headers.get("Retry-After", "").strip()
+    if asked.isascii() and asked.isdigit():
+        # Not int() first: a number of eight thousand digits takes long.
+        return limit if len(asked) > 9 else min(timedelta(seconds=int(asked)), limit)
+    until = _http_date(asked)
+    if until is None:
+        return None
+    wait = until - (_http_date(headers.get("Date", "")) or now)
+    return min(max(wait, timedelta(0)), limit)
+
+
+def _http_date(text: str) -> datetime | None:
+    try:
+        parsed = parsedate_to_datetime(text)
+        # An asctime date has no zone; HTTP dates are UTC.
+        return parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def excerpt_of(body: bytes, encoding: str = "") -> str:
+    """Return the beginning of an answer's body as text that can be stored and shown."""
+    if encoding.strip().lower() not in {"", "identity"}:
+        return f"({len(body)} bytes or more, encoded)"
+    text = body[:EXCERPT_BYTES].decode("utf-8", "replace")
+    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
+    return shown.encode()[:EXCERPT_BYTES].decode("utf-8", "ignore")

@@ -1,0 +1,93 @@
+"""HTTP servers in processes of their own, on ports of their choice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from typing import Any, Final
+
+from tests.processes import ROOT, environment, wait_until
+
+_PORT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)")
+
+
+class Server:
+    """A server process, and where it listens."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Any) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def port(self) -> int:
+        found = _PORT.search(self.log())
+        return int(found[1]) if found else 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def log(self) -> str:
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def connect(self, timeout: float = 30) -> HTTPConnection:
+        return HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def answers(self) -> bool:
+        if not self.port:
+            return False
+        connection = self.connect(5)
+        try:
+            connection.request("GET", "/queue/healthz")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serving(*command: str, **settings: Any) -> Iterator[Server]:
+    """Run the server command, which chooses a free port and says in its log which."""
+    with tempfile.TemporaryFile() as log:
+        variables = {
+            "DJANGO_SETTINGS_MODULE": "tests.api.settings",
+            "TEST_API_SETTINGS": json.dumps(settings),
+        }
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=environment() | variables,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        server = Server(process, log)
+        try:
+            wait_until(lambda: process.poll() is not None or server.answers(), 60)
+            assert process.poll() is None, server.log()
+            yield server
+        finally:
+            process.kill()
+            process.wait(30)
+            print(server.log())  # noqa: T201 - pytest shows it beside a failure
+
+
+# Not `--fd`: uvicorn takes such a socket for one of another family, for which asyncio does not
+# turn off Nagle's algorithm, and each answer would wait 40 ms for an acknowledgement.
+def uvicorn(*options: str, **settings: Any) -> Any:
+    """Run uvicorn as the documentation says."""
+    command = ("-m", "uvicorn", "tests.api.asgi:application", "--port", "0", "--no-access-log")
+    return serving(*command, *options, **settings)
+
+
+def gunicorn(*options: str, **settings: Any) -> Any:
+    command = ("-m", "gunicorn", "tests.api.wsgi:application", "--bind", "127.0.0.1:0")
+    return serving(*command, *options, **settings)
