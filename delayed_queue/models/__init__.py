@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from delayed_queue.models.callbacks import CallbackAttempt, Endpoint, Host, Slot
 from delayed_queue.models.queue import (
     DeadLetter,
     LongNamedIndex,
@@ -16,13 +17,17 @@ from delayed_queue.models.topics import IdempotencyKey, Topic
 
 __all__ = [
     "ApiToken",
+    "CallbackAttempt",
     "DeadLetter",
+    "Endpoint",
+    "Host",
     "IdempotencyKey",
     "LongNamedIndex",
     "Message",
     "PausedQueue",
     "Rate",
     "Schedule",
+    "Slot",
     "Topic",
     "Worker",
 ]

@@ -82,6 +82,8 @@ class EventLoop(Pool):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # What is to be closed with the loop, while there are connections to write on.
+        await self._loop.shutdown_asyncgens()
         await sync_to_async(connections.close_all)()
         # As asyncio.run() does: what lives as long as the loop, like its callback client, ends so.
         await self._loop.shutdown_asyncgens()

@@ -54,6 +54,13 @@ class Fleet:
         return iter(self._turns)
 
     @property
+    def names(self) -> list[str]:
+        """The sources, and which of their queues are wanted."""
+        wanted = self._options.sourced
+        of = f" of {', '.join(wanted)}" if wanted else ""
+        return [source.name + of for source in self._sources]
+
+    @property
     def bells(self) -> list[str]:
         """The kinds by which sources announce a change."""
         return [source.bell for source in self._sources]

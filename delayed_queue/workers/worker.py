@@ -92,6 +92,11 @@ class Worker:
         return list(dict.fromkeys(lane.queue.name for lane in self.lanes))
 
     @property
+    def serves(self) -> list[str]:
+        """What there is to say of it before it has asked its sources."""
+        return [*self.queues, *(f"the {name}" for name in self._fleet.names)]
+
+    @property
     def is_used_up(self) -> bool:
         """Whether as many threads are stuck in handlers as the process was to have."""
         return self._stuck >= self.options.concurrency
@@ -324,7 +329,6 @@ class Worker:
         ]
 
     def _wake_lanes(self, kinds: set[str] | None = None) -> None:
-        """Have lanes look at once: those of the kinds, or all."""
         for lane in self._dispatcher.lanes:
             if kinds is None or lane.queue.kind in kinds:
                 lane.wake()
