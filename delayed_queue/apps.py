@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 
 from django.apps import AppConfig
@@ -9,6 +10,8 @@ from django.utils.module_loading import autodiscover_modules
 
 from delayed_queue import logs
 from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
+from delayed_queue.handlers import Handler, Source, registry
+from delayed_queue.topics.kinds import BELL
 
 
 class DelayedQueueConfig(AppConfig):
@@ -26,4 +29,14 @@ class DelayedQueueConfig(AppConfig):
             module = QueueSettings().HANDLERS_MODULE
         else:
             module = get_settings().HANDLERS_MODULE
+            if get_settings().CALLBACKS.ENABLED:
+                registry.add_source(Source("callbacks", _callbacks, BELL))
         autodiscover_modules(module)
+
+
+def _callbacks(using: str) -> Iterable[Handler]:
+    # Only where a worker asks: web processes need no client.
+    found: Iterable[Handler] = import_module("delayed_queue.callbacks.source").handlers_of_topics(
+        using
+    )
+    return found

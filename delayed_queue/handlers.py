@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -128,11 +128,38 @@ class Handler:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Handlers of queues that come and go while workers run.
+
+    ``handlers`` is called with a database alias, every few seconds by each worker and at a
+    ``NOTIFY`` for the kind ``bell``, on the worker's own connection and in the thread that claims:
+    it must be quick. A handler of a kind that is known is kept as long as it compares equal. Their
+    queues take turns, and none may hold so much of a worker that nothing is left for the others.
+    """
+
+    name: str
+    handlers: Callable[[str], Iterable[Handler]]
+    bell: str
+
+
 @dataclass
 class Registry:
-    """The handlers by queue name, in the order of their registration."""
+    """The handlers by queue name, in the order of their registration, and the sources of more."""
 
     _handlers: dict[str, Handler] = field(default_factory=dict)
+    _sources: dict[str, Source] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(self._sources.values())
+
+    def add_source(self, source: Source) -> None:
+        """Have workers ask this source for more handlers; one of the same name is replaced."""
+        self._sources[source.name] = source
+
+    def remove_source(self, name: str) -> None:
+        self._sources.pop(name, None)
 
     def add(self, handler: Handler) -> None:
         """Register; a second function for a queue is refused, a reloaded one replaces."""

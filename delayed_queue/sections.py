@@ -20,6 +20,7 @@ MIB: Final = 1024 * KIB
 class CallbackSettings:
     """How callbacks are made, and what they may reach; every key of ``CALLBACKS``.
 
+    ``ENABLED``: workers send the callbacks of all topics; else they send none.
     ``ALLOWED_HOSTS``: names whose addresses may be private: exact, or ``*.suffix``.
     ``ALLOWED_NETWORKS``: addresses that may be reached though they are not public, as CIDR.
     ``ALLOWED_PORTS``: ports that may be called beside 80 and 443.
@@ -30,8 +31,12 @@ class CallbackSettings:
     ``CA_FILE``: certificates to trust beside the system's, in PEM; empty for none.
     ``SECRET_KEYS``: what the secrets of endpoints are sealed with, newest first; empty derives
     it from Django's ``SECRET_KEY``.
+    ``BREAKER_FAILURES``: after so many failures in a row a worker has all leave a host alone.
+    ``BREAKER_PAUSE``: for how long at first; doubled for as long as a probe fails, to an hour.
+    ``ATTEMPTS_RETENTION``: how long the log of attempts is kept.
     """
 
+    ENABLED: bool = False
     ALLOWED_HOSTS: Sequence[str] = ()
     ALLOWED_NETWORKS: Sequence[str] = ()
     ALLOWED_PORTS: Sequence[int] = ()
@@ -41,6 +46,9 @@ class CallbackSettings:
     RETRY_AFTER_LIMIT: timedelta = timedelta(hours=24)
     CA_FILE: str = ""
     SECRET_KEYS: Sequence[str] = field(default=(), repr=False)
+    BREAKER_FAILURES: int = 5
+    BREAKER_PAUSE: timedelta = timedelta(seconds=30)
+    ATTEMPTS_RETENTION: timedelta = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,7 @@ def _is_key(value: Any) -> bool:
 
 _SECONDS: Final = between(timedelta(milliseconds=1), timedelta(minutes=10))
 CALLBACK_RULES: Final[Mapping[str, Rule]] = {
+    "ENABLED": Rule(lambda value: isinstance(value, bool), "It must be True or False."),
     "ALLOWED_HOSTS": Rule(each(_is_host), "It must be a list of names, as in '*.corp.example'."),
     "ALLOWED_NETWORKS": Rule(each(_is_network), "It must be a list of CIDR, as in '10.1.0.0/16'."),
     "ALLOWED_PORTS": Rule(each(count_to(65_535)), "It must be a list of ints from 1 to 65535."),
@@ -129,6 +138,15 @@ CALLBACK_RULES: Final[Mapping[str, Rule]] = {
     ),
     "CA_FILE": Rule(lambda value: isinstance(value, str), "It must be a path, or empty."),
     "SECRET_KEYS": Rule(each(_is_key), "It must be a list of texts of 32 characters or more."),
+    "BREAKER_FAILURES": Rule(count_to(1000), "It must be an int from 1 to 1000."),
+    "BREAKER_PAUSE": Rule(
+        between(timedelta(milliseconds=100), timedelta(hours=1)),
+        "It must be a timedelta from 100 ms to an hour.",
+    ),
+    "ATTEMPTS_RETENTION": Rule(
+        between(timedelta(minutes=1), timedelta(days=3650)),
+        "It must be a timedelta from a minute to 3650 days.",
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, LiteralString
@@ -100,10 +100,12 @@ class Listener:
     """
 
     def __init__(self, kinds: list[str], using: str) -> None:
-        self._channels = [channel_of(kind) for kind in kinds]
+        self._kinds = {channel_of(kind): kind for kind in kinds}
         self._connection: DatabaseWrapper = connections[using]  # type: ignore[assignment]
         self._raw: Any = None
         self._has_heard = False
+        self._announced: set[str] = set()
+        self._has_missed = False
 
     def __enter__(self) -> Listener:
         self._listen()
@@ -115,7 +117,26 @@ class Listener:
             raw.remove_notify_handler(self._hear)
             # A connection that broke listens no more, and its next user will hear of it.
             with suppress(psycopg.Error):
-                _each(raw, "UNLISTEN {}", self._channels)
+                _together(raw, "UNLISTEN {}", self._kinds)
+
+    def listen_to(self, kinds: Iterable[str]) -> None:
+        """Listen for these kinds from now on, and for no others."""
+        wanted = {channel_of(kind): kind for kind in kinds}
+        gone = self._kinds.keys() - wanted.keys()
+        new = wanted.keys() - self._kinds.keys()
+        self._kinds = wanted
+        if self._raw is not None and self._raw is self._connection.connection:
+            with self._connection.wrap_database_errors:
+                _together(self._raw, "UNLISTEN {}", sorted(gone))
+                _together(self._raw, "LISTEN {}", sorted(new))
+
+    def announced(self) -> set[str] | None:
+        """Return the kinds announced since the last question; None when any may have been."""
+        channels, self._announced = self._announced, set()
+        has_missed, self._has_missed = self._has_missed, False
+        if has_missed:
+            return None
+        return {self._kinds[each] for each in channels if each in self._kinds}
 
     def wait(self, seconds: float, *bells: Doorbell | None) -> bool:
         """Sleep for at most ``seconds`` or until a bell rings.
@@ -138,10 +159,12 @@ class Listener:
         return has_heard
 
     def _read(self, raw: Any) -> None:
-        while raw.pgconn.notifies() is not None:
+        while (notification := raw.pgconn.notifies()) is not None:
+            self._announced.add(notification.relname.decode())
             self._has_heard = True
 
-    def _hear(self, notification: object) -> None:
+    def _hear(self, notification: psycopg.Notify) -> None:
+        self._announced.add(notification.channel)
         self._has_heard = True
 
     def _ask(self, question: Callable[[], bool]) -> bool:
@@ -153,6 +176,7 @@ class Listener:
             # too: asked again, it would say "look" for ever, and each time lose the new one.
             self._connection.close()
             self._raw = None
+            self._has_missed = True
             return True
 
     def _can_listen(self) -> bool:
@@ -169,8 +193,9 @@ class Listener:
         # First the ear: a notification may come along with the answer to LISTEN.
         raw.add_notify_handler(self._hear)
         with self._connection.wrap_database_errors:
-            _each(raw, "LISTEN {}", self._channels)
+            _together(raw, "LISTEN {}", self._kinds)
         self._raw = raw
+        self._has_missed = True
         return True
 
     def _wait(self, seconds: float, rung: list[int]) -> bool:
@@ -192,6 +217,8 @@ class Listener:
         self._read(self._raw)
 
 
-def _each(raw: Any, statement: LiteralString, channels: list[str]) -> None:
-    for channel in channels:
-        psycopg.Cursor(raw).execute(composed.SQL(statement).format(composed.Identifier(channel)))
+def _together(raw: Any, statement: LiteralString, channels: Iterable[str]) -> None:
+    """Say it for each channel, in one round trip."""
+    said = [composed.SQL(statement).format(composed.Identifier(each)) for each in channels]
+    if said:
+        psycopg.Cursor(raw).execute(composed.SQL("; ").join(said))

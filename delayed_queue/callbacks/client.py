@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import ssl
 import time
 from collections.abc import AsyncGenerator
@@ -43,6 +44,7 @@ from delayed_queue.sections import CallbackSettings
 
 # Servers close idle connections, some after 2 s; a POST that crosses the close cannot be repeated.
 KEEP_ALIVE: Final = 1.5
+LARGE_BODY: Final = 2**20
 HEADERS: Final = {
     "User-Agent": f"delayed-queue/{__version__}",
     "Content-Type": "application/json",
@@ -149,10 +151,14 @@ class CallbackClient:
 
     async def _post(self, target: Target, request: CallbackRequest, exchange: Exchange) -> None:
         # A POST is never repeated by aiohttp itself, not even on a pooled connection that broke.
+        body = request.body
+        # Of bytes, aiohttp writes all at once, and warns of it when they are many.
+        data = io.BytesIO(body) if len(body) > LARGE_BODY else body
         async with self._session.post(
-            target.url, data=request.body, headers=request.headers, allow_redirects=False
+            target.url, data=data, headers=request.headers, allow_redirects=False
         ) as response:
             exchange.status, exchange.headers = response.status, response.headers
+            exchange.content = response.content
             await _read(response, exchange.body)
 
     def _result(

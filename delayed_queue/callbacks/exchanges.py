@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from collections.abc import Mapping, MutableMapping
@@ -9,7 +10,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aiohttp import AddrInfoType, ClientConnectionError, ClientRequest, ClientResponse
+from aiohttp import (
+    AddrInfoType,
+    ClientConnectionError,
+    ClientPayloadError,
+    ClientRequest,
+    ClientResponse,
+    ServerDisconnectedError,
+    StreamReader,
+)
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
 
@@ -37,10 +46,14 @@ class Exchange:
     host: str = ""
     is_resolved: bool = False
     is_sent: bool = False
+    is_ended: bool = False
+    is_overrun: bool = False
     address: str = ""
     socket: MeteredSocket | None = None
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    transport: asyncio.Transport | None = None
+    content: StreamReader | None = None
     body: bytearray = field(default_factory=bytearray)
 
     @property
@@ -51,8 +64,22 @@ class Exchange:
     def finish(self) -> None:
         """Let nothing more be read for this exchange."""
         # By now the connection may be that of another one, out of the pool.
-        if self.socket is not None and self.socket.user is self:
-            self.socket.allowance = 0
+        if self.socket is None or self.socket.user is not self:
+            return
+        self.socket.user, self.socket.allowance = None, 0
+        is_read = self.content is not None and self.content.is_eof()
+        if self.transport is not None and not is_read:
+            # Not close(), as aiohttp did: that waits for a receiver that reads nothing.
+            self.transport.abort()
+
+    def cut_off(self) -> None:
+        """End the reading of a body whose connection is closed.
+
+        After nonsense between its chunks aiohttp closes, and leaves whoever reads waiting.
+        """
+        content = self.content
+        if content is not None and not content.is_eof() and content.exception() is None:
+            content.set_exception(ClientPayloadError())
 
 
 # The resolver, the sockets and the request are made by aiohttp, in our task or in tasks that
@@ -86,35 +113,67 @@ class MeteredSocket(socket.socket):
     must not be taken for that to the next one.
     """
 
-    __slots__ = ("_opened", "address", "allowance", "user")
+    __slots__ = ("_opened", "address", "allowance", "is_used", "user")
 
     def __init__(self, info: AddrInfoType, opened: MutableMapping[int, MeteredSocket]) -> None:
         super().__init__(*info[:3])
         self.address = str(info[4][0])
         self.allowance = ALLOWANCE
+        self.is_used = False
         self.user: Exchange | None = None
         self._opened = opened
         opened[self.fileno()] = self
 
+    def lend(self, user: Exchange) -> None:
+        """Let this exchange read as much as one may."""
+        self.user, self.allowance, self.is_used = user, ALLOWANCE, True
+
+    def has_input(self) -> bool:
+        """Return whether something arrived that the event loop has not read yet, if only the end.
+
+        A POST that is written after the end is lost, and nobody knows whether it was handled.
+        """
+        try:
+            super().recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        data = super().recv(self._most(bufsize), flags)
+        try:
+            data = super().recv(self._most(bufsize), flags)
+        except ConnectionError:
+            self._count(0)
+            raise
         self._count(len(data))
         return data
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0, /) -> int:
-        got = super().recv_into(buffer, self._most(nbytes or len(buffer)), flags)
+        try:
+            got = super().recv_into(buffer, self._most(nbytes or len(buffer)), flags)
+        except ConnectionError:
+            self._count(0)
+            raise
         self._count(got)
         return got
 
     def close(self) -> None:
         self._opened.pop(self.fileno(), None)
         super().close()
+        if self.user is not None:
+            self.user.cut_off()
 
     def _most(self, wanted: int) -> int:
         # One byte at least: that the other side has closed must be noticed.
         return max(1, min(wanted, CHUNK, self.allowance))
 
     def _count(self, got: int) -> None:
+        """Take what was read from the allowance; nothing was read is the end."""
+        if self.user is not None:
+            self.user.is_ended = got == 0
+            self.user.is_overrun = got > self.allowance
         if got > self.allowance:
             raise OSError(errno.EMSGSIZE, "more was sent than is read")
         self.allowance -= got
@@ -141,11 +200,14 @@ class Sockets:
     def of(self, connection: Connection) -> MeteredSocket:
         """Return the socket of a connection that can be written to."""
         transport, protocol = connection.transport, connection.protocol
-        if transport is None or protocol is None or protocol.should_close:
+        if transport is None or protocol is None:
+            raise ServerDisconnectedError
+        found = self._opened[transport.get_extra_info("socket").fileno()]
+        if found.is_used and (protocol.should_close or found.has_input()):
             raise SpoiledConnection
         if self.has_enough_idle:
             protocol.force_close()
-        return self._opened[transport.get_extra_info("socket").fileno()]
+        return found
 
 
 class GuardedRequest(ClientRequest):
@@ -154,7 +216,7 @@ class GuardedRequest(ClientRequest):
     async def send(self, conn: Connection) -> ClientResponse:
         exchange = current.get()
         exchange.socket = exchange.sockets.of(conn)
-        exchange.socket.user, exchange.socket.allowance = exchange, ALLOWANCE
-        exchange.address = exchange.socket.address
+        exchange.socket.lend(exchange)
+        exchange.address, exchange.transport = exchange.socket.address, conn.transport
         exchange.is_sent = True
         return await super().send(conn)

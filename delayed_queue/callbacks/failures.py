@@ -12,7 +12,6 @@ from aiohttp import (
     ClientPayloadError,
     ClientResponseError,
     ClientSSLError,
-    ConnectionTimeoutError,
     ServerDisconnectedError,
 )
 
@@ -22,12 +21,18 @@ from delayed_queue.exceptions import UrlRefused
 
 # What an exchange may end with; anything else is a bug, and for the worker to report.
 ERRORS: Final = (ClientError, OSError, UrlRefused)
+_BY_CLASS: Final = (
+    (ClientSSLError, Failure.TLS),
+    (ssl.SSLError, Failure.TLS),
+    (ClientConnectorDNSError, Failure.DNS),
+    (ServerDisconnectedError, Failure.RESET),
+    (ClientResponseError, Failure.PROTOCOL),
+)
 _BY_ERRNO: Final = {
     errno.ECONNREFUSED: Failure.REFUSED,
     errno.ECONNRESET: Failure.RESET,
     errno.EPIPE: Failure.RESET,
     errno.ECONNABORTED: Failure.RESET,
-    errno.EMSGSIZE: Failure.TOO_LARGE,
     errno.ETIMEDOUT: Failure.CONNECT_TIMEOUT,
     # Ours: no files, no memory, no local ports left. The receiver has nothing to do with it.
     errno.EMFILE: Failure.LOCAL,
@@ -59,42 +64,26 @@ def outcome_of(error: BaseException | None, exchange: Exchange) -> tuple[Failure
         return None, ""
     if isinstance(error, UrlRefused):
         return Failure.BLOCKED, str(error)
-    failure = _by_class(error, exchange)
+    failure = Failure.TOO_LARGE if exchange.is_overrun else _by_class(error, exchange)
     return failure, DETAILS[failure]
 
 
 def _by_class(error: BaseException, exchange: Exchange) -> Failure:
-    match error:
-        case ClientSSLError() | ssl.SSLError():
-            return Failure.TLS
-        case ClientConnectorDNSError():
-            return Failure.DNS
-        case ConnectionTimeoutError():
-            return _late(exchange)
-        case TimeoutError() if error.errno is None:
-            return Failure.TIMEOUT if exchange.is_sent else _late(exchange)
-        case ClientPayloadError() | ServerDisconnectedError():
-            return _cut_short(error)
-        case ClientResponseError():
-            return Failure.PROTOCOL
-        case OSError():
-            return _by_errno(error, exchange)
-        case _:
-            return Failure.PROTOCOL if exchange.is_sent else Failure.UNREACHABLE
+    for cls, failure in _BY_CLASS:
+        if isinstance(error, cls):
+            return failure
+    if isinstance(error, ClientPayloadError):
+        # aiohttp closes at nonsense in a body, so who closed tells; under TLS not always.
+        return Failure.RESET if exchange.is_ended else Failure.PROTOCOL
+    if isinstance(error, TimeoutError) and error.errno is None:
+        return Failure.TIMEOUT if exchange.is_sent else _late(exchange)
+    if isinstance(error, OSError):
+        return _by_errno(error, exchange)
+    return Failure.PROTOCOL if exchange.is_sent else Failure.UNREACHABLE
 
 
 def _late(exchange: Exchange) -> Failure:
     return Failure.CONNECT_TIMEOUT if exchange.is_resolved else Failure.DNS
-
-
-def _cut_short(error: BaseException) -> Failure:
-    """Return what ended a body: the other side, too much of it, or nonsense in it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _BY_ERRNO:
-            return _BY_ERRNO[cause.errno]
-        cause = cause.__cause__
-    return Failure.RESET
 
 
 def _by_errno(error: OSError, exchange: Exchange) -> Failure:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from delayed_queue.managers.callbacks import (
+    AttemptManager,
+    AttemptRow,
+    EndpointManager,
+    EndpointRow,
+    HostManager,
+    HostRow,
+    LoggedRow,
+)
 from delayed_queue.managers.letters import DeadLetterManager, RedrivenRow
 from delayed_queue.managers.messages import (
     ConsumedRow,
@@ -54,14 +63,21 @@ __all__ = [
     "AddedRow",
     "AnswerRow",
     "ApiTokenManager",
+    "AttemptManager",
+    "AttemptRow",
     "ConsumedRow",
     "DeadJobRow",
     "DeadLetterManager",
+    "EndpointManager",
+    "EndpointRow",
     "EnlistedRow",
     "ExtendedRow",
+    "HostManager",
+    "HostRow",
     "IdempotencyKeyManager",
     "JobRow",
     "LeasedRow",
+    "LoggedRow",
     "MessageManager",
     "OfferedJob",
     "OverviewRow",

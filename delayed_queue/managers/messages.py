@@ -304,6 +304,19 @@ class MessageManager(models.Manager[M]):
     def drop_all(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
         return execute(using, sql.DROP_ALL, {"kind": kind})
 
+    def next_due_of_kinds(
+        self,
+        kinds: Sequence[str],
+        floors: Sequence[int],
+        horizon: int,
+        *,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> dict[str, int]:
+        """Return the milliseconds until each of the kinds has something due, where it has."""
+        params = {"kinds": list(kinds), "floors": list(floors), "horizon": horizon, "now": now}
+        return dict(fetch(using, sql.NEXT_DUE_OF_KINDS, params))
+
     def next_due(
         self, kind: str, horizon: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> int | None:

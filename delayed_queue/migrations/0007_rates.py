@@ -16,7 +16,7 @@ ROOM = "ALTER TABLE delayed_queue_rate SET (fillfactor = 50)"
 
 
 class Migration(migrations.Migration):
-    dependencies = [("delayed_queue", "0005_tokens")]
+    dependencies = [("delayed_queue", "0006_callbacks")]
 
     operations = [
         migrations.RunSQL(TAKE_TURNS, reverse_sql=migrations.RunSQL.noop),

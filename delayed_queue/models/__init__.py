@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from delayed_queue.models.archives import ArchiveManifest, PipelineReport
+from delayed_queue.models.callbacks import CallbackAttempt, Endpoint, Host, Slot
 from delayed_queue.models.pipeline import OfferLedger
 from delayed_queue.models.queue import (
     DeadLetter,
@@ -19,7 +20,10 @@ from delayed_queue.models.topics import IdempotencyKey, Topic
 __all__ = [
     "ApiToken",
     "ArchiveManifest",
+    "CallbackAttempt",
     "DeadLetter",
+    "Endpoint",
+    "Host",
     "IdempotencyKey",
     "LongNamedIndex",
     "Message",
@@ -28,6 +32,7 @@ __all__ = [
     "PipelineReport",
     "Rate",
     "Schedule",
+    "Slot",
     "Topic",
     "Worker",
 ]

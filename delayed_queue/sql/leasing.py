@@ -293,6 +293,27 @@ FROM buried
 """
 )
 
+# For each of the kinds that has a message within the horizon, from its floor on: the milliseconds
+# until the earliest is due, none or fewer when it is. One descent for each kind, for workers that
+# watch many queues of which most have nothing.
+# Reads: delayed_queue__KindPlusScheduledAtIndex.
+NEXT_DUE_OF_KINDS: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT asked.kind, earliest.due_at - (SELECT now FROM clock)
+FROM unnest(%(kinds)b::text[], %(floors)b::bigint[]) AS asked (kind, floor)
+CROSS JOIN LATERAL (
+    SELECT "scheduledAt" AS due_at
+    FROM delayed_queue
+    WHERE "pKind" = asked.kind
+        AND "scheduledAt" >= asked.floor
+        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
+    ORDER BY "scheduledAt", id
+    LIMIT 1
+) AS earliest
+"""
+)
+
 # Milliseconds until the next message that is not yet due; no row when none is within the
 # horizon, beyond which nobody asks: leases of handled messages leave entries there that are
 # dead, and under an old snapshot every look would read them. Due messages are left out on

@@ -15,8 +15,10 @@ from delayed_queue.managers import TopicRow
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import DeadLetter, Message, PausedQueue, Topic
 from delayed_queue.resilience import repeat
+from delayed_queue.statements import notify
 from delayed_queue.topics.jobs import check_jitter
 from delayed_queue.topics.kinds import (
+    BELL,
     MAX_SHARDS,
     check_topic,
     kinds_of_topic,
@@ -25,6 +27,7 @@ from delayed_queue.topics.kinds import (
 )
 from delayed_queue.topics.ladders import MAX_TTR, check_ladder
 from delayed_queue.topics.locks import lock_of_topic
+from delayed_queue.wakeups import channel_of
 
 # How long a process goes by what it has read of a topic. What must not be stale, the number of
 # shards where a job is stored or looked for, statements compare or read themselves.
@@ -63,7 +66,8 @@ def ensure_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
 def create_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
     """Create the topic unless it exists; return how it treats its jobs, as it is now."""
     check_topic(topic)
-    repeat(using, partial(Topic.objects.create_once, topic, using=using))
+    if repeat(using, partial(Topic.objects.create_once, topic, using=using)):
+        notify(using, channel_of(BELL))
     return read_topic(topic, using=using)
 
 
@@ -98,6 +102,7 @@ def _configure(topic: str, changes: dict[str, Any], using: str) -> TopicRow:
         _check_empty(_beyond(before, after.shards), using)
         Topic.objects.configure(after, using=using)
         _pause_alike(before, after, using)
+        notify(using, channel_of(BELL))
     return _remember(after, using)
 
 

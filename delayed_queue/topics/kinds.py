@@ -10,6 +10,8 @@ from zlib import crc32
 
 from delayed_queue.exceptions import InvalidMessage
 
+# The kind on whose channel it is announced that topics came or changed; none is stored under it.
+BELL: Final = "delayed_queue.topics|bell"
 MAX_TOPIC_LENGTH: Final = 80
 MAX_SHARDS: Final = 64
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from delayed_queue import signals
@@ -17,7 +19,8 @@ from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim
 from delayed_queue.workers.eventloop import EventLoop
 from delayed_queue.workers.executor import Executor
-from delayed_queue.workers.lanes import CRASHED, Lane
+from delayed_queue.workers.fleet import Fleet
+from delayed_queue.workers.lanes import CRASHED, DOZING, Lane
 from delayed_queue.workers.leasekeeper import LeaseKeeper
 from delayed_queue.workers.options import WorkerOptions
 from delayed_queue.workers.pools import AHEAD_SECONDS, Pool, Work
@@ -49,6 +52,7 @@ class Dispatcher:
         sender: Any,
         options: WorkerOptions,
         lanes: list[Lane],
+        fleet: Fleet,
         keeper: LeaseKeeper,
         bell: Doorbell,
         board: Board,
@@ -59,12 +63,14 @@ class Dispatcher:
         self._bell = bell
         self._board = board
         self.lanes = lanes
+        self.fleet = fleet
+        self._is_fleets_turn = False
+        self._is_started = False
         self.executor = Executor(options.concurrency, bell, board)
         self.pools: list[Pool] = [self.executor]
         self._loop: EventLoop | None = None
-        if any(lane.handler.is_async for lane in lanes):
-            self._loop = EventLoop(options.async_concurrency, bell, board, options.concurrency)
-            self.pools.append(self._loop)
+        if any(lane.is_async for lane in lanes):
+            self._open_loop()
         self.jobs_ended: deque[Job] = deque()
         self._jobs: set[Job] = set()
         self._suspects: deque[Work] = deque()
@@ -72,11 +78,25 @@ class Dispatcher:
         self._claimed = 0
 
     def start(self) -> None:
+        self._is_started = True
         for pool in self.pools:
             pool.start()
 
+    def _open_loop(self) -> EventLoop:
+        options = self._options
+        loop = EventLoop(options.async_concurrency, self._bell, self._board, options.concurrency)
+        self._loop = loop
+        self.pools.append(loop)
+        if self._is_started:
+            loop.start()
+        return loop
+
     def pool_of(self, lane: Lane) -> Pool:
-        return self._loop if self._loop is not None and lane.handler.is_async else self.executor
+        return (self._loop or self._open_loop()) if lane.is_async else self.executor
+
+    @property
+    def all_lanes(self) -> list[Lane]:
+        return [*self.lanes, *self.fleet]
 
     @property
     def room_left(self) -> int:
@@ -100,33 +120,61 @@ class Dispatcher:
         On the way, transactional lanes are given the threads they want.
         """
         now = time.monotonic()
-        unhandled = self._unhandled()
-        for lane in self.lanes:
+        load = self._load()
+        for lane in self._in_turn():
             if now < lane.look_at:
                 continue
             if lane.handler.transactional:
                 self._start_jobs(lane)
                 continue
-            pool = self.pool_of(lane)
-            limit = min(pool.room(lane.limit, unhandled.get(pool, 0)), self.room_left)
+            limit = self._room(lane, load)
             if limit > 0:
+                self.fleet.had_turn(lane)
+                self._is_fleets_turn = not lane.is_shared
                 return ClaimPlan(lane, limit)
         return None
 
-    def _unhandled(self) -> dict[Pool, int]:
-        found: dict[Pool, int] = {self.executor: len(self._jobs)}
+    def _in_turn(self) -> Iterator[Lane]:
+        """Yield the lanes by priority; the fleet as a whole takes turns with the others."""
+        if self._is_fleets_turn:
+            return chain(self.fleet, self.lanes)
+        return chain(self.lanes, self.fleet)
+
+    def _load(self) -> Counter[Pool | Lane]:
+        """Return how many messages each pool and each lane of the fleet has in hand."""
+        found: Counter[Pool | Lane] = Counter({self.executor: len(self._jobs)})
         for claim in self._keeper.claims():
-            pool = self.pool_of(claim.lane)
-            found[pool] = found.get(pool, 0) + claim.unhandled
+            found[self.pool_of(claim.lane)] += claim.unhandled
+            if claim.lane.is_shared:
+                found[claim.lane] += claim.unhandled
         return found
 
-    def has_room(self, lane: Lane) -> bool:
+    def _room(self, lane: Lane, load: Counter[Pool | Lane]) -> int:
+        pool = self.pool_of(lane)
+        if lane.is_shared:
+            room = pool.share(lane.limit, load[pool], load[lane], lane.window)
+        else:
+            room = pool.room(lane.limit, load[pool])
+        return min(room, self.room_left)
+
+    def looks_at(self) -> float:
+        """Return when the next lane looks for which there is room."""
         if self.room_left == 0:
-            return False
+            return DOZING
+        load = self._load()
+        return min(
+            (
+                lane.look_at
+                for lane in self.all_lanes
+                if lane.look_at != DOZING and self._may_look(lane, load)
+            ),
+            default=DOZING,
+        )
+
+    def _may_look(self, lane: Lane, load: Counter[Pool | Lane]) -> bool:
         if lane.handler.transactional:
             return self._wants_job(lane)
-        pool = self.pool_of(lane)
-        return pool.room(lane.limit, self._unhandled().get(pool, 0)) > 0
+        return self._room(lane, load) > 0
 
     def accept(self, plan: ClaimPlan, answers: list[Rows]) -> int:
         """Take over what a claim returned; return how many messages that was."""

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 from asgiref.sync import sync_to_async
@@ -18,7 +18,8 @@ from delayed_queue.wakeups import Doorbell
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim
 from delayed_queue.workers.executor import TIDY_SECONDS, tidy_connections
-from delayed_queue.workers.pools import Pool, Work
+from delayed_queue.workers.lanes import Lane
+from delayed_queue.workers.pools import FIRST_WINDOW, GREED, SOON_SECONDS, Pool, Work
 
 
 class EventLoop(Pool):
@@ -32,6 +33,8 @@ class EventLoop(Pool):
         super().__init__(capacity, bell, board, first_seat)
         self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
         self._inbox: deque[Work] = deque()
+        # What was taken from the inbox while its lane had its share of the seats.
+        self._parked: dict[Lane, deque[Work]] = {}
         self._free_seats = list(range(first_seat, first_seat + capacity))
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_tidy = asyncio.Event()
@@ -47,15 +50,14 @@ class EventLoop(Pool):
         self._loop.call_soon_threadsafe(self._begin)
 
     def waiting(self) -> int:
-        return len(self._inbox)
+        return len(self._inbox) + sum(map(len, list(self._parked.values())))
 
     def take_back(self) -> list[Work]:
-        taken = []
-        try:
-            while True:
-                taken.append(self._inbox.popleft())
-        except IndexError:
-            return taken
+        return [
+            work
+            for inbox in (self._inbox, *list(self._parked.values()))
+            for work in _emptied(inbox)
+        ]
 
     def stop(self, seconds: float) -> None:
         """Cancel what still runs; its messages were given back by now."""
@@ -80,6 +82,8 @@ class EventLoop(Pool):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # What is to be closed with the loop, while there are connections to write on.
+        await self._loop.shutdown_asyncgens()
         await sync_to_async(connections.close_all)()
         # As asyncio.run() does: what lives as long as the loop, like its callback client, ends so.
         await self._loop.shutdown_asyncgens()
@@ -87,18 +91,58 @@ class EventLoop(Pool):
 
     def _begin(self) -> None:
         """Start as many of the waiting handlers as there are free seats."""
-        while self._free_seats:
-            try:
-                claim, envelope = self._inbox.popleft()
-            except IndexError:
-                return
+        while self._free_seats and (work := self._next()) is not None:
+            claim, envelope = work
             if claim.is_overdue(envelope, time.monotonic()):
                 claim.leave(envelope)
                 continue
+            claim.lane.running += 1
             task = self._loop.create_task(self._handle(claim, envelope, self._free_seats.pop()))
             # The loop itself holds tasks only weakly.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _next(self) -> Work | None:
+        """Return what may begin; of a lane that has its share of the seats, nothing."""
+        try:
+            for lane in list(self._parked):
+                if self._may_run(lane):
+                    return self._unpark(lane)
+            while True:
+                work = self._inbox.popleft()
+                lane = work[0].lane
+                if lane not in self._parked and self._may_run(lane):
+                    return work
+                self._parked.setdefault(lane, deque()).append(work)
+        except IndexError:
+            return None
+
+    def _may_run(self, lane: Lane) -> bool:
+        """Return whether a lane leaves seats for others.
+
+        The first message of a lane may always run; its next ones within its window, as long as
+        ``GREED`` times the seats left free are more than it has.
+        """
+        if not lane.is_shared or not lane.running:
+            return True
+        return lane.running < min(lane.window, GREED * (len(self._free_seats) - 1))
+
+    def _note_time(self, lane: Lane, spent: float) -> None:
+        """Widen the window of a lane that gives seats back soon, narrow that of one that does not.
+
+        Seats cannot be taken back, so a lane that may be stuck is found out with few.
+        """
+        if spent < SOON_SECONDS:
+            lane.window = min(lane.window + 1, self.capacity)
+        else:
+            lane.window = max(lane.window / 2, self.capacity * FIRST_WINDOW, 1)
+
+    def _unpark(self, lane: Lane) -> Work:
+        parked = self._parked.pop(lane)
+        work = parked.popleft()
+        if parked:
+            self._parked[lane] = parked  # behind the others: they take turns
+        return work
 
     async def _handle(self, claim: Claim, envelope: Envelope, seat: int) -> None:
         began_at = time.monotonic()
@@ -116,6 +160,9 @@ class EventLoop(Pool):
         finally:
             self._board.take(seat, 0)
             self._free_seats.append(seat)
+            claim.lane.running -= 1
+            if claim.lane.is_shared:
+                self._note_time(claim.lane, time.monotonic() - began_at)
         self._is_tidy.set()
         self._begin()
         self._ended(began_at)
@@ -141,3 +188,11 @@ class EventLoop(Pool):
             self._is_tidy.clear()
             await tidy(idle=True)
             await asyncio.sleep(TIDY_SECONDS)
+
+
+def _emptied(inbox: deque[Work]) -> Iterator[Work]:
+    try:
+        while True:
+            yield inbox.popleft()
+    except IndexError:
+        return

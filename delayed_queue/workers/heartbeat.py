@@ -81,6 +81,7 @@ class Heartbeat:
         self._describe = describe
         self._interval = interval.total_seconds()
         self._id: int | None = None
+        self._queues: Sequence[str] = ()
         self._started_at: int | None = None
         self._before: _Measure | None = None
         self._beats = 0
@@ -121,6 +122,10 @@ class Heartbeat:
     def _beat(self) -> None:
         snapshot = self._describe()
         measure = _Measure(time.monotonic(), dict(snapshot.done_by_queue))
+        if self._id is not None and self._queues != snapshot.queues:
+            # It serves others than when it enlisted; what a row says of that never changes.
+            self._retire()
+            self._id = None
         if self._id is None or not self._tell(self._id, snapshot, measure):
             self._enlist(snapshot)
             self._tell(self._id or 0, snapshot, measure)
@@ -137,6 +142,7 @@ class Heartbeat:
         )
 
     def _enlist(self, snapshot: Snapshot) -> None:
+        self._queues = snapshot.queues
         self._id, self._started_at = Worker.objects.enlist(
             snapshot.name,
             socket.gethostname(),

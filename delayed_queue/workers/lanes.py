@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -32,6 +33,8 @@ FULL_LOOK_INTERVALS: Final = 10
 # After how long, at most, a strict lane looks again that met another worker's claim: about what
 # the commit of one takes.
 TURN_SECONDS: Final = 0.005
+# When a lane looks for which the scout of a fleet does: not by itself.
+DOZING: Final = math.inf
 # What a look that took long is believed to cost the first time.
 DOUBT_SECONDS: Final = 0.005
 
@@ -72,6 +75,12 @@ class Lane:
     limit: int
     look_at: float = 0.0
     done: int = 0
+    # Of a queue that a source named: it takes turns with the others, holds no more than its share,
+    # and while it has nothing the fleet's scout looks for it.
+    is_shared: bool = False
+    # How many of its messages the event loop is at, and how many it may be.
+    running: int = 0
+    window: float = math.inf
     # Of a transactional lane: its transactions in progress, how many there may be, and what
     # one message takes.
     jobs: int = 0
@@ -86,6 +95,10 @@ class Lane:
     _has_looked_fully: bool = False
 
     @property
+    def is_async(self) -> bool:
+        return self.handler.is_async
+
+    @property
     def timeout(self) -> float | None:
         timeout = self.handler.timeout
         return None if timeout is None else timeout.total_seconds()
@@ -93,6 +106,13 @@ class Lane:
     @property
     def is_strict(self) -> bool:
         return self.handler.claim == "strict"
+    def is_dozing(self) -> bool:
+        return self.look_at == DOZING
+
+    @property
+    def scout_floor(self) -> int:
+        """Where a scout that does not go through the whole queue begins."""
+        return max(self._floor - BACK_MS, NO_FLOOR)
 
     @property
     def longest_sleep(self) -> float:
@@ -165,12 +185,20 @@ class Lane:
             self._has_looked_fully = True
 
     def _next_look(self, look: Look, wait_ms: int | None) -> float:
-        looks = [look.began_at + (self.longest_sleep if wait_ms is None else wait_ms / 1000)]
+        if wait_ms is not None:
+            looks = [look.began_at + wait_ms / 1000]
+        else:
+            looks = [DOZING if self.is_shared else look.began_at + self.longest_sleep]
         if not self._has_looked_back:
             looks.append(self._back_look_at)
         if not self._has_looked_fully:
             looks.append(self._full_look_at)
         return min(looks)
+
+    def rouse(self, at: float) -> None:
+        """Something is due then, as far as a scout could see."""
+        self.wake()
+        self.look_at = at
 
     def wake(self) -> None:
         """Something may have been offered: look at once."""
@@ -180,11 +208,11 @@ class Lane:
 
 def lanes_of(options: WorkerOptions, registry: Registry) -> list[Lane]:
     """Return the lanes of the named queues, or of all with a handler, in order of priority."""
-    chosen: Iterable[Handler] = registry
+    chosen: Iterable[Handler] = () if options.only_sourced else registry
     if options.queues:
         chosen = [registry.get(name) for name in options.queues]
-    lanes = [_lane(each, options) for each in chosen]
-    if not lanes:
+    lanes = [lane_of(each, options) for each in chosen]
+    if not lanes and not (options.asks_sources and registry.sources):
         raise HandlerNotFound(
             "No handler is registered, so there is nothing to work on. Declare one with "
             "@handler in a module named handlers of an installed app."
@@ -192,7 +220,7 @@ def lanes_of(options: WorkerOptions, registry: Registry) -> list[Lane]:
     return lanes
 
 
-def _lane(handler: Handler, options: WorkerOptions) -> Lane:
+def lane_of(handler: Handler, options: WorkerOptions) -> Lane:
     queue = DelayedQueue(
         handler.queue,
         codec=handler.codec,

@@ -29,12 +29,19 @@ class LeaseKeeper:
     def __init__(self, using: str, shortest_lease: float) -> None:
         self._using = using
         self._interval = shortest_lease / 6
+        self._woken = threading.Event()
         self._claims: dict[int, Claim] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def shorten(self, shortest_lease: float) -> None:
+        """Have leases in time that are shorter than those known at the start."""
+        if shortest_lease / 6 < self._interval:
+            self._interval = shortest_lease / 6
+            self._woken.set()  # it may be asleep for longer than the lease
 
     def watch(self, claim: Claim) -> None:
         self._claims[id(claim)] = claim
@@ -48,12 +55,16 @@ class LeaseKeeper:
 
     def stop(self) -> None:
         self._stopped.set()
+        self._woken.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
         try:
-            while not self._stopped.wait(self._interval):
+            while not self._stopped.is_set():
+                if self._woken.wait(self._interval):
+                    self._woken.clear()
+                    continue
                 try:
                     self.renew()
                 except (Error, ResourceUnavailable) as error:

@@ -27,6 +27,8 @@ class WorkerOptions:
     ``lease``: overrides the leases of handlers and settings. ``burst``: stop when nothing is
     due. ``max_messages``: stop after that many deliveries. ``cron``: keep the schedules of code
     and operators too, unless ``burst``. ``processes``: how many a supervisor is to start.
+    ``sourced``: the queues to take of those that sources name; None takes all, unless ``queues``
+    are named. ``only_sourced``: no others.
     """
 
     queues: tuple[str, ...] = ()
@@ -42,6 +44,8 @@ class WorkerOptions:
     using: str = DEFAULT_DB_ALIAS
     cron: bool = True
     processes: int = 1
+    sourced: tuple[str, ...] | None = None
+    only_sourced: bool = False
 
     def __post_init__(self) -> None:
         _check_count("concurrency", self.concurrency, 1000)
@@ -60,6 +64,13 @@ class WorkerOptions:
             )
         if len(set(self.queues)) < len(self.queues):
             raise InvalidConfiguration(f"A queue is named twice: {', '.join(self.queues)}.")
+        if self.only_sourced and self.queues:
+            raise InvalidConfiguration("Either queues are named, or none but sourced ones wanted.")
+
+    @property
+    def asks_sources(self) -> bool:
+        """Whether sources are asked for queues at all."""
+        return bool(self.sourced) if self.sourced is not None else not self.queues
 
 
 def _check_count(name: str, value: Any, most: int) -> None:

@@ -17,6 +17,13 @@ AHEAD_SECONDS: Final = 0.25
 # How long a sleeping worker lets results gather before it is woken to acknowledge them.
 GATHER_SECONDS: Final = 0.002
 
+# How many times what is left free one lane of a fleet may hold: one alone eight ninths.
+GREED: Final = 8
+# What part of the seats it may take before it has shown that it gives them back soon.
+FIRST_WINDOW: Final = 1 / 8
+# What it takes at most to have given a seat back soon.
+SOON_SECONDS: Final = 1.0
+
 Work = tuple[Claim, Envelope]
 
 
@@ -69,6 +76,23 @@ class Pool:
         if free < min(wanted, batch_size) / 2:
             return max(min(self.capacity - unhandled, batch_size), 0)
         return free
+
+    def share(self, batch_size: int, unhandled: int, held: int, window: float) -> int:
+        """Return how many messages a lane that holds so many may claim, and leave room for others.
+
+        No lane holds more than ``GREED`` times what is left free behind it, nor more than its
+        window and what goes with that.
+        """
+        wanted = self.capacity + self.ahead(batch_size)
+        free = wanted - unhandled
+        if free <= 0:
+            return 0
+        appetite = min(window / self.capacity, 1) * wanted
+        more = int(min((GREED * free - held) / (1 + GREED), appetite - held))
+        if not held:
+            return min(max(more, 1), batch_size)
+        # Not in small change, as above.
+        return min(more, batch_size) if more >= min(free + held, appetite) / 4 else 0
 
     # The worker sleeps, and is woken
 

@@ -6,7 +6,7 @@ import logging
 import random
 import select
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from datetime import timedelta
 from typing import Final
 
@@ -24,6 +24,7 @@ from delayed_queue.wakeups import Doorbell, Listener, StopSignal
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim
 from delayed_queue.workers.dispatcher import ClaimPlan, Dispatcher
+from delayed_queue.workers.fleet import Fleet
 from delayed_queue.workers.heartbeat import Heartbeat, Snapshot
 from delayed_queue.workers.lanes import Lane, lanes_of
 from delayed_queue.workers.leasekeeper import LeaseKeeper
@@ -63,10 +64,10 @@ class Worker:
         self._stop = StopSignal()
         self._bell = Doorbell()
         lanes = lanes_of(options, handlers)
-        shortest = min(lane.queue.lease_duration for lane in lanes)
-        self._keeper = LeaseKeeper(options.using, shortest.total_seconds())
+        self._fleet = Fleet(options, handlers, [lane.queue.kind for lane in lanes])
+        self._keeper = LeaseKeeper(options.using, _shortest_lease(lanes))
         self._dispatcher = Dispatcher(
-            self, options, lanes, self._keeper, self._bell, self._board
+            self, options, lanes, self._fleet, self._keeper, self._bell, self._board
         )  # fmt: skip
         self._settler = Settler(self, self.tally)
         self._putting_off = PuttingOff(options.using, self._keeper)
@@ -84,11 +85,16 @@ class Worker:
 
     @property
     def lanes(self) -> list[Lane]:
-        return self._dispatcher.lanes
+        return self._dispatcher.all_lanes
 
     @property
     def queues(self) -> list[str]:
-        return [lane.queue.name for lane in self.lanes]
+        return list(dict.fromkeys(lane.queue.name for lane in self.lanes))
+
+    @property
+    def serves(self) -> list[str]:
+        """What there is to say of it before it has asked its sources."""
+        return [*self.queues, *(f"the {name}" for name in self._fleet.names)]
 
     @property
     def is_used_up(self) -> bool:
@@ -102,6 +108,9 @@ class Worker:
     def describe(self) -> Snapshot:
         """Return what an operator is shown; may be asked from another thread."""
         tally = self.tally
+        done: Counter[str] = Counter()
+        for lane in self.lanes:
+            done[lane.queue.name] += lane.done
         return Snapshot(
             name=str(self),
             process=self._process,
@@ -111,7 +120,7 @@ class Worker:
             failed=tally.failed,
             dead=tally.dead,
             lost=tally.lost,
-            done_by_queue={lane.queue.name: lane.done for lane in self.lanes},
+            done_by_queue=done,
             lease_ids=list(dict.fromkeys(each.lease_id for each in self._keeper.claims())),
         )
 
@@ -137,16 +146,25 @@ class Worker:
         return self.tally
 
     def _loop(self) -> None:
-        kinds = [lane.queue.kind for lane in self.lanes]
         # An outage must not end the worker: each turn of this loop is one reconnection.
         while not self._is_over():
             try:
                 self._check_schema()
-                with Listener(kinds, self.options.using) as listener:
+                with Listener(self._kinds(), self.options.using) as listener:
                     while not self._is_over():
                         self._turn(listener)
             except (Error, ResourceUnavailable) as error:
                 self._sit_out(error)
+
+    def _kinds(self) -> list[str]:
+        return [*self._fleet.bells, *(lane.queue.kind for lane in self.lanes)]
+
+    def _look_after_fleet(self, listener: Listener) -> None:
+        """Take on the lanes that came, let go of those that went, and look for those that doze."""
+        if self._fleet.ask():
+            listener.listen_to(self._kinds())
+            self._keeper.shorten(_shortest_lease(self.lanes))
+        self._fleet.scout()
 
     def _check_schema(self) -> None:
         if not self._is_schema_checked:
@@ -166,12 +184,14 @@ class Worker:
         self._give_up_late_ones()
         self._note_jobs()
         self._dispatcher.feed_suspects()
+        if not self._stop.is_set():
+            self._look_after_fleet(listener)
         claimed = self._exchange(self._plan())
         now = time.monotonic()
         if now - self._heard_at > HEARING_SECONDS:
             self._heard_at = now
             if listener.heard():
-                self._wake_lanes()
+                self._wake_lanes(listener.announced())
         if not claimed and not self._is_over():
             self._sleep(listener)
 
@@ -193,7 +213,8 @@ class Worker:
 
     def _is_drained(self) -> bool:
         now = time.monotonic()
-        return not self._has_work() and all(now < lane.look_at for lane in self.lanes)
+        is_quiet = now < self._fleet.next_at and all(now < lane.look_at for lane in self.lanes)
+        return is_quiet and not self._has_work()
 
     def _has_work(self) -> bool:
         return bool(self._keeper.claims()) or self._dispatcher.has_jobs
@@ -280,7 +301,7 @@ class Worker:
         try:
             nap = self._nap()
             if nap > 0 and listener.wait(nap, self._stop, self._bell):
-                self._wake_lanes()
+                self._wake_lanes(listener.announced())
             self._bell.silence()
         finally:
             for pool in pools:
@@ -297,21 +318,21 @@ class Worker:
 
     def _naps(self) -> list[float]:
         now = time.monotonic()
-        naps = [
+        timeouts = {claim.timeout for claim in self._keeper.claims()}
+        return [
+            *(min(each / 4, 1.0) for each in timeouts if each is not None),
             self.options.poll_interval.total_seconds(),
             get_settings().WATCHDOG.total_seconds() / 4,
             self._putting_off.nap(),
+            self._dispatcher.looks_at() - now,
+            self._fleet.next_at - now,
         ]
-        for lane in self.lanes:
-            if self._dispatcher.has_room(lane):
-                naps.append(lane.look_at - now)
-            if lane.timeout is not None and self._has_work():
-                naps.append(min(lane.timeout / 4, 1.0))
-        return naps
 
-    def _wake_lanes(self) -> None:
-        for lane in self.lanes:
-            lane.wake()
+    def _wake_lanes(self, kinds: set[str] | None = None) -> None:
+        for lane in self._dispatcher.lanes:
+            if kinds is None or lane.queue.kind in kinds:
+                lane.wake()
+        self._fleet.wake(kinds)
 
     def _wind_down(self) -> None:
         """Give back what was not started, finish what was, give back what does not finish."""
@@ -366,6 +387,11 @@ class Worker:
             self._keeper.forget(claim)
         if ids:
             claim.lane.queue.give_back(claim.lease_id, ids, refund=refund)
+
+
+def _shortest_lease(lanes: list[Lane]) -> float:
+    leases = [lane.queue.lease_duration for lane in lanes]
+    return min(leases, default=get_settings().LEASE_DURATION).total_seconds()
 
 
 def seats_of(options: WorkerOptions) -> int:

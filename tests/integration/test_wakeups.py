@@ -74,3 +74,30 @@ def test_a_notification_with_an_answer_is_heard(listener: Listener, other: psyco
         cursor.execute("SELECT 1")
 
     assert listener.heard()
+
+
+def test_it_tells_which_kinds_were_announced(listener: Listener, other: psycopg.Connection[Any]):
+    assert listener.announced() is None, "before it listened, anything may have been"
+    other.execute(f"NOTIFY {CHANNEL}")
+
+    assert listener.wait(20)
+    assert listener.announced() == {"orders|json"}
+    assert listener.announced() == set()
+
+
+def test_it_listens_to_other_kinds_from_then_on(listener: Listener, other: psycopg.Connection[Any]):
+    listener.announced()
+    listener.listen_to(["bills|json", "mails|json"])
+    other.execute(f"NOTIFY {CHANNEL}")
+    other.execute(f"NOTIFY {channel_of('bills|json')}")
+
+    assert listener.wait(20)
+    assert listener.announced() == {"bills|json"}
+
+
+def test_a_connection_that_was_replaced_may_have_missed_any(listener: Listener):
+    listener.announced()
+    connection.close()
+
+    assert listener.wait(20)
+    assert listener.announced() is None

@@ -134,6 +134,17 @@ def claims() -> list[Case]:
         ),
         Case("TRY_ALONE", {"kind": "bulk|json"}, set(), rows=0),
         *(
+            Case(
+                "NEXT_DUE_OF_KINDS",
+                {
+                    "kinds": ["bulk|json"] * 100 + [f"none-{n}|json" for n in range(400)],
+                    "floors": [floor] * 500, "horizon": horizon, "now": NOW,
+                },
+                {DUE}, n=500, rows=1,
+            )
+            for floor, horizon in ((NO_FLOOR, 3_000), (NOW - 150_000, 10_000))
+        ),
+        *(
             Case("NEXT_DUE", {"kind": kind, "now": now, "horizon": horizon}, {DUE}, rows=1)
             for horizon in (3_000, LEASE)
             # The bulk is 100,000 messages that are all next.

@@ -30,11 +30,14 @@ WALKS: Final = {
     "CLAIM", "CLAIM_STRICT", "CONSUME", "NEXT_DUE", "STATS", "OVERVIEW", "KINDS",
     "DEAD_LETTER_KINDS", "DEAD_LETTER_IDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS",
     "PEEK_JOBS",
+    "CLAIM", "CONSUME", "NEXT_DUE", "STATS", "OVERVIEW", "KINDS", "DEAD_LETTER_KINDS",
+    "NEXT_DUE_OF_KINDS",
+    "DEAD_LETTER_IDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS", "PEEK_JOBS",
 }  # fmt: skip
 
 # These meet the dead versions that rolled-back claims leave behind everything else; the first walk
 # marks them, and the second one passes them by.
-WALKS_BEHIND: Final = {"NEXT_DUE", "STATS", "OVERVIEW", "PEEK_JOBS"}
+WALKS_BEHIND: Final = {"NEXT_DUE", "NEXT_DUE_OF_KINDS", "STATS", "OVERVIEW", "PEEK_JOBS"}
 
 
 def statements_of(module: ModuleType) -> set[str]:

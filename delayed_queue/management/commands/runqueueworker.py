@@ -50,6 +50,13 @@ class Command(BaseCommand):
             "(default: every queue with a handler)",
         )  # fmt: skip
         parser.add_argument(
+            "--topics", type=_names, metavar="A,B",
+            help="send the callbacks of these topics only (default: of all, without --queue)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--callbacks-only", action="store_true", help="work on no queue of a handler"
+        )
+        parser.add_argument(
             "--processes", type=int, default=1, metavar="N",
             help="worker processes under a supervisor (1); 0 handles in this process, unsupervised",
         )  # fmt: skip
@@ -166,13 +173,17 @@ class Command(BaseCommand):
         by = f" with {processes} processes" if processes > 1 else ""
         self._say(
             options,
-            f"Worker {worker} serves {', '.join(worker.queues)}{by}. Ctrl-C stops it.",
+            f"Worker {worker} serves {', '.join(worker.serves)}{by}. Ctrl-C stops it.",
         )
 
     def _say(self, options: dict[str, Any], text: str) -> None:
         if options["verbosity"] > 0:
             self.stdout.write(text)
             self.stdout.flush()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 def _seconds(text: str) -> timedelta:
@@ -204,6 +215,8 @@ def _options(options: dict[str, Any]) -> WorkerOptions:
         "max_messages": options["max_messages"],
         "shutdown_timeout": options["shutdown_timeout"],
         "worker_id": options["worker_id"],
+        "sourced": options["topics"],
+        "only_sourced": options["callbacks_only"],
         "processes": options["processes"],
     }
     return WorkerOptions(**{name: value for name, value in given.items() if value is not None})
@@ -229,6 +242,7 @@ def _arguments_of_child(chosen: WorkerOptions, options: dict[str, Any]) -> list[
     arguments = ["runqueueworker", "--verbosity", str(options["verbosity"])]
     for queue in chosen.queues:
         arguments += ["--queue", queue]
+    arguments += _of_sources(chosen)
     for name in _PASSED_ON:
         value = options[name]
         if isinstance(value, timedelta):
@@ -240,6 +254,13 @@ def _arguments_of_child(chosen: WorkerOptions, options: dict[str, Any]) -> list[
     if not chosen.cron:
         arguments.append("--no-cron")
     return [*arguments, "--worker-id", chosen.worker_id]
+
+
+def _of_sources(chosen: WorkerOptions) -> list[str]:
+    arguments = ["--callbacks-only"] if chosen.only_sourced else []
+    if chosen.sourced is not None:
+        arguments += ["--topics", ",".join(chosen.sourced)]
+    return arguments
 
 
 def _exit_code(error: DelayedQueueError) -> int:

@@ -1,0 +1,77 @@
+"""The log of attempts: gathered, written many at once, pruned; it holds up no callback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Final
+
+from asgiref.sync import sync_to_async
+from django.db import Error
+
+from delayed_queue.conf import get_settings
+from delayed_queue.managers import AttemptRow
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import CallbackAttempt
+
+logger = logging.getLogger("delayed_queue")
+
+# How long attempts gather, and how many are written at once. What a killed worker had gathered is
+# lost; its jobs are not.
+GATHER_SECONDS: Final = 0.2
+MOST_AT_ONCE: Final = 1000
+# While the database does not take them, the oldest beyond so many are given up.
+MOST_WAITING: Final = 20_000
+PRUNE_SECONDS: Final = 60.0
+MOST_PRUNED: Final = 10_000
+
+
+class AttemptLog:
+    """Attempts on their way to the table; of one database alias and one event loop."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._waiting: deque[AttemptRow] = deque(maxlen=MOST_WAITING)
+        self._writer: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._pruned_at = 0.0
+
+    def add(self, row: AttemptRow) -> None:
+        """Have an attempt written soon."""
+        self._waiting.append(row)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.get_running_loop().create_task(self._write_soon())
+
+    async def flush(self) -> None:
+        """Return when what was added before is written, or could not be."""
+        async with self._lock:
+            while self._waiting:
+                rows = [self._waiting[n] for n in range(min(len(self._waiting), MOST_AT_ONCE))]
+                if not await self._write(rows):
+                    return
+
+    async def _write_soon(self) -> None:
+        await asyncio.sleep(GATHER_SECONDS)
+        await self.flush()
+        if time.monotonic() - self._pruned_at > PRUNE_SECONDS:
+            self._pruned_at = time.monotonic()
+            await self._prune()
+
+    async def _write(self, rows: list[AttemptRow]) -> bool:
+        try:
+            await sync_to_async(CallbackAttempt.objects.add)(rows, using=self._using)
+        except Error as error:
+            logger.warning("event=attempts_not_logged error=%s", type(error).__name__)
+            return False
+        for _ in rows:
+            self._waiting.popleft()
+        return True
+
+    async def _prune(self) -> None:
+        age = get_settings().CALLBACKS.ATTEMPTS_RETENTION // MILLISECOND
+        try:
+            await sync_to_async(CallbackAttempt.objects.prune)(age, MOST_PRUNED, using=self._using)
+        except Error as error:
+            logger.warning("event=attempts_not_pruned error=%s", type(error).__name__)

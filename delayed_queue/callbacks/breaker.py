@@ -1,0 +1,219 @@
+"""The circuit breaker: one state for each host, shared by all workers, and a window in each."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import uuid
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, Literal
+
+from asgiref.sync import sync_to_async
+
+from delayed_queue.callbacks.outcomes import CallbackResult, Failure
+from delayed_queue.conf import get_settings
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import Host
+
+logger = logging.getLogger("delayed_queue")
+
+# For so long a process believes what it read of a host.
+TRUST_SECONDS: Final = 1.0
+LONGEST_PAUSE: Final = timedelta(hours=1)
+# A probe that has not answered by then, because its worker died, is given to another.
+PROBE_PATIENCE: Final = timedelta(seconds=10)
+# Of so many results the last ones open a host when half of them are failures.
+SAMPLE: Final = 20
+# How many callbacks to a host a process has on the wire before it knows that it answers, and how
+# long the others wait then.
+FIRST_WINDOW: Final = 8
+QUICK: Final = timedelta(seconds=1)
+SHORT_WAIT: Final = (1.0, 3.0)
+# So many messages are put off by the same delay, so that one statement writes them.
+SAME_DELAY: Final = 64
+MAX_HOSTS: Final = 10_000
+
+Outcome = Literal["succeeded", "failed", "dropped"]
+
+# What another job, or this one at another time, would not have met: they say nothing of the host.
+_INNOCENT: Final = frozenset({Failure.BLOCKED, Failure.TOO_LARGE, Failure.LOCAL})
+
+
+class PutOff(Exception):
+    """Nothing was dialled; the message is to come back after the delay."""
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(f"put off for {delay:.1f} s")
+        self.delay = timedelta(milliseconds=max(int(delay * 1000), 1))
+
+
+@dataclass(slots=True, eq=False)
+class HostState:
+    """What this process knows of a host: the shared state, and how its own callbacks fared."""
+
+    name: str
+    read_until: float = 0.0
+    open_until: float = 0.0
+    is_half_open: bool = False
+    running: int = 0
+    window: float = FIRST_WINDOW
+    failures_in_a_row: int = 0
+    results: deque[bool] = field(default_factory=lambda: deque(maxlen=SAMPLE))
+    is_probing: bool = False
+    same_delay: float = 0.0
+    same_until: float = 0.0
+    same_left: int = 0
+
+    def delay(self, least: float, most: float) -> float:
+        """Return a random delay, the same for some messages that are put off together."""
+        now = time.monotonic()
+        if self.same_left <= 0 or now > self.same_until or not least <= self.same_delay <= most:
+            self.same_delay = random.uniform(least, most)  # noqa: S311 - to spread a herd
+            self.same_left, self.same_until = SAME_DELAY, now + 0.5
+        self.same_left -= 1
+        return self.same_delay
+
+    def is_failing(self) -> bool:
+        limit = get_settings().CALLBACKS.BREAKER_FAILURES
+        if self.failures_in_a_row >= limit:
+            return True
+        return len(self.results) == SAMPLE and 2 * sum(self.results) <= SAMPLE
+
+
+class Breaker:
+    """Lets callbacks through to hosts that answer; of one database alias and one event loop.
+
+    A host that answers costs a read a second, and no write. One that fails is opened in the
+    table, which every worker sees within a second.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._hosts: OrderedDict[str, HostState] = OrderedDict()
+
+    def state_of(self, name: str) -> HostState:
+        state = self._hosts.get(name)
+        if state is None:
+            state = self._hosts[name] = HostState(name)
+            if len(self._hosts) > MAX_HOSTS:
+                self._forget_one()
+        return state
+
+    def _forget_one(self) -> None:
+        for name, state in self._hosts.items():
+            if not state.running:
+                del self._hosts[name]
+                return
+
+    async def check(self, state: HostState) -> None:
+        """Raise PutOff if nothing may be sent to the host now."""
+        now = time.monotonic()
+        if now >= state.read_until:
+            await self._read(state)
+            now = time.monotonic()
+        if now < state.open_until:
+            left = state.open_until - now
+            # Over as long again: not all of them the moment it ends.
+            raise PutOff(state.delay(left, 2 * left + 1))
+        if state.running >= state.window:
+            raise PutOff(state.delay(*SHORT_WAIT))
+
+    async def begin(self, state: HostState) -> str:
+        """Count a callback in, which ``end`` must follow; raises PutOff where only one may.
+
+        Returns the name of the probe that it is, or nothing.
+        """
+        probe = await self._probe(state) if state.is_half_open else ""
+        state.running += 1
+        return probe
+
+    async def end(self, state: HostState, probe: str, result: CallbackResult | None) -> None:
+        """Note how it went; None is one that was not sent after all."""
+        state.running -= 1
+        is_failure = result is not None and _tells_of_trouble(result)
+        if result is not None:
+            self._note(state, is_failure, result.duration)
+        if probe:
+            outcome: Outcome = "failed" if is_failure else "succeeded"
+            await self._end_probe(state, probe, "dropped" if result is None else outcome)
+        elif result is not None and is_failure and state.is_failing():
+            await self._open(state, result)
+
+    def _note(self, state: HostState, is_failure: bool, duration: timedelta) -> None:
+        state.results.append(not is_failure)
+        state.failures_in_a_row = state.failures_in_a_row + 1 if is_failure else 0
+        if is_failure or duration > QUICK:
+            state.window = max(state.window / 2, FIRST_WINDOW)
+        else:
+            state.window = min(state.window + 1, 10_000)
+
+    async def _read(self, state: HostState) -> None:
+        # Before the answer: many ask at once, and one question does.
+        state.read_until = time.monotonic() + TRUST_SECONDS
+        row = await sync_to_async(Host.objects.read)(state.name, using=self._using)
+        now = time.monotonic()
+        state.is_half_open = row is not None and row.open_for <= 0
+        state.open_until = 0.0 if row is None else now + row.open_for / 1000
+        if row is not None and state.is_half_open and (row.probed_for or 0) > 0:
+            state.open_until = now + min((row.probed_for or 0) / 1000, TRUST_SECONDS)
+
+    async def _probe(self, state: HostState) -> str:
+        if state.is_probing:
+            raise PutOff(state.delay(*SHORT_WAIT))
+        by, state.is_probing = str(uuid.uuid4()), True
+        patience = PROBE_PATIENCE + get_settings().CALLBACKS.TOTAL_TIMEOUT
+        try:
+            is_ours = await sync_to_async(Host.objects.probe)(
+                state.name, by, patience=patience // MILLISECOND, using=self._using
+            )
+        except BaseException:
+            state.is_probing = False
+            raise
+        if not is_ours:
+            state.is_probing = False
+            state.read_until = 0.0
+            raise PutOff(state.delay(*SHORT_WAIT))
+        return by
+
+    async def _end_probe(self, state: HostState, by: str, outcome: Outcome) -> None:
+        state.is_probing = False
+        state.read_until = 0.0
+        await sync_to_async(Host.objects.end_probe)(
+            state.name,
+            by,
+            outcome,
+            pause=get_settings().CALLBACKS.BREAKER_PAUSE // MILLISECOND,
+            longest=LONGEST_PAUSE // MILLISECOND,
+            using=self._using,
+        )
+        if outcome == "succeeded":
+            state.open_until = 0.0
+            state.is_half_open = False
+            state.failures_in_a_row = 0
+            state.results.clear()
+            logger.info("event=host_closed host=%s", state.name)
+
+    async def _open(self, state: HostState, result: CallbackResult) -> None:
+        pause = get_settings().CALLBACKS.BREAKER_PAUSE
+        state.failures_in_a_row = 0
+        state.results.clear()
+        state.open_until = time.monotonic() + pause.total_seconds()
+        reason = f"{result.failure}: {result.detail}"[:500]
+        opened = await sync_to_async(Host.objects.open)(
+            state.name, reason, pause=pause // MILLISECOND, using=self._using
+        )
+        state.read_until = 0.0
+        if opened:
+            logger.warning("event=host_opened host=%s failure=%s", state.name, result.failure)
+
+
+def _tells_of_trouble(result: CallbackResult) -> bool:
+    """Return whether the host failed, rather than this job or this endpoint of it."""
+    if result.failure is None or result.failure in _INNOCENT:
+        return False
+    if result.failure is Failure.STATUS:
+        return result.status is not None and result.status >= 500
+    return True

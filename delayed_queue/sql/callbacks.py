@@ -1,0 +1,225 @@
+"""Endpoints of callbacks, the state of their hosts, their slots, and the log of attempts."""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from delayed_queue.sql.fragments import CLOCK
+
+# The registered prefixes of an origin, for the caller to choose the longest that matches.
+# Reads: endpoint_origin_prefix.
+ENDPOINTS: Final[LiteralString] = """
+SELECT
+    id, prefix, secret, "previousSecret", "rotatedAt", "disabledAt", "perSecond", burst, concurrency
+FROM delayed_queue_endpoint
+WHERE origin = %(origin)s
+ORDER BY origin, prefix
+LIMIT %(limit)s::integer
+"""
+
+# The first secret stands: of several workers that meet a new origin one makes its endpoint.
+# Reads: endpoint_origin_prefix.
+ADD_ENDPOINT: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_endpoint (origin, prefix, secret, "createdAt")
+SELECT %(origin)s, %(prefix)s, %(secret)s, now
+FROM clock
+ON CONFLICT (origin, prefix) DO NOTHING
+RETURNING id
+"""
+)
+
+# The first reason stands. Reads: the primary key.
+DISABLE_ENDPOINT: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_endpoint
+SET "disabledAt" = (SELECT now FROM clock),
+    "disabledReason" = %(reason)s
+WHERE id = %(id)s
+    AND "disabledAt" IS NULL
+RETURNING id
+"""
+)
+
+# How long the host stays open, and whether somebody probes it, in milliseconds from now. No row:
+# closed. Reads: host_name.
+READ_HOST: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT "openUntil" - now, "probeUntil" - now
+FROM delayed_queue_host
+CROSS JOIN clock
+WHERE name = %(host)s
+    AND "openUntil" IS NOT NULL
+"""
+)
+
+# Open a closed host. One that is open already stays as it is: results of callbacks that were on
+# their way do not prolong it. Reads: host_name.
+OPEN_HOST: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_host AS host (name, "openedAt", "openUntil", openings, reason)
+SELECT %(host)s, now, now + %(pause)s::bigint, 1, %(reason)s
+FROM clock
+ON CONFLICT (name) DO UPDATE
+SET "openedAt" = EXCLUDED."openedAt",
+    "openUntil" = EXCLUDED."openUntil",
+    openings = 1,
+    reason = EXCLUDED.reason,
+    "probeBy" = NULL,
+    "probeUntil" = NULL
+WHERE host."openUntil" IS NULL
+RETURNING id
+"""
+)
+
+# Take the one probe of a host that is half open: its pause is over, and nobody probes it, or who
+# did has not answered in time. The row's lock lets one in; the others look again at what that
+# left. Reads: host_name.
+PROBE_HOST: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_host
+SET "probeBy" = %(by)s,
+    "probeUntil" = (SELECT now FROM clock) + %(patience)s::bigint
+WHERE name = %(host)s
+    AND "openUntil" <= (SELECT now FROM clock)
+    AND ("probeUntil" IS NULL OR "probeUntil" <= (SELECT now FROM clock))
+RETURNING id
+"""
+)
+
+# What the probe found; of one that was given to another meanwhile nothing is believed. A host that
+# still fails stays open twice as long as before, up to the longest pause; one that was not probed
+# after all is left to the next. Reads: host_name.
+END_PROBE: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_host
+SET "openUntil" = CASE %(outcome)s::text
+        WHEN 'succeeded' THEN NULL
+        WHEN 'failed' THEN (SELECT now FROM clock) + least(
+            %(longest)s::bigint, %(pause)s::bigint * (2 ^ least(openings, 20))::bigint
+        )
+        ELSE "openUntil"
+    END,
+    openings = CASE %(outcome)s::text
+        WHEN 'succeeded' THEN 0
+        WHEN 'failed' THEN openings + 1
+        ELSE openings
+    END,
+    "probeBy" = NULL,
+    "probeUntil" = NULL
+WHERE name = %(host)s
+    AND "probeBy" = %(by)s
+RETURNING id
+"""
+)
+
+# Hold the endpoint's slots for a change. In a statement of its own: what comes after it has a
+# snapshot that sees what earlier holders committed. Reads: the primary key.
+LOCK_SLOTS: Final[LiteralString] = """
+SELECT concurrency
+FROM delayed_queue_endpoint
+WHERE id = %(id)s
+FOR NO KEY UPDATE
+"""
+
+# Take as many of the wanted slots as others have left, and forget those of holders who have not
+# renewed theirs: a worker that died gives back by silence. To run under LOCK_SLOTS.
+# Reads: slot_endpoint_holder.
+HOLD_SLOTS: Final[LiteralString] = (
+    CLOCK
+    + """,
+silent AS (
+    DELETE FROM delayed_queue_slot
+    WHERE endpoint_id = %(id)s
+        AND "heldUntil" <= (SELECT now FROM clock)
+        AND holder <> %(holder)s
+),
+taken AS (
+    SELECT COALESCE(sum(held), 0) AS slots
+    FROM delayed_queue_slot
+    WHERE endpoint_id = %(id)s
+        AND "heldUntil" > (SELECT now FROM clock)
+        AND holder <> %(holder)s
+)
+INSERT INTO delayed_queue_slot (endpoint_id, holder, held, "heldUntil")
+SELECT
+    %(id)s,
+    %(holder)s,
+    greatest(least(%(wanted)s::integer, %(concurrency)s::integer - taken.slots), %(used)s::integer),
+    clock.now + %(patience)s::bigint
+FROM clock
+CROSS JOIN taken
+ON CONFLICT (endpoint_id, holder) DO UPDATE
+SET held = EXCLUDED.held,
+    "heldUntil" = EXCLUDED."heldUntil"
+RETURNING held
+"""
+)
+
+# Log attempts, many at once. Reads: nothing.
+ADD_ATTEMPTS: Final[LiteralString] = """
+INSERT INTO delayed_queue_callback_attempt (
+    key, topic, kind, "webhookId", attempt, "startedAt", duration, status, failure, detail,
+    address, excerpt, "isAmbiguous", endpoint_id
+)
+SELECT
+    key, topic, kind, webhook_id, attempt, started_at, duration, status, failure, detail,
+    address, excerpt, is_ambiguous, endpoint_id
+FROM unnest(
+    %(keys)b::text[], %(topics)b::text[], %(kinds)b::text[], %(webhook_ids)b::text[],
+    %(attempts)b::integer[], %(started_ats)b::bigint[], %(durations)b::integer[],
+    %(statuses)b::integer[], %(failures)b::text[], %(details)b::text[], %(addresses)b::text[],
+    %(excerpts)b::text[], %(are_ambiguous)b::boolean[], %(endpoint_ids)b::bigint[]
+) AS attempt (
+    key, topic, kind, webhook_id, attempt, started_at, duration, status, failure, detail,
+    address, excerpt, is_ambiguous, endpoint_id
+)
+"""
+
+# The attempts of a job, or of a topic, in the order in which they were logged.
+# Reads: attempt_key, attempt_topic.
+ATTEMPTS_OF_JOB: Final[LiteralString] = """
+SELECT
+    id, key, topic, "webhookId", attempt, "startedAt", duration, status, failure, detail, address,
+    excerpt, "isAmbiguous", endpoint_id
+FROM delayed_queue_callback_attempt
+WHERE key = %(key)s
+    AND id > %(after)s
+    AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
+ORDER BY key, id
+LIMIT %(limit)s::integer
+"""
+
+ATTEMPTS_OF_TOPIC: Final[LiteralString] = """
+SELECT
+    id, key, topic, "webhookId", attempt, "startedAt", duration, status, failure, detail, address,
+    excerpt, "isAmbiguous", endpoint_id
+FROM delayed_queue_callback_attempt
+WHERE topic = %(topic)s
+    AND id > %(after)s
+ORDER BY topic, id
+LIMIT %(limit)s::integer
+"""
+
+# Delete attempts older than the age, the oldest first, passing over those that another prune holds.
+# Reads: attempt_started, then the primary key.
+PRUNE_ATTEMPTS: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_callback_attempt
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM delayed_queue_callback_attempt
+    WHERE "startedAt" < (SELECT now FROM clock) - %(age)s::bigint
+    ORDER BY "startedAt", id
+    LIMIT (SELECT %(limit)s::integer)
+    FOR UPDATE SKIP LOCKED
+))
+"""
+)

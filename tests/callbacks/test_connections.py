@@ -1,0 +1,369 @@
+"""Connections: reused, broken, refused, encrypted, and all of them closed in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import ssl
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from django.conf import LazySettings
+
+from delayed_queue.callbacks import client as clients
+from delayed_queue.callbacks.client import CallbackClient
+from delayed_queue.callbacks.exchanges import MAX_IDLE
+from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
+from delayed_queue.sections import CallbackSettings
+from tests.callbacks import servers
+from tests.callbacks.certificates import DAY, NOW, Authority, authority
+from tests.callbacks.names import NameServer
+from tests.callbacks.sending import names_of, reaching, send_once, with_client
+from tests.callbacks.servers import (
+    Behaviour,
+    Received,
+    Receiver,
+    Wire,
+    answered,
+    answering,
+    answering_after,
+    answering_in_turn,
+)
+
+
+def send_all(
+    receiver: Receiver, number: int, between: Callable[[], None] = lambda: None, **keys: object
+) -> list[CallbackResult]:
+    """Send one after the other with one client."""
+
+    async def use(client: CallbackClient) -> list[CallbackResult]:
+        results = []
+        for turn in range(number):
+            if turn:
+                between()
+            results.append(await client.send(CallbackRequest(receiver.url, b"{}")))
+        return results
+
+    return with_client(reaching(receiver, **keys), use)
+
+
+class TestReuse:
+    def test_a_connection_is_reused(self) -> None:
+        with Receiver() as receiver:
+            results = send_all(receiver, 5)
+        assert all(each.is_success for each in results)
+        assert {each.address for each in results} == {"127.0.0.1"}
+        assert (receiver.connections, len(receiver.requests)) == (1, 5)
+
+    @pytest.mark.parametrize("status", [204, 302, 404, 500])
+    def test_after_any_complete_answer(self, status: int) -> None:
+        with Receiver(answering(status, b"")) as receiver:
+            send_all(receiver, 3)
+        assert (receiver.connections, len(receiver.requests)) == (1, 3)
+
+    def test_one_that_was_closed_meanwhile_is_not_written_to(self) -> None:
+        """The loop had no chance to see the end: it is in the socket, and looked for there."""
+        with Receiver() as receiver:
+            results = send_all(receiver, 4, receiver.close_connections)
+        assert all(each.is_success for each in results)
+        assert (receiver.connections, len(receiver.requests)) == (4, 4)
+
+    def test_an_answer_that_nobody_asked_for_answers_nothing(self) -> None:
+        behaviour = answering_in_turn(answering(200), answering(500))
+        with Receiver(behaviour) as receiver:
+            stray = partial(receiver.write_to_all, answered(200, b"stray"))
+            results = send_all(receiver, 2, stray)
+        assert [each.status for each in results] == [200, 500]
+        assert len(receiver.requests) == 2
+
+    def test_nor_when_the_loop_has_read_it(self) -> None:
+        async def use(client: CallbackClient) -> list[int | None]:
+            request = CallbackRequest(receiver.url, b"{}")
+            first = await client.send(request)
+            await asyncio.to_thread(receiver.write_to_all, answered(200, b"stray"))
+            await asyncio.sleep(0.05)
+            return [first.status, (await client.send(request)).status]
+
+        behaviour = answering_in_turn(answering(200), answering(500))
+        with Receiver(behaviour) as receiver:
+            assert with_client(reaching(receiver), use) == [200, 500]
+        assert (receiver.connections, len(receiver.requests)) == (2, 2)
+
+    def test_two_answers_at_once_answer_one_request(self) -> None:
+        twice = servers.writing(answered(200, b"a") + answered(200, b"b"), close=False)
+        with Receiver(answering_in_turn(twice, answering(500))) as receiver:
+            results = send_all(receiver, 2)
+        assert [each.status for each in results][1] == 500
+
+    @pytest.mark.parametrize("behaviour", [servers.closing, servers.resetting])
+    def test_a_post_is_never_sent_twice(self, behaviour: Behaviour) -> None:
+        """Not even on a connection that worked before, where some clients try again."""
+        with Receiver(answering_in_turn(answering(), behaviour, answering())) as receiver:
+            results = send_all(receiver, 2)
+            assert [each.failure for each in results] == [None, Failure.RESET]
+            assert results[1].is_ambiguous
+            assert len(receiver.requests) == 2
+
+    def test_no_more_than_some_stay_open(self) -> None:
+        number = MAX_IDLE + 20
+
+        async def use(client: CallbackClient) -> None:
+            request = CallbackRequest(receiver.url, b"{}")
+            for _ in range(2):
+                results = await asyncio.gather(*(client.send(request) for _ in range(number)))
+                assert all(each.is_success for each in results)
+            assert len(client._sockets._opened) <= MAX_IDLE + 1
+
+        with Receiver(answering_after(0.02)) as receiver:
+            with_client(reaching(receiver, TOTAL_TIMEOUT=timedelta(seconds=10)), use)
+
+    def test_cookies_are_not_kept(self) -> None:
+        with Receiver(answering(headers={"Set-Cookie": "a=b; Path=/"})) as receiver:
+            send_all(receiver, 2)
+        assert "cookie" not in receiver.requests[1].headers
+
+
+class TestFailures:
+    def test_a_closed_port(self) -> None:
+        with Receiver() as receiver:
+            settings = reaching(receiver)
+        result = send_once(receiver.url, settings)
+        assert (result.failure, result.is_ambiguous) == (Failure.REFUSED, False)
+        assert result.address == "127.0.0.1"
+
+    def test_a_host_that_does_not_accept(self) -> None:
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen(0)
+            with _filled(deaf):
+                result = self._to(deaf.getsockname()[1])
+        assert (result.failure, result.is_ambiguous) == (Failure.CONNECT_TIMEOUT, False)
+        assert result.duration < timedelta(seconds=2)
+
+    def _to(self, port: int) -> CallbackResult:
+        settings = CallbackSettings(
+            ALLOWED_NETWORKS=["127.0.0.1"],
+            ALLOWED_PORTS=[port],
+            CONNECT_TIMEOUT=timedelta(seconds=0.2),
+        )
+        return send_once(f"http://127.0.0.1:{port}/", settings)
+
+    def test_a_server_that_speaks_first_is_asked_once(self) -> None:
+        with Receiver(unread=servers.writing(b"SSH-2.0-OpenSSH_9.7\r\n")) as receiver:
+            result = send_once(receiver.url, reaching(receiver))
+        assert result.failure in {Failure.PROTOCOL, Failure.RESET}
+        assert receiver.connections == 1
+
+    def test_a_server_that_closes_at_once_is_asked_once(self) -> None:
+        with Receiver(unread=servers.closing) as receiver:
+            result = send_once(receiver.url, reaching(receiver))
+        assert result.failure is Failure.RESET
+        assert receiver.connections == 1
+
+    def test_the_next_address_is_tried(self) -> None:
+        with Receiver(host="127.0.0.2") as receiver:
+            settings = reaching(receiver, ALLOWED_NETWORKS=["127.0.0.0/8"])
+            with NameServer({"hooks.example.com": ["127.0.0.3", "127.0.0.2"]}) as names:
+                url = f"http://hooks.example.com:{receiver.port}/"
+                result = send_once(url, settings, partial(names_of, names))
+        assert (result.is_success, result.address) == (True, "127.0.0.2")
+
+    def test_no_files_left_is_not_the_receivers_fault(self) -> None:
+        """A socket that this process cannot have is no failure of the host."""
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+        async def use(client: CallbackClient) -> CallbackResult:
+            with socket.socket() as probe:
+                lowest = probe.fileno()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+            try:
+                return await client.send(CallbackRequest(receiver.url, b"{}"))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+        with Receiver() as receiver:
+            result = with_client(reaching(receiver), use)
+        assert (result.failure, result.is_ambiguous) == (Failure.LOCAL, False)
+
+    def test_a_bug_is_not_an_outcome(self) -> None:
+        with Receiver() as receiver, pytest.raises(TypeError):
+            send_once(receiver.url, reaching(receiver), body=5)  # type: ignore[arg-type]
+
+
+def _filled(deaf: socket.socket) -> socket.socket:
+    """Fill the backlog of a listening socket, so that it takes no more connections."""
+    filler = socket.socket()
+    filler.setblocking(False)
+    filler.connect_ex(deaf.getsockname())
+    return filler
+
+
+class TestLimits:
+    def test_no_more_than_the_slots_are_on_the_wire(self) -> None:
+        seen: list[int] = []
+        open_now = 0
+
+        async def counted(wire: Wire, request: Received) -> None:
+            nonlocal open_now
+            open_now += 1
+            seen.append(open_now)
+            await asyncio.sleep(0.02)
+            open_now -= 1
+            await wire.answer()
+
+        async def use(client: CallbackClient) -> list[CallbackResult]:
+            request = CallbackRequest(receiver.url, b"{}")
+            return await asyncio.gather(*(client.send(request) for _ in range(30)))
+
+        with Receiver(counted) as receiver:
+            # The wait for a slot is not in the time of a callback.
+            total = timedelta(seconds=0.15)
+            results = with_client(reaching(receiver, CONNECTIONS=3, TOTAL_TIMEOUT=total), use)
+        assert all(each.is_success for each in results)
+        assert max(seen) == 3
+
+    def test_a_cancelled_callback_gives_its_slot_back(self) -> None:
+        async def use(client: CallbackClient) -> CallbackResult:
+            request = CallbackRequest(receiver.url, b"{}")
+            task = asyncio.create_task(client.send(request))
+            await asyncio.to_thread(receiver.wait_for_requests, 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return await client.send(request)
+
+        behaviour = answering_in_turn(servers.silent, answering())
+        with Receiver(behaviour) as receiver:
+            settings = reaching(receiver, CONNECTIONS=1, TOTAL_TIMEOUT=timedelta(seconds=20))
+            assert with_client(settings, use).is_success
+
+
+class TestClientOfALoop:
+    @pytest.fixture
+    def receiver(self, settings: LazySettings):
+        with Receiver() as receiver:
+            keys = {"ALLOWED_NETWORKS": ["127.0.0.1"], "ALLOWED_PORTS": [receiver.port]}
+            settings.DELAYED_QUEUE = {"CALLBACKS": keys}
+            yield receiver
+
+    def test_it_is_one_for_the_loop_and_ends_with_it(self, receiver: Receiver) -> None:
+        async def main() -> None:
+            for _ in range(3):
+                request = CallbackRequest(receiver.url, b"{}")
+                assert (await clients.send(request)).is_success
+            assert len(clients._clients) == 1
+
+        for _ in range(2):
+            asyncio.run(main())
+            assert clients._clients == {}
+        gc.collect()
+        assert receiver.connections == 2
+
+    def test_it_can_be_closed(self, receiver: Receiver) -> None:
+        async def main() -> None:
+            await clients.close()
+            assert (await clients.send(CallbackRequest(receiver.url, b"{}"))).is_success
+            await clients.close()
+            assert clients._clients == {}
+            assert (await clients.send(CallbackRequest(receiver.url, b"{}"))).is_success
+
+        asyncio.run(main())
+        assert receiver.connections == 2
+
+    def test_first_callbacks_at_the_same_time_make_one_client(self, receiver: Receiver) -> None:
+        async def main() -> list[CallbackResult]:
+            request = CallbackRequest(receiver.url, b"{}")
+            return await asyncio.gather(*(clients.send(request) for _ in range(10)))
+
+        assert all(each.is_success for each in asyncio.run(main()))
+
+
+class TestTls:
+    @pytest.fixture
+    def trusted(self, tmp_path: Path) -> Authority:
+        return authority(tmp_path)
+
+    def send(self, tls: ssl.SSLContext, ca_file: str) -> CallbackResult:
+        with Receiver(tls=tls) as receiver:
+            result = send_once(receiver.url, reaching(receiver, CA_FILE=ca_file))
+        if not result.is_success:
+            assert receiver.requests == []
+        return result
+
+    def test_a_good_certificate(self, trusted: Authority) -> None:
+        assert self.send(trusted.serving("127.0.0.1"), trusted.file).is_success
+
+    def test_of_a_name_and_with_the_name_in_the_handshake(self, trusted: Authority) -> None:
+        asked: list[str | None] = []
+        context = trusted.serving("hooks.example.com")
+        context.sni_callback = lambda _, name, __: asked.append(name)
+        answers = {"hooks.example.com": ["127.0.0.1"]}
+        with Receiver(tls=context) as receiver, NameServer(answers) as names:
+            url = f"https://HOOKS.example.com:{receiver.port}/"
+            settings = reaching(receiver, CA_FILE=trusted.file)
+            result = send_once(url, settings, partial(names_of, names))
+        assert result.is_success
+        assert asked == ["hooks.example.com"]
+
+    def test_connections_with_tls_are_reused(self, trusted: Authority) -> None:
+        with Receiver(tls=trusted.serving("127.0.0.1")) as receiver:
+            results = send_all(receiver, 4, CA_FILE=trusted.file)
+        assert all(each.is_success for each in results)
+        # At most one is lost to what TLS writes after its handshake.
+        assert receiver.connections <= 2
+
+    @pytest.mark.parametrize(
+        "serving",
+        [
+            lambda trusted: trusted.serving("other.example.com"),
+            lambda trusted: trusted.serving("127.0.0.2"),
+            lambda trusted: trusted.serving("127.0.0.1", ends=NOW - DAY),
+            lambda trusted: trusted.serving_self_signed("127.0.0.1"),
+        ],
+        ids=["other name", "other address", "expired", "self-signed"],
+    )
+    def test_bad_certificates(
+        self, trusted: Authority, serving: Callable[[Authority], ssl.SSLContext]
+    ) -> None:
+        result = self.send(serving(trusted), trusted.file)
+        assert (result.failure, result.is_ambiguous) == (Failure.TLS, False)
+
+    def test_an_unknown_authority(self, trusted: Authority) -> None:
+        assert self.send(trusted.serving("127.0.0.1"), "").failure is Failure.TLS
+
+    def test_a_server_without_tls(self) -> None:
+        with Receiver(unread=servers.writing(b"HTTP/1.1 200 OK\r\n\r\n")) as receiver:
+            result = send_once(receiver.url.replace("http:", "https:"), reaching(receiver))
+        assert (result.failure, result.is_ambiguous) == (Failure.TLS, False)
+
+    def test_a_handshake_that_does_not_end(self) -> None:
+        with Receiver(unread=servers.silent) as receiver:
+            url = receiver.url.replace("http:", "https:")
+            settings = reaching(receiver, CONNECT_TIMEOUT=timedelta(seconds=0.2))
+            result = send_once(url, settings)
+        assert (result.failure, result.is_ambiguous) == (Failure.CONNECT_TIMEOUT, False)
+
+    @pytest.mark.parametrize(
+        ("behaviour", "failure"),
+        [
+            (servers.ENDLESS_BODY, None),
+            (servers.ENDLESS_CONTINUES, Failure.TOO_LARGE),
+            (servers.DRIPPING_BODY, Failure.TIMEOUT),
+            (servers.closing, Failure.RESET),
+            (servers.RESETTING_MID_BODY, Failure.RESET),
+            (servers.GARBAGE_CHUNKS_BY_PARTS, Failure.PROTOCOL),
+        ],
+    )
+    def test_hostile_answers_under_tls(
+        self, trusted: Authority, behaviour: Behaviour, failure: Failure | None
+    ) -> None:
+        with Receiver(behaviour, tls=trusted.serving("127.0.0.1")) as receiver:
+            result = send_once(receiver.url, reaching(receiver, CA_FILE=trusted.file))
+        assert result.failure is failure
+        assert len(receiver.requests) == 1
