@@ -30,6 +30,7 @@ class ProviderFigures:
     refused: int
     failed: int
     doubtful: int
+    sent_lately: int
     median_ms: int | None
     slow_ms: int | None
     last_failure_at: datetime | None
@@ -56,7 +57,9 @@ class Calls:
 
     @property
     def sent_per_second(self) -> float:
-        return sum(each.sent for each in self.providers) / self.span if self.span else 0.0
+        """The rate over the last minute, or over the newest calls if they span less."""
+        sent = sum(each.sent_lately for each in self.providers)
+        return sent / min(self.span, MINUTE.total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,8 @@ def accepted_per_second(now: datetime | None = None) -> float:
 def calls() -> Calls:
     """Return what providers did in the last quarter of an hour, or in their newest calls."""
     rows = fetch(sql.PROVIDERS, {"period": PERIOD, "cap": CALLS})
-    figures = [ProviderFigures(*row[:9]) for row in rows]
-    counted, span = rows[0][9:] if rows else (0, 0)
+    figures = [ProviderFigures(*row[:10]) for row in rows]
+    counted, span = rows[0][10:] if rows else (0, 0)
     is_cut = counted >= CALLS
     seconds = float(span) if is_cut else PERIOD.total_seconds()
     return Calls(max(seconds, 0.001), is_cut, figures)

@@ -365,6 +365,9 @@ SELECT
     count(*) FILTER (WHERE outcome = 'refused') AS refused,
     count(*) FILTER (WHERE outcome = 'failed') AS failed,
     count(*) FILTER (WHERE outcome IN ('ambiguous', 'unfinished')) AS doubtful,
+    count(*) FILTER (
+        WHERE outcome = 'sent' AND at >= statement_timestamp() - INTERVAL '1 minute'
+    ) AS sent_lately,
     percentile_disc(0.5) WITHIN GROUP (ORDER BY duration_ms) AS median_ms,
     percentile_disc(0.95) WITHIN GROUP (ORDER BY duration_ms) AS slow_ms,
     max(at) FILTER (WHERE outcome <> 'sent') AS last_failure_at,

@@ -92,10 +92,24 @@ def _lane(lane: Lane) -> dict[str, Any]:
 def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
     at = figures.last_failure_at
     return {
-        "figures": figures,
+        "counts": [
+            f"{each:,}"
+            for each in (
+                figures.sent,
+                figures.failed,
+                figures.doubtful,
+                figures.refused,
+            )
+        ],
+        "times": [_milliseconds(each) for each in (figures.median_ms, figures.slow_ms)],
+        "last_error": figures.last_error,
         "name": figures.name or "interrupted",
         "share": f"{figures.share_failing:.1%}",
         "percent": round(figures.share_failing * 100),
         "is_failing": figures.share_failing > ALARMING_SHARE,
         "last_failure": "" if at is None else moment(at, relative(at, now)),
     }
+
+
+def _milliseconds(value: int | None) -> str:
+    return "—" if value is None else f"{value:,} ms"

@@ -73,7 +73,7 @@ class NewestFirst(KeysetChangeList):
     def _page(self, request: HttpRequest) -> listing.Ids:
         searched = request.GET.get(SEARCH_VAR, "").strip()
         if searched:
-            id_ = _uuid(searched)
+            id_ = as_id(searched)
             return listing.Ids([] if id_ is None else [id_], None)
         before = self._before(request)
         if RECIPIENT in request.GET:
@@ -91,13 +91,14 @@ class NewestFirst(KeysetChangeList):
 
     def _before(self, request: HttpRequest) -> uuid.UUID | None:
         text = request.GET.get(AFTER)
-        found = None if text is None else _uuid(text)
+        found = None if text is None else as_id(text)
         if text is not None and found is None:
             raise IncorrectLookupParameters("no position")
         return found
 
 
-def _uuid(text: str) -> uuid.UUID | None:
+def as_id(text: str) -> uuid.UUID | None:
+    """Return the id that a text is; None when it is none."""
     try:
         return uuid.UUID(text)
     except ValueError:

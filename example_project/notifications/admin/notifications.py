@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME as CHECKBOX
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
@@ -28,6 +29,7 @@ from example_project.notifications.admin.lists import (
     NewestFirst,
     RecipientFilter,
     StatusFilter,
+    as_id,
 )
 from example_project.notifications.admin.timelines import timeline_of
 from example_project.notifications.models import Channel, Notification, Status
@@ -64,7 +66,7 @@ class NotificationAdmin(ShownOnly):
         return [
             path("dashboard/", wrap(self.dashboard), name="notifications_dashboard"),
             path("find/", wrap(require_POST(self.find)), name="notifications_find"),
-            path("<uuid:id_>/<str:operation>/", wrap(require_POST(self.operate)),
+            path("<uuid:id_>/operate/<str:operation>/", wrap(require_POST(self.operate)),
                  name="notifications_operate"),
             *super().get_urls(),
         ]  # fmt: skip
@@ -153,17 +155,23 @@ class NotificationAdmin(ShownOnly):
     def age_column(self, row: Any) -> SafeString:
         return formats.moment(row.created_at, formats.relative(row.created_at, row.read_at))
 
+    def response_action(
+        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Leave out what is no id, and so was never on the page."""
+        data = request.POST.copy()
+        data.setlist(CHECKBOX, [str(each) for each in _ticked(request)])
+        request.POST = data  # type: ignore[assignment]
+        return super().response_action(request, queryset, *args, **kwargs)
+
     # The page of one
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        try:
-            id_ = uuid.UUID(object_id)
-        except ValueError:
-            return None
+        id_ = as_id(object_id)
         queryset = self.get_queryset(request)
         if may(request, "view_recipient"):
             queryset = queryset.defer(None)
-        found = queryset.filter(pk=id_).first()
+        found = None if id_ is None else queryset.filter(pk=id_).first()
         if found is not None:
             found.shows_texts = may(request, "view_recipient")
         return found
@@ -271,4 +279,5 @@ class NotificationAdmin(ShownOnly):
 
 
 def _ticked(request: HttpRequest) -> list[uuid.UUID]:
-    return [uuid.UUID(each) for each in request.POST.getlist(admin.helpers.ACTION_CHECKBOX_NAME)]
+    found = map(as_id, request.POST.getlist(CHECKBOX))
+    return [each for each in found if each is not None]

@@ -74,8 +74,9 @@ class ParkedRequestAdmin(ShownOnly):
         """Accept those that are valid by now, for a template that was missing, say."""
         if not self.has_retry_permission(request):
             raise PermissionDenied
-        accepted = sum(retry_parked(each) for each in queryset.values_list("pk", flat=True))
+        chosen = list(queryset.values_list("pk", flat=True))
+        accepted = sum(map(retry_parked, chosen))
         self.message_user(request, f"Accepted: {accepted}.", messages.SUCCESS)
-        if left := len(queryset) - accepted:
+        if left := len(chosen) - accepted:
             text = f"Still refused: {left}."
             self.message_user(request, text, messages.WARNING)

@@ -10,7 +10,8 @@ from django.http import HttpRequest
 
 from example_project.notifications.admin.base import ShownOnly, may
 from example_project.notifications.models import Suppression
-from example_project.notifications.recipients import problem_with, recipient_hash
+from example_project.notifications.recipients import problem_with
+from example_project.notifications.suppressions import suppress
 from example_project.notifications.validation import check_category
 
 
@@ -32,10 +33,8 @@ class SuppressionForm(forms.ModelForm):  # type: ignore[type-arg] # not subscrip
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         channel, recipient = cleaned.get("channel"), cleaned.get("recipient")
-        if channel and recipient:
-            if problem := problem_with(channel, recipient):
-                raise forms.ValidationError({"recipient": f"It {problem}."})
-            self.instance.recipient_hash = recipient_hash(channel, recipient)
+        if channel and recipient and (problem := problem_with(channel, recipient)):
+            raise forms.ValidationError({"recipient": f"It {problem}."})
         return cleaned
 
 
@@ -57,6 +56,14 @@ class SuppressionAdmin(ShownOnly):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request, "delete_suppression")
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Add it, or give the one that is there already another reason."""
+        values = form.cleaned_data
+        kept = suppress(
+            values["channel"], values["recipient"], values["category"], values["reason"]
+        )
+        obj.pk = kept.pk
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["channel", "category", "reason"]

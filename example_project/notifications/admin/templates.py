@@ -22,6 +22,8 @@ class TemplateForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptab
     class Meta:
         model = Template
         fields = ["name", "channel", "subject", "body", "html", "category"]
+        labels = {"html": "HTML"}
+        widgets = {"subject": forms.TextInput(attrs={"class": "vTextField"})}
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
