@@ -97,3 +97,9 @@ LOGGING = {
 }
 
 DELAYED_QUEUE: dict[str, Any] = {}
+
+# The providers of each channel, as JSON: see docs/guides/notifications.md. Without, what would be
+# sent is written to the log.
+DISPATCH: dict[str, Any] = {}
+if env.str("NOTIFICATION_PROVIDERS", default=""):
+    DISPATCH["PROVIDERS"] = env.json("NOTIFICATION_PROVIDERS")
