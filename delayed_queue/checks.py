@@ -11,7 +11,7 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import connections
 
-from delayed_queue.conf import SETTING, find_problems
+from delayed_queue.conf import SETTING, find_problems, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.instruments import load
 from delayed_queue.schedules import has_zones
@@ -54,6 +54,30 @@ def check_instruments(
     if find_problems(configured):
         return []
     return [message for each in configured.get("INSTRUMENTS", ()) for message in _loading(each)]
+
+
+@register(Tags.security, deploy=True)
+def check_api(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """E004: an API without tokens. E005: its page of documentation open to all. On deployment."""
+    configured = getattr(settings, SETTING, {})
+    if find_problems(configured):
+        return []
+    api = get_settings().API
+    messages: list[CheckMessage] = []
+    if api.PUBLIC:
+        messages.append(
+            _open("The HTTP API answers without a token.", "PUBLIC", "delayed_queue.E004")
+        )
+    if settings.DEBUG if api.DOCS is None else api.DOCS:
+        messages.append(
+            _open("The page of the HTTP API is open to all.", "DOCS", "delayed_queue.E005")
+        )
+    return messages
+
+
+def _open(text: str, key: str, number: str) -> CheckMessage:
+    hint = f"Leave {SETTING}['API'][{key!r}] out, and DEBUG off."
+    return Error(text, hint=hint, id=number, obj=SETTING)
 
 
 def _loading(entry: Any) -> list[CheckMessage]:

@@ -15,7 +15,7 @@ from django.core.signals import setting_changed
 from delayed_queue.crontab import entries_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
-from delayed_queue.sections import SECTIONS, CallbackSettings
+from delayed_queue.sections import SECTIONS, ApiSettings, CallbackSettings
 
 SETTING: Final = "DELAYED_QUEUE"
 INSTRUMENT_METHODS: Final = ("offering", "handling")
@@ -43,6 +43,7 @@ class QueueSettings:
     ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
     ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
     them or to their classes.
+    ``API``: a dict of the settings of the HTTP API.
     ``CALLBACKS``: a dict of ``CallbackSettings``: how callbacks are made, what they may reach.
     """
 
@@ -60,6 +61,7 @@ class QueueSettings:
     HANDLERS_MODULE: str = "handlers"
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Sequence[Any] = ()
+    API: ApiSettings = field(default_factory=ApiSettings)
     CALLBACKS: CallbackSettings = field(default_factory=CallbackSettings)
 
 

@@ -6,6 +6,7 @@
     ├── InvalidConfiguration      a queue, policy, handler or worker was described wrongly
     ├── InvalidMessage            a message was refused before any SQL ran
     │   ├── PayloadNotEncodable   the codec cannot turn the payload into bytes
+    │   ├── InvalidJob            a job was refused; its errors name the fields
     │   └── UrlRefused            a callback must not be sent to this url
     ├── PayloadNotDecodable       stored bytes do not decode; the message becomes a dead letter
     ├── ConfirmationRequired      a destructive call came without its exact confirmation
@@ -21,6 +22,8 @@ A lost lease is an answer, not an error: ``acknowledge()``, ``release()``, ``ext
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class DelayedQueueError(Exception):
@@ -44,6 +47,16 @@ class InvalidMessage(DelayedQueueError, ValueError):
 
 class PayloadNotEncodable(InvalidMessage):
     """The payload cannot be encoded by the queue's codec; nothing was sent to the database."""
+
+
+class InvalidJob(InvalidMessage):
+    """The job cannot be stored; ``errors`` has (path, message) for each field that is wrong."""
+
+    def __init__(self, message: str | None = None, errors: Sequence[tuple[str, str]] = ()) -> None:
+        if message is None and errors:
+            message = "; ".join(f"{path}: {wrong}" for path, wrong in errors)
+        super().__init__(message)
+        self.errors = tuple(errors)
 
 
 class UrlRefused(InvalidMessage):

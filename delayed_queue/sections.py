@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 
 _PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+", re.IGNORECASE)
 _SHORTEST_KEY: Final = 32
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,44 @@ class CallbackSettings:
     RETRY_AFTER_LIMIT: timedelta = timedelta(hours=24)
     CA_FILE: str = ""
     SECRET_KEYS: Sequence[str] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Limits and doors of the HTTP API; every key of ``DELAYED_QUEUE["API"]``, in upper case.
+
+    ``PUBLIC``: answer requests without a token; for development only.
+    ``DOCS``: serve the documentation page; None does so where ``DEBUG`` is on.
+    ``METRICS_PUBLIC``: serve ``/metrics`` without a token.
+    ``DATABASE``: the alias that tokens and topics are kept in.
+    ``THREADS``: threads of a server process that ask the database, one connection each.
+    ``TOKEN_CACHE``: how long a process trusts what it read of a token.
+    ``RATE``: requests per second of a token that has no rate of its own; None is no limit.
+    ``BURST``: how many of them may come at once.
+    ``BODY_BYTES``: the largest body of a request.
+    ``DEPTH``: the deepest nesting of arrays and objects in it.
+    ``BULK_BYTES``: the largest body of a bulk request.
+    ``BULK_ITEMS``: the most items of a bulk request.
+    ``POP_COUNT``: the most jobs that one pop leases.
+    ``POP_TIMEOUT``: the longest that one pop waits.
+    ``WAITERS``: the most pops that wait in one process.
+    """
+
+    PUBLIC: bool = False
+    DOCS: bool | None = None
+    METRICS_PUBLIC: bool = False
+    DATABASE: str = "default"
+    THREADS: int = 8
+    TOKEN_CACHE: timedelta = timedelta(seconds=5)
+    RATE: float | None = None
+    BURST: int = 100
+    BODY_BYTES: int = 256 * KIB
+    DEPTH: int = 32
+    BULK_BYTES: int = 4 * MIB
+    BULK_ITEMS: int = 1000
+    POP_COUNT: int = 100
+    POP_TIMEOUT: timedelta = timedelta(seconds=60)
+    WAITERS: int = 1000
 
 
 class Rule(NamedTuple):
@@ -92,6 +132,46 @@ CALLBACK_RULES: Final[Mapping[str, Rule]] = {
 }
 
 
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and 0.001 <= value <= 100_000)
+
+
+def _counts(least: int, most: int) -> Rule:
+    return Rule(
+        lambda value: type(value) is int and least <= value <= most,
+        f"It must be an int from {least} to {most}.",
+    )
+
+
+API_RULES: Final[Mapping[str, Rule]] = {
+    "PUBLIC": Rule(_is_flag, "It must be True or False."),
+    "DOCS": Rule(lambda value: value is None or _is_flag(value), "It must be True, False or None."),
+    "METRICS_PUBLIC": Rule(_is_flag, "It must be True or False."),
+    "DATABASE": Rule(
+        lambda value: isinstance(value, str) and bool(value), "It must be a database alias."
+    ),
+    "THREADS": _counts(1, 1000),
+    "TOKEN_CACHE": Rule(
+        between(timedelta(0), timedelta(minutes=5)), "It must be a timedelta of up to 5 minutes."
+    ),
+    "RATE": Rule(_is_rate, "It must be a number from 0.001 to 100000, or None."),
+    "BURST": _counts(1, 1_000_000),
+    "BODY_BYTES": _counts(KIB, 16 * MIB),
+    "DEPTH": _counts(1, 100),
+    "BULK_BYTES": _counts(KIB, 64 * MIB),
+    "BULK_ITEMS": _counts(1, 10_000),
+    "POP_COUNT": _counts(1, 1000),
+    "POP_TIMEOUT": Rule(
+        between(timedelta(0), timedelta(minutes=5)), "It must be a timedelta of up to 5 minutes."
+    ),
+    "WAITERS": _counts(1, 100_000),
+}
+
+
 class Section(NamedTuple):
     """A section: its dataclass, and the rules of its keys."""
 
@@ -121,5 +201,6 @@ class Section(NamedTuple):
 
 
 SECTIONS: Final[Mapping[str, Section]] = {
+    "API": Section(ApiSettings, API_RULES),
     "CALLBACKS": Section(CallbackSettings, CALLBACK_RULES),
 }

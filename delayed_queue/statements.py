@@ -110,6 +110,25 @@ def fetch_and_notify(
     return rows
 
 
+def fetch_all_and_notify(
+    using: str, statements: Sequence[Statement], channels: Sequence[str]
+) -> list[list[Row]]:
+    """Run several statements as fetch_all does, and wake listeners as fetch_and_notify does."""
+    connection = connections[using]
+    if not channels:
+        return fetch_all(using, statements)
+    if connection.in_atomic_block or not _can_pipeline(connection):
+        found = fetch_all(using, statements)
+        for channel in channels:
+            notify(using, channel)
+        return found
+    connection.ensure_connection()
+    prepare = plan_each_time(using)
+    return _directly(
+        connection, lambda raw: _execute_all_and_notify(raw, statements, channels, prepare)
+    )
+
+
 def fetch_at_once(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
     """Run the first statement of a transaction in one round trip with its BEGIN."""
     connection = connections[using]
@@ -212,22 +231,44 @@ def _execute_and_notify(
     params: Mapping[str, Any],
     prepare: bool,
 ) -> None:
-    raw = cursor.connection
-    announcement = psycopg.Cursor(raw)
+    _commit_and_notify(cursor.connection, [(cursor, statement, params)], [channel], prepare)
+
+
+def _execute_all_and_notify(
+    raw: psycopg.Connection[Row],
+    statements: Sequence[Statement],
+    channels: Sequence[str],
+    prepare: bool,
+) -> list[list[Row]]:
+    steps = [(psycopg.Cursor(raw), *each) for each in statements]
+    _commit_and_notify(raw, steps, channels, prepare)
+    return [cursor.fetchall() for cursor, _, _ in steps]
+
+
+def _commit_and_notify(
+    raw: psycopg.Connection[Row],
+    steps: Sequence[tuple[Cursor, str, Mapping[str, Any]]],
+    channels: Sequence[str],
+    prepare: bool,
+) -> None:
+    announcements = [psycopg.Cursor(raw) for _ in channels]
     try:
         with raw.pipeline() as pipeline:
-            _execute(cursor, statement, params, prepare)
-            # Commits the statement: a NOTIFY takes a database-wide lock until its transaction
+            for cursor, statement, params in steps:
+                _execute(cursor, statement, params, prepare)
+            # Commits the statements: a NOTIFY takes a database-wide lock until its transaction
             # has reached the disk, and must not make the offers of all queues wait for each
             # other. sync() waits for the answer before the NOTIFY is sent, a round trip more;
             # psycopg has no public name for what does not, so a release without it is slower.
             getattr(pipeline, "_enqueue_sync", pipeline.sync)()
-            announcement.execute(sql.NOTIFY, {"channel": channel}, prepare=prepare)
+            for announcement, channel in zip(announcements, channels, strict=True):
+                announcement.execute(sql.NOTIFY, {"channel": channel}, prepare=prepare)
     except psycopg.Error as caught:
         _leave_pipeline(raw)
         error = _first(caught)
-        # Answers come in order: with one to the NOTIFY, the commit before it went well.
-        is_stored = cursor.rownumber is not None and announcement.rownumber is not None
+        # Answers come in order: with one to a NOTIFY, the commit before it went well.
+        answered = [*(cursor for cursor, _, _ in steps), announcements[0]]
+        is_stored = all(cursor.rownumber is not None for cursor in answered)
         if not is_stored or not isinstance(error, _NOTIFY_FAILURES):
             raise error from None
 

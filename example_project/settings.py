@@ -98,6 +98,13 @@ LOGGING = {
 
 DELAYED_QUEUE: dict[str, Any] = {}
 
+# The notification service; where the keys are explained: example_project/notifications/conf.py.
+NOTIFICATIONS: dict[str, Any] = {
+    "BROKER_URL": env.str("AMQP_URL", default="memory://"),
+    "BROKER_QUEUE": env.str("AMQP_QUEUE", default="notifications"),
+    "HASH_KEY": env.str("NOTIFICATIONS_HASH_KEY", default=""),
+}
+
 # The providers of each channel, as JSON: see docs/guides/notifications.md. Without, what would be
 # sent is written to the log.
 DISPATCH: dict[str, Any] = {}

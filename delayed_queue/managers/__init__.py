@@ -30,6 +30,18 @@ from delayed_queue.managers.steps import (
     run,
     trying_alone,
 )
+from delayed_queue.managers.tokens import ApiTokenManager, TokenRow
+from delayed_queue.managers.topics import (
+    AddedRow,
+    AnswerRow,
+    DeadJobRow,
+    IdempotencyKeyManager,
+    JobRow,
+    OfferedJob,
+    PoppedRow,
+    TopicManager,
+    TopicRow,
+)
 from delayed_queue.managers.workers import (
     EnlistedRow,
     ThroughputRow,
@@ -39,15 +51,23 @@ from delayed_queue.managers.workers import (
 
 __all__ = [
     "NO_FLOOR",
+    "AddedRow",
+    "AnswerRow",
+    "ApiTokenManager",
     "ConsumedRow",
+    "DeadJobRow",
     "DeadLetterManager",
     "EnlistedRow",
     "ExtendedRow",
+    "IdempotencyKeyManager",
+    "JobRow",
     "LeasedRow",
     "MessageManager",
+    "OfferedJob",
     "OverviewRow",
     "PausedQueueManager",
     "PermitsRow",
+    "PoppedRow",
     "RateManager",
     "RedrivenRow",
     "ScheduleManager",
@@ -57,6 +77,9 @@ __all__ = [
     "StoredRow",
     "ThroughputRow",
     "TickRow",
+    "TokenRow",
+    "TopicManager",
+    "TopicRow",
     "WorkerCounts",
     "WorkerManager",
     "acknowledging_leases",

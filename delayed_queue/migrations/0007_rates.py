@@ -16,7 +16,7 @@ ROOM = "ALTER TABLE delayed_queue_rate SET (fillfactor = 50)"
 
 
 class Migration(migrations.Migration):
-    dependencies = [("delayed_queue", "0003_workers_and_pauses")]
+    dependencies = [("delayed_queue", "0005_tokens")]
 
     operations = [
         migrations.RunSQL(TAKE_TURNS, reverse_sql=migrations.RunSQL.noop),

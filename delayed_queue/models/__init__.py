@@ -11,13 +11,18 @@ from delayed_queue.models.queue import (
     Worker,
 )
 from delayed_queue.models.rates import Rate
+from delayed_queue.models.tokens import ApiToken
+from delayed_queue.models.topics import IdempotencyKey, Topic
 
 __all__ = [
+    "ApiToken",
     "DeadLetter",
+    "IdempotencyKey",
     "LongNamedIndex",
     "Message",
     "PausedQueue",
     "Rate",
     "Schedule",
+    "Topic",
     "Worker",
 ]

@@ -251,19 +251,31 @@ class DedupeClaim(models.Model):
 
 
 class ParkedRequest(models.Model):
-    """A broker's message that is no valid request, kept with the reasons until someone looks."""
+    """A broker's message that is no valid request, kept with the reasons until someone looks.
 
-    body = models.BinaryField()
-    content_type = models.CharField(max_length=200, blank=True, default="")
+    The same message again, by its digest, is the same row: a producer that repeats itself fills
+    no table, and one delivered twice is parked once.
+    """
+
+    digest = models.BinaryField(max_length=32)
     origin = models.CharField(max_length=200, help_text="The broker's queue.")
     message_id = models.CharField(max_length=200, blank=True, default="")
+    content_type = models.CharField(max_length=200, blank=True, default="")
+    body = models.BinaryField()
     reason = models.CharField(max_length=200)
     errors = models.JSONField(default=list)
+    times = models.IntegerField(default=1)
     parked_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["digest"], name="notification_parked_digest"),
+        ]
         indexes = [models.Index(fields=["parked_at", "id"], name="notification_parked_at")]
-        permissions = [("view_parked_body", "Can view the bodies of parked requests")]
+        permissions = [
+            ("view_parked_body", "Can view the bodies of parked requests"),
+            ("retry_parkedrequest", "Can put parked requests through the intake again"),
+        ]
         default_permissions = ["view", "delete"]
 
     def __str__(self) -> str:

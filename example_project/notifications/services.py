@@ -274,3 +274,10 @@ def fetch(statement: LiteralString, params: Mapping[str, Any]) -> list[tuple[Any
         cursor.execute(statement, params)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
+
+
+def execute(statement: LiteralString, params: Mapping[str, Any]) -> int:
+    """Run a statement, and return how many rows it changed."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, params)
+        return int(cursor.rowcount)

@@ -271,3 +271,56 @@ CROSS JOIN LATERAL (
 ORDER BY place
 RETURNING id, status
 """
+
+# The newest notifications of a tenant in some states, older than a given id. One look at the index
+# for each state, each of at most a page. Reads: notification_tenant.
+PAGE_OF_TENANT: Final[LiteralString] = """
+SELECT id
+FROM unnest(%(statuses)s::text[]) AS wanted (status)
+CROSS JOIN LATERAL (
+    SELECT n.id
+    FROM notifications_notification AS n
+    WHERE n.tenant = %(tenant)s
+        AND n.status = wanted.status
+        AND n.id < %(before)s::uuid
+    ORDER BY n.id DESC
+    LIMIT %(limit)s
+) AS newest
+ORDER BY id DESC
+LIMIT %(limit)s
+"""
+
+# The same, of all tenants. Reads: notification_status_id.
+PAGE: Final[LiteralString] = """
+SELECT id
+FROM unnest(%(statuses)s::text[]) AS wanted (status)
+CROSS JOIN LATERAL (
+    SELECT n.id
+    FROM notifications_notification AS n
+    WHERE n.status = wanted.status
+        AND n.id < %(before)s::uuid
+    ORDER BY n.id DESC
+    LIMIT %(limit)s
+) AS newest
+ORDER BY id DESC
+LIMIT %(limit)s
+"""
+
+# Keep broker's messages that are no valid requests; one that is kept already is counted.
+# Reads: notification_parked_digest.
+PARK: Final[LiteralString] = """
+INSERT INTO notifications_parkedrequest AS parked (
+    digest, origin, message_id, content_type, body, reason, errors, times
+)
+SELECT digest, %(origin)s, message_id, content_type, body, reason, errors, times
+FROM unnest(
+    %(digests)s::bytea[], %(message_ids)s::text[], %(content_types)s::text[],
+    %(bodies)s::bytea[], %(reasons)s::text[], %(errors)s::jsonb[], %(times)s::int[]
+) AS refused (digest, message_id, content_type, body, reason, errors, times)
+ON CONFLICT (digest) DO UPDATE
+SET
+    times = parked.times + EXCLUDED.times,
+    parked_at = statement_timestamp(),
+    reason = EXCLUDED.reason,
+    errors = EXCLUDED.errors
+"""

@@ -140,6 +140,14 @@ def _scalar_problem(value: Any) -> str:
     return "" if known else f"is no JSON value but a {type(value).__name__}"
 
 
+def check_category(category: str) -> str:
+    """Return what is wrong with a category; empty when nothing is."""
+    if len(category) > MAX_CATEGORY:
+        return f"has more than {MAX_CATEGORY} characters"
+    is_name = not category or _CATEGORY.fullmatch(category)
+    return "" if is_name else "must be of a-z, 0-9, '.', '_' and '-'"
+
+
 class _Reader:
     """Reads one object, field by field, and collects what is wrong."""
 
@@ -217,9 +225,9 @@ class _Reader:
         return recipient
 
     def _category(self) -> str:
-        category = self._text("category", MAX_CATEGORY)
-        if category and not _CATEGORY.fullmatch(category):
-            self._refuse("category", "must be of a-z, 0-9, '.', '_' and '-'")
+        category = self._text("category")
+        if problem := check_category(category):
+            self._refuse("category", problem)
         return category
 
     def _times(self) -> tuple[datetime | None, datetime | None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 
 from delayed_queue.managers import NO_FLOOR
+from delayed_queue.topics.kinds import Way, kinds_of_topic
 from tests.plans.conftest import NOW, ROWS
 
 PRIMARY: Final = "delayed_queue_pkey"
@@ -16,11 +18,17 @@ SCHEDULES: Final = "schedule_kind_prefix"
 DESCRIBED: Final = "schedule_described"
 WORKERS: Final = "delayed_queue_worker_pkey"
 HEARTBEATS: Final = "worker_heartbeat"
+TOKENS: Final = "token_digest"
+TOKEN_IDS: Final = "delayed_queue_token_pkey"
 PAUSES: Final = "paused_kind"
 RATES: Final = "rate_name"
 DEAD_PRIMARY: Final = "delayed_queue_dead_letter_pkey"
 DEAD_DIED: Final = "dead_letter_kind_died"
 DEAD_IDS: Final = "dead_letter_kind_id"
+DEAD_KEYS: Final = "dead_letter_key"
+TOPICS: Final = "topic_name"
+ANSWERS: Final = "idempotency_scope_key"
+OLD_ANSWERS: Final = "idempotency_created"
 
 KINDS: Final = ["bulk|json", "due|json", "scheduled|json", "leased|json", "mixed|json"]
 
@@ -47,7 +55,8 @@ class Case:
     may_scan_generically: bool = False
 
     def __str__(self) -> str:
-        kind = str(self.params.get("kind")).partition("|")[0]
+        kinds = [self.params.get("kind") or self.params.get("topic") or ""]
+        kind = str((self.params.get("kinds") or kinds)[0]).partition("|")[0]
         rest = [
             str(self.params[name])
             for name in (
@@ -59,6 +68,10 @@ class Case:
                 "overwrite",
                 "floor",
                 "horizon",
+                "digest",
+                "after",
+                "is_due",
+                "is_leased",
             )
             if name in self.params
         ]
@@ -327,6 +340,128 @@ def pauses() -> list[Case]:
     ]  # fmt: skip
 
 
+def tokens() -> list[Case]:
+    digest = sha256(b"5").hexdigest()
+    use = {"stale_after": 60_000, "now": NOW}
+    return [
+        *(
+            Case("FIND_TOKEN", {"digest": each, **use}, {TOKENS})
+            for each in (digest, sha256(b"none").hexdigest())
+        ),
+        Case("USE_TOKEN", {"id": 5, **use}, {TOKEN_IDS}, buffers=60),
+    ]
+
+
+def topics() -> list[Case]:
+    settings = {"shards": 4, "ladder": "", "jitter": 0.0, "ttr": None}
+    return [
+        *(
+            Case("CREATE_TOPIC", {"topic": topic, "now": NOW}, {TOPICS}, buffers=60)
+            for topic in ("bulk", "new")
+        ),
+        Case("READ_TOPIC", {"topic": "bulk"}, {TOPICS}),
+        Case("TOPICS", {"after": "topic-2", "limit": 100}, {TOPICS}, n=100, fixed=150),
+        Case("CONFIGURE_TOPIC", {"topic": "topic-5", **settings}, {TOPICS}, buffers=60),
+        Case("LOCK_TOPIC", {"topic_lock": 1}, set(), rows=0),
+        Case("TRY_KEY", {"lock": 1}, set(), rows=0),
+        *(
+            Case("LOCK_JOBS", {"topic_lock": 1, "job_locks": list(range(n))}, set(), n=n)
+            for n in (1, 200)
+        ),
+        Case("READ_ANSWER", {"scope": "token-5", "key": "key-5", "age": 10**8, "now": NOW},
+             {ANSWERS}),
+        *(
+            Case(
+                "SAVE_ANSWER",
+                {"scope": "token-5", "key": key, "request_hash": b"x", "status": 202,
+                 "answer": "{}", "now": NOW},
+                {ANSWERS}, buffers=60,
+            )
+            for key in ("key-5", "new")
+        ),
+        Case("PRUNE_ANSWERS", {"age": 10**6, "limit": 1000, "now": NOW}, {OLD_ANSWERS},
+             n=1000, rows=4, buffers=20),
+    ]  # fmt: skip
+
+
+def jobs() -> list[Case]:
+    one = {"topic": "bulk", "key": "key-5"}
+    return [
+        *(
+            Case(name, adding(n), {TOPICS, KEYS}, n=n, rows=12, buffers=60, fixed=60)
+            for name in ("ADD_JOBS", "PUT_JOBS")
+            for n in (1, 200)
+        ),
+        Case("FIND_JOB", {**one, "now": NOW}, {TOPICS, KEYS, DEAD_KEYS}, rows=20, fixed=40),
+        Case("DROP_JOB", one, {TOPICS, KEYS}, rows=20, fixed=40),
+        Case("DROP_DEAD_JOB", {**one, "key": "dead-5"}, {TOPICS, DEAD_KEYS}, rows=20, fixed=40),
+        Case("JOB_LETTERS", {**one, "key": "dead-5"}, {TOPICS, DEAD_KEYS}, rows=20, fixed=40),
+        Case(
+            "FINISH_JOB", {"topic": "leased", "key": "key-170000", "lease_id": "lease-1700"},
+            {TOPICS, KEYS}, rows=20, fixed=60,
+        ),
+        *(
+            Case(
+                "POP_JOBS",
+                {"kinds": kinds_of_topic(topic, 4, Way.PULLED), "limit": limit,
+                 "lease_id": "mine", "ttr": None, "default_ttr": LEASE, "now": NOW},
+                {DUE, PRIMARY, PAUSES}, n=limit, rows=5, buffers=40, fixed=400,
+            )
+            for topic in ("bulk", "due", "mixed")
+            for limit in (1, 100)
+        ),
+        *(
+            Case(
+                "DEAD_JOBS", {"kinds": ["bulk|json", "due|json"], "after": after, "limit": limit},
+                {DEAD_IDS}, n=2 * limit, rows=4, buffers=8, fixed=60, or_reads={DEAD_PRIMARY},
+            )
+            for after in (0, 1000)
+            for limit in (10, 1000)
+        ),
+        *(
+            Case(
+                "NEXT_JOB", {"kinds": kinds, "horizon": horizon, "now": now}, {DUE}, n=len(kinds),
+                rows=1,
+            )
+            for horizon in (3_000, LEASE)
+            for kinds, now in (
+                (["bulk|json", "bulk#1|json"], NOW - 60_001), (["scheduled|json"], NOW),
+                (["mixed|json", "leased|json"], NOW),
+            )
+        ),
+        Case("READ_DEAD_JOB", {"id": 5}, {DEAD_PRIMARY}),
+        *(
+            Case(
+                "KICK_JOBS", {"topic": "due", "ids": n, "now": NOW},
+                {DEAD_PRIMARY, KEYS, TOPICS}, n=n, rows=16, buffers=60, fixed=300,
+            )
+            for n in (1, 200)
+        ),
+        *(
+            Case(
+                "PEEK_JOBS",
+                {"kinds": kinds_of_topic(topic, 4), "limit": 10, "depth": 1000, "is_due": is_due,
+                 "is_leased": is_leased, "now": NOW},
+                {DUE}, n=1000, rows=3, buffers=3, fixed=60,
+            )
+            for topic, is_due, is_leased in (
+                ("bulk", True, False), ("scheduled", False, False), ("leased", False, True),
+                ("mixed", False, True), ("scheduled", False, True),
+            )
+        ),
+    ]  # fmt: skip
+
+
+def adding(n: int) -> dict[str, Any]:
+    """Jobs of which every other id is stored, in neither input nor key order."""
+    ids = [f"key-{each * 7919 % 100_000}" if each % 2 else f"new-{each}" for each in range(n)]
+    return {
+        "topic": "bulk", "shards": 4, "places": kinds_of_topic("bulk", 4),
+        "keys": ids, "kinds": ["bulk#1|json"] * n, "payloads": [b"y"] * n,
+        "schedules": [None] * n, "delays": [0] * n, "headers": ['{"a": 1}'] * n, "now": NOW,
+    }  # fmt: skip
+
+
 def rates() -> list[Case]:
     permit = {"least": 1, "most": 100, "interval": 1000.0, "burst": 100_000, "now": NOW * 1000}
     return [
@@ -338,5 +473,6 @@ def rates() -> list[Case]:
 
 CASES: Final = [
     *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(),
-    *pauses(), *rates(),
+    *pauses(), *rates(), *topics(),
+    *tokens(), *jobs(),
 ]  # fmt: skip

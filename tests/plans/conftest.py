@@ -13,7 +13,8 @@ NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
-    "delayed_queue_paused, delayed_queue_rate"
+    "delayed_queue_paused, delayed_queue_topic, delayed_queue_idempotency_key, "
+    "delayed_queue_rate, delayed_queue_token"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -100,10 +101,37 @@ INSERT INTO delayed_queue_paused ("pKind", "pausedAt", "pausedBy", reason)
 SELECT 'paused-' || n || '|json', %(now)s, 'operator', 'maintenance'
 FROM generate_series(1, 2000) AS n
 """
+# The kinds of messages are topics too, in four shards; and answers, a second apart.
+_TOPICS: Final = """
+INSERT INTO delayed_queue_topic (name, shards, ladder, jitter, "createdAt")
+SELECT name, 4, '', 0, %(now)s
+FROM unnest(ARRAY['bulk', 'due', 'scheduled', 'leased', 'mixed']) AS name
+UNION ALL
+SELECT 'topic-' || n, 1, '', 0, %(now)s
+FROM generate_series(1, 10000) AS n
+"""
+_ANSWERS: Final = """
+INSERT INTO delayed_queue_idempotency_key (
+    scope, key, "requestHash", status, answer, "createdAt"
+)
+SELECT 'token-' || n %% 10, 'key-' || n, sha256('x'), 202, '{}', %(now)s - n * 1000
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
+"""
+
 # Half of the buckets are full, half are booked for longer than their burst.
 _RATES: Final = """
 INSERT INTO delayed_queue_rate (name, "bookedUntil")
 SELECT 'rate-' || n, %(now)s::bigint * 1000 + CASE WHEN n < 10000 THEN -1000 ELSE 200000 END
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
+"""
+
+
+# As many as a large company has programs.
+_TOKENS: Final = """
+INSERT INTO delayed_queue_token (name, prefix, digest, topics, verbs, "createdAt")
+SELECT
+    'token-' || n, 'dq_', encode(sha256(convert_to(n::text, 'UTF8')), 'hex'), '["*"]', '["add"]',
+    %(now)s
 FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
 """
 
@@ -127,7 +155,10 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
                 [_TABLES.split(", ")],
             )
             connection.execute("SET LOCAL jit = off")
-            for rows in (_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _RATES):
+            for rows in (
+                *(_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _TOPICS, _ANSWERS),
+                *(_RATES, _TOKENS),
+            ):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
             yield connection
     finally:

@@ -19,6 +19,7 @@ DUE: Final = 50
 PARAMS: Final = {
     "kind": "hostile|json", "limit": LIMIT, "lease_id": "mine", "retaken_id": "again",
     "lease": 1000, "floor": NO_FLOOR, "now": NOW,
+    "kinds": ["empty|json", "hostile|json"], "ttr": None, "default_ttr": 1000,
 }  # fmt: skip
 SETTINGS: Final = (
     "hashjoin", "mergejoin", "nestloop", "material", "hashagg", "sort", "indexscan", "bitmapscan",
@@ -84,7 +85,7 @@ def taken(raw: psycopg.Connection[Any], statement: str, *, off: tuple[str, ...])
     return sorted(row[1] for row in rows)
 
 
-@pytest.mark.parametrize("statement", ["CLAIM", "CONSUME"])
+@pytest.mark.parametrize("statement", ["CLAIM", "CONSUME", "POP_JOBS"])
 @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
 def test_no_planner_setting_takes_more_than_the_limit(
     due: psycopg.Connection[Any], statement: str, analyzed: bool

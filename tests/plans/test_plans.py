@@ -28,12 +28,13 @@ COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
 # They walk an index in its order and stop at a limit.
 WALKS: Final = {
     "CLAIM", "CLAIM_STRICT", "CONSUME", "NEXT_DUE", "STATS", "OVERVIEW", "KINDS",
-    "DEAD_LETTER_KINDS", "DEAD_LETTER_IDS", "PRUNE_DEAD_LETTERS",
+    "DEAD_LETTER_KINDS", "DEAD_LETTER_IDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS",
+    "PEEK_JOBS",
 }  # fmt: skip
 
 # These meet the dead versions that rolled-back claims leave behind everything else; the first walk
 # marks them, and the second one passes them by.
-WALKS_BEHIND: Final = {"NEXT_DUE", "STATS", "OVERVIEW"}
+WALKS_BEHIND: Final = {"NEXT_DUE", "STATS", "OVERVIEW", "PEEK_JOBS"}
 
 
 def statements_of(module: ModuleType) -> set[str]:

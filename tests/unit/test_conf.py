@@ -18,7 +18,7 @@ from delayed_queue.conf import QueueSettings, find_problems, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.instruments import get_instruments
 from delayed_queue.retries import Backoff, RetryPolicy
-from delayed_queue.sections import CallbackSettings
+from delayed_queue.sections import ApiSettings, CallbackSettings
 from tests.instruments import Recorder
 
 RIGHT: dict[str, list[Any]] = {
@@ -36,6 +36,7 @@ RIGHT: dict[str, list[Any]] = {
     "HANDLERS_MODULE": ["handlers", "queue_handlers"],
     "CRON": [(), []],
     "INSTRUMENTS": [(), ["tests.instruments.Recorder"], [Recorder], (Recorder(),)],
+    "API": [ApiSettings(), ApiSettings(PUBLIC=True, RATE=0.5, DOCS=False)],
     "CALLBACKS": [CallbackSettings(), CallbackSettings(ALLOWED_PORTS=[8080])],
 }
 WRONG: dict[str, list[Any]] = {
@@ -53,6 +54,23 @@ WRONG: dict[str, list[Any]] = {
     "HANDLERS_MODULE": ["", "my.handlers", None],
     "CRON": ["* * * * *", 5, [5], [{"no": "entry"}]],
     "INSTRUMENTS": ["tests.instruments.Recorder", None, ["Recorder"], ["a. b"], [5], [object]],
+    "API": [
+        None,
+        [],
+        {"PUBLIK": True},
+        {"PUBLIC": 1},
+        {"DOCS": "yes"},
+        {"RATE": 0},
+        {"RATE": True},
+        {"DATABASE": ""},
+        {"THREADS": 0},
+        {"BODY_BYTES": 10},
+        {"DEPTH": 101},
+        {"DEPTH": True},
+        {"TOKEN_CACHE": 5},
+        {"POP_TIMEOUT": timedelta(hours=1)},
+        ApiSettings(WAITERS=0),
+    ],
     "CALLBACKS": [None, [], {"ALLOWED_PORT": [8080]}, CallbackSettings(ALLOWED_PORTS=(0,))],
 }
 
@@ -104,7 +122,7 @@ def test_an_unknown_key_says_what_was_meant(settings: LazySettings, key: str, me
 def test_a_key_like_no_other_lists_those_there_are(settings: LazySettings, key: Any):
     settings.DELAYED_QUEUE = {key: 1}
     [message] = check_settings()
-    assert str(message.hint).startswith("Known keys: ASYNC_CONCURRENCY, BACKOFF, ")
+    assert str(message.hint).startswith("Known keys: API, ASYNC_CONCURRENCY, BACKOFF, ")
 
 
 @pytest.mark.parametrize("configured", [None, [], "x", 3])

@@ -34,13 +34,13 @@ from delayed_queue.conf import QueueSettings, find_problems
 from delayed_queue.cron import CronKeeper, CronThread
 from delayed_queue.management.commands import installcron, runqueueworker
 from delayed_queue.messages import Batch, QueueStats, StoredMessage
-from delayed_queue.models import DeadLetter, Message, PausedQueue, Rate, Worker
+from delayed_queue.models import ApiToken, DeadLetter, Message, PausedQueue, Rate, Worker
 from delayed_queue.models import Schedule as StoredSchedule
 from delayed_queue.queues.cron import CronService, InstallerHandle
 from delayed_queue.queues.tickplans import TickReport
 from delayed_queue.retries import Backoff
 from delayed_queue.schedules import Schedule, ZonedSchedule
-from delayed_queue.sections import CallbackSettings
+from delayed_queue.sections import ApiSettings, CallbackSettings
 from tests import documents
 from tests.documents import DOCS, ROOT
 
@@ -61,7 +61,8 @@ HOMES = {
 PAGES = [pytest.param(page, id=documents.name_of(page)) for page in documents.pages()]
 VALUES: dict[str, Any] = {
     "timedelta": timedelta, "datetime": datetime, "UTC": UTC,
-    "RetryPolicy": RetryPolicy, "Backoff": Backoff, "CallbackSettings": CallbackSettings,
+    "RetryPolicy": RetryPolicy, "Backoff": Backoff, "ApiSettings": ApiSettings,
+    "CallbackSettings": CallbackSettings,
 }  # fmt: skip
 
 
@@ -78,9 +79,14 @@ def defaults_of(cls: Any) -> dict[str, Any]:
 class TestSettings:
     @pytest.mark.parametrize(
         ("header", "cls"),
-        [("key", QueueSettings), ("field", Backoff), ("callbacks key", CallbackSettings)],
+        [
+            ("key", QueueSettings),
+            ("field", Backoff),
+            ("api key", ApiSettings),
+            ("callbacks key", CallbackSettings),
+        ],
         ids=str,
-    )
+    )  # fmt: skip
     def test_keys_and_defaults_are_those_of_the_code(self, header: str, cls: Any) -> None:
         rows = documents.table(SETTINGS, header, "default", "meaning")
         documented = {documents.code(row[0]): evaluated(documents.code(row[1])) for row in rows}
@@ -320,7 +326,7 @@ class TestInternals:
     def test_columns_are_those_of_the_models(self) -> None:
         header = ("column", "type", "Django field", "why")
         models: tuple[Any, ...] = (
-            Message, DeadLetter, StoredSchedule, Worker, PausedQueue, Rate
+            Message, DeadLetter, StoredSchedule, Worker, PausedQueue, Rate, ApiToken
         )  # fmt: skip
         for rows, model in zip(documents.tables(SCHEMA, *header), models, strict=True):
             documented = {documents.code(row[0]): documents.code(row[2]) for row in rows}

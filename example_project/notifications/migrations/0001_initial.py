@@ -221,22 +221,30 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("body", models.BinaryField()),
-                ("content_type", models.CharField(blank=True, default="", max_length=200)),
+                ("digest", models.BinaryField(max_length=32)),
                 ("origin", models.CharField(help_text="The broker's queue.", max_length=200)),
                 ("message_id", models.CharField(blank=True, default="", max_length=200)),
+                ("content_type", models.CharField(blank=True, default="", max_length=200)),
+                ("body", models.BinaryField()),
                 ("reason", models.CharField(max_length=200)),
                 ("errors", models.JSONField(default=list)),
+                ("times", models.IntegerField(default=1)),
                 (
                     "parked_at",
                     models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
                 ),
             ],
             options={
-                "permissions": [("view_parked_body", "Can view the bodies of parked requests")],
+                "permissions": [
+                    ("view_parked_body", "Can view the bodies of parked requests"),
+                    ("retry_parkedrequest", "Can put parked requests through the intake again"),
+                ],
                 "default_permissions": ["view", "delete"],
                 "indexes": [
                     models.Index(fields=["parked_at", "id"], name="notification_parked_at")
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("digest",), name="notification_parked_digest")
                 ],
             },
         ),

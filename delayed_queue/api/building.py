@@ -1,0 +1,191 @@
+"""How an API is put together: problems for errors, one pool of threads, documented answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest, HttpResponseBase, HttpResponseNotAllowed
+from django.urls import URLPattern, path, re_path
+from django.urls.resolvers import ResolverMatch, URLResolver
+from ninja import NinjaAPI
+from ninja.errors import ValidationErrorContext
+from ninja.operation import Operation
+from ninja.parser import Parser
+
+from delayed_queue.api.bodies import admit, rule_of
+from delayed_queue.api.describing import described
+from delayed_queue.api.docs import docs_page, openapi_file
+from delayed_queue.api.parsing import parse
+from delayed_queue.api.problems import Problem, respond
+from delayed_queue.api.threads import in_event_loop, in_thread
+from delayed_queue.conf import get_settings
+
+View = Callable[..., Any]
+
+
+def make_api(
+    title: str,
+    version: str,
+    urls_namespace: str,
+    *,
+    description: str = "",
+    auth: Any = None,
+) -> Api:
+    """Return an empty API in the manner of the package; ``auth`` is for routes that name none.
+
+    Mount it with ``path("v1/", api.urls)``. It serves its description at ``openapi.json``, a
+    page of it at ``docs``, and answers what it does not know below that path, too.
+    """
+    return Api(
+        title=title,
+        version=version,
+        description=description,
+        urls_namespace=urls_namespace,
+        auth=[auth] if auth is not None else None,
+        parser=StrictParser(),
+        openapi_url=None,
+        docs_url=None,
+    )
+
+
+class StrictParser(Parser):
+    """Ninja's parser with the package's reading of JSON."""
+
+    def parse_body(self, request: HttpRequest) -> Any:
+        return parse(request.body, get_settings().API.DEPTH)
+
+
+class Api(NinjaAPI):
+    """A NinjaAPI whose errors are problems and whose synchronous views share a pool."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.default_router.add_decorator(_admitting, mode="view")
+
+    def set_default_exception_handlers(self) -> None:
+        # One for all: the classes of exceptions are told apart there.
+        self.add_exception_handler(Exception, respond)
+
+    def validation_error_from_error_contexts(
+        self, error_contexts: list[ValidationErrorContext[Any]]
+    ) -> Any:
+        """Return a problem that names each wrong field, and quotes no value."""
+        errors = [
+            _field_error(context.model, each)
+            for context in error_contexts
+            for each in context.pydantic_validation_error.errors(
+                include_url=False, include_input=False, include_context=False
+            )
+        ]
+        return Problem(400, "invalid_request", "Invalid request", errors=errors)
+
+    @property
+    def urls(self) -> tuple[list[URLPattern | URLResolver], str, str]:
+        patterns, app_name, namespace = super().urls
+        # Without ninja's root, which only says where its documentation would be.
+        made: list[URLPattern | URLResolver] = [
+            _Pattern(each.pattern, answering(each.callback), each.default_args, each.name)
+            for each in patterns
+            if isinstance(each, URLPattern) and each.name != "api-root"
+        ]
+        made += [
+            path("openapi.json", openapi_file(self), name="openapi-json"),
+            path("docs", docs_page(self), name="docs"),
+            re_path("", unknown, name="unknown"),
+        ]
+        return made, app_name, namespace
+
+    def get_openapi_schema(self, **kwargs: Any) -> Any:
+        return described(super().get_openapi_schema(**kwargs), self)
+
+
+def unknown(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
+    """Answer 404 to a path that is not there."""
+    return Problem(404, "not_found").as_response()
+
+
+unknown.csrf_exempt = True  # type: ignore[attr-defined] # no token is asked of who goes wrong
+
+
+def _field_error(model: Any, error: Any) -> dict[str, str]:
+    where: tuple[Any, ...] = model.__ninja_flatten_map_reverse__.get(error["loc"], error["loc"])
+    # Ninja puts a sole body below the name of the view's argument, which no caller knows.
+    if getattr(model, "__read_from_single_attr__", None):
+        where = where[1:]
+    source = str(model.__ninja_param_source__)
+    return {"in": source, "path": _dotted(where), "message": error["msg"]}
+
+
+def _dotted(where: tuple[Any, ...]) -> str:
+    text = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in where)
+    return text.removeprefix(".")
+
+
+def _admitting(run: Any) -> Any:
+    """Have the body read, bounded and of the right type, before an operation runs."""
+    operation: Operation = run.__self__
+    rule = rule_of(operation)
+
+    def refused(request: HttpRequest) -> HttpResponseBase | None:
+        try:
+            admit(request, rule)
+        except Exception as error:
+            return respond(request, error)
+        return None
+
+    @wraps(run)
+    def admitting(request: HttpRequest, **kwargs: Any) -> Any:
+        return refused(request) or run(request, **kwargs)
+
+    @wraps(run)
+    async def admitting_async(request: HttpRequest, **kwargs: Any) -> Any:
+        return refused(request) or await run(request, **kwargs)
+
+    return admitting_async if operation.is_async else admitting
+
+
+def answering(view: View) -> View:
+    """Have ninja's own answers (405) be problems too."""
+
+    def finished(response: HttpResponseBase) -> HttpResponseBase:
+        if isinstance(response, HttpResponseNotAllowed):
+            allow = {"Allow": response.headers["Allow"]}
+            return Problem(405, "method_not_allowed", headers=allow).as_response()
+        return response
+
+    @wraps(view)
+    def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        return finished(view(request, *args, **kwargs))
+
+    @wraps(view)
+    async def answer_async(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        return finished(await view(request, *args, **kwargs))
+
+    return answer_async if iscoroutinefunction(view) else answer
+
+
+class _Pattern(URLPattern):
+    """A synchronous view as it is under WSGI, and in the pool of threads under ASGI.
+
+    The handler that resolves within an event loop is Django's asynchronous one. Under WSGI, and
+    in Django's test client, the view runs where it is: in the caller's thread and transaction.
+    """
+
+    def resolve(self, path: str) -> ResolverMatch | None:
+        match = super().resolve(path)
+        if match is not None and in_event_loop() and not iscoroutinefunction(match.func):
+            match.func = pooled(match.func)
+        return match
+
+
+def pooled(view: View) -> Callable[..., Awaitable[Any]]:
+    """Return the view as a coroutine function that runs in the pool of threads."""
+
+    @wraps(view)
+    async def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return await in_thread(view, request, *args, **kwargs)
+
+    return markcoroutinefunction(run)

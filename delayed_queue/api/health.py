@@ -1,0 +1,71 @@
+"""For probes and scrapers: whether the process answers, whether it can work, and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from django.db import Error, connections
+from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from delayed_queue.api.auth import check, grant_of
+from delayed_queue.api.problems import Problem, respond, unavailable
+from delayed_queue.conf import get_settings
+from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.workers.schema import check_schema
+
+View = Callable[[HttpRequest], HttpResponse]
+
+
+def _get(view: View) -> View:
+    """Have errors be problems, and other methods refused."""
+
+    def answer(request: HttpRequest) -> HttpResponse:
+        if request.method not in ("GET", "HEAD"):
+            return Problem(405, "method_not_allowed", headers={"Allow": "GET, HEAD"}).as_response()
+        try:
+            response = view(request)
+        except Exception as error:
+            response = respond(request, error)
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    answer.csrf_exempt = True  # type: ignore[attr-defined]
+    return answer
+
+
+@_get
+def healthz(request: HttpRequest) -> HttpResponse:
+    """Answer 200: the process takes requests. It asks nobody, so no outage restarts servers."""
+    return JsonResponse({"status": "ok"})
+
+
+@_get
+def readyz(request: HttpRequest) -> HttpResponse:
+    """Answer 200 when the database answers and has this version's tables, else 503."""
+    using = get_settings().API.DATABASE
+    try:
+        connections[using].close_if_unusable_or_obsolete()
+        check_schema(using)
+    except Error:
+        raise unavailable() from None
+    except DelayedQueueError:
+        raise unavailable("schema_mismatch", "Migrations and package differ.") from None
+    return JsonResponse({"status": "ready"})
+
+
+@_get
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Expose the queues and this process to Prometheus; needs a token that may read all topics."""
+    if find_spec("prometheus_client") is None:
+        raise Problem(404, "not_found", detail="The server has no prometheus-client.")
+    settings = get_settings().API
+    if not settings.METRICS_PUBLIC:
+        grant = grant_of(request)
+        check(grant, "read", None if "*" in grant.topics else "\0")
+    module: Any = import_module("delayed_queue.metrics")
+    collector = module.QueueCollector(using=settings.DATABASE)
+    body, content_type = module.exposition(collector, accept=request.headers.get("Accept", ""))
+    return HttpResponse(body, content_type=content_type)

@@ -1,0 +1,1 @@
+"""The calls of the job API: a module each group, with its ``router``."""

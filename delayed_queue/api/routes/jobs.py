@@ -1,0 +1,215 @@
+"""Adding, reading and deleting jobs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Final
+
+from django.http import HttpResponse
+from ninja import Query, Router, Schema
+
+from delayed_queue.api.auth import ApiRequest, demand, requires
+from delayed_queue.api.bodies import JSON, takes_body
+from delayed_queue.api.describing_jobs import ADDING, BULK, IDEMPOTENCY_KEY
+from delayed_queue.api.parsing import parse
+from delayed_queue.api.problems import MEDIA_TYPE, Problem
+from delayed_queue.api.replies import (
+    AddedReply,
+    JobId,
+    JobReply,
+    TopicName,
+    check_object,
+    invalid,
+    job_as_dict,
+    missing,
+    nothing,
+    read_object,
+    reply,
+    taken,
+)
+from delayed_queue.callbacks.guard import check_url
+from delayed_queue.conf import get_settings
+from delayed_queue.exceptions import InvalidJob, InvalidMessage
+from delayed_queue.payloads import encode
+from delayed_queue.topics import (
+    AddedJob,
+    IfExists,
+    KeptAnswer,
+    NewJob,
+    Refusal,
+    add_job,
+    add_jobs,
+    delete_job,
+    find_job,
+    job_from,
+    once,
+)
+from delayed_queue.topics.jobs import CODEC
+
+router = Router(tags=["jobs"])
+NDJSON: Final = "application/x-ndjson"
+Exists = Annotated[IfExists, Query(alias="ifExists")]
+
+
+class BulkReply(Schema):
+    """What became of each job of a bulk, in the order in which they were sent."""
+
+    items: list[dict[str, Any]]
+
+
+@router.post(
+    "/jobs",
+    auth=requires("add"),
+    response={202: AddedReply, 409: None, 422: None},
+    openapi_extra=ADDING,
+    summary="Add a job",
+)
+@takes_body(lambda settings: settings.BODY_BYTES, JSON)
+def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
+    """Store a job; once the answer is 202 it survives a crash of the server."""
+    fields = read_object(request.body)
+    job = _job(request, fields)
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if key is None:
+        return _as_response(_add(job, if_exists))
+    return _add_once(request, key, job, fields, if_exists)
+
+
+def _job(request: ApiRequest, fields: dict[str, Any]) -> NewJob:
+    try:
+        job = job_from(fields, check_url=check_url)
+    except InvalidJob as error:
+        raise invalid(error) from None
+    demand(request, "add", job.topic)
+    return job
+
+
+def _add(job: NewJob, if_exists: IfExists) -> KeptAnswer:
+    added = add_job(job, if_exists=if_exists, using=get_settings().API.DATABASE)
+    if added.outcome is None:
+        return KeptAnswer(409, taken().as_json().decode())
+    return KeptAnswer(202, reply(202, _as_dict(added)).content.decode())
+
+
+def _add_once(
+    request: ApiRequest, key: str, job: NewJob, fields: dict[str, Any], if_exists: IfExists
+) -> HttpResponse:
+    # As read, not as sent: white space and the order of names make no other request.
+    sent = encode(CODEC, [fields, if_exists])
+    try:
+        answer = once(
+            f"{request.auth.token_id or 'public'} POST jobs", key, sent,
+            partial(_add, job, if_exists), using=get_settings().API.DATABASE,
+        )  # fmt: skip
+    except InvalidMessage as error:
+        errors = [{"in": "header", "path": IDEMPOTENCY_KEY, "message": str(error)}]
+        raise Problem(400, "invalid_request", "Invalid request", errors=errors) from None
+    if answer is Refusal.OTHER_REQUEST:
+        raise Problem(422, "idempotency_key_reused", detail="It came with another request before.")
+    if answer is Refusal.IN_PROGRESS:
+        raise Problem(409, "idempotency_key_in_use", detail="A request with it is under way.")
+    return _as_response(answer)
+
+
+def _as_response(answer: KeptAnswer) -> HttpResponse:
+    media_type = JSON if answer.status < 400 else MEDIA_TYPE
+    headers = {"Idempotency-Replayed": "true"} if answer.is_replay else {}
+    return HttpResponse(answer.body, status=answer.status, content_type=media_type, headers=headers)
+
+
+def _as_dict(added: AddedJob) -> dict[str, Any]:
+    return {
+        "jobId": added.job_id, "topic": added.topic, "state": added.state, "runAt": added.run_at
+    }  # fmt: skip
+
+
+@router.post(
+    "/jobs/bulk",
+    auth=requires("add"),
+    response={202: BulkReply},
+    openapi_extra=BULK,
+    summary="Add many jobs",
+)
+@takes_body(lambda settings: settings.BULK_BYTES, JSON, NDJSON)
+def add_bulk(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
+    """Store jobs, each for itself: one that is refused does not hold up the others.
+
+    An item of the answer has a status and either a job or a problem. Repeat it as it was after
+    a lost answer, with ``ifExists=ignore``.
+    """
+    if IDEMPOTENCY_KEY in request.headers:
+        errors = [{"in": "header", "path": IDEMPOTENCY_KEY, "message": "Not for a bulk: use "
+                   "ifExists=ignore to repeat one."}]  # fmt: skip
+        raise Problem(400, "invalid_request", "Invalid request", errors=errors)
+    items = _items(request)
+    limit = get_settings().API.BULK_ITEMS
+    if len(items) > limit:
+        raise Problem(413, "too_many_items", detail=f"A bulk may have {limit} jobs.")
+    results = [_read(request, each) for each in items]
+    jobs = [each for each in results if isinstance(each, NewJob)]
+    added = iter(add_jobs(jobs, if_exists=if_exists, using=get_settings().API.DATABASE))
+    answers = [
+        _result(next(added)) if isinstance(each, NewJob) else _refused(each) for each in results
+    ]
+    return reply(202, {"items": answers})
+
+
+def _items(request: ApiRequest) -> list[Any]:
+    """Return the parsed items of a JSON array, or the lines of NDJSON as they are."""
+    if request.content_type == NDJSON:
+        return [line for line in request.body.split(b"\n") if line.strip()]
+    # The array is a level of nesting more.
+    items = parse(request.body, get_settings().API.DEPTH + 1)
+    if not isinstance(items, list):
+        raise Problem(400, "invalid_request", "Invalid request", "A bulk is an array of jobs.")
+    return items
+
+
+def _read(request: ApiRequest, item: Any) -> NewJob | Problem:
+    try:
+        fields = read_object(item) if isinstance(item, bytes) else check_object(item)
+        job = _job(request, fields)
+    except Problem as problem:
+        return problem
+    limit = get_settings().API.BODY_BYTES
+    if len(job.payload) > limit:
+        return Problem(413, "body_too_large", detail=f"A job's body may have {limit} bytes.")
+    return job
+
+
+def _result(added: AddedJob) -> dict[str, Any]:
+    return _refused(taken()) if added.outcome is None else {"status": 202, "job": _as_dict(added)}
+
+
+def _refused(problem: Problem) -> dict[str, Any]:
+    return {"status": problem.status, "problem": problem.as_dict()}
+
+
+@router.get(
+    "/topics/{topic}/jobs/{path:job_id}",
+    auth=requires("read"),
+    response={200: JobReply, 404: None},
+    summary="Read a job",
+)
+def read(request: ApiRequest, topic: TopicName, job_id: JobId) -> HttpResponse:
+    """Answer where a job stands, a dead one too, without leasing it."""
+    job = find_job(topic, job_id, using=get_settings().API.DATABASE)
+    if job is None:
+        raise missing()
+    return reply(200, job_as_dict(job))
+
+
+@router.delete(
+    "/topics/{topic}/jobs/{path:job_id}",
+    auth=requires("delete"),
+    response={204: None, 404: None},
+    summary="Delete a job",
+)
+def delete(request: ApiRequest, topic: TopicName, job_id: JobId) -> HttpResponse:
+    """Delete a job whatever its state: after the answer it is not delivered.
+
+    An attempt under way may end; no other follows.
+    """
+    if not delete_job(topic, job_id, using=get_settings().API.DATABASE):
+        raise missing()
+    return nothing()

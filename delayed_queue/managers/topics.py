@@ -1,0 +1,322 @@
+"""The statements of topics and their jobs, and the rows they return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from django.db import DEFAULT_DB_ALIAS, models
+
+from delayed_queue import sql
+from delayed_queue.managers.steps import Step
+from delayed_queue.statements import Row, execute, fetch, fetch_all, fetch_all_and_notify
+
+M = TypeVar("M", bound=models.Model)
+
+
+class TopicRow(NamedTuple):
+    """How a topic treats its jobs; ``ttr`` in milliseconds."""
+
+    name: str
+    shards: int
+    ladder: str
+    jitter: float
+    ttr: int | None
+
+
+class OfferedJob(NamedTuple):
+    """A job as ADD_JOBS takes it; either the schedule or the delay counts, in milliseconds."""
+
+    key: str
+    kind: str
+    payload: bytes
+    schedule_at: int | None
+    delay: int
+    headers: str | None
+
+
+class AddedRow(NamedTuple):
+    """A job that was written: whether anew, when it is due, and the instant of writing."""
+
+    key: str
+    is_created: bool
+    scheduled_at: int
+    now: int
+
+
+class JobRow(NamedTuple):
+    """A job as it stands; of a dead one ``scheduled_at`` is the instant of its death."""
+
+    is_dead: bool
+    id: int
+    kind: str
+    scheduled_at: int
+    created_at: int
+    lease_id: str | None
+    attempts: int
+    headers: str | None
+    last_error: str | None
+    reason: str
+    now: int
+
+
+class PoppedRow(NamedTuple):
+    """A job under a new lease."""
+
+    id: int
+    key: str
+    kind: str
+    payload: bytes
+    due_at: int
+    leased_until: int
+    attempts: int
+    headers: str | None
+
+
+class DeadJobRow(NamedTuple):
+    """A dead letter of a topic."""
+
+    id: int
+    kind: str
+    key: str
+    payload: bytes
+    headers: str | None
+    attempts: int
+    reason: str
+    last_error: str | None
+    created_at: int
+    died_at: int
+
+
+class AnswerRow(NamedTuple):
+    """An answer kept under an idempotency key."""
+
+    request_hash: bytes
+    status: int
+    answer: str
+
+
+def locking_jobs(topic_lock: int, job_locks: Sequence[int]) -> Step:
+    """Hold jobs, and the shards of their topic, until the end of the transaction.
+
+    The locks of jobs must be distinct and in ascending order.
+    """
+    return sql.LOCK_JOBS, {"topic_lock": topic_lock, "job_locks": list(job_locks)}
+
+
+class TopicManager(models.Manager[M]):
+    """The statements of topics and jobs, in the manner of MessageManager.
+
+    ``topic_lock`` and ``job_locks`` are the numbers that ``topics.locks`` makes of names.
+    """
+
+    def create_once(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Create the topic; return False when it exists."""
+        return bool(fetch(using, sql.CREATE_TOPIC, {"topic": topic, "now": None}))
+
+    def read(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
+        rows = fetch(using, sql.READ_TOPIC, {"topic": topic})
+        return TopicRow._make(rows[0]) if rows else None
+
+    def after(self, topic: str, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:
+        """Return the next topics in the order of their names."""
+        rows = fetch(using, sql.TOPICS, {"after": topic, "limit": limit})
+        return list(map(TopicRow._make, rows))
+
+    def lock(self, topic_lock: int, *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Hold the number of shards for a change, until the end of the transaction."""
+        fetch(using, sql.LOCK_TOPIC, {"topic_lock": topic_lock})
+
+    def configure(self, topic: TopicRow, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Change a topic; return False when there is none of that name."""
+        _, shards, ladder, jitter, ttr = topic
+        params = {
+            "topic": topic.name, "shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr
+        }  # fmt: skip
+        return bool(fetch(using, sql.CONFIGURE_TOPIC, params))
+
+    def add(
+        self,
+        topic: str,
+        shards: int,
+        jobs: Sequence[OfferedJob],
+        places: Sequence[str],
+        *,
+        topic_lock: int,
+        job_locks: Sequence[int],
+        can_update: bool,
+        channels: Sequence[str] = (),
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[AddedRow] | None:
+        """Write jobs under their locks, wake the channels; None when the shards are others.
+
+        Keys are distinct. What exists already (or, with ``can_update``, is just so) is left out.
+        """
+        adding = _adding(topic, shards, jobs, places, can_update=can_update)
+        steps = [locking_jobs(topic_lock, job_locks), adding]
+        rows = fetch_all_and_notify(using, steps, channels)[1]
+        if not rows[0][0]:
+            return None
+        return [AddedRow._make(row[1:]) for row in rows if row[1] is not None]
+
+    def find(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> JobRow | None:
+        """Return the living job of that id, or else its newest dead letter."""
+        rows = fetch(using, sql.FIND_JOB, {**_of_job(topic, key), "now": None})
+        return JobRow._make(rows[0]) if rows else None
+
+    def drop(
+        self,
+        topic: str,
+        key: str,
+        *,
+        topic_lock: int,
+        job_locks: Sequence[int],
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:
+        """Delete the job, living and dead, under its lock; return whether there was one.
+
+        Looks for it as a living one twice: one that dies meanwhile is found by the second look,
+        one that is redriven meanwhile by the third.
+        """
+        job = _of_job(topic, key)
+        steps = [
+            locking_jobs(topic_lock, job_locks),
+            (sql.DROP_JOB, job),
+            (sql.DROP_DEAD_JOB, job),
+            (sql.DROP_JOB, job),
+        ]
+        return any(fetch_all(using, steps)[1:])
+
+    def pop(
+        self,
+        kinds: Sequence[str],
+        limit: int,
+        lease_id: str,
+        *,
+        ttr: int | None,
+        default_ttr: int,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[PoppedRow]:
+        """Lease due jobs of the kinds, from the first that has some on; earliest first."""
+        params = {
+            "kinds": list(kinds), "limit": limit, "lease_id": lease_id, "ttr": ttr,
+            "default_ttr": default_ttr, "now": now,
+        }  # fmt: skip
+        rows = map(PoppedRow._make, fetch(using, sql.POP_JOBS, params))
+        return sorted(rows, key=lambda row: (row.due_at, row.id))
+
+    def next_due(
+        self, kinds: Sequence[str], horizon: int, *, using: str = DEFAULT_DB_ALIAS
+    ) -> int | None:
+        """Return the milliseconds until the next job, if one falls due within the horizon."""
+        params = {"kinds": list(kinds), "horizon": horizon, "now": None}
+        found: int | None = fetch(using, sql.NEXT_JOB, params)[0][0]
+        return found
+
+    def finish(
+        self,
+        topic: str,
+        key: str,
+        lease_id: str,
+        *,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> tuple[bool, bool]:
+        """Delete the job under this lease; return whether it was, and whether there was one."""
+        params = {**_of_job(topic, key), "lease_id": lease_id}
+        finished, exists = fetch(using, sql.FINISH_JOB, params)[0]
+        return finished, exists
+
+    def dead(
+        self, kinds: Sequence[str], after: int, limit: int, *, using: str = DEFAULT_DB_ALIAS
+    ) -> list[DeadJobRow]:
+        """Return the next dead letters of the kinds, in id order."""
+        params = {"kinds": list(kinds), "after": after, "limit": limit}
+        return list(map(DeadJobRow._make, fetch(using, sql.DEAD_JOBS, params)))
+
+    def read_dead(self, letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> DeadJobRow | None:
+        rows = fetch(using, sql.READ_DEAD_JOB, {"id": letter_id})
+        return DeadJobRow._make(rows[0]) if rows else None
+
+    def letters_of(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[int]:
+        """Return the ids of the job's dead letters."""
+        rows = fetch(using, sql.JOB_LETTERS, _of_job(topic, key))
+        return [row[0] for row in rows]
+
+    def kick(
+        self,
+        topic: str,
+        ids: Sequence[int],
+        *,
+        topic_lock: int,
+        job_locks: Sequence[int],
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> dict[int, str]:
+        """Put dead jobs back under their locks, due now; return the kind of each that went."""
+        params = {"topic": topic, "ids": list(ids), "now": None}
+        steps: list[Step] = [locking_jobs(topic_lock, job_locks), (sql.KICK_JOBS, params)]
+        return dict(fetch_all(using, steps)[1])
+
+    def peek(
+        self,
+        kinds: Sequence[str],
+        limit: int,
+        depth: int,
+        *,
+        is_due: bool,
+        is_leased: bool,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[tuple[str, JobRow]]:
+        """Return keys and rows of the first jobs that are due, leased or neither."""
+        params = {
+            "kinds": list(kinds), "limit": limit, "depth": depth, "is_due": is_due,
+            "is_leased": is_leased, "now": None,
+        }  # fmt: skip
+        return [(row[-1], JobRow._make(row[:-1])) for row in fetch(using, sql.PEEK_JOBS, params)]
+
+
+class IdempotencyKeyManager(models.Manager[M]):
+    """The statements of idempotency keys, in the manner of MessageManager."""
+
+    def try_hold(self, lock: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Hold a key until the end of the transaction; return False when another does."""
+        return bool(fetch(using, sql.TRY_KEY, {"lock": lock})[0][0])
+
+    def read(
+        self, scope: str, key: str, age: int, *, using: str = DEFAULT_DB_ALIAS
+    ) -> AnswerRow | None:
+        """Return the answer kept under the key, unless it is older than the age."""
+        params = {"scope": scope, "key": key, "age": age, "now": None}
+        rows = fetch(using, sql.READ_ANSWER, params)
+        return AnswerRow._make(rows[0]) if rows else None
+
+    def save(
+        self, scope: str, key: str, answer: AnswerRow, *, using: str = DEFAULT_DB_ALIAS
+    ) -> None:
+        """Keep the answer under the key, instead of one too old to be replayed."""
+        execute(
+            using, sql.SAVE_ANSWER, {"scope": scope, "key": key, **answer._asdict(), "now": None}
+        )
+
+    def prune(self, age: int, *, limit: int = 1000, using: str = DEFAULT_DB_ALIAS) -> int:
+        """Delete up to ``limit`` answers older than the age; return how many."""
+        return execute(using, sql.PRUNE_ANSWERS, {"age": age, "limit": limit, "now": None})
+
+
+def _of_job(topic: str, key: str) -> dict[str, Any]:
+    return {"topic": topic, "key": key}
+
+
+def _adding(
+    topic: str,
+    shards: int,
+    jobs: Sequence[OfferedJob],
+    places: Sequence[str],
+    *,
+    can_update: bool,
+) -> tuple[str, dict[str, Any]]:
+    columns: list[Row] = list(zip(*jobs, strict=True))
+    names = ("keys", "kinds", "payloads", "schedules", "delays", "headers")
+    arrays = {name: list(column) for name, column in zip(names, columns, strict=True)}
+    shared = {"topic": topic, "shards": shards, "places": list(places), "now": None}
+    return (sql.PUT_JOBS if can_update else sql.ADD_JOBS), {**arrays, **shared}

@@ -1,0 +1,143 @@
+"""Adding jobs: one transaction and one round trip for a bite of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.conf import get_settings
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.managers import AddedRow, OfferedJob, TopicRow
+from delayed_queue.messages import MILLISECOND, OfferOutcome, from_milliseconds, to_milliseconds
+from delayed_queue.models import Topic
+from delayed_queue.resilience import repeat
+from delayed_queue.topics.catalogue import create_topic, ensure_topic
+from delayed_queue.topics.finding import find_job
+from delayed_queue.topics.jobs import AddedJob, IfExists, JobState, NewJob
+from delayed_queue.topics.kinds import kind_of_job, kinds_of_topic
+from delayed_queue.topics.locks import lock_of_topic, locks_of_jobs
+from delayed_queue.wakeups import channel_of
+
+# Each job holds an advisory lock until the commit, and a server has room for about 64 of them
+# for each connection it allows.
+BITE: Final = 200
+_TRIES: Final = 5
+
+
+def add_job(
+    job: NewJob, *, if_exists: IfExists = IfExists.FAIL, using: str = DEFAULT_DB_ALIAS
+) -> AddedJob:
+    """Store the job, or say by an outcome of None that its id is taken."""
+    return add_jobs([job], if_exists=if_exists, using=using)[0]
+
+
+def add_jobs(
+    jobs: Sequence[NewJob],
+    *,
+    if_exists: IfExists = IfExists.FAIL,
+    using: str = DEFAULT_DB_ALIAS,
+) -> list[AddedJob]:
+    """Store jobs of any topics, 200 in a transaction; return what came of each, in input order.
+
+    Inside a transaction of the caller's all belong to it. Raises OutcomeUnknown when the
+    connection was lost meanwhile and an id is taken, maybe by the lost try.
+    """
+    added: dict[int, AddedJob] = {}
+    for bite in _bites(jobs):
+        chosen = [jobs[position] for position in bite]
+        added.update(zip(bite, _add_bite(chosen, IfExists(if_exists), using), strict=True))
+    return [added[position] for position in range(len(jobs))]
+
+
+def _bites(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
+    """Yield positions of jobs that one statement can take: of one topic, with distinct ids.
+
+    A repeated id comes in a later bite, so it meets what the earlier one stored.
+    """
+    turns: dict[tuple[str, str], int] = {}
+    groups: dict[tuple[int, str], list[int]] = {}
+    for position, job in enumerate(jobs):
+        name = (job.topic, job.job_id)
+        turn = turns[name] = turns.get(name, -1) + 1
+        groups.setdefault((turn, job.topic), []).append(position)
+    for _, group in sorted(groups.items()):
+        for start in range(0, len(group), BITE):
+            yield group[start : start + BITE]
+
+
+def _add_bite(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedJob]:
+    rows = _add(jobs, if_exists, using)
+    by_id = {row.key: row for row in rows}
+    return [_outcome(job, by_id.get(job.job_id), if_exists, using) for job in jobs]
+
+
+def _add(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedRow]:
+    topic = ensure_topic(jobs[0].topic, using=using)
+    for _ in range(_TRIES):
+        attempt = partial(_try, topic, jobs, if_exists, using)
+        rows: list[AddedRow] | None = repeat(
+            using, attempt, doubt=partial(_is_doubtful, len(jobs), if_exists)
+        )
+        if rows is not None:
+            return rows
+        # Deleted, or given other shards, since this process has read it.
+        topic = create_topic(topic.name, using=using)
+    raise ResourceUnavailable(f"The topic {topic.name!r} does not stand still.")
+
+
+def _is_doubtful(wanted: int, if_exists: IfExists, rows: list[AddedRow] | None) -> bool:
+    return if_exists is IfExists.FAIL and rows is not None and len(rows) < wanted
+
+
+def _try(
+    topic: TopicRow, jobs: Sequence[NewJob], if_exists: IfExists, using: str
+) -> list[AddedRow] | None:
+    offered = [_offered(job, topic.shards) for job in jobs]
+    return Topic.objects.add(
+        topic.name,
+        topic.shards,
+        offered,
+        kinds_of_topic(topic.name, topic.shards),
+        topic_lock=lock_of_topic(topic.name),
+        job_locks=locks_of_jobs(topic.name, [job.job_id for job in jobs]),
+        can_update=if_exists is IfExists.UPDATE,
+        channels=_channels(offered),
+        using=using,
+    )
+
+
+def _offered(job: NewJob, shards: int) -> OfferedJob:
+    kind = kind_of_job(job.topic, job.job_id, shards, job.way)
+    return OfferedJob(job.job_id, kind, job.payload, job.schedule_at, job.delay, job.headers)
+
+
+def _channels(offered: list[OfferedJob]) -> list[str]:
+    """Return the channels of the jobs for which a sleeper could be late unless woken."""
+    if not get_settings().NOTIFY:
+        return []
+    horizon = get_settings().POLL_INTERVAL // MILLISECOND
+    now = to_milliseconds(datetime.now(UTC))
+    soon = {
+        job.kind
+        for job in offered
+        if (job.delay if job.schedule_at is None else job.schedule_at - now) <= horizon
+    }
+    return [channel_of(kind) for kind in sorted(soon)]
+
+
+def _outcome(job: NewJob, row: AddedRow | None, if_exists: IfExists, using: str) -> AddedJob:
+    if row is not None:
+        state = JobState.READY if row.scheduled_at <= row.now else JobState.DELAYED
+        outcome = OfferOutcome.CREATED if row.is_created else OfferOutcome.UPDATED
+        due_at = from_milliseconds(row.scheduled_at)
+        return AddedJob(job.job_id, job.topic, outcome, state, due_at)
+    if if_exists is IfExists.FAIL:
+        return AddedJob(job.job_id, job.topic, None)
+    found = find_job(job.topic, job.job_id, using=using)
+    if found is None:  # finished since
+        return AddedJob(job.job_id, job.topic, OfferOutcome.IGNORED)
+    return AddedJob(job.job_id, job.topic, OfferOutcome.IGNORED, found.state, found.run_at)

@@ -1,0 +1,111 @@
+"""Idempotency keys: the first answer to a request is kept, and given again to its repetitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from hashlib import sha256
+from typing import Final
+
+from django.db import DEFAULT_DB_ALIAS, Error, transaction
+
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.managers import AnswerRow
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import IdempotencyKey
+from delayed_queue.resilience import repeat
+from delayed_queue.topics.locks import lock_of
+
+RETENTION: Final = timedelta(hours=24)
+MAX_LENGTH: Final = 200
+_PRUNE_SECONDS: Final = 600.0
+_next_prune_at = 0.0
+
+
+class Refusal(StrEnum):
+    """Why a request with a key is not answered as the first one was."""
+
+    OTHER_REQUEST = "other_request"
+    IN_PROGRESS = "in_progress"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """A status and a body, as they were given the first time."""
+
+    status: int
+    body: str
+    is_replay: bool = False
+
+
+def once(
+    scope: str,
+    key: str,
+    request: bytes,
+    call: Callable[[], KeptAnswer],
+    *,
+    using: str = DEFAULT_DB_ALIAS,
+) -> KeptAnswer | Refusal:
+    """Answer with ``call()``, or as the key was answered in the last 24 hours.
+
+    The answer is kept in the transaction in which ``call`` writes: both are there or neither.
+    When it raises, nothing is kept. ``scope`` names who calls what; the same key in another
+    scope is another.
+    """
+    check_idempotency_key(key)
+    digest = sha256(request).digest()
+    answer = repeat(using, partial(_once, scope, key, digest, call, using))
+    _prune_now_and_then(using)
+    return answer
+
+
+def check_idempotency_key(key: str) -> str:
+    """Return the key, or refuse one that is not 1 to 200 printable ASCII characters."""
+    if not 1 <= len(key) <= MAX_LENGTH or not (key.isascii() and key.isprintable()):
+        raise InvalidMessage(f"An idempotency key is 1 to {MAX_LENGTH} printable ASCII characters.")
+    return key
+
+
+def _once(
+    scope: str, key: str, digest: bytes, call: Callable[[], KeptAnswer], using: str
+) -> KeptAnswer | Refusal:
+    with transaction.atomic(using=using):
+        if not IdempotencyKey.objects.try_hold(lock_of("idempotency", scope, key), using=using):
+            return Refusal.IN_PROGRESS
+        # In a statement after the lock: it sees what the holder before has committed.
+        kept = IdempotencyKey.objects.read(scope, key, RETENTION // MILLISECOND, using=using)
+        if kept is not None:
+            return _replay(kept, digest)
+        answer = call()
+        row = AnswerRow(digest, answer.status, answer.body)
+        IdempotencyKey.objects.save(scope, key, row, using=using)
+        return replace(answer, is_replay=False)
+
+
+def _replay(kept: AnswerRow, digest: bytes) -> KeptAnswer | Refusal:
+    if bytes(kept.request_hash) != digest:
+        return Refusal.OTHER_REQUEST
+    return KeptAnswer(kept.status, kept.answer, is_replay=True)
+
+
+def prune_answers(*, limit: int = 1000, using: str = DEFAULT_DB_ALIAS) -> int:
+    """Delete answers that are no longer replayed, at most ``limit``; return how many."""
+    prune = partial(IdempotencyKey.objects.prune, RETENTION // MILLISECOND, limit=limit)
+    return repeat(using, partial(prune, using=using))
+
+
+def _prune_now_and_then(using: str) -> None:
+    """Delete a bite of old answers every ten minutes of this process, after an answer."""
+    global _next_prune_at
+    now = time.monotonic()
+    if now >= _next_prune_at and not transaction.get_connection(using).in_atomic_block:
+        _next_prune_at = now + _PRUNE_SECONDS
+        try:
+            prune_answers(using=using)
+        except Error:
+            # The request was answered; what is old can be deleted the next time.
+            return

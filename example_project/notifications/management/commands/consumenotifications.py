@@ -1,0 +1,31 @@
+"""``manage.py consumenotifications``: take requests from the broker until stopped."""
+
+from __future__ import annotations
+
+import signal
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from example_project.notifications.consumer import Consumer
+
+
+class Command(BaseCommand):
+    help = "Take notification requests from the broker, store them, then acknowledge them."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--queue", default="", help="the broker's queue")
+        parser.add_argument("--tenant", default="", help="whose notifications they are")
+        parser.add_argument("--batch-size", type=int, help="most messages per transaction")
+
+    def handle(self, *, queue: str, tenant: str, batch_size: int | None, **options: Any) -> None:
+        """Consume; the first SIGTERM or SIGINT ends it after the batch in hand."""
+        consumer = Consumer(queue=queue, tenant=tenant, batch=batch_size)
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, lambda *_: consumer.stop())
+        consumer.run()
+        tally = consumer.tally
+        self.stdout.write(
+            f"accepted {tally.accepted}, duplicates {tally.duplicates}, parked {tally.parked}"
+        )

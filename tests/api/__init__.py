@@ -1,0 +1,1 @@
+"""The HTTP API: its frame, its tokens, its waiting."""

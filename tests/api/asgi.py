@@ -1,0 +1,9 @@
+"""The ASGI application of the tests' servers."""
+
+from __future__ import annotations
+
+from django.core.asgi import get_asgi_application
+
+from delayed_queue.api.asgi import GuardedApplication
+
+application = GuardedApplication(get_asgi_application())

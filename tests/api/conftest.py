@@ -1,0 +1,36 @@
+"""Callers of the API with tokens, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from delayed_queue import rates
+from delayed_queue.api.auth import cache
+from delayed_queue.tokens import VERBS, create_token
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    """What a process remembers of tokens and rates outlives a test's rows."""
+    cache.clear()
+    rates.forget()
+    yield
+    cache.clear()
+
+
+@pytest.fixture
+def make_client(db: None) -> Callable[..., Client]:
+    def make(name: str = "tests", verbs: Any = VERBS, topics: Any = ("*",), **more: Any) -> Client:
+        token = create_token(name, verbs=verbs, topics=topics, **more)
+        return Client(headers={"Authorization": f"Bearer {token}"}, raise_request_exception=False)
+
+    return make
+
+
+@pytest.fixture
+def caller(make_client: Callable[..., Client]) -> Client:
+    return make_client()

@@ -1,0 +1,21 @@
+"""Settings of the servers that the tests of the API start."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+from typing import Any
+
+from tests.settings import *  # noqa: F403
+
+ROOT_URLCONF = "tests.api.urls"
+ALLOWED_HOSTS = ["127.0.0.1"]
+
+# Spans in seconds: JSON has no other.
+_more: dict[str, Any] = json.loads(os.environ.get("TEST_API_SETTINGS", "{}"))
+DELAYED_QUEUE = {
+    "NOTIFY": _more.pop("NOTIFY", True),
+    "POLL_INTERVAL": timedelta(seconds=_more.pop("POLL_INTERVAL", 3)),
+    "API": _more,
+}

@@ -1,0 +1,24 @@
+"""A consumer that is killed after its first commit, before it acknowledges."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import django
+
+django.setup()
+
+from example_project.notifications.consumer import Consumer  # noqa: E402
+
+
+class DyingConsumer(Consumer):
+    def _acknowledge(self, messages: list[Any]) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _, url, queue = sys.argv
+    DyingConsumer(url, queue, "upstream").run()

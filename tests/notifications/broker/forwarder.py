@@ -1,0 +1,64 @@
+"""A TCP forwarder before a broker, which can cut what it forwards."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+
+class Forwarder:
+    """Forwards to 127.0.0.1 at a port; ``cut`` breaks all connections, ``refuse`` new ones too."""
+
+    def __init__(self, port: int) -> None:
+        self._upstream = port
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self.accepted = 0
+        self.is_refusing = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._listen)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        with self._lock:
+            for each in self._sockets:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self.cut()
+        for thread in self._threads:
+            thread.join(timeout=10)
+        for each in [*self._sockets, self._listener]:
+            each.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            if self.is_refusing:
+                client.close()
+                continue
+            server = socket.create_connection(("127.0.0.1", self._upstream))
+            with self._lock:
+                self._sockets += [client, server]
+            for pair in ((client, server), (server, client)):
+                thread = threading.Thread(target=_pump, args=pair)
+                self._threads.append(thread)
+                thread.start()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    for each in (source, target):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)

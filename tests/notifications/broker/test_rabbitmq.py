@@ -1,0 +1,142 @@
+"""RabbitMQ for real (N2): killed consumers, cut connections, a database that goes away."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from example_project.notifications.models import Notification, ParkedRequest
+from example_project.notifications.publishing import publish
+from tests.faults.proxies import proxied
+from tests.notifications.broker.brokers import (
+    Broker,
+    consume,
+    consumer_of,
+    consuming,
+    port_of,
+    total,
+)
+from tests.notifications.broker.forwarder import Forwarder
+from tests.notifications.requests import email
+from tests.processes import ROOT, environment, manage, wait_until
+
+
+@contextmanager
+def forwarded(broker: Broker) -> Iterator[Forwarder]:
+    """Have what is connected by the broker's URL go through a forwarder."""
+    forwarder, direct = Forwarder(port_of(broker.url)), broker.url
+    broker.url = f"amqp://guest:guest@127.0.0.1:{forwarder.port}//"
+    try:
+        yield forwarder
+    finally:
+        broker.url = direct
+        forwarder.close()
+
+
+def stored() -> int:
+    return Notification.objects.count()
+
+
+def _has_stored(count: int) -> bool:
+    return stored() >= count
+
+
+def test_n2_killed_between_commit_and_acknowledgement(rabbitmq):
+    rabbitmq.send(*[email(dedupeKey=str(each)) for each in range(50)])
+    publish([email()] * 50, rabbitmq.url, rabbitmq.queue)
+    rabbitmq.send(b"{")
+    dying = subprocess.run(
+        [sys.executable, "-m", "tests.notifications.broker.dying_consumer",
+         rabbitmq.url, rabbitmq.queue],
+        cwd=ROOT, env=environment(), timeout=60, check=False,
+    )  # fmt: skip
+    assert dying.returncode == -signal.SIGKILL
+    assert (stored(), ParkedRequest.objects.count()) == (100, 1)
+    wait_until(lambda: rabbitmq.waiting() == 101, 20)
+
+    consumer = consume(rabbitmq, 101)
+    assert (consumer.tally.accepted, consumer.tally.duplicates) == (0, 100)
+    assert stored() == 100
+    assert ParkedRequest.objects.get().times == 2
+
+
+def test_n2_a_cut_connection_is_made_anew(rabbitmq):
+    direct = rabbitmq.url
+    with forwarded(rabbitmq) as forwarder:
+        consumer = consumer_of(rabbitmq)
+        with consuming(consumer):
+            for turn in range(3):
+                wait_until(partial(_has_stored, turn * 20))
+                publish([email()] * 20, direct, rabbitmq.queue)
+                forwarder.cut()
+            wait_until(lambda: stored() == 60, 30)
+    wait_until(lambda: rabbitmq.waiting() == 0)
+    assert stored() == 60
+
+
+def test_n2_a_broker_that_is_away_is_waited_for(rabbitmq):
+    rabbitmq.send(email())
+    with forwarded(rabbitmq) as forwarder:
+        forwarder.is_refusing = True
+        consumer = consumer_of(rabbitmq)
+        with consuming(consumer):
+            wait_until(lambda: forwarder.accepted >= 3)
+            assert total(consumer) == 0
+            forwarder.is_refusing = False
+            wait_until(lambda: stored() == 1)
+
+
+def test_n2_a_database_that_is_away_is_waited_for(rabbitmq):
+    publish([email()] * 5, rabbitmq.url, rabbitmq.queue)
+    with proxied() as proxy, consumer_process(rabbitmq, DATABASE_URL=proxy.url):
+        wait_until(lambda: stored() == 5)
+        proxy.refuse()
+        publish([email()] * 20, rabbitmq.url, rabbitmq.queue)
+        # It has taken them, and given them back.
+        wait_until(lambda: rabbitmq.waiting() == 20)
+        proxy.accept()
+        wait_until(lambda: stored() == 25)
+    assert rabbitmq.waiting() == 0
+
+
+@contextmanager
+def consumer_process(broker: Broker, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the command on the broker's queue; kill it at the end if it runs still."""
+    process = manage(
+        "consumenotifications", "--queue", broker.queue, "--tenant", "upstream",
+        "--batch-size", "20", AMQP_URL=broker.url, **variables,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        print(process.communicate()[0])  # noqa: T201 - pytest shows it beside a failure
+
+
+def test_n2_sigterm_ends_it_with_nothing_in_hand(rabbitmq):
+    publish([email()] * 500, rabbitmq.url, rabbitmq.queue)
+    with consumer_process(rabbitmq) as process:
+        wait_until(lambda: stored() > 0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    wait_until(lambda: stored() + rabbitmq.waiting() == 500, 10)
+
+
+@pytest.mark.slow
+def test_n2_many_consumers_and_cuts_lose_and_double_nothing(rabbitmq):
+    count = 2000
+    publish([email()] * count, rabbitmq.url, rabbitmq.queue)
+    with forwarded(rabbitmq) as forwarder:
+        first, second = consumer_of(rabbitmq, batch=50), consumer_of(rabbitmq, batch=50)
+        with consuming(first), consuming(second):
+            for share in range(1, 8):
+                wait_until(partial(_has_stored, count * share // 8))
+                forwarder.cut()
+            wait_until(lambda: stored() >= count)
+    assert stored() == count

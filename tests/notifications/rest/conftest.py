@@ -1,0 +1,7 @@
+"""Callers of the REST interface with tokens."""
+
+from __future__ import annotations
+
+from tests.api.conftest import caller, forgetful, make_client
+
+__all__ = ["caller", "forgetful", "make_client"]
