@@ -248,6 +248,40 @@ class FakeSms(Server):
         return web.Response()
 
 
+class FakeHook(Server):
+    """A webhook. What it does stands in its path: ``/503,1``, ``/drop-after,1``, ``/410``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+
+    def url(self, behaviour: str = "") -> str:
+        return f"http://127.0.0.1:{self.port}/{behaviour}"
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.router.add_post("/{behaviour:.*}", self._post)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _post(self, request: web.Request) -> web.Response:
+        key = request.headers["webhook-id"]
+        self.seen[key] += 1
+        behaviour = asked_of(f"[{request.match_info['behaviour']}]", self.seen[key])
+        if behaviour.isdigit():
+            return web.Response(status=int(behaviour))
+        self.requests.append((dict(request.headers), await request.read()))
+        self.accepted[key] = 1  # it acts once for each id, as it is told to
+        if behaviour == "drop-after" and request.transport is not None:
+            request.transport.close()
+        return web.Response()
+
+
 class Control(Server):
     """Tells over HTTP what the others have accepted, for who runs them in another process."""
 
