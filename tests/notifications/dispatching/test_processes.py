@@ -45,7 +45,7 @@ def dispatchers(
         "sms": [sms_entry(sms, kind=kind, timeout=20.0)],
     }
     queues = [part for name in LANES for part in ("--queue", name)]
-    arguments = (*queues, "--lease", "30", "--shutdown-timeout", "1", *arguments)
+    arguments = (*queues, "--no-cron", "--lease", "30", "--shutdown-timeout", "1", *arguments)
     with worker(*arguments, NOTIFICATION_PROVIDERS=json.dumps(providers)) as process:
         yield process
 
