@@ -104,3 +104,9 @@ NOTIFICATIONS: dict[str, Any] = {
     "BROKER_QUEUE": env.str("AMQP_QUEUE", default="notifications"),
     "HASH_KEY": env.str("NOTIFICATIONS_HASH_KEY", default=""),
 }
+
+# The providers of each channel, as JSON: see docs/guides/notifications.md. Without, what would be
+# sent is written to the log.
+DISPATCH: dict[str, Any] = {}
+if env.str("NOTIFICATION_PROVIDERS", default=""):
+    DISPATCH["PROVIDERS"] = env.json("NOTIFICATION_PROVIDERS")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -14,6 +17,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from delayed_queue import RetryPolicy
+from delayed_queue.callbacks.signing import PREFIX
 from delayed_queue.rates import SharedRate
 from example_project.notifications.circuits import Circuit
 from example_project.notifications.models import Channel
@@ -42,6 +46,8 @@ class DispatchSettings:
     ``LEASE``: how long a dispatcher that died is waited for.
     ``GATHER``: how long what is to be written waits for more of it.
     ``WAIT``: how long a dispatcher waits in place for a provider's rate, before it snoozes.
+    ``SECRETS``: what webhooks and callbacks are signed with, the newest first; empty derives one
+    from ``SECRET_KEY``.
     ``CIRCUIT_FAILURES``, ``CIRCUIT_PAUSE``: after how many failures of a provider in a row it is
     left alone, and for how long.
     """
@@ -54,6 +60,7 @@ class DispatchSettings:
     LEASE: timedelta = timedelta(minutes=1)
     GATHER: timedelta = timedelta(milliseconds=5)
     WAIT: timedelta = timedelta(milliseconds=500)
+    SECRETS: Sequence[str] = ()
     CIRCUIT_FAILURES: int = 10
     CIRCUIT_PAUSE: timedelta = timedelta(seconds=10)
 
@@ -100,6 +107,8 @@ def routes_of(channel: str) -> tuple[Route, ...]:
 def _route(entry: Mapping[str, Any]) -> Route:
     options = dict(entry)
     kind, rate = options.pop("kind", ""), options.pop("rate", None)
+    if kind == "webhook":
+        options.setdefault("secrets", signing_secrets())
     try:
         provider: Provider = import_string(KINDS.get(kind, kind))(**options)
     except (ImportError, TypeError) as error:
@@ -109,6 +118,17 @@ def _route(entry: Mapping[str, Any]) -> Route:
     shared = None if rate is None else SharedRate(f"provider:{provider.name}", *rate)
     chosen = get_settings()
     return Route(provider, shared, Circuit(chosen.CIRCUIT_FAILURES, chosen.CIRCUIT_PAUSE))
+
+
+def signing_secrets() -> list[str]:
+    """Return what to sign webhooks and callbacks with, the newest first."""
+    return list(get_settings().SECRETS) or [_derived_secret(settings.SECRET_KEY)]
+
+
+def _derived_secret(key: str) -> str:
+    # The prefix keeps it apart from all other uses of the secret key.
+    digest = hmac.digest(f"notifications.webhooks:{key}".encode(), b"", hashlib.sha256)
+    return PREFIX + base64.b64encode(digest).decode()
 
 
 def throttle_of(channel: str, recipient_hash: bytes) -> SharedRate | None:

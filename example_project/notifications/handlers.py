@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 
-from delayed_queue import handler, signals
+from delayed_queue import Envelope, RetryPolicy, handler, signals
+from delayed_queue.cron import cron
+from example_project.notifications import services
 from example_project.notifications.channels import close_routes, get_settings
 from example_project.notifications.dispatching import dispatch
 from example_project.notifications.models import Channel, Priority, queue_name
+from example_project.notifications.telling import tell
 
+SWEEPS: Final = "notifications-sweeps"
 # In the order in which a worker looks at its queues.
 LANES = [queue_name(lane, channel) for lane in Priority for channel in Channel]
 
 for _name in LANES:
     handler(_name, retry=get_settings().RETRY, lease=get_settings().LEASE)(dispatch)
+
+# Half a day of tries: a callback is worth less the later it comes.
+handler(
+    services.CALLBACK_QUEUE,
+    retry=RetryPolicy.exponential(timedelta(seconds=10), max_attempts=15),
+)(tell)
+
+
+@cron(SWEEPS, "sweep", "* * * * *", missed="latest")
+def sweep_payload(at: datetime) -> None:
+    """Sweep once a minute; there is nothing to say about it."""
+
+
+@handler(SWEEPS)
+def sweep(envelope: Envelope) -> None:
+    """End what no dispatcher will: what is over while it waits, and what killed its dispatchers."""
+    while services.expire_overdue() == services.SWEEP_LIMIT:
+        pass
+    services.fail_dead()
 
 
 def _close(**_: Any) -> None:

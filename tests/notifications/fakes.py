@@ -11,8 +11,11 @@ from __future__ import annotations
 import asyncio
 import email
 import json
+import logging
 import re
+import sys
 import threading
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -33,6 +36,7 @@ class Server:
         self.accepted: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
         self.on_accepted: Callable[[str], None] = lambda key: None
+        self.hanging = 0
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -65,6 +69,7 @@ class Server:
         self._released.set()
 
     async def hang(self) -> None:
+        self.hanging += 1
         await self._released.wait()
 
     def accept(self, key: str) -> None:
@@ -160,7 +165,8 @@ class FakeSms(Server):
 
     ``[503]``: any status, nothing sent. ``[429]``: the same, with ``Retry-After: 0``. ``[drop]``:
     hangs up unanswered, nothing sent. ``[drop-after]``, ``[hang-after]``: sends, and does not
-    answer. ``[hang]``: neither. ``[blocked]``: 200 with that code in its answer.
+    answer. ``[hang]``: neither. ``[wait]``: sends when released. ``[blocked]``: 200 with that
+    code in its answer.
     """
 
     def __init__(self, *, latency: float = 0.0, has_keys: bool = True) -> None:
@@ -168,6 +174,8 @@ class FakeSms(Server):
         self.has_keys = has_keys
         self.is_down = False
         self._answers: dict[str, dict[str, Any]] = {}
+        # Of providers that tell where they are: stage and notification.
+        self.reached: Counter[tuple[str, str]] = Counter()
 
     @property
     def url(self) -> str:
@@ -176,6 +184,7 @@ class FakeSms(Server):
     async def _start(self) -> None:
         app = web.Application()
         app.router.add_post("/messages", self._post)
+        app.router.add_post("/reached/{stage}", self._reached)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
@@ -199,10 +208,21 @@ class FakeSms(Server):
             return web.json_response({"code": "blocked", "to": fields["to"]})
         if behaviour in ("drop", "hang"):
             return await self._fall_silent(request, behaviour)
+        if behaviour == "wait":
+            await self.hang()
         answer = await self._send(key, name)
         if behaviour in ("drop-after", "hang-after"):
             return await self._fall_silent(request, behaviour)
         return web.json_response(answer, status=201)
+
+    async def _reached(self, request: web.Request) -> web.Response:
+        """Hang a provider that tells where it is, where the text asks for it."""
+        fields = await self._fields(request)
+        at = (request.match_info["stage"], fields["reference"])
+        self.reached[at] += 1
+        if asked_of(fields["text"], self.reached[at]) == at[0]:
+            await self.hang()
+        return web.Response()
 
     async def _fields(self, request: web.Request) -> dict[str, str]:
         if request.content_type == "application/json":
@@ -228,8 +248,88 @@ class FakeSms(Server):
         return web.Response()
 
 
+class FakeHook(Server):
+    """A webhook. What it does stands in its path: ``/503,1``, ``/drop-after,1``, ``/410``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+
+    def url(self, behaviour: str = "") -> str:
+        return f"http://127.0.0.1:{self.port}/{behaviour}"
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.router.add_post("/{behaviour:.*}", self._post)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _post(self, request: web.Request) -> web.Response:
+        key = request.headers["webhook-id"]
+        self.seen[key] += 1
+        behaviour = asked_of(f"[{request.match_info['behaviour']}]", self.seen[key])
+        if behaviour.isdigit():
+            return web.Response(status=int(behaviour))
+        self.requests.append((dict(request.headers), await request.read()))
+        self.accepted[key] = 1  # it acts once for each id, as it is told to
+        if behaviour == "drop-after" and request.transport is not None:
+            request.transport.close()
+        return web.Response()
+
+
+class Control(Server):
+    """Tells over HTTP what the others have accepted, for who runs them in another process."""
+
+    def __init__(self, *servers: Server) -> None:
+        super().__init__()
+        self._servers = servers
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/accepted", self._get)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _get(self, request: web.Request) -> web.Response:
+        every = Counter[str]()
+        for server in self._servers:
+            every.update(server.accepted)
+        found: dict[str, Any] = {
+            "total": every.total(),
+            "twice": sum(count > 1 for count in every.values()),
+        }
+        return web.json_response(found | ({"counts": every} if "counts" in request.query else {}))
+
+
+def main() -> None:
+    """Serve in a process of their own: print the ports, and stop when the input ends."""
+    parser = ArgumentParser("python -m tests.notifications.fakes")
+    parser.add_argument("--latency", type=float, default=0.0, help="of each answer, in seconds")
+    latency = parser.parse_args().latency
+    logging.getLogger("mail.log").setLevel(logging.ERROR)
+    with fakes(latency=latency) as (smtp, sms), Control(smtp, sms) as control:
+        ports = {"smtp": smtp.port, "sms": sms.port, "control": control.port}
+        sys.stdout.write(json.dumps(ports) + "\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
 @contextmanager
 def fakes(**options: Any) -> Iterator[tuple[FakeSmtp, FakeSms]]:
     """Both, with the same latency."""
     with FakeSmtp(**options) as smtp, FakeSms(**options) as sms:
         yield smtp, sms
+
+
+if __name__ == "__main__":
+    main()

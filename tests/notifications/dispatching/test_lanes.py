@@ -1,0 +1,58 @@
+"""Dispatchers side by side, and which notifications go first (N5, N6, N9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from example_project.notifications.models import Notification, Priority
+from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, ended, statuses
+from tests.notifications.factories import enqueue
+from tests.notifications.fakes import FakeSms
+from tests.processes import wait_until
+from tests.running import running
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def enqueue_sms(text: str = "", **values: Any) -> Notification:
+    return enqueue(channel="sms", recipient="+40721234567", body=f"{text} Code 7.", **values)
+
+
+@pytest.mark.parametrize("claim", ["fast", "strict"])
+def test_n5_two_dispatchers_with_batch_two_process_three_events_in_parallel(
+    dispatch: dict[str, Any], sms: FakeSms, claim: str
+):
+    """The test of the original design. The provider answers none before it has all three."""
+    events = [enqueue_sms("[wait]") for _ in range(3)]
+    options: dict[str, Any] = {"claim": claim, "batch_size": 2, "async_concurrency": 2}
+    with running(dispatcher(**options)), running(dispatcher(**options)):
+        wait_until(lambda: sms.hanging == 3)
+        assert ended() == 0
+        sms.release()
+        wait_until(lambda: statuses() == {SENT: 3})
+    assert sms.accepted == {str(event.id): 1 for event in events}
+
+
+def test_n9_an_urgent_one_overtakes_a_campaign(dispatch: dict[str, Any], sms: FakeSms):
+    """One at a time, so that their order shows; it comes when the campaign has begun."""
+    first = enqueue_sms("[wait]", priority=Priority.BULK)
+    for _ in range(200):
+        enqueue_sms(priority=Priority.BULK)
+    with running(dispatcher(async_concurrency=1, batch_size=1)):
+        wait_until(lambda: sms.hanging == 1)
+        urgent = enqueue_sms(priority=Priority.URGENT)
+        sms.release()
+        wait_until(lambda: sms.accepted[str(urgent.id)] == 1)
+        # Counters keep the order in which things came.
+        order = list(sms.accepted)
+        wait_until(lambda: ended() == 202)
+    assert order.index(str(first.id)) == 0
+    assert order.index(str(urgent.id)) <= 2
+
+
+def test_n4_one_dispatcher_sends_in_the_order_of_the_intake(dispatch: dict[str, Any], sms: FakeSms):
+    events = [enqueue_sms() for _ in range(30)]
+    dispatch_all(30, async_concurrency=1)
+    assert list(sms.accepted) == [str(event.id) for event in events]

@@ -1,0 +1,154 @@
+"""Dispatchers as processes: many at a time, and killed at every point (N3, N5, N10)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import pytest
+from django.db import connection, transaction
+
+from delayed_queue.models import Message
+from example_project.notifications.handlers import LANES
+from example_project.notifications.models import Notification, Status
+from tests.notifications.dispatchers import (
+    SENT,
+    email_entry,
+    ended,
+    sms_entry,
+    statuses,
+)
+from tests.notifications.factories import enqueue
+from tests.notifications.fakes import FakeSms, FakeSmtp, Server
+from tests.processes import children_of, wait_until, worker
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+STAGED: Final = "tests.notifications.staged.StagedProvider"
+IN_DOUBT: Final = (Status.FAILED, "in doubt")
+
+
+@contextmanager
+def dispatchers(
+    smtp: FakeSmtp, sms: FakeSms, *arguments: str, kind: str = "http"
+) -> Iterator[subprocess.Popen[str]]:
+    """Run dispatchers under a supervisor, which starts anew those that are killed."""
+    providers = {
+        "email": [email_entry(smtp, timeout=20.0)],
+        "sms": [sms_entry(sms, kind=kind, timeout=20.0)],
+    }
+    queues = [part for name in LANES for part in ("--queue", name)]
+    arguments = (*queues, "--no-cron", "--lease", "30", "--shutdown-timeout", "1", *arguments)
+    with worker(*arguments, NOTIFICATION_PROVIDERS=json.dumps(providers)) as process:
+        yield process
+
+
+def enqueue_many(count: int, texts: list[str]) -> list[str]:
+    with transaction.atomic():
+        made = [enqueue(channel="sms", recipient="+40721234567", body=text) for text in texts]
+    assert len(made) == count
+    return [str(each.id) for each in made]
+
+
+def kill_one(process: subprocess.Popen[str]) -> None:
+    os.kill(random.choice(children_of(process)), signal.SIGKILL)
+
+
+def have_ended(count: int) -> bool:
+    return ended() >= count
+
+
+def is_everything_ended(count: int) -> bool:
+    return ended() == count and not Message.objects.exists()
+
+
+def test_n5_eight_processes_with_batch_seven_send_ten_thousand_once(smtp: FakeSmtp, sms: FakeSms):
+    ids = enqueue_many(10_000, ["Your code is 7."] * 10_000)
+    with dispatchers(smtp, sms, "--processes", "8", "--batch-size", "7"):
+        wait_until(lambda: is_everything_ended(10_000), 180)
+    assert statuses() == {SENT: 10_000}
+    assert sms.accepted == dict.fromkeys(ids, 1)
+    assert sms.seen == sms.accepted
+
+
+def end_after_a_kill(
+    smtp: FakeSmtp, sms: FakeSms, witness: Server, notification: Notification, kind: str
+) -> tuple[tuple[str, str], int]:
+    """Kill the dispatcher once it hangs, and return how it ends then, and how often it was sent."""
+    with dispatchers(smtp, sms, "--processes", "1", kind=kind) as process:
+        wait_until(lambda: witness.hanging == 1)
+        kill_one(process)
+        wait_until(lambda: is_everything_ended(1))
+    notification.refresh_from_db()
+    return (notification.status, notification.outcome), witness.accepted[str(notification.id)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [("before,1", STAGED), ("hang,1", "http"), ("hang-after,1", "http"), ("after,1", STAGED)],
+)
+def test_n3_a_dispatcher_killed_around_a_call_sends_once_where_keys_exist(
+    smtp: FakeSmtp, sms: FakeSms, asked: str, kind: str
+):
+    """Before the call, during it, after the provider accepted, and after its answer."""
+    notification = enqueue(channel="sms", recipient="+40721234567", body=f"[{asked}] Your code.")
+    assert end_after_a_kill(smtp, sms, sms, notification, kind) == ((SENT, ""), 1)
+    outcomes = list(notification.deliveries.order_by("id").values_list("outcome", flat=True))
+    assert outcomes == ["unfinished", "sent"]
+
+
+@pytest.mark.parametrize(("behaviour", "sent"), [("hang", 0), ("hang-after", 1)])
+def test_n3_without_keys_the_doubt_is_recorded_and_nothing_is_sent_twice(
+    smtp: FakeSmtp, sms: FakeSms, behaviour: str, sent: int
+):
+    notification = enqueue(recipient=f"{behaviour}+ada@example.org")
+    assert end_after_a_kill(smtp, sms, smtp, notification, "http") == (IN_DOUBT, sent)
+
+
+def test_n3_a_dispatcher_killed_after_the_end_was_written_does_not_send_again(
+    smtp: FakeSmtp, sms: FakeSms
+):
+    """The message is held by another transaction, so that it is not acknowledged in time."""
+    notification = enqueue(channel="sms", recipient="+40721234567", body="[wait] Your code.")
+    with dispatchers(smtp, sms, "--processes", "1") as process:
+        wait_until(lambda: sms.hanging == 1)
+        with transaction.atomic():
+            Message.objects.select_for_update().get()
+            sms.release()
+            wait_until(lambda: statuses() == {SENT: 1})
+            kill_one(process)
+            wait_until(lambda: len(children_of(process)) == 1)
+        wait_until(lambda: is_everything_ended(1))
+    assert sms.seen == {str(notification.id): 1}
+    assert connection.vendor == "postgresql"
+
+
+FATES: Final[dict[str, tuple[str, int]]] = {
+    "": (SENT, 1), "[503,1]": (SENT, 1), "[429,1]": (SENT, 1), "[500,1]": (SENT, 1),
+    "[drop,1]": (SENT, 1), "[drop-after,1]": (SENT, 1), "[400]": (Status.FAILED, 0),
+    "[blocked]": (Status.FAILED, 0),
+}  # fmt: skip
+
+
+def test_n10_under_failing_providers_and_kills_nothing_is_lost_and_nothing_sent_twice(
+    smtp: FakeSmtp, sms: FakeSms
+):
+    sms.latency = 0.05
+    texts = random.choices(list(FATES), [8, 1, 1, 1, 1, 1, 1, 1], k=1500)
+    ids = enqueue_many(1500, texts)
+    with dispatchers(smtp, sms, "--processes", "2") as process:
+        for count in (200, 500, 900):
+            wait_until(partial(have_ended, count))
+            kill_one(process)
+        wait_until(lambda: is_everything_ended(1500), 180)
+
+    found: dict[Any, str] = dict(Notification.objects.values_list("id", "status"))
+    ends = {str(id_): (status, sms.accepted[str(id_)]) for id_, status in found.items()}
+    assert ends == {id_: FATES[text] for id_, text in zip(ids, texts, strict=True)}

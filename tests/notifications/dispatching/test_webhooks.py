@@ -1,0 +1,118 @@
+"""Webhooks, and callbacks about how a notification ended: signed, guarded, with stable ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+from standardwebhooks import Webhook
+
+from delayed_queue import DelayedQueue
+from delayed_queue.models import DeadLetter
+from example_project.notifications import services
+from example_project.notifications.channels import signing_secrets
+from example_project.notifications.handlers import sweep
+from example_project.notifications.models import Notification, Status
+from example_project.notifications.telling import tell
+from tests.notifications.dispatchers import SENT, dispatch_all
+from tests.notifications.factories import enqueue, lease
+from tests.notifications.fakes import FakeHook
+from tests.processes import wait_until
+from tests.running import handler_of, running, worker_with
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def hook(settings: Settings, dispatch: dict[str, Any]) -> Iterator[FakeHook]:
+    with FakeHook() as server:
+        dispatch["PROVIDERS"]["webhook"] = [{"kind": "webhook", "name": "hooks"}]
+        settings.DELAYED_QUEUE = {
+            "CALLBACKS": {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "ALLOWED_PORTS": [server.port]}
+        }
+        yield server
+
+
+def enqueue_webhook(url: str) -> Notification:
+    return enqueue(channel="webhook", recipient=url, body='{"parcel": 7}')
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "end", "calls"),
+    [
+        ("", (SENT, ""), ["sent"]),
+        ("503,1", (SENT, ""), ["failed", "sent"]),
+        ("500,1", (SENT, ""), ["ambiguous", "sent"]),
+        ("drop-after,1", (SENT, ""), ["ambiguous", "sent"]),
+        ("410", (Status.FAILED, "refused: 410"), ["refused"]),
+    ],
+)
+def test_n8_what_a_webhook_answers_decides(
+    hook: FakeHook, behaviour: str, end: tuple[str, str], calls: list[str]
+):
+    notification = enqueue_webhook(hook.url(behaviour))
+    dispatch_all(1)
+    notification.refresh_from_db()
+    assert (notification.status, notification.outcome) == end
+    recorded = notification.deliveries.order_by("id").values_list("outcome", flat=True)
+    assert list(recorded) == calls
+    for headers, body in hook.requests:
+        lowered = {name.lower(): value for name, value in headers.items()}
+        assert lowered["webhook-id"] == str(notification.id)
+        assert Webhook(signing_secrets()[0]).verify(body, lowered) == {"parcel": 7}
+
+
+def test_n8_an_address_that_the_guard_refuses_is_refused_for_good(
+    settings: Settings, hook: FakeHook
+):
+    settings.DELAYED_QUEUE = {}
+    notification = enqueue_webhook(hook.url())
+    assert dispatch_all(1) == {Status.FAILED: 1}
+    notification.refresh_from_db()
+    assert notification.outcome == "refused: blocked"
+    assert hook.seen == {}
+
+
+def tell_all(count: int) -> None:
+    """Deliver callbacks until so many messages are gone."""
+    worker = worker_with(handler_of(services.CALLBACK_QUEUE, tell))
+    with running(worker):
+        wait_until(lambda: worker.tally.done + worker.tally.dead == count)
+
+
+def test_n1_the_caller_is_told_how_it_ended(hook: FakeHook):
+    sent = enqueue(callback_url=hook.url())
+    refused = enqueue(recipient="550+ada@example.org", callback_url=hook.url())
+    enqueue()
+    dispatch_all(3)
+    tell_all(2)
+
+    told = {
+        (body["id"], body["status"]) for body in (json.loads(each) for _, each in hook.requests)
+    }
+    assert told == {(str(sent.id), str(SENT)), (str(refused.id), "FAILED")}
+
+
+def test_n1_a_callback_that_is_refused_for_good_is_kept_as_a_dead_letter(hook: FakeHook):
+    enqueue(callback_url=hook.url("410"))
+    dispatch_all(1)
+    tell_all(1)
+    assert DeadLetter.objects.get().reason == "the callback was refused: 410"
+
+
+def test_n3_the_sweep_ends_what_no_dispatcher_does():
+    late = enqueue(channel="sms", expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    dead = enqueue()
+    lease(dead).reject("crashed")
+    queue = DelayedQueue("sweeps")
+    queue.offer_or_update("tick", None)
+    tick = queue.try_poll()
+    assert tick is not None
+    sweep(tick)
+    for each in (late, dead):
+        each.refresh_from_db()
+    assert (late.status, dead.status) == (Status.EXPIRED, Status.FAILED)

@@ -1,0 +1,30 @@
+"""An SMS provider that tells where it is before and after its call, and can be held there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import ClientSession
+
+from example_project.notifications.providers import Outcome
+from example_project.notifications.providers.http import HttpSmsProvider
+from example_project.notifications.services import Begun
+
+
+class StagedProvider(HttpSmsProvider):
+    """Reaches ``before``, calls, reaches ``after``."""
+
+    def __init__(self, name: str, *, url: str, **options: Any) -> None:
+        super().__init__(name, url=url, **options)
+        self._stages = url.replace("/messages", "/reached/")
+
+    async def send(self, begun: Begun) -> Outcome:
+        await self._reach("before", begun)
+        outcome = await super().send(begun)
+        await self._reach("after", begun)
+        return outcome
+
+    async def _reach(self, stage: str, begun: Begun) -> None:
+        fields = {"reference": str(begun.id), "text": begun.body}
+        async with ClientSession() as session, session.post(self._stages + stage, json=fields):
+            pass
