@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayed_queue.models.pipeline import OfferLedger
+from delayed_queue.models.pipeline import OfferLedger, OfferStage
 from delayed_queue.models.queue import (
     DeadLetter,
     LongNamedIndex,
@@ -17,6 +17,7 @@ __all__ = [
     "LongNamedIndex",
     "Message",
     "OfferLedger",
+    "OfferStage",
     "PausedQueue",
     "Schedule",
     "Worker",
