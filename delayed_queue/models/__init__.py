@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delayed_queue.models.archives import ArchiveManifest, PipelineReport
-from delayed_queue.models.pipeline import OfferLedger
+from delayed_queue.models.pipeline import OfferLedger, OfferStage
 from delayed_queue.models.queue import (
     DeadLetter,
     LongNamedIndex,
@@ -19,6 +19,7 @@ __all__ = [
     "LongNamedIndex",
     "Message",
     "OfferLedger",
+    "OfferStage",
     "PausedQueue",
     "PipelineReport",
     "Schedule",
