@@ -10,6 +10,8 @@ TAKE_TURNS = """
 SELECT pg_advisory_xact_lock(hashtextextended('delayed_queue.migrations', 0));
 SET LOCAL lock_timeout = '5s';
 """
+# What is staged is of no use after a crash: the job that staged it has died with its connection.
+UNLOGGED = "ALTER TABLE delayed_queue_offer_stage SET UNLOGGED"
 
 
 class Migration(migrations.Migration):
@@ -50,5 +52,34 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        CreateModelOnce(
+            name="OfferStage",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("job", models.CharField(db_collation="C", max_length=200)),
+                ("attempt", models.CharField(db_collation="C", max_length=36)),
+                ("partition", models.IntegerField()),
+                ("position", models.BigIntegerField()),
+                ("key", models.TextField(db_collation="C")),
+                ("payload", models.BinaryField()),
+                ("due_at", delayed_queue.fields.EpochMillisecondField(db_column="dueAt")),
+                ("headers", models.JSONField(blank=True, null=True)),
+                ("recorded_at", delayed_queue.fields.EpochMillisecondField(db_column="recordedAt")),
+            ],
+            options={
+                "db_table": "delayed_queue_offer_stage",
+                "default_permissions": [],
+                "indexes": [
+                    models.Index(fields=["job", "attempt"], name="offer_stage_attempt"),
+                    models.Index(fields=["recorded_at", "id"], name="offer_stage_recorded"),
+                ],
+            },
+        ),
+        migrations.RunSQL(UNLOGGED, reverse_sql=migrations.RunSQL.noop),
         migrations.RunSQL(migrations.RunSQL.noop, reverse_sql=TAKE_TURNS),
     ]

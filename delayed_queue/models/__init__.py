@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from delayed_queue.models.archives import ArchiveManifest, PipelineReport
 from delayed_queue.models.callbacks import CallbackAttempt, Endpoint, Host, Slot
-from delayed_queue.models.pipeline import OfferLedger
+from delayed_queue.models.pipeline import OfferLedger, OfferStage
 from delayed_queue.models.queue import (
     DeadLetter,
     LongNamedIndex,
@@ -28,6 +28,7 @@ __all__ = [
     "LongNamedIndex",
     "Message",
     "OfferLedger",
+    "OfferStage",
     "PausedQueue",
     "PipelineReport",
     "Rate",

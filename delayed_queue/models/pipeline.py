@@ -36,3 +36,31 @@ class OfferLedger(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job}/{self.batch}/{self.partition}/{self.chunk}"
+
+
+class OfferStage(models.Model):
+    """A row that waits for the rest of its job, to be offered with it in one transaction.
+
+    Unlogged: after a crash of the server it is empty, and the job that finds it so fails.
+    """
+
+    job = models.CharField(max_length=200, db_collation="C")
+    attempt = models.CharField(max_length=36, db_collation="C")
+    partition = models.IntegerField()
+    position = models.BigIntegerField()
+    key = models.TextField(db_collation="C")
+    payload = models.BinaryField()
+    due_at = EpochMillisecondField(db_column="dueAt")
+    headers = models.JSONField(null=True, blank=True)
+    recorded_at = EpochMillisecondField(db_column="recordedAt")
+
+    class Meta:
+        db_table = "delayed_queue_offer_stage"
+        indexes = [
+            models.Index(fields=["job", "attempt"], name="offer_stage_attempt"),
+            models.Index(fields=["recorded_at", "id"], name="offer_stage_recorded"),
+        ]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.partition}/{self.position}"

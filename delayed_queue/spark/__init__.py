@@ -16,17 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from delayed_queue.spark.connecting import dsn_from_django as dsn_from_django
+    from delayed_queue.spark.draining import acknowledge_checkpoint as acknowledge_checkpoint
+    from delayed_queue.spark.draining import drain as drain
     from delayed_queue.spark.ledger import Counts as Counts
     from delayed_queue.spark.ledger import counts as counts
     from delayed_queue.spark.session import build_session as build_session
     from delayed_queue.spark.session import register as register
+    from delayed_queue.spark.snapshots import consistent_snapshot as consistent_snapshot
     from delayed_queue.spark.source import DelayedQueueDataSource as DelayedQueueDataSource
 
 _HOMES = {
     "Counts": "ledger",
     "DelayedQueueDataSource": "source",
+    "acknowledge_checkpoint": "draining",
     "build_session": "session",
+    "consistent_snapshot": "snapshots",
     "counts": "ledger",
+    "drain": "draining",
     "dsn_from_django": "connecting",
     "register": "session",
 }
@@ -34,8 +40,11 @@ _HOMES = {
 __all__ = [
     "Counts",
     "DelayedQueueDataSource",
+    "acknowledge_checkpoint",
     "build_session",
+    "consistent_snapshot",
     "counts",
+    "drain",
     "dsn_from_django",
     "register",
 ]

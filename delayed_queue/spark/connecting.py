@@ -15,6 +15,7 @@ from delayed_queue.spark.drivers import AdbcSession, DriverError, PsycopgSession
 from delayed_queue.spark.options import Options
 
 VARIABLE: Final = "DELAYED_QUEUE_DSN"
+APPLICATION: Final = "delayed_queue_spark"
 # What libpq reads by itself: any of these says where the database is.
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGPORT", "PGUSER")
 _DJANGO: Final = {
@@ -75,7 +76,7 @@ def connect(options: Options, *, dsn: str | None = None) -> Session:
     """
     address = resolve_dsn(options) if dsn is None else dsn
     try:
-        return _driver(options.driver)(address)
+        return _driver(options.driver)(_labelled(address))
     except DriverError as error:
         raise ResourceUnavailable(
             f"The database {_shown(address)} cannot be reached: {error}"
@@ -84,7 +85,12 @@ def connect(options: Options, *, dsn: str | None = None) -> Session:
 
 def reconnect(options: Options) -> Session:
     """Open a connection as ``connect`` does, for who tries again: raises DriverError."""
-    return _driver(options.driver)(resolve_dsn(options))
+    return _driver(options.driver)(_labelled(resolve_dsn(options)))
+
+
+def _labelled(dsn: str) -> str:
+    """Add the name by which an operator finds these sessions in pg_stat_activity."""
+    return make_conninfo(dsn, fallback_application_name=APPLICATION)
 
 
 def _driver(name: str) -> Callable[[str], Session]:

@@ -74,7 +74,7 @@ class AdbcSession:
 
         self._error = Error
         with _translated(Error):
-            self._raw = dbapi.connect(dsn or "postgresql://")
+            self._raw = dbapi.connect(dsn)
 
     def fetch(self, statement: str, params: Mapping[str, Any]) -> list[Row]:
         with _translated(self._error), self._raw.cursor() as cursor:

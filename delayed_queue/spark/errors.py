@@ -12,7 +12,7 @@ _RAISED: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w+): (.+)$", re.MULTILINE)
 _OURS: Final = re.compile(r"delayed_queue\.[\w.]*\.([A-Z]\w+): (.+)$", re.MULTILINE)
 _CLASS: Final = re.compile(r"^\[(\w+(?:\.\w+)*)\]\s*")
 _JAVA: Final = re.compile(
-    r"^(?:Caused by: )?((?:java|org)\.[\w.$]+(?:Exception|Error)): (.+)$", re.M
+    r"^(?:: |Caused by: )?((?:java|org)\.[\w.$]+(?:Exception|Error)): (.+)$", re.M
 )
 
 

@@ -62,15 +62,20 @@ def job_counts(session: Session, job: str) -> Counts:
     return Counts(created, updated, ignored, bool(is_complete))
 
 
-def close_job(
-    session: Session, key: JobKey, rows: int, *, created: int = 0, updated: int = 0
-) -> bool:
-    """Note that the batch is done and how many rows it had; False if that was noted before."""
-    params = {
-        "job": key.job, "batch": key.batch, "rows": rows, "created": created,
-        "updated": updated, "now": None,
-    }  # fmt: skip
-    return bool(session.fetch(sql.CLOSE_JOB, params))
+def claim_closing(session: Session, key: JobKey, rows: int) -> int | None:
+    """Note that the batch is done and how many rows it had.
+
+    Returns the id of that note; None if it was there before.
+    """
+    params = {"job": key.job, "batch": key.batch, "rows": rows, "now": None}
+    closed = session.fetch(sql.CLOSE_JOB, params)
+    return int(closed[0][0]) if closed else None
+
+
+def settle(session: Session, row_id: int, created: int, updated: int) -> None:
+    """Note what became of a chunk, or of a whole job, in the transaction that claimed it."""
+    params = {"id": row_id, "created": created, "updated": updated}
+    session.fetch(sql.SETTLE_CHUNK, params)
 
 
 def is_closed(session: Session, key: JobKey) -> bool:

@@ -43,6 +43,13 @@ class Link:
                     raise ResourceUnavailable(f"{what} failed: {error}") from None
                 time.sleep(wait)
 
+    def once(self, what: str, work: Callable[[Session], T]) -> T:
+        """Do the work in a transaction and commit it, or raise ResourceUnavailable."""
+        try:
+            return self._once(work)
+        except DriverError as error:
+            raise ResourceUnavailable(f"{what} failed: {error}") from None
+
     def _once(self, work: Callable[[Session], T]) -> T:
         try:
             self._session = self._session or reconnect(self._options)

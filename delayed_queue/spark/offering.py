@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from delayed_queue import sql
 from delayed_queue.payloads import channel_of
 from delayed_queue.spark.drivers import DriverError, Session
-from delayed_queue.spark.ledger import JobKey, is_closed
+from delayed_queue.spark.ledger import JobKey, is_closed, settle
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offers import chunks, digest_of, due_times, offers_of
 from delayed_queue.spark.options import Options
@@ -83,11 +83,10 @@ class PartitionOffers:
 
     def _offer(self, number: int, offers: pa.Table) -> None:
         due = due_times(offers, self._job.now)
-        soon = pc.min(due).as_py() <= self._job.now + self._job.options.pollInterval
         claim = self._claim_of(number, offers)
         staged = in_key_order(offers, due)
         self._link.repeat(OFFER, lambda session: self._try(session, claim, staged))
-        self._is_soon = self._is_soon or soon
+        self._is_soon = self._is_soon or is_soon(self._job, due)
 
     def _claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
         job = self._job
@@ -119,9 +118,7 @@ class PartitionOffers:
         claimed = session.fetch(sql.CLAIM_CHUNK, claim)
         if claimed:
             created, updated = way(session, staged)
-            session.fetch(
-                sql.SETTLE_CHUNK, {"id": claimed[0][0], "created": created, "updated": updated}
-            )
+            settle(session, claimed[0][0], created, updated)
         # Not claimed: an earlier attempt, or a twin, has offered just this and has counted it.
 
     def _copy(self, session: Session, staged: pa.Table) -> tuple[int, int]:
@@ -171,6 +168,11 @@ class PartitionOffers:
             )
 
 
+def is_soon(job: Job, due: Any) -> bool:
+    """Return whether a sleeping worker could be late for one of them unless woken."""
+    return bool(pc.min(due).as_py() <= job.now + job.options.pollInterval)
+
+
 def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:
     """Return the offers by key, with their place in the input and the turn within their key.
 
@@ -203,6 +205,6 @@ def has_repeated_keys(staged: pa.Table) -> bool:
     return bool(pc.max(staged["turn"]).as_py())
 
 
-def jsonb(texts: pa.ChunkedArray) -> pa.Array:
+def jsonb(texts: Any) -> pa.Array:
     """Return JSON as COPY wants it for a jsonb column: the version of the format, then text."""
     return pc.binary_join_element_wise("\x01", texts.combine_chunks(), "").cast(pa.binary())

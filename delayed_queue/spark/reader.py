@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NO_ROWS: Final = (0, 0)
 # A transaction that reads what another one, which is still open, has agreed to.
-_REPEATABLE: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+REPEATABLE: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 
 @dataclass
@@ -53,11 +53,8 @@ class QueueReader(DataSourceReader):
             self._conditions.append(Condition("kind", "=", options.kind))
 
     def partitions(self) -> Sequence[InputPartition]:
-        session = connect(self._options)
+        session = self._connected()
         try:
-            # The bounds too: what is deleted at an end meanwhile is in the snapshot still.
-            if self._options.snapshot is not None:
-                _join_snapshot(session, self._options.snapshot)
             now = look_around(session, self._options)
             if self._options.mustExist:
                 self._check_kind(session)
@@ -65,6 +62,12 @@ class QueueReader(DataSourceReader):
         finally:
             session.close()
         return [IdRange(low, high, now) for low, high in ranges(first, last, self._options)]
+
+    def _connected(self) -> Session:
+        session = connect(self._options)
+        if self._options.snapshot is not None:
+            _join_snapshot(session, self._options.snapshot)
+        return session
 
     def _check_kind(self, session: Session) -> None:
         kinds = [row[0] for row in session.fetch(sql.KINDS, {"limit": 1000})]
@@ -78,10 +81,8 @@ class QueueReader(DataSourceReader):
         if not isinstance(partition, IdRange):  # Spark makes one where there is none
             return
         params = {"first": partition.first, "last": partition.last, "now": partition.now}
-        session = connect(self._options)
+        session = self._connected()
         try:
-            if self._options.snapshot is not None:
-                _join_snapshot(session, self._options.snapshot)
             yield from read_columns(session, sql.READ_RANGE, params, self._schema, self._conditions)
         except DriverError as error:
             raise ResourceUnavailable(f"The read failed: {error}") from None
@@ -114,8 +115,14 @@ def ranges(
 
 def _join_snapshot(session: Session, snapshot: str) -> None:
     statement = composed.SQL("SET TRANSACTION SNAPSHOT {}").format(composed.Literal(snapshot))
-    session.run(_REPEATABLE)
-    session.run(statement.as_string(None))
+    try:
+        session.run(REPEATABLE)
+        session.run(statement.as_string(None))
+    except DriverError as error:
+        session.close()
+        raise ResourceUnavailable(
+            f"The snapshot {snapshot!r} cannot be read: {error}. Is it still held?"
+        ) from None
 
 
 def read_columns(

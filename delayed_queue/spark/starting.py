@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +18,13 @@ from delayed_queue.spark.settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_GREETINGS: Final = (
+    b"WARNING: Using incubator modules",
+    b"Setting default log level",
+    b"Setting Spark log level",
+    b"To adjust logging level",
+    b"Using Spark's default log4j profile",
+)
 _LOCAL: Final = "local[{cores},4]"
 _QUIET: Final = """
 rootLogger.level = fatal
@@ -95,6 +104,30 @@ def _quiet_file() -> Path:
 
 
 @contextmanager
+def _without_greetings() -> Iterator[None]:
+    """Have the JVM that starts inside write its errors through us, less what it always says."""
+    reading, writing = os.pipe()
+    kept = os.dup(2)
+    sys.stderr.flush()
+    os.dup2(writing, 2)
+    os.close(writing)
+    threading.Thread(target=_pass_on, args=(reading, kept), daemon=True).start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+
+
+def _pass_on(reading: int, kept: int) -> None:
+    """Copy lines until all that can write have ended."""
+    with os.fdopen(reading, "rb") as lines, os.fdopen(kept, "wb", buffering=0) as out:
+        for line in lines:
+            if not line.startswith(_GREETINGS):
+                out.write(line)
+
+
+@contextmanager
 def session(
     settings: SparkSettings, console: Console, name: str, *, is_verbose: bool = False
 ) -> Iterator[SparkSession]:
@@ -105,9 +138,8 @@ def session(
     console.progress(f"starting Spark on {master} …")
     conf: Mapping[str, str] = conf_of(settings, master, is_verbose=is_verbose)
     named = {key.replace(".", "__"): value for key, value in conf.items()}
-    spark = build_session(f"delayed_queue {name}", master, **named)
-    if not is_verbose:
-        spark.sparkContext.setLogLevel("FATAL")
+    with nullcontext() if is_verbose or is_submitted() else _without_greetings():
+        spark = build_session(f"delayed_queue {name}", master, **named)
     console.progress(f"Spark {spark.version} is ready")
     try:
         yield spark

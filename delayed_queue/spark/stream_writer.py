@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.connecting import connect
-from delayed_queue.spark.ledger import JobKey, close_job, prune_ledger
+from delayed_queue.spark.ledger import JobKey, claim_closing, prune_ledger
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import Job, PartitionOffers
 from delayed_queue.spark.options import Options
@@ -78,7 +78,7 @@ class StreamOfferWriter(DataSourceStreamArrowWriter):
         rows = sum(each.rows for each in written)
         link = Link(self._options)
         try:
-            link.repeat("The commit", lambda session: close_job(session, key, rows))
+            link.repeat("The commit", lambda session: claim_closing(session, key, rows))
             link.repeat(
                 "The commit", lambda session: prune_ledger(session, self._options.ledgerDays)
             )

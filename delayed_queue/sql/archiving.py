@@ -190,9 +190,6 @@ SELECT
     set_config('extra_float_digits', '1', false)
 """)
 
-# The name of this transaction's snapshot, by which others see what it sees while it lasts.
-EXPORT_SNAPSHOT: Final[Template] = Template("SELECT pg_export_snapshot()")
-
 # How many messages there are, of a kind or of all: by this a snapshot's files are checked.
 COUNT_MESSAGES: Final[Template] = Template("""
 SELECT count(*)

@@ -52,8 +52,7 @@ INSERT INTO delayed_queue_offer_ledger (
     job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
 )
 SELECT
-    %(job)s::varchar, %(batch)s::bigint, -1, 0, '', %(rows)s::bigint, %(created)s::bigint,
-    %(updated)s::bigint, now
+    %(job)s::varchar, %(batch)s::bigint, -1, 0, '', %(rows)s::bigint, 0, 0, now
 FROM clock
 ON CONFLICT (job, batch, "partition", chunk, digest) DO NOTHING
 RETURNING id
@@ -311,3 +310,90 @@ SELECT count(*)
 FROM renewed
 """
 )
+
+# How many rows the attempts that count have staged, and how often the most repeated key comes.
+# Reads: offer_stage_attempt.
+COUNT_STAGED: Final[LiteralString] = """
+SELECT COALESCE(sum(number), 0)::bigint, COALESCE(max(number), 0)::bigint
+FROM (
+    SELECT count(*) AS number
+    FROM delayed_queue_offer_stage
+    WHERE job = %(job)s::varchar
+        AND attempt = ANY (%(attempts)s::varchar[])
+    GROUP BY key
+) AS keys
+"""
+
+# _MERGE_SOURCE over what all tasks of a job have staged, so that it is offered as a whole or not
+# at all. Rows of attempts that failed, or were a twin's, are staged too and left out.
+# Reads: offer_stage_attempt.
+_STAGE_SOURCE: Final[LiteralString] = """
+WITH offered AS (
+    INSERT INTO delayed_queue AS stored (
+        id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+    )
+    SELECT id, key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers
+    FROM (
+        SELECT
+            nextval('delayed_queue_id_seq') AS id, key, payload, due_at, headers
+        FROM (
+            SELECT key, payload, due_at, headers
+            FROM (
+                SELECT
+                    "partition", "position", key, payload, "dueAt" AS due_at, headers,
+                    row_number() OVER (
+                        PARTITION BY key
+                        ORDER BY "partition", "position"
+                    ) - 1 AS turn
+                FROM delayed_queue_offer_stage
+                WHERE job = %(job)s::varchar
+                    AND attempt = ANY (%(attempts)s::varchar[])
+            ) AS staged
+            WHERE turn = %(turn)s::integer
+            ORDER BY "partition", "position"
+        ) AS in_order
+    ) AS numbered
+    ORDER BY key COLLATE "C"
+"""
+
+# MERGE_IF_NOT_EXISTS for a whole job. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+MERGE_STAGE_IF_NOT_EXISTS: Final[LiteralString] = (
+    _STAGE_SOURCE
+    + """
+    ON CONFLICT ("pKey", "pKind") DO NOTHING"""
+    + _COUNT_OFFERED
+)
+
+# MERGE_OR_UPDATE for a whole job. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+MERGE_STAGE_OR_UPDATE: Final[LiteralString] = _STAGE_SOURCE + REPLACE + IF_CHANGED + _COUNT_OFFERED
+
+# Reads: offer_stage_attempt.
+CLEAR_STAGE: Final[LiteralString] = """
+DELETE FROM delayed_queue_offer_stage
+WHERE job = %(job)s::varchar
+"""
+
+# Forget what jobs have staged whose driver died before it could merge or clear it.
+# Reads: offer_stage_recorded, then the primary key; two limits as in _EARLIEST_DUE.
+PRUNE_STAGE: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_offer_stage
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM (
+        SELECT id
+        FROM delayed_queue_offer_stage
+        WHERE "recordedAt" < (SELECT now FROM clock) - %(age)s::bigint
+        ORDER BY "recordedAt", id
+        LIMIT (SELECT %(limit)s::integer)
+        FOR UPDATE SKIP LOCKED
+    ) AS oldest
+    LIMIT %(limit)s::integer
+))
+RETURNING id
+"""
+)
+
+# Let other transactions see what this one sees, while it lasts. Reads: nothing.
+EXPORT_SNAPSHOT: Final[LiteralString] = "SELECT pg_export_snapshot()"

@@ -3,11 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
+from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
 from delayed_queue.spark.jobs.counts import Counts
 
 
 def counting(rows: Iterable[dict[str, Any]]) -> Counts:
     """Take every row and do nothing with it."""
     return Counts(created=sum(1 for _ in rows))
+
+
+def losing(rows: Iterable[dict[str, Any]]) -> Counts:
+    """Forget to count one row of each partition."""
+    return Counts(created=sum(1 for _ in rows) - 1)
+
+
+def picky(rows: Iterable[dict[str, Any]]) -> Counts:
+    """Take rows that its own check has let through."""
+    return Counts(updated=sum(1 for row in rows if row["payload"]["amount"] > 0))
+
+
+def _check(row: dict[str, Any]) -> list[str]:
+    return [] if row["payload"]["amount"] > 0 else ["The amount is not above 0."]
+
+
+picky.check = _check  # type: ignore[attr-defined]
+
+
+def answering(envelope: Envelope) -> None:
+    """Answer as the payload says."""
+    answers = {
+        "snooze": Snooze(timedelta(hours=1)),
+        "reject": Reject("no such order"),
+        "fail": ValueError("broken"),
+    }
+    if envelope.payload in answers:
+        raise answers[envelope.payload]
+
+
+async def answering_later(envelope: Envelope) -> None:
+    answering(envelope)
+
+
+@handler("strict-orders", retry=RetryPolicy.never())
+def strict(envelope: Envelope) -> None:
+    answering(envelope)
+
+
+def settling(envelope: Envelope) -> None:
+    """Settle the message itself: nothing is left to acknowledge."""
+    assert envelope.extend(timedelta(minutes=1))
+    assert envelope.release(timedelta(hours=2))
+    assert envelope.lease_lost is False

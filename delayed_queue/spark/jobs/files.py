@@ -63,16 +63,23 @@ class Files:
         return sorted(each.getPath().getName() for each in system.listStatus(found))
 
     def read_text(self, path: str) -> str:
-        """Return the text of a small file."""
-        lines = self._spark.read.option("wholetext", "true").text(path).collect()
-        return "".join(row[0] for row in lines)
+        """Return the text of a small file; not by Spark, which overlooks hidden directories."""
+        system, found = self._at(path)
+        stream = system.open(found)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
 
     def stamps(self, paths: list[str]) -> list[tuple[str, int, int]]:
-        """Return name, size and time of change of each file, in order."""
+        """Return name, size and time of change of each file, in order.
+
+        Of names as Spark tells them, with what is special in a URL escaped.
+        """
         found = []
         for path in paths:
-            system, at = self._at(path)
-            status = system.getFileStatus(at)
+            at = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
+            status = at.getFileSystem(self._conf).getFileStatus(at)
             found.append((path, int(status.getLen()), int(status.getModificationTime())))
         return sorted(found)
 

@@ -52,6 +52,8 @@ def _png(plot: Callable[[Axes, Any], None], data: Any) -> bytes:
 
 def _lateness(axes: Axes, kinds: list[dict[str, Any]]) -> None:
     """Bars from the median to the 99th percentile, on a scale that fits both ms and hours."""
+    from matplotlib.ticker import FuncFormatter
+
     shown = sorted(kinds, key=lambda each: each["lateness_seconds"]["p99"])[-12:]
     names = ("p50", "p90", "p95", "p99")
     height = 0.8 / len(names)
@@ -64,11 +66,26 @@ def _lateness(axes: Axes, kinds: list[dict[str, Any]]) -> None:
             axes.bar_label(bars, labels=labels, fontsize=7)
     axes.set_xscale("log")
     axes.set_yticks(range(len(shown)), [_short(each["kind"]) for each in shown])
-    axes.set_xlabel("seconds from the first schedule to the end (logarithmic)")
+    axes.set_xlabel("time from the first schedule to the end (logarithmic)")
     axes.set_title("Lateness by kind")
     axes.margins(x=0.15)
     axes.xaxis.grid(visible=True, alpha=0.3)
-    axes.legend(frameon=False, ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, -0.3))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    _legend(axes)
+
+
+def _tick(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:g} ms"
+    return f"{seconds:,.0f} s"
+
+
+def _legend(axes: Any) -> None:
+    """Put the legend below, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(
+        handles, labels, frameon=False, fontsize=8, ncols=4, loc="outside lower center"
+    )
 
 
 def _span(seconds: float) -> str:
@@ -97,19 +114,19 @@ def _throughput(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     axes.set_ylim(bottom=0)
-    _count_axis(axes)
+    _count_axis(axes.yaxis)
     axes.set_xlabel("time (UTC)")
     axes.set_ylabel("messages a minute")
     axes.set_title("Throughput")
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes)
 
 
-def _count_axis(axes: Axes) -> None:
+def _count_axis(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.yaxis.grid(visible=True, alpha=0.3)
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.grid(visible=True, alpha=0.3)
 
 
 def _every_minute(rows: list[dict[str, Any]]) -> list[datetime]:
@@ -152,11 +169,11 @@ def _backlog(axes: Axes, figures: dict[str, Any]) -> None:
     hours = [f"{begin + timedelta(hours=each):%H:%M}" for each in range(columns - 2)]
     axes.set_xticks(range(columns), ["due now", *hours, "later"], rotation=60, ha="right")
     axes.tick_params(axis="x", labelsize=8)
-    _count_axis(axes)
+    _count_axis(axes.yaxis)
     axes.set_xlabel(f"falls due in the hour from (UTC, {begin:%Y-%m-%d})")
     axes.set_ylabel("messages")
     axes.set_title("Backlog, and when it falls due")
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes)
 
 
 def _stacks(rows: list[dict[str, Any]], largest: list[str]) -> Iterator[tuple[str, list[int]]]:
@@ -179,4 +196,6 @@ def _reasons(axes: Axes, rows: list[dict[str, Any]]) -> None:
     axes.set_yticks(range(len(shown)), labels, fontsize=7)
     axes.set_xlabel("messages")
     axes.set_title("Why messages died")
+    axes.set_axisbelow(True)
+    _count_axis(axes.xaxis)
     axes.margins(x=0.1)

@@ -1,0 +1,64 @@
+"""A session of Spark for the whole run, and the test database as Spark's executors see it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connections
+
+from delayed_queue import DelayedQueue
+from delayed_queue.spark.connecting import VARIABLE, dsn_from_django
+from delayed_queue.spark.room import TASKS
+from tests.races.concurrency import raw_connection
+from tests.spark.support import QUIET
+
+
+@pytest.fixture(scope="session")
+def dsn(django_db_setup: None) -> str:
+    return dsn_from_django(connections["default"].settings_dict)
+
+
+@pytest.fixture
+def known(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The database in the environment of this process."""
+    monkeypatch.setenv(VARIABLE, dsn)
+    return dsn
+
+
+@pytest.fixture
+def queue(transactional_db: None, known: str) -> DelayedQueue:
+    return DelayedQueue("orders")
+
+
+@pytest.fixture
+def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to look at the tables, and to hold locks."""
+    with raw_connection() as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def spark(dsn: str) -> Iterator[Any]:
+    """One session: it takes seconds to start, and half a gigabyte."""
+    from delayed_queue.spark import build_session
+
+    os.environ[VARIABLE] = dsn
+    os.environ[TASKS] = "4"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session = build_session("tests", "local[2,4]", **QUIET)
+        session.sparkContext.setLogLevel("OFF")
+        yield session
+        session.stop()
+    del os.environ[VARIABLE], os.environ[TASKS]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return str(tmp_path / "lake")

@@ -1,0 +1,63 @@
+"""What the tests of Spark share: rows, readers, writers and what is left in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from delayed_queue.spark.ledger import JobKey
+from delayed_queue.spark.offering import Job, PartitionOffers
+from delayed_queue.spark.options import parse_options
+
+# A small JVM that keeps no files and opens no ports of its own.
+QUIET: Final = {
+    "spark__driver__memory": "1g",
+    "spark__ui__enabled": "false",
+    "spark__sql__shuffle__partitions": "2",
+    "spark__driver__bindAddress": "127.0.0.1",
+    "spark__driver__host": "127.0.0.1",
+}
+NOW: Final = 1_700_000_000_000
+
+# Tests with a JVM: in one worker of xdist, for a session costs seconds and memory.
+with_jvm = [
+    pytest.mark.spark,
+    pytest.mark.xdist_group("jvm"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+def rows(keys: Iterable[str], payload: str = "1") -> pa.RecordBatch:
+    """Offers as Spark hands them to a writer."""
+    keys = list(keys)
+    return pa.RecordBatch.from_pydict({"key": keys, "payload": [payload] * len(keys)})
+
+
+def job(name: str = "job", now: int = NOW, batch: int = 0, **options: str) -> Job:
+    return Job(JobKey(name, batch), now, parse_options({"queue": "orders", **options}))
+
+
+def offer(given: Job, batches: Iterable[pa.RecordBatch], partition: int = 0) -> int:
+    """Do what a task does, without Spark."""
+    return PartitionOffers(given, partition).offer_all(iter(batches))
+
+
+def stored(connection: psycopg.Connection[Any]) -> list[tuple[str, str]]:
+    found = connection.execute(
+        """SELECT "pKey", convert_from(payload, 'UTF8') FROM delayed_queue ORDER BY id"""
+    )
+    return [(row[0], row[1]) for row in found]
+
+
+def keys_of(connection: psycopg.Connection[Any]) -> list[str]:
+    return [key for key, _ in stored(connection)]
+
+
+def failing_after(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The input of a task that dies when it has got so far."""
+    yield from batches
+    raise OSError("the task was killed")

@@ -1,0 +1,243 @@
+"""From rows to offers, and from filters to SQL: without a database and without a JVM."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    In,
+    IsNotNull,
+    LessThan,
+    StringStartsWith,
+)
+from pyspark.sql.types import (
+    DataType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
+
+from delayed_queue import sql
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.messages import to_milliseconds
+from delayed_queue.payloads import codec_named
+from delayed_queue.spark.drivers import bound
+from delayed_queue.spark.filters import Condition, condition_of
+from delayed_queue.spark.offering import in_key_order
+from delayed_queue.spark.offers import chunks, digest_of, due_times, offers_of
+from delayed_queue.spark.options import parse_options
+from delayed_queue.spark.reader import ranges, wrap
+from delayed_queue.spark.schema import check_read, check_written
+from tests.spark.support import NOW, rows
+
+UTC_TIME = pa.timestamp("us", tz="UTC")
+
+
+def table(**columns: Any) -> pa.Table:
+    return pa.table({"key": ["a"], "payload": ["1"], **columns})
+
+
+def offers(codec: str = "json", **columns: Any) -> pa.Table:
+    return offers_of(table(**columns), codec)
+
+
+class TestChecks:
+    @pytest.mark.parametrize(
+        ("columns", "said"),
+        [
+            ({"key": [None]}, "column key is null"),
+            ({"key": [""]}, "column key is empty"),
+            ({"key": ["x" * 201]}, "column key has more than 200 characters"),
+            ({"key": ["a\x00"]}, "column key contains a NUL"),
+            ({"payload": pa.array([None], pa.string())}, "column payload is null"),
+            ({"payload": ["{secret"]}, "column payload is not JSON"),
+            ({"headers": ["[1]"]}, "column headers is not a JSON object"),
+            ({"headers": ["{"]}, "column headers is not a JSON object"),
+            ({"headers": ['{"a": "\\u0000"}']}, "column headers"),
+        ],
+    )
+    def test_the_column_is_named_and_the_payload_is_not_shown(
+        self, columns: dict[str, Any], said: str
+    ):
+        with pytest.raises(InvalidMessage) as caught:
+            offers(**columns)
+        assert said in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+    def test_keys_are_measured_in_characters(self):
+        assert offers(key=["é" * 200])["key"].to_pylist() == ["é" * 200]
+
+    def test_not_both_a_schedule_and_a_delay(self):
+        at = pa.array([datetime(2030, 1, 1, tzinfo=UTC)], UTC_TIME)
+        with pytest.raises(InvalidMessage, match=r"column delay .*\(key 'a'\)"):
+            offers(schedule_at=at, delay=pa.array([1], pa.int64()))
+
+    def test_a_delay_that_leads_out_of_the_calendar(self):
+        far = offers(delay=pa.array([10**15], pa.int64()))
+        with pytest.raises(InvalidMessage, match="column delay leads outside"):
+            due_times(far, NOW)
+
+
+class TestTimes:
+    @given(st.datetimes(timezones=st.just(UTC)))
+    def test_a_schedule_is_floored_as_by_django(self, at: datetime):
+        made = offers(schedule_at=pa.array([at], UTC_TIME))
+        assert due_times(made, NOW).to_pylist() == [to_milliseconds(at)]
+
+    @given(st.timedeltas(timedelta(days=-900), timedelta(days=900)))
+    def test_a_delay_is_floored_as_by_django(self, delay: timedelta):
+        made = offers(delay=pa.array([delay], pa.duration("us")))
+        assert due_times(made, NOW).to_pylist() == [NOW + delay // timedelta(milliseconds=1)]
+
+    def test_without_either_it_is_due_when_the_job_began(self):
+        assert due_times(offers(), NOW).to_pylist() == [NOW]
+
+
+class TestPayloads:
+    def test_text_becomes_the_bytes_that_django_stores(self):
+        stored = codec_named("json").encode({"b": 1, "a": "é"})
+        made = offers(payload=['{"b": 1,  "a": "\\u00e9"}'])
+        assert made["payload"].to_pylist() == [stored]
+
+    def test_bytes_and_other_codecs_stay_as_they_are(self):
+        assert offers(payload=[b"\xff{"])["payload"].to_pylist() == [b"\xff{"]
+        assert offers("text", payload=["{ "])["payload"].to_pylist() == [b"{ "]
+
+    def test_headers_come_as_a_map_or_as_json(self):
+        mapped = pa.array([[("a", "1")]], pa.map_(pa.string(), pa.string()))
+        assert offers(headers=mapped)["headers"].to_pylist() == ['{"a": "1"}']
+        assert offers(headers=['{"a":[1]}'])["headers"].to_pylist() == ['{"a": [1]}']
+
+
+class TestChunks:
+    @given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 40))
+    def test_every_row_comes_once_and_no_chunk_is_too_large(self, sizes: list[int], most: int):
+        batches = [rows([f"{n}-{each}" for each in range(size)]) for n, size in enumerate(sizes)]
+        cut = list(chunks(batches, most, 10**9))
+        assert all(1 <= each.num_rows <= most for each in cut)
+        wanted = [key for batch in batches for key in batch["key"].to_pylist()]
+        assert [key for each in cut for key in each["key"].to_pylist()] == wanted
+
+    def test_large_payloads_make_small_chunks(self):
+        batch = rows([str(each) for each in range(64)], "x" * 1000)
+        cut = list(chunks([batch], 1000, 10_000))
+        assert max(each.nbytes for each in cut) <= 10_000
+        assert sum(each.num_rows for each in cut) == 64
+
+    def test_one_row_that_is_too_large_is_a_chunk(self):
+        assert [each.num_rows for each in chunks([rows(["a", "b"], "x" * 999)], 9, 100)] == [1, 1]
+
+
+class TestDigests:
+    def test_it_is_of_the_content_not_of_how_it_came(self):
+        whole = offers_of(pa.Table.from_batches([rows(["a", "b", "c"])]), "json")
+        sliced = pa.Table.from_batches([rows(["x", "a", "b"]).slice(1), rows(["c"])])
+        assert digest_of(offers_of(sliced, "json"), "k") == digest_of(whole, "k")
+
+    def test_it_tells_contents_and_contexts_apart(self):
+        one = offers_of(pa.Table.from_batches([rows(["a", "bc"])]), "json")
+        two = offers_of(pa.Table.from_batches([rows(["ab", "c"])]), "json")
+        found = {digest_of(one, "k"), digest_of(two, "k"), digest_of(one, "l")}
+        assert len(found | {digest_of(one, "k", "l"), digest_of(one, "kl")}) == 5
+
+
+class TestOrder:
+    @given(st.lists(st.sampled_from(["a", "b", "é", "\N{PILE OF POO}", "Z"]), min_size=1))
+    def test_keys_are_sorted_by_bytes_and_repetitions_take_turns(self, keys: list[str]):
+        made = offers_of(pa.Table.from_batches([rows(keys)]), "json")
+        staged = in_key_order(made, due_times(made, NOW)).to_pylist()
+        assert [each["key"] for each in staged] == sorted(keys, key=str.encode)
+        for each in staged:
+            before = keys[: each["position"]].count(each["key"])
+            assert (each["turn"], keys[each["position"]]) == (before, each["key"])
+
+
+class TestRanges:
+    @given(st.integers(1, 10**6), st.integers(0, 10**5), st.integers(1, 64), st.integers(1, 999))
+    def test_they_cover_every_id_once(self, first: int, span: int, count: int, least: int):
+        cut = ranges(first, first + span, parse_options({"numPartitions": str(count)}), least)
+        assert (cut[0][0], cut[-1][1]) == (first, first + span + 1)
+        assert all(one[1] == two[0] for one, two in pairwise(cut))
+        assert 1 <= len(cut) <= count
+
+    def test_an_empty_table_is_one_empty_range(self):
+        assert ranges(None, None, parse_options({})) == [(0, 0)]
+
+
+class TestFilters:
+    @pytest.mark.parametrize(
+        ("given_filter", "condition"),
+        [
+            (EqualTo(("key",), "a'b"), Condition("key", "=", "a'b")),
+            (In(("kind",), ["a", "b"]), Condition("kind", "IN", ["a", "b"])),
+            (LessThan(("attempts",), 3), Condition("attempts", "<", 3)),
+            (IsNotNull(("lock_uuid",)), Condition("lock_uuid", "IS NOT NULL")),
+            (
+                GreaterThan(("due_at",), datetime(2026, 1, 1, tzinfo=UTC)),
+                Condition("due_at", ">", 1767225600000),
+            ),
+        ],
+    )
+    def test_what_means_the_same_is_pushed(self, given_filter: Filter, condition: Condition):
+        assert condition_of(given_filter) == condition
+
+    @pytest.mark.parametrize(
+        "given_filter",
+        [
+            GreaterThan(("key",), "a"),  # another order of texts
+            EqualTo(("queue",), "orders"),  # made from the kind
+            EqualTo(("payload",), "x"),
+            EqualTo(("key",), "a\x00"),
+            StringStartsWith(("key",), "a"),
+            In(("key",), []),
+            In(("key",), ["a", None]),
+            EqualTo(("headers", "a"), "b"),
+            # Between two milliseconds: in the column there is no such instant.
+            EqualTo(("due_at",), datetime(2026, 1, 1, microsecond=1, tzinfo=UTC)),
+        ],
+    )
+    def test_the_rest_is_left_to_spark(self, given_filter: Filter):
+        assert condition_of(given_filter) is None
+
+    def test_values_cannot_become_sql(self):
+        evil = "x' OR true; DROP TABLE delayed_queue; --\\"
+        wrapped, params = wrap("SELECT 1 AS key", ["key"], [Condition("key", "=", evil)])
+        assert evil not in wrapped
+        assert bound(wrapped, params).endswith(" E'x'' OR true; DROP TABLE delayed_queue; --\\\\'")
+
+    def test_a_column_is_an_identifier(self):
+        wrapped, _ = wrap(sql.READ_RANGE, ['a"b'], [])
+        assert wrapped.startswith('SELECT "a""b" FROM')
+
+
+TEXT = StringType()
+SCHEMAS: list[tuple[Any, dict[str, DataType], str]] = [
+    (check_written, {"kei": TEXT, "payload": TEXT}, "no column 'kei': did you mean 'key'"),
+    (check_written, {"key": TEXT}, "needs the column 'payload'"),
+    (check_written, {"key": IntegerType(), "payload": TEXT}, "'key' is int; it must be string"),
+    (check_written, {"key": TEXT, "payload": TEXT, "delay": TEXT}, "'delay' is string"),
+    (check_written, {"schedule_at": TimestampNTZType()}, "'schedule_at' is timestamp_ntz"),
+    (check_written, {"headers": MapType(TEXT, IntegerType())}, "'headers' is map<string,int>"),
+    (check_read, {"keys": TEXT}, "no column 'keys': did you mean 'key'"),
+    (check_read, {"attempts": TEXT}, "'attempts' is string; it must be int"),
+]
+
+
+@pytest.mark.parametrize(("check", "columns", "said"), SCHEMAS)
+def test_a_wrong_column_is_named(check: Any, columns: dict[str, DataType], said: str):
+    schema = StructType([StructField(name, each) for name, each in columns.items()])
+    with pytest.raises(InvalidConfiguration) as caught:
+        check(schema)
+    assert said in str(caught.value)
