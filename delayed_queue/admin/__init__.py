@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from delayed_queue.admin.attempts import CallbackAttemptAdmin
+from delayed_queue.admin.hosts import HostAdmin
 from delayed_queue.admin.letters import DeadLetterAdmin
 from delayed_queue.admin.messages import MessageAdmin
 from delayed_queue.admin.schedules import ScheduleAdmin
@@ -11,7 +13,9 @@ from delayed_queue.admin.workers import WorkerAdmin
 
 __all__ = [
     "ApiTokenAdmin",
+    "CallbackAttemptAdmin",
     "DeadLetterAdmin",
+    "HostAdmin",
     "MessageAdmin",
     "ScheduleAdmin",
     "TopicAdmin",

@@ -19,6 +19,7 @@ from django.urls import reverse
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
+from delayed_queue.admin.callbacks import attempts_of_job
 from delayed_queue.admin.filters import chosen_kind
 from delayed_queue.admin.formats import quiet
 from delayed_queue.admin.keysets import Keyset, KeysetChangeList
@@ -96,7 +97,15 @@ class QueueModelAdmin(_Base):
         )
         if self.may_view_payload(request):
             queryset = queryset.annotate(payload_head=_head_of("payload"))
-        return queryset.filter(pk=object_id).first() if object_id.isdecimal() else None
+        row = queryset.filter(pk=object_id).first() if object_id.isdecimal() else None
+        if row is not None:
+            row.calls = attempts_of_job(row.kind, row.key, request, self.admin_site.name)
+        return row
+
+    @admin.display(description="callbacks")
+    def calls_shown(self, row: Any) -> SafeString:
+        calls: SafeString = row.calls
+        return calls
 
     # Not named "payload": Django would show the model's field of that name, to everybody.
     @admin.display(description="payload")
@@ -148,7 +157,12 @@ class QueueModelAdmin(_Base):
     # The detail page
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        if obj is not None and getattr(obj, "calls", None):
+            return (*self.readonly_fields, "calls_shown")
         return self.readonly_fields
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return (*self.readonly_fields, "calls_shown")
 
     def render_change_form(
         self,

@@ -35,7 +35,8 @@ def show_payload(kind: str, head: bytes, size: int) -> SafeString:
 
 
 def _readable(kind: str, head: bytes, *, is_whole: bool) -> tuple[str, str]:
-    if name_of(kind).codec != "json":
+    # What is sent to urls is the JSON that was added.
+    if name_of(kind).codec not in {"json", "callback"}:
         return _as_text(head, is_whole=is_whole)
     if not is_whole:
         text, note = _as_text(head, is_whole=False)

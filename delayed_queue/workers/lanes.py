@@ -106,6 +106,7 @@ class Lane:
     @property
     def is_strict(self) -> bool:
         return self.handler.claim == "strict"
+
     def is_dozing(self) -> bool:
         return self.look_at == DOZING
 

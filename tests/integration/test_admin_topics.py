@@ -140,8 +140,8 @@ def test_who_may_only_look_can_neither_change_nor_pause():
 
 def test_dead_jobs_are_put_back_in_bulk_from_the_dead_letters(admin_client: Client):
     add("orders", 20)
-    for job in pop_jobs("orders", 20):
-        bury_job("orders", job.job_id, job.lease_token)
+    for popped in pop_jobs("orders", 20):
+        bury_job("orders", popped.job_id, popped.lease_token)
     assert DeadLetter.objects.count() == 20
     shown = tokens(page(admin_client, LETTERS))
     post(admin_client, LETTERS, "redrive", shown)
