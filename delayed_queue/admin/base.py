@@ -130,7 +130,7 @@ class QueueModelAdmin(_Base):
         return queryset.filter(key__in={search_term, search_term.strip()}), False
 
     def list_title(self, request: HttpRequest) -> str:
-        title = capfirst(self.opts.verbose_name_plural)
+        title = capfirst(str(self.opts.verbose_name_plural)) or ""
         kind = chosen_kind(request)
         if request.GET.get(SEARCH_VAR):
             return f"{title} with this key"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django.contrib import admin
 from django.db.models import F, QuerySet
@@ -19,8 +19,8 @@ class RecordAdmin(QueueModelAdmin):
     """Pages of a table whose rows have a name in ``name_field``; the newest first."""
 
     name_field = "name"
-    list_filter = ()
-    search_fields = ()  # type: ignore[assignment]
+    list_filter: ClassVar[tuple[Any, ...]] = ()
+    search_fields: ClassVar[tuple[str, ...]] = ()  # type: ignore[assignment]
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
         return _NEWEST_FIRST
