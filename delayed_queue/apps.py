@@ -11,7 +11,6 @@ from django.utils.module_loading import autodiscover_modules
 from delayed_queue import logs
 from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
 from delayed_queue.handlers import Handler, Source, registry
-from delayed_queue.topics.kinds import BELL
 
 
 class DelayedQueueConfig(AppConfig):
@@ -30,8 +29,13 @@ class DelayedQueueConfig(AppConfig):
         else:
             module = get_settings().HANDLERS_MODULE
             if get_settings().CALLBACKS.ENABLED:
-                registry.add_source(Source("callbacks", _callbacks, BELL))
+                registry.add_source(_source())
         autodiscover_modules(module)
+
+
+def _source() -> Source:
+    bell = import_module("delayed_queue.topics.kinds").BELL  # not before the models
+    return Source("callbacks", _callbacks, bell)
 
 
 def _callbacks(using: str) -> Iterable[Handler]:
