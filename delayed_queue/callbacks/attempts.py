@@ -52,6 +52,13 @@ class AttemptLog:
                 if not await self._write(rows):
                     return
 
+    async def close(self) -> None:
+        """Write what is there, at the end of the event loop."""
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
+        await self.flush()
+
     async def _write_soon(self) -> None:
         await asyncio.sleep(GATHER_SECONDS)
         await self.flush()

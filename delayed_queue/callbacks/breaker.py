@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -27,11 +28,14 @@ LONGEST_PAUSE: Final = timedelta(hours=1)
 PROBE_PATIENCE: Final = timedelta(seconds=10)
 # Of so many results the last ones open a host when half of them are failures.
 SAMPLE: Final = 20
-# How many callbacks to a host a process has on the wire before it knows that it answers, and how
-# long the others wait then.
+# How many callbacks to a host a process has on the wire before it knows that it answers. How many
+# others wait in memory, for how long; the rest are put off, by what the host seems to need.
 FIRST_WINDOW: Final = 8
 QUICK: Final = timedelta(seconds=1)
-SHORT_WAIT: Final = (1.0, 3.0)
+MOST_WAITING: Final = 64
+WAIT_SECONDS: Final = 0.5
+SHORT_WAIT: Final = (0.5, 1.5)
+LONGEST_EXCESS: Final = 60.0
 # So many messages are put off by the same delay, so that one statement writes them.
 SAME_DELAY: Final = 64
 MAX_HOSTS: Final = 10_000
@@ -62,10 +66,21 @@ class HostState:
     window: float = FIRST_WINDOW
     failures_in_a_row: int = 0
     results: deque[bool] = field(default_factory=lambda: deque(maxlen=SAMPLE))
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_probing: bool = False
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    excess: int = 0
+    seconds_each: float = 0.1
     same_delay: float = 0.0
     same_until: float = 0.0
     same_left: int = 0
+
+    def call_in(self) -> None:
+        """Let the next one go that waits for room in the window."""
+        if self.waiting and self.running < self.window:
+            turn = self.waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
 
     def delay(self, least: float, most: float) -> float:
         """Return a random delay, the same for some messages that are put off together."""
@@ -110,16 +125,37 @@ class Breaker:
 
     async def check(self, state: HostState) -> None:
         """Raise PutOff if nothing may be sent to the host now."""
+        if time.monotonic() >= state.read_until:
+            async with state.reading:
+                # Who waited here finds what the one before has read.
+                if time.monotonic() >= state.read_until:
+                    await self._read(state)
         now = time.monotonic()
-        if now >= state.read_until:
-            await self._read(state)
-            now = time.monotonic()
         if now < state.open_until:
             left = state.open_until - now
             # Over as long again: not all of them the moment it ends.
             raise PutOff(state.delay(left, 2 * left + 1))
-        if state.running >= state.window:
-            raise PutOff(state.delay(*SHORT_WAIT))
+        if state.running >= state.window and not await self._wait(state):
+            state.excess += 1
+            more = min(state.excess * state.seconds_each / state.window, LONGEST_EXCESS)
+            raise PutOff(state.delay(SHORT_WAIT[0], SHORT_WAIT[1] + more))
+        state.excess = max(state.excess - 1, 0)
+
+    async def _wait(self, state: HostState) -> bool:
+        """Return whether the window had room before long."""
+        if len(state.waiting) >= MOST_WAITING:
+            return False
+        turn = asyncio.get_running_loop().create_future()
+        state.waiting.append(turn)
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await turn
+        except TimeoutError:
+            return False
+        finally:
+            if turn in state.waiting:
+                state.waiting.remove(turn)
+        return time.monotonic() >= state.open_until
 
     async def begin(self, state: HostState) -> str:
         """Count a callback in, which ``end`` must follow; raises PutOff where only one may.
@@ -133,6 +169,7 @@ class Breaker:
     async def end(self, state: HostState, probe: str, result: CallbackResult | None) -> None:
         """Note how it went; None is one that was not sent after all."""
         state.running -= 1
+        state.call_in()
         is_failure = result is not None and _tells_of_trouble(result)
         if result is not None:
             self._note(state, is_failure, result.duration)
@@ -143,18 +180,20 @@ class Breaker:
             await self._open(state, result)
 
     def _note(self, state: HostState, is_failure: bool, duration: timedelta) -> None:
+        state.seconds_each += (duration.total_seconds() - state.seconds_each) / 8
         state.results.append(not is_failure)
         state.failures_in_a_row = state.failures_in_a_row + 1 if is_failure else 0
         if is_failure or duration > QUICK:
             state.window = max(state.window / 2, FIRST_WINDOW)
         else:
             state.window = min(state.window + 1, 10_000)
+            state.call_in()
 
     async def _read(self, state: HostState) -> None:
-        # Before the answer: many ask at once, and one question does.
-        state.read_until = time.monotonic() + TRUST_SECONDS
+        asked_at = time.monotonic()
         row = await sync_to_async(Host.objects.read)(state.name, using=self._using)
         now = time.monotonic()
+        state.read_until = asked_at + TRUST_SECONDS
         state.is_half_open = row is not None and row.open_for <= 0
         state.open_until = 0.0 if row is None else now + row.open_for / 1000
         if row is not None and state.is_half_open and (row.probed_for or 0) > 0:

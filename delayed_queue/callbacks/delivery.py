@@ -70,7 +70,8 @@ class Desk:
         try:
             yield
         finally:
-            await self.log.flush()
+            await self.log.close()
+            await _quietly(self.slots.close())
 
     async def send(self, callback: Callback) -> CallbackResult:
         """Send if the endpoint and its host let it; raises PutOff before anything is dialled."""

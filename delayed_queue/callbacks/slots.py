@@ -24,6 +24,7 @@ RENEW_SECONDS: Final = 10.0
 # Where there are none left, how often a process asks, and how long a message waits.
 ASK_SECONDS: Final = 0.5
 LEAVE_SECONDS: Final = 1.0
+FEW: Final = 4
 
 
 @dataclass(slots=True)
@@ -71,6 +72,17 @@ class Slots:
         if mine.used == 0 and mine.held and mine.leaving is None:
             mine.leaving = asyncio.get_running_loop().create_task(self._leave(endpoint_id, mine))
 
+    async def close(self) -> None:
+        """Give all back, at the end of the event loop."""
+        for endpoint_id, mine in self._held.items():
+            if mine.leaving is not None:
+                mine.leaving.cancel()
+                await asyncio.wait([mine.leaving])
+            mine.used = mine.wanted = 0
+            mine.asked_at = -math.inf
+            if mine.held:
+                await self._ask(endpoint_id, mine)
+
     async def _leave(self, endpoint_id: int, mine: _Held) -> None:
         """Give slots back that are not used any more; but not between two callbacks."""
         await asyncio.sleep(LEAVE_SECONDS)
@@ -87,7 +99,9 @@ class Slots:
             if time.monotonic() - mine.asked_at <= ASK_SECONDS:
                 return  # who waited here finds what the one before brought
             mine.asked_at = time.monotonic()
-            wanted, mine.wanted = mine.used + mine.wanted, 0
+            # More than this one, if there is use for any: others are about to come.
+            more = max(mine.wanted, FEW) if mine.wanted else 0
+            wanted, mine.wanted = mine.used + more, 0
             mine.held = await sync_to_async(Endpoint.objects.hold_slots)(
                 endpoint_id,
                 self._holder,

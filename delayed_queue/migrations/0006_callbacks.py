@@ -73,13 +73,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "rotated_at",
-                    delayed_queue.fields.EpochMillisecondField(
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="rotatedAt", null=True
                     ),
                 ),
                 (
                     "disabled_at",
-                    delayed_queue.fields.EpochMillisecondField(
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="disabledAt", null=True
                     ),
                 ),
@@ -131,18 +131,24 @@ class Migration(migrations.Migration):
                 ("name", models.TextField(db_collation="C")),
                 (
                     "opened_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="openedAt", null=True),
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="openedAt", null=True
+                    ),
                 ),
                 (
                     "open_until",
-                    delayed_queue.fields.EpochMillisecondField(db_column="openUntil", null=True),
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="openUntil", null=True
+                    ),
                 ),
                 ("openings", models.IntegerField(db_default=0)),
                 ("reason", models.TextField(blank=True, db_default="")),
                 ("probe_by", models.CharField(db_column="probeBy", max_length=36, null=True)),
                 (
                     "probe_until",
-                    delayed_queue.fields.EpochMillisecondField(db_column="probeUntil", null=True),
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="probeUntil", null=True
+                    ),
                 ),
             ],
             options={

@@ -1,0 +1,99 @@
+"""What became of callbacks: the log of attempts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.http import HttpResponse
+from ninja import Query, Router, Schema
+
+from delayed_queue.api.auth import ApiRequest, demand, requires
+from delayed_queue.api.problems import Problem
+from delayed_queue.api.replies import reply
+from delayed_queue.conf import get_settings
+from delayed_queue.managers import LoggedRow
+from delayed_queue.messages import from_milliseconds
+from delayed_queue.models import CallbackAttempt
+from delayed_queue.topics.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
+
+router = Router(tags=["callbacks"])
+MAX_ID = 2**63 - 1
+
+
+class AttemptReply(Schema):
+    """One callback. ``failure`` is empty where the job was received."""
+
+    id: int
+    jobId: str
+    topic: str
+    webhookId: str
+    attempt: int
+    startedAt: str
+    durationMs: int
+    status: int | None
+    failure: str
+    detail: str
+    address: str
+    excerpt: str
+    isAmbiguous: bool
+    endpoint: int | None
+
+
+class AttemptPage(Schema):
+    """Attempts in the order they were logged; ``next`` is what to ask ``after``."""
+
+    items: list[AttemptReply]
+    next: int | None
+
+
+@router.get(
+    "/attempts", auth=requires("read"), response={200: AttemptPage}, summary="List attempts"
+)
+def list_attempts(
+    request: ApiRequest,
+    job: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    topic: Annotated[
+        str | None,
+        Query(min_length=1, max_length=MAX_TOPIC_LENGTH, pattern=f"^{TOPIC_PATTERN}$"),
+    ] = None,
+    after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> HttpResponse:
+    """List the callbacks of a job, of a topic, or of a job in one topic, the oldest first.
+
+    Without a topic, those of topics that the token does not cover are left out.
+    """
+    if topic is not None:
+        demand(request, "read", topic)
+    found = _found(job, topic, after, limit)
+    following = found[-1].id if len(found) == limit else None
+    items = [_as_dict(each) for each in found if request.auth.covers(each.topic)]
+    return reply(200, {"items": items, "next": following})
+
+
+def _found(job: str | None, topic: str | None, after: int, limit: int) -> list[LoggedRow]:
+    using = get_settings().API.DATABASE
+    if job is not None and "\0" not in job:
+        return CallbackAttempt.objects.of_job(job, topic, after=after, limit=limit, using=using)
+    if topic is not None and job is None:
+        return CallbackAttempt.objects.of_topic(topic, after=after, limit=limit, using=using)
+    raise Problem(400, "invalid_request", "Name a job, a topic, or both")
+
+
+def _as_dict(row: LoggedRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "jobId": row.key,
+        "topic": row.topic,
+        "webhookId": row.webhook_id,
+        "attempt": row.attempt,
+        "startedAt": from_milliseconds(row.started_at),
+        "durationMs": row.duration,
+        "status": row.status,
+        "failure": row.failure,
+        "detail": row.detail,
+        "address": row.address,
+        "excerpt": row.excerpt,
+        "isAmbiguous": row.is_ambiguous,
+        "endpoint": row.endpoint_id,
+    }

@@ -1,0 +1,56 @@
+"""Workers that send callbacks to receivers on loopback, and shorthands for what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, Final
+
+from django.test import override_settings
+
+from delayed_queue.callbacks.source import handlers_of_topics
+from delayed_queue.handlers import Registry, Source
+from delayed_queue.models import Message
+from delayed_queue.topics import add_job, job_from
+from delayed_queue.topics.kinds import BELL
+from delayed_queue.workers import Worker, WorkerOptions
+from tests.callbacks.sending import reaching
+from tests.callbacks.servers import Receiver
+from tests.running import SOON
+
+TOPIC: Final = "orders"
+
+
+@contextmanager
+def permitted(*receivers: Receiver, **more: Any) -> Iterator[None]:
+    """Let callbacks reach these receivers, with time-outs for tests."""
+    section = asdict(reaching(*receivers, **{"TOTAL_TIMEOUT": timedelta(seconds=5), **more}))
+    with override_settings(DELAYED_QUEUE={"CALLBACKS": section}):
+        yield
+
+
+def add(job_id: str, url: str, topic: str = TOPIC, **fields: Any) -> None:
+    add_job(job_from({"jobId": job_id, "topic": topic, "url": url, "body": {"n": 1}, **fields}))
+
+
+def callback_worker(**options: Any) -> Worker:
+    registry = Registry()
+    registry.add_source(Source("callbacks", handlers_of_topics, BELL))
+    options = {
+        "poll_interval": SOON, "cron": False, "shutdown_timeout": timedelta(seconds=5), **options
+    }  # fmt: skip
+    return Worker(WorkerOptions(**options), registry)
+
+
+def send_due() -> Worker:
+    """Send what is due, and return the worker that did."""
+    worker = callback_worker(burst=True)
+    worker.run()
+    return worker
+
+
+def make_due() -> None:
+    """Let the time come for everything that was put off."""
+    Message.objects.filter(lease_id=None).update(scheduled_at=1)

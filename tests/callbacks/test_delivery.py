@@ -1,0 +1,379 @@
+"""What becomes of a job that carries a url (J1, J2, J9, J10, J12)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from standardwebhooks import Webhook
+
+from delayed_queue import rates
+from delayed_queue.callbacks import attempts, breaker, secrets
+from delayed_queue.models import CallbackAttempt, DeadLetter, Endpoint, Host, Message
+from delayed_queue.topics import configure_topic, forget_topics
+from delayed_queue.workers import Tally
+from tests.callbacks.delivering import (
+    TOPIC,
+    add,
+    callback_worker,
+    make_due,
+    permitted,
+    send_due,
+)
+from tests.callbacks.servers import (
+    Receiver,
+    answering,
+    answering_in_turn,
+    closing,
+    redirecting,
+    silent,
+)
+from tests.processes import wait_until
+from tests.running import running
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture(autouse=True)
+def fresh(db: None) -> Iterator[None]:
+    rates.forget()
+    forget_topics()
+    yield
+    forget_topics()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as opened, permitted(opened, BREAKER_FAILURES=1000):
+        yield opened
+
+
+def ways() -> list[tuple[Any, ...]]:
+    return list(
+        CallbackAttempt.objects.order_by("id").values_list("key", "attempt", "status", "failure")
+    )
+
+
+class TestSuccess:
+    def test_j9_the_body_is_posted_and_the_job_is_gone(self, receiver: Receiver) -> None:
+        add("a", receiver.url)
+        assert send_due().tally == Tally(done=1)
+        (request,) = receiver.requests
+        assert (request.path, request.body) == ("/hook", b'{"n":1}')
+        assert not Message.objects.exists()
+        assert ways() == [("a", 1, 200, "")]
+
+    def test_j10_the_standards_own_library_verifies_it(self, receiver: Receiver) -> None:
+        add("a", receiver.url)
+        send_due()
+        (request,) = receiver.requests
+        secret = secrets.unseal(Endpoint.objects.get().secret)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        assert Webhook(secret).verify(request.body, headers) == {"n": 1}
+
+    def test_j10_for_a_day_after_a_rotation_both_secrets_verify(self, receiver: Receiver) -> None:
+        add("a", receiver.url)
+        send_due()
+        old, new = Endpoint.objects.get().secret, secrets.seal(secrets.new_secret())
+        Endpoint.objects.update(secret=new, previous_secret=old, rotated_at=timezone.now())
+        add("b", receiver.url)
+        send_due()
+        request = receiver.requests[1]
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        for each in (old, new):
+            Webhook(secrets.unseal(each)).verify(request.body, headers)
+
+    def test_shards_and_other_topics_are_sent_alike(self, receiver: Receiver) -> None:
+        configure_topic(TOPIC, shards=4)
+        for n in range(20):
+            add(f"k{n}", receiver.url)
+            add(f"k{n}", receiver.url, topic="bills")
+        assert send_due().tally == Tally(done=40)
+
+    def test_a_topic_made_while_the_worker_runs_is_served_at_once(self, receiver: Receiver) -> None:
+        with running(callback_worker(poll_interval=timedelta(hours=1))):
+            add("a", receiver.url, topic="new")
+            receiver.wait_for_requests(1)
+
+
+class TestFailure:
+    def test_j1_the_ladder_is_climbed_and_then_the_job_is_dead(self, receiver: Receiver) -> None:
+        """Nine waits, ten attempts, each wait from the end of the failed attempt."""
+        receiver.behaviour = answering(503, b"busy")
+        add("a", receiver.url)
+        waits = []
+        for attempt in range(1, 10):
+            send_due()
+            ended_at = CallbackAttempt.objects.get(attempt=attempt)
+            message = Message.objects.get()
+            assert message.attempts == attempt
+            end = ended_at.started_at + timedelta(milliseconds=ended_at.duration)
+            waits.append(message.scheduled_at - end)
+            make_due()
+        send_due()
+        ladder = [15, 180, 600, 1800, 1800, 3600, 7200, 21600, 54000]
+        assert [round(each / SECOND) for each in waits] == ladder
+        assert not Message.objects.exists()
+        letter = DeadLetter.objects.get()
+        assert letter.reason == "attempts exhausted: 503"
+        assert (letter.attempts, bytes(letter.payload)) == (10, b'{"n":1}')
+        assert (letter.last_error or "").startswith("attempt 10: 503: ")
+        assert ways() == [("a", n, 503, "status") for n in range(1, 11)]
+        assert len(receiver.requests) == 10
+        assert len({each.headers["webhook-id"] for each in receiver.requests}) == 1
+
+    def test_j1_failures_before_it_came_here_are_steps_already_used(
+        self, receiver: Receiver
+    ) -> None:
+        receiver.behaviour = answering(500)
+        add("a", receiver.url, retry=8)
+        send_due()
+        assert round((Message.objects.get().scheduled_at - timezone.now()) / SECOND) in (
+            53_999, 54_000
+        )  # fmt: skip
+        make_due()
+        send_due()
+        assert DeadLetter.objects.get().reason == "attempts exhausted: 500"
+        assert [each[1] for each in ways()] == [9, 10]
+
+    def test_j1_the_ladder_of_the_job_before_that_of_its_topic(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(500)
+        configure_topic(TOPIC, ladder="1m")
+        add("own", receiver.url, ladder="2m")
+        add("topics", receiver.url)
+        send_due()
+        waits = {
+            each.key: round((each.scheduled_at - timezone.now()) / SECOND)
+            for each in Message.objects.all()
+        }
+        assert waits["own"] in (119, 120)
+        assert waits["topics"] in (59, 60)
+
+    def test_j1_success_stops_it(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering_in_turn(answering(500), answering(204, b""))
+        add("a", receiver.url)
+        send_due()
+        make_due()
+        assert send_due().tally == Tally(done=1)
+        assert ways() == [("a", 1, 500, "status"), ("a", 2, 204, "")]
+
+    @pytest.mark.parametrize("behaviour", [closing, redirecting("http://127.0.0.1/"), silent])
+    def test_j9_everything_else_is_a_failure(self, receiver: Receiver, behaviour: Any) -> None:
+        receiver.behaviour = behaviour
+        with permitted(receiver, TOTAL_TIMEOUT=timedelta(seconds=0.3)):
+            add("a", receiver.url)
+            assert send_due().tally == Tally(failed=1)
+        assert Message.objects.get().attempts == 1
+
+    @pytest.mark.parametrize(("asked", "least", "most"), [("90", 88, 90), ("5", 13, 15)])
+    def test_j9_retry_after_is_waited_for_and_never_less_than_the_ladder(
+        self, receiver: Receiver, asked: str, least: int, most: int
+    ) -> None:
+        receiver.behaviour = answering(429, b"", {"Retry-After": asked})
+        add("a", receiver.url)
+        send_due()
+        wait = Message.objects.get().scheduled_at - timezone.now()
+        assert least <= wait / SECOND <= most
+
+    def test_j9_retry_after_is_clamped(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(503, b"", {"Retry-After": "999999999"})
+        with permitted(receiver, RETRY_AFTER_LIMIT=timedelta(minutes=1)):
+            add("a", receiver.url)
+            send_due()
+        assert Message.objects.get().scheduled_at - timezone.now() < timedelta(minutes=1)
+
+    def test_a_url_that_is_refused_fails_by_the_ladder_and_dials_nothing(
+        self, receiver: Receiver
+    ) -> None:
+        """Also one that was allowed when it was offered."""
+        add("a", "http://10.0.0.1/hook", ladder="1m")
+        assert send_due().tally == Tally(failed=1)
+        make_due()
+        assert send_due().tally == Tally(dead=1)
+        assert [each[2:] for each in ways()] == [(None, "blocked")] * 2
+        assert DeadLetter.objects.get().reason == "attempts exhausted: blocked"
+        assert not receiver.requests
+
+    def test_a_message_whose_deliveries_died_is_dead_after_its_last(
+        self, receiver: Receiver
+    ) -> None:
+        add("a", receiver.url, ladder="1m 1m")
+        Message.objects.update(attempts=3)
+        assert send_due().tally == Tally(dead=1)
+        assert DeadLetter.objects.get().reason == "attempts exhausted: no answer"
+        assert not receiver.requests
+
+    def test_j2_a_message_without_a_url_is_no_callback(self, receiver: Receiver) -> None:
+        add("a", receiver.url)
+        Message.objects.update(headers={})
+        assert send_due().tally == Tally(dead=1)
+
+
+class TestGone:
+    def test_j9_410_disables_the_endpoint_and_its_jobs_wait(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(410)
+        add("a", receiver.url)
+        assert send_due().tally == Tally(failed=1)
+        endpoint = Endpoint.objects.get()
+        assert endpoint.disabled_at is not None
+        assert endpoint.disabled_reason == "The receiver answered 410 Gone."
+        make_due()
+        add("b", receiver.url)
+        assert send_due().tally == Tally(snoozed=2)
+        assert len(receiver.requests) == 1
+        assert list(Message.objects.order_by("key").values_list("attempts", flat=True)) == [1, 0]
+
+        receiver.behaviour = answering(200)
+        Endpoint.objects.update(disabled_at=None, disabled_reason="")
+        make_due()
+        assert send_due().tally == Tally(done=2)
+
+    def test_another_endpoint_of_the_host_goes_on(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(410)
+        add("a", receiver.url)
+        send_due()
+        origin = receiver.url.removesuffix("/hook")
+        gone = Endpoint.objects.get()
+        Endpoint.objects.create(
+            origin=origin, prefix=f"{origin}/other", secret=gone.secret, created_at=timezone.now()
+        )
+        receiver.behaviour = answering(200)
+        add("b", f"{origin}/other/x")
+        add("c", f"{origin}/otherwise")
+        assert send_due().tally == Tally(done=1, snoozed=1)
+        assert receiver.requests[1].path == "/other/x"
+
+
+class TestBreaker:
+    def test_j12_an_open_host_is_not_dialled_and_burns_no_attempt(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(500)
+        with permitted(receiver, BREAKER_FAILURES=3):
+            for n in range(3):
+                add(f"k{n}", receiver.url)
+            send_due()
+            assert Host.objects.get().open_until is not None
+            add("later", receiver.url)
+            worker = send_due()
+        assert worker.tally == Tally(snoozed=1)
+        assert len(receiver.requests) == 3
+        later = Message.objects.get(key="later")
+        assert (later.attempts, later.last_error) == (0, None)
+        assert later.scheduled_at > timezone.now() + timedelta(seconds=25)
+
+    def test_j12_half_open_one_probe_closes_it(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(500)
+        with permitted(receiver, BREAKER_FAILURES=3):
+            for n in range(3):
+                add(f"k{n}", receiver.url)
+            send_due()
+            Host.objects.update(open_until=1)
+            receiver.behaviour = answering(200)
+            make_due()
+            with running(callback_worker()):
+                wait_until(lambda: Host.objects.get().open_until is None, 20)
+                wait_until(lambda: make_due() or not Message.objects.exists(), 20)
+        assert len(receiver.requests) == 6
+
+    def test_j12_a_probe_that_fails_opens_it_for_twice_as_long(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(500)
+        with permitted(receiver, BREAKER_FAILURES=3):
+            for n in range(6):
+                add(f"k{n}", receiver.url)
+            wait_until(lambda: send_due() and len(receiver.requests) >= 3, 20)
+            before = len(receiver.requests)
+            Host.objects.update(open_until=1)
+            make_due()
+            send_due()
+        host = Host.objects.get()
+        assert len(receiver.requests) == before + 1
+        assert host.openings == 2
+        assert host.open_until > timezone.now() + timedelta(seconds=55)
+
+    def test_j12_a_dead_host_does_not_hold_up_a_healthy_one_in_the_same_topic(
+        self, receiver: Receiver
+    ) -> None:
+        with Receiver(silent) as hole, permitted(receiver, hole, BREAKER_FAILURES=5):
+            for n in range(300):
+                add(f"dead{n}", hole.url)
+            for n in range(50):
+                add(f"good{n}", receiver.url)
+            with running(callback_worker()):
+                receiver.wait_for_requests(50)
+                dialled = len(hole.requests)
+        assert dialled <= breaker.FIRST_WINDOW
+
+    def test_j12_a_host_that_answers_costs_no_write(self, receiver: Receiver) -> None:
+        for n in range(50):
+            add(f"k{n}", receiver.url)
+        send_due()
+        assert not Host.objects.exists()
+
+
+class TestLimits:
+    def test_j12_the_rate_of_an_endpoint_is_kept_and_nothing_fails(
+        self, receiver: Receiver
+    ) -> None:
+        add("first", receiver.url)
+        send_due()
+        Endpoint.objects.update(per_second=10, burst=2)
+        for n in range(20):
+            add(f"k{n}", receiver.url)
+        worker = callback_worker()
+        began_at = timezone.now()
+        with running(worker):
+            receiver.wait_for_requests(21)
+        assert timezone.now() - began_at > timedelta(seconds=1.7)
+        wait_until(lambda: CallbackAttempt.objects.count() == 21)
+        assert worker.tally.done == 20
+        assert worker.tally.failed == 0
+
+    def test_j12_no_more_than_its_concurrency_are_on_the_wire(self, receiver: Receiver) -> None:
+        most, now = [0], 0
+
+        async def behave(wire: Any, request: Any) -> None:
+            nonlocal now
+            now += 1
+            most[0] = max(most[0], now)
+            await asyncio.sleep(0.05)
+            now -= 1
+            await wire.answer(200)
+
+        add("first", receiver.url)
+        send_due()
+        Endpoint.objects.update(concurrency=2)
+        receiver.behaviour = behave
+        for n in range(12):
+            add(f"k{n}", receiver.url)
+        workers = [callback_worker(), callback_worker()]
+        with running(workers[0]), running(workers[1]):
+            receiver.wait_for_requests(13)
+            wait_until(lambda: not Message.objects.exists(), 20)
+        assert most == [2]
+        assert sum(worker.tally.failed for worker in workers) == 0
+
+
+class TestLog:
+    def test_attempts_are_written_together(self, receiver: Receiver) -> None:
+        add("a", receiver.url)
+        send_due()
+        attempt = CallbackAttempt.objects.get()
+        assert (attempt.topic, attempt.kind) == (TOPIC, f"{TOPIC}|callback")
+        assert attempt.address == "127.0.0.1"
+        assert attempt.excerpt == "ok"
+        assert attempt.endpoint_id == Endpoint.objects.get().id
+        assert attempt.webhook_id == receiver.requests[0].headers["webhook-id"]
+
+    def test_old_ones_are_pruned(self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attempts, "PRUNE_SECONDS", 0.0)
+        add("a", receiver.url)
+        send_due()
+        CallbackAttempt.objects.update(started_at=timezone.now() - timedelta(days=31))
+        add("b", receiver.url)
+        with running(callback_worker()):
+            wait_until(lambda: ways() == [("b", 1, 200, "")], 20)
