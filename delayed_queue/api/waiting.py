@@ -140,7 +140,7 @@ class Hub:
             if self._loop is None:
                 self._loop = asyncio.SelectorEventLoop()
                 threading.Thread(
-                    target=self._loop.run_forever, name="delayed-queue-pops", daemon=True
+                    target=_run, args=(self._loop,), name="delayed-queue-pops", daemon=True
                 ).start()
             return self._loop
 
@@ -173,6 +173,13 @@ class Hub:
 
     def _forget(self, key: tuple[str, str]) -> None:
         self._lines.pop(key, None)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 class _Waiter(Generic[T]):

@@ -136,10 +136,10 @@ def list_topics(*, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:
 
     At most ten thousand of each; a queue of Django code is a topic once it holds a message.
     """
-    rows = Topic.objects.after("", MAX_LISTED, using=using)
+    rows = repeat(using, partial(Topic.objects.after, "", MAX_LISTED, using=using))
     kinds = [
-        *Message.objects.kinds(MAX_LISTED, using=using),
-        *DeadLetter.objects.kinds(MAX_LISTED, using=using),
+        *repeat(using, partial(Message.objects.kinds, MAX_LISTED, using=using)),
+        *repeat(using, partial(DeadLetter.objects.kinds, MAX_LISTED, using=using)),
     ]
     by_name = {each: TopicRow(each, 1, "", 0.0, None) for each in topics_in(kinds)}
     by_name |= {row.name: row for row in rows}

@@ -48,9 +48,8 @@ def _kinds_of(topic: str, using: str) -> list[str]:
 
 
 def _kinds_of_all(covers: Callable[[str], bool] | None, using: str) -> list[str]:
-    parsed = (
-        (kind, parse_kind(kind)) for kind in DeadLetter.objects.kinds(MAX_LISTED, using=using)
-    )
+    kinds = repeat(using, partial(DeadLetter.objects.kinds, MAX_LISTED, using=using))
+    parsed = ((kind, parse_kind(kind)) for kind in kinds)
     return [
         kind
         for kind, place in parsed
