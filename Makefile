@@ -11,6 +11,7 @@ SEED ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test check lint types layers migrations docs bench bench-peers bench-growth bench-notifications chaos stop clean
+.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers bench-growth bench-http chaos stop clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -73,6 +74,8 @@ bench-growth: $(VENV)/bench ## millions of messages, an old snapshot, an idle qu
 
 bench-notifications: $(VENV)/bench ## the dispatcher at 1,200/s with providers that take 100 ms
 	$(BIN)/python -m benchmarks.notifications $(ARGS)
+bench-http: $(VENV)/bench ## jobs added over HTTP against a bare view, uvicorn and gunicorn
+	$(BIN)/python -m benchmarks.http $(ARGS)
 
 chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

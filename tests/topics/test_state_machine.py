@@ -40,8 +40,8 @@ from delayed_queue.topics import (
 )
 from tests.topics.support import URL, add, let_pass
 
-IDS: Final = ("a", "b", "é", "d")
-LADDER: Final = (60, 120)
+IDS: Final = ("a", "é")  # few, so that they meet
+LADDER: Final = (60,)
 TTR: Final = 30
 numbers: Final = itertools.count()
 
@@ -98,8 +98,8 @@ class Topic(RuleBasedStateMachine):
         configure_topic(self.name, ladder=ladder, ttr=timedelta(seconds=TTR))
 
     @rule(
-        job_id=ids, body=bodies, delay=st.sampled_from([0, 10, 100]),
-        url=st.sampled_from([None, URL]), retry=st.sampled_from([0, 2]),
+        job_id=ids, body=bodies, delay=st.sampled_from([0, 0, 100]),
+        url=st.sampled_from([None, None, URL]), retry=st.sampled_from([0, 0, 1]),
         if_exists=st.sampled_from(["fail", "ignore", "update"]),
     )  # fmt: skip
     def add(
@@ -154,7 +154,7 @@ class Topic(RuleBasedStateMachine):
         if expected is Answer.DONE:
             del self.living[job.job_id]
 
-    @rule(job=held, delay=st.sampled_from([None, 0, 50]))
+    @rule(job=held, delay=st.sampled_from([None, 0]))
     def release(self, job: PoppedJob, delay: int | None) -> None:
         expected = self._holds(job)
         wait = None if delay is None else timedelta(seconds=delay)
@@ -213,7 +213,7 @@ class Topic(RuleBasedStateMachine):
         went = self._revive(self.dead[position])
         assert replay(letters[position].id) is (Answer.DONE if went else Answer.STALE)
 
-    @rule(seconds=st.sampled_from([10, 30, 60, 120]))
+    @rule(seconds=st.sampled_from([30, 120]))
     def wait(self, seconds: int) -> None:
         let_pass(timedelta(seconds=seconds))
         for each in self.living.values():
@@ -273,7 +273,7 @@ def test_a_topic_is_as_its_model() -> None:
         Topic,
         settings=settings(
             max_examples=60,
-            stateful_step_count=30,
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
