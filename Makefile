@@ -10,8 +10,7 @@ SECONDS ?= 300
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers bench-growth bench-notifications chaos stop clean
-.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers bench-growth bench-http chaos stop clean
+.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile

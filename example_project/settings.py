@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,16 @@ LOGGING = {
     },
 }
 
-DELAYED_QUEUE: dict[str, Any] = {}
+# Calls of private addresses are refused unless these allow them; see docs/operations/security.md.
+DELAYED_QUEUE: dict[str, Any] = {
+    "CALLBACKS": {
+        "ENABLED": env.bool("CALLBACKS", default=True),
+        "ALLOWED_HOSTS": env.list("CALLBACK_HOSTS", default=[]),
+        "ALLOWED_NETWORKS": env.list("CALLBACK_NETWORKS", default=[]),
+        "ALLOWED_PORTS": env.list("CALLBACK_PORTS", cast=int, default=[]),
+        "BREAKER_PAUSE": timedelta(seconds=env.float("CALLBACK_BREAKER_PAUSE", default=30.0)),
+    },
+}
 
 # The notification service; where the keys are explained: example_project/notifications/conf.py.
 NOTIFICATIONS: dict[str, Any] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from delayed_queue.admin.attempts import CallbackAttemptAdmin
 from delayed_queue.admin.hosts import HostAdmin
 from delayed_queue.admin.letters import DeadLetterAdmin
@@ -21,3 +23,9 @@ __all__ = [
     "TopicAdmin",
     "WorkerAdmin",
 ]
+
+# What only callbacks fill is shown where they can be made: with the extra of that name.
+if find_spec("aiohttp") and find_spec("cryptography"):
+    from delayed_queue.admin.endpoints import EndpointAdmin
+
+    __all__ += ["EndpointAdmin"]

@@ -47,7 +47,7 @@ class TopicFilter(SimpleListFilter):
 class CallbackAttemptAdmin(RecordAdmin):
     """The latest first; found by the id of a job."""
 
-    name_field = "webhook_id"
+    name_field = "key"
     list_filter = (TopicFilter,)
     search_fields = ("=key",)
     search_help_text = "The whole id of a job; in every topic."

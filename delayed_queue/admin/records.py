@@ -30,8 +30,8 @@ class RecordAdmin(QueueModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         found: QuerySet[Any] = admin.ModelAdmin.get_queryset(self, request)
-        annotated: QuerySet[Any] = found.annotate(read_at=DatabaseClock(), key=F(self.name_field))
-        return annotated
+        annotated: QuerySet[Any] = found.annotate(read_at=DatabaseClock())
+        return annotated.annotate(key=F(self.name_field)) if self.name_field != "key" else annotated
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         if not object_id.isdecimal():

@@ -107,6 +107,7 @@ class Lane:
     def is_strict(self) -> bool:
         return self.handler.claim == "strict"
 
+    @property
     def is_dozing(self) -> bool:
         return self.look_at == DOZING
 

@@ -45,6 +45,9 @@ class Act(Protocol):
     def clear(self) -> None:
         """Delete what an earlier run left in the database."""
 
+    def prepare(self, stage: Stage) -> None:
+        """Open what must be there before any process of the stage is started."""
+
     def run(self, stage: Stage) -> Outcome:
         """Run from start to end; raises DemoError when it cannot, or does not get on."""
 

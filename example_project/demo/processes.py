@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -83,7 +83,7 @@ class Children:
     def __init__(self, directory: Path, manage: Sequence[str] = MANAGE) -> None:
         self._directory = directory
         self._manage = manage
-        self._environment = child_environment()
+        self.environment = child_environment()
         self.all: list[Child] = []
 
     def __enter__(self) -> Children:
@@ -106,12 +106,23 @@ class Children:
                 stdin=subprocess.PIPE,  # its end tells the child that we are gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._environment, **environment},
+                env={**self.environment, **environment},
                 start_new_session=True,  # Ctrl-C is for us; we stop them in order
             )
         child = Child(name, process, path)
         self.all.append(child)
         return child
+
+    def output(self, *arguments: str) -> str:
+        """Run a management command to its end and return what it wrote; DemoError if it fails."""
+        # Not by way of ``child``: nothing of it outlives the call.
+        done = subprocess.run(  # noqa: S603 # our own interpreter and module
+            [sys.executable, "-m", "django", *arguments],
+            env=self.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise DemoError(f"`manage.py {' '.join(arguments)}` failed:\n{done.stderr}")
+        return done.stdout
 
     def check(self) -> None:
         """Raise DemoError if a process has ended that should be running."""
@@ -130,7 +141,7 @@ class Children:
         return [child.wait(deadline) for child in children]
 
 
-def child_environment() -> Mapping[str, str]:
+def child_environment() -> dict[str, str]:
     """Return our environment, with the settings and the database in use here.
 
     Without DEBUG, under which Django keeps and times every query of a worker.

@@ -46,6 +46,8 @@ class Stage:
         self.directory = Path(self.enter(directory))
         self.children: Children = self.enter(Children(self.directory, self._manage))
         self.login = database.create_login()
+        for act in acts:
+            act.prepare(self)
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the stage is."""

@@ -7,14 +7,16 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS
-from django.db.models import F, QuerySet
-from django.utils import timezone
 
-from delayed_queue.callbacks.endpoints import prefix_of
-from delayed_queue.callbacks.secrets import new_secret, seal
+from delayed_queue.callbacks.registering import (
+    disable_endpoint,
+    enable_endpoint,
+    endpoint_of,
+    register_endpoint,
+    rotate_secret,
+)
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.models import Endpoint
-from delayed_queue.rates import SharedRate
 
 
 class Command(BaseCommand):
@@ -45,48 +47,36 @@ class Command(BaseCommand):
 
     def _list(self, options: dict[str, Any]) -> None:
         for each in Endpoint.objects.using(options["database"]).order_by("prefix"):
-            state = f"disabled: {each.disabled_reason}" if each.disabled_at else "enabled"
+            state = (
+                f"disabled: {each.disabled_reason}" if each.disabled_at is not None else "enabled"
+            )
             self.stdout.write(f"{each.id}\t{each.prefix}\t{state}\t{_limits(each)}")
 
     def _add(self, options: dict[str, Any]) -> None:
-        using, rate = options["database"], options["rate"]
-        if rate is not None:
-            SharedRate("endpoint", rate, options["burst"])
-        if options["concurrency"] is not None and options["concurrency"] < 1:
-            raise CommandError("--concurrency must be 1 or more.")
-        origin, prefix = prefix_of(options["prefix"])
-        secret = new_secret()
-        if not Endpoint.objects.add_once(origin, prefix, seal(secret), using=using):
-            raise CommandError(f"{prefix} is registered already; rotate shows a new secret.")
-        Endpoint.objects.using(using).filter(origin=origin, prefix=prefix).update(
-            per_second=rate, burst=options["burst"], concurrency=options["concurrency"]
+        secret = register_endpoint(
+            options["prefix"],
+            per_second=options["rate"],
+            burst=options["burst"],
+            concurrency=options["concurrency"],
+            using=options["database"],
         )
-        self._show(prefix, secret)
+        self._show(options["prefix"], secret)
 
     def _rotate(self, options: dict[str, Any]) -> None:
-        secret = new_secret()
-        found = self._chosen(options)
-        found.update(
-            previous_secret=F("secret"), secret=seal(secret), rotated_at=timezone.now()
-        )  # fmt: skip
+        secret = rotate_secret(self._chosen(options), using=options["database"])
         self._show(options["prefix"], secret)
 
     def _enable(self, options: dict[str, Any]) -> None:
-        self._chosen(options).update(disabled_at=None, disabled_reason="")
+        enable_endpoint(self._chosen(options), using=options["database"])
         self.stdout.write("Enabled. Workers know within seconds; messages that were put off come")
         self.stdout.write("within a quarter of an hour.")
 
     def _disable(self, options: dict[str, Any]) -> None:
-        endpoint = self._chosen(options).get()
-        Endpoint.objects.disable(endpoint.id, "By an operator.", using=options["database"])
+        disable_endpoint(self._chosen(options), using=options["database"])
         self.stdout.write("Disabled. Its messages wait.")
 
-    def _chosen(self, options: dict[str, Any]) -> QuerySet[Endpoint]:
-        origin, prefix = prefix_of(options["prefix"])
-        found = Endpoint.objects.using(options["database"]).filter(origin=origin, prefix=prefix)
-        if not found.exists():
-            raise CommandError(f"{prefix} is not registered.")
-        return found
+    def _chosen(self, options: dict[str, Any]) -> Endpoint:
+        return endpoint_of(options["prefix"], using=options["database"])
 
     def _show(self, prefix: str, secret: str) -> None:
         self.stdout.write(f"{prefix}\n{secret}")

@@ -38,8 +38,9 @@ class Orders:
         """Add all jobs with one call."""
         self.receiver.answer(PATH, lambda body, count: "204")
         jobs = [self._job(number) for number in range(ORDERS)]
-        for answer in self.client.add_many(jobs)["results"]:
-            self.run_at[answer["jobId"]] = datetime.fromisoformat(answer["runAt"]).timestamp()
+        for answer in self.client.add_many(jobs)["items"]:
+            added = answer["job"]
+            self.run_at[added["jobId"]] = datetime.fromisoformat(added["runAt"]).timestamp()
 
     def _job(self, number: int) -> dict[str, Any]:
         order_id = f"order-{number:03}"

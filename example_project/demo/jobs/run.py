@@ -18,7 +18,7 @@ from example_project.demo.stage import Stage
 
 TOPICS: Final = (orders.TOPIC, refunds.TOPIC, upstreams.TOPIC)
 WORKERS: Final = 2
-WORKER: Final = ("runqueueworker", "--processes", "0", "--callbacks", "--no-color")
+WORKER: Final = ("runqueueworker", "--processes", "0", "--callbacks-only", "--no-color")
 # Longer than the ladder of the deaf upstreams twice over.
 MOST_SECONDS: Final = 90.0
 HANG_SECONDS: Final = 2.0
@@ -43,14 +43,23 @@ class JobsAct:
         """Say what an interrupted run leaves in the database."""
         return f"Jobs may be left in the topics {', '.join(TOPICS)}; the next run deletes them."
 
+    def prepare(self, stage: Stage) -> None:
+        """Open the receivers, and allow calls to them: they are at private addresses."""
+        self._shop, self._upstream = (stage.enter(Receiver(HANG_SECONDS)) for _ in range(2))
+        ports = f"{self._shop.port},{self._upstream.port}"
+        stage.children.environment |= {
+            "CALLBACK_NETWORKS": "127.0.0.1/32",
+            "CALLBACK_PORTS": ports,
+            "CALLBACK_BREAKER_PAUSE": "1",  # for half a minute nobody wants to watch
+        }
+
     def run(self, stage: Stage) -> Outcome:
         """Run the three scenarios side by side."""
         address = f"{stage.web.address}/queue"
-        token = accounts.create_token(TOPICS)
-        shop = stage.enter(Receiver(HANG_SECONDS))
-        upstream = stage.enter(Receiver(HANG_SECONDS))
+        token = accounts.set_up_token(TOPICS)
+        shop, upstream = self._shop, self._upstream
         for receiver in (shop, upstream):
-            receiver.secret = accounts.create_endpoint(receiver.url("/"))
+            receiver.secret = accounts.set_up_endpoint(stage.children, receiver.url("/"))
         dice = random.Random(SEED)  # noqa: S311 # the same run each time, not security
         self._orders = orders.Orders(JobsClient(address, token), shop, dice)
         self._refunds = refunds.Refunds(lambda: JobsClient(address, token), dice)

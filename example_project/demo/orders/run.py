@@ -82,6 +82,9 @@ class OrdersAct:
         for model in (Order, Delivery, Closing, SalesReport):
             model.objects.all().delete()
 
+    def prepare(self, stage: Stage) -> None:
+        """Nothing: the workers are its own."""
+
     def run(self, stage: Stage) -> Outcome:
         """Run from start to end; raises DemoError when it cannot, or does not get on."""
         started = time.monotonic()

@@ -24,13 +24,14 @@ from example_project.demo import render
 from example_project.demo.acts import Act, Outcome
 from example_project.demo.console import Console
 from example_project.demo.exceptions import DemoError
+from example_project.demo.jobs.run import JobsAct
 from example_project.demo.orders.run import Options, OrdersAct
 from example_project.demo.stage import Stage
 from example_project.orders import InputError
 from example_project.postgres import LauncherError
 
 ORDERS: Final = Path(settings.BASE_DIR) / "example_project" / "data" / "orders.jsonl"
-ACTS: Final = ("orders",)
+ACTS: Final = ("orders", "jobs")
 INTERRUPTED: Final = 130
 
 
@@ -40,7 +41,8 @@ class Command(BaseCommand):
     help = (
         "Show the system at work, in acts that each end in a report and checks. orders: orders "
         "from a file are offered to be closed at their deadline, most are paid before, worker "
-        "processes close the others, one of them is killed."
+        "processes close the others, one of them is killed. jobs: a client that knows only "
+        "HTTP has orders closed, refunds looked after and upstreams told."
     )
     requires_system_checks: list[str] = []  # the database may not have been started yet
 
@@ -139,7 +141,7 @@ def _acts(options: dict[str, Any]) -> list[Act]:
     unknown = [each for each in wanted if each not in ACTS]
     if unknown:
         raise CommandError(f"There is no act {unknown[0]!r}; there are: {', '.join(ACTS)}.")
-    known: dict[str, Act] = {"orders": OrdersAct(_order_options(options))}
+    known: dict[str, Act] = {"orders": OrdersAct(_order_options(options)), "jobs": JobsAct()}
     return [known[name] for name in ACTS if name in wanted]
 
 

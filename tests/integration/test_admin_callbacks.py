@@ -1,0 +1,191 @@
+"""The pages of callbacks: endpoints and their switches, hosts, and what became of each job."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+
+from delayed_queue.callbacks.registering import register_endpoint, rotate_secret
+from delayed_queue.callbacks.secrets import unseal
+from delayed_queue.managers import AttemptRow
+from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message
+from delayed_queue.topics import add_job, job_from
+from tests.integration.admin_support import MESSAGES, operator, page, post, tokens, told
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ENDPOINTS = "/admin/delayed_queue/endpoint/"
+HOSTS = "/admin/delayed_queue/host/"
+ATTEMPTS = "/admin/delayed_queue/callbackattempt/"
+URL = "https://example.com/hooks"
+
+
+def text(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def rows(client: Client, url: str) -> list[str]:
+    found = re.findall(r"<tr>.*?</tr>", page(client, url).partition("<tbody>")[2], re.DOTALL)
+    return [text(each) for each in found]
+
+
+def log(key: str = "job-1", topic: str = "orders", **change: Any) -> None:
+    row = AttemptRow(
+        key=key, topic=topic, kind=f"{topic}|callback", webhook_id="msg_1", attempt=1,
+        started_at=int(time.time() * 1000), duration=12, status=200, failure="", detail="",
+        address="192.0.2.7", excerpt="", is_ambiguous=False, endpoint_id=None,
+    )  # fmt: skip
+    CallbackAttempt.objects.add([row._replace(**change)])
+
+
+# Endpoints
+
+
+def test_registering_shows_the_secret_once_and_keeps_it_sealed(admin_client: Client):
+    made = {"url": URL, "per_second": "5", "burst": "10", "concurrency": "3"}
+    answer = admin_client.post(f"{ENDPOINTS}add/", made, follow=True)
+    (secret,) = re.findall(r"<code>(whsec_[^<]+)</code>", answer.content.decode())
+    endpoint = Endpoint.objects.get()
+    assert (endpoint.prefix, endpoint.per_second, endpoint.burst, endpoint.concurrency) == (
+        URL, 5.0, 10, 3
+    )  # fmt: skip
+    assert unseal(endpoint.secret) == secret
+    for url in (ENDPOINTS, f"{ENDPOINTS}{endpoint.pk}/change/"):
+        assert secret not in page(admin_client, url)
+    assert secret not in LogEntry.objects.get().change_message
+    assert rows(admin_client, ENDPOINTS)[0].startswith(f"{URL} enabled closed 5/s, 10 at once 3")
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"url": "http://127.0.0.1/"}, "not public"),
+        ({"url": "ftp://example.com/"}, "http"),
+        ({"url": URL}, "registered already"),
+        ({"per_second": "0"}, "greater than or equal to 0.001"),
+        ({"concurrency": "0"}, "greater than or equal to 1"),
+    ],
+)
+def test_what_may_not_be_called_is_not_registered(
+    admin_client: Client, change: dict[str, str], error: str
+):
+    register_endpoint(URL)
+    made = {"url": "https://example.org/", "per_second": "", "burst": "1", "concurrency": ""}
+    answer = admin_client.post(f"{ENDPOINTS}add/", {**made, **change})
+    assert error in text(answer.content.decode())
+    assert Endpoint.objects.count() == 1
+
+
+def test_limits_are_changed_and_the_rest_stays(admin_client: Client):
+    register_endpoint(URL, per_second=5, burst=2)
+    before = Endpoint.objects.get()
+    url = f"{ENDPOINTS}{before.pk}/change/"
+    admin_client.post(url, {"per_second": "", "burst": "1", "concurrency": "4", "prefix": "x"})
+    after = Endpoint.objects.get()
+    assert (after.per_second, after.burst, after.concurrency) == (None, 1, 4)
+    assert (after.prefix, after.secret) == (before.prefix, before.secret)
+
+
+def test_rotating_shows_the_new_secret_once_and_keeps_the_old_one(admin_client: Client):
+    old = register_endpoint(URL)
+    shown = tokens(page(admin_client, ENDPOINTS))
+    assert "are you sure" in post(admin_client, ENDPOINTS, "rotate", shown).content.decode()
+    assert unseal(Endpoint.objects.get().secret) == old
+    (said,) = told(post(admin_client, ENDPOINTS, "rotate", shown, confirmed="1"))
+    endpoint = Endpoint.objects.get()
+    assert said.endswith(unseal(endpoint.secret))
+    assert unseal(endpoint.previous_secret) == old
+    assert unseal(endpoint.secret) not in LogEntry.objects.get().change_message
+    assert "old secret ends" in text(page(admin_client, f"{ENDPOINTS}{endpoint.pk}/change/"))
+
+
+def test_disabling_and_enabling_again():
+    register_endpoint(URL)
+    client = operator("view_endpoint", "disable_endpoint")
+    shown = tokens(page(client, ENDPOINTS))
+    assert told(post(client, ENDPOINTS, "disable", shown, confirmed="1")) == [
+        f"Disabled 1 endpoint: {URL}."
+    ]
+    assert Endpoint.objects.get().disabled_at is not None
+    assert "disabled" in rows(client, ENDPOINTS)[0]
+    assert told(post(client, ENDPOINTS, "enable", shown)) == [f"Enabled 1 endpoint: {URL}."]
+    assert Endpoint.objects.get().disabled_at is None
+    page(client, ENDPOINTS)
+    assert told(post(client, ENDPOINTS, "enable", shown)) == [
+        f"Left alone 1 endpoint, not disabled: {URL}."
+    ]
+
+
+def test_who_may_only_look_can_change_nothing():
+    register_endpoint(URL)
+    endpoint = Endpoint.objects.get()
+    rotate_secret(endpoint)
+    client = operator("view_endpoint")
+    url = f"{ENDPOINTS}{endpoint.pk}/change/"
+    assert client.post(url, {"burst": "7"}).status_code == 403
+    for action in ("rotate", "disable", "enable"):
+        assert post(client, ENDPOINTS, action, [str(endpoint.pk)]).status_code == 403
+    assert client.get(f"{ENDPOINTS}add/").status_code == 403
+
+
+# Hosts
+
+
+@pytest.mark.parametrize(("until", "state"), [(60, "open"), (-60, "half open"), (None, "closed")])
+def test_the_breaker_of_a_host_is_shown_with_its_endpoints(
+    admin_client: Client, until: int | None, state: str
+):
+    register_endpoint(URL)
+    now = datetime.now(UTC)
+    Host.objects.create(
+        name="example.com:443", opened_at=now - timedelta(minutes=2), openings=3, reason="timeout",
+        open_until=None if until is None else now + timedelta(seconds=until),
+    )  # fmt: skip
+    assert rows(admin_client, HOSTS)[0].startswith(f"example.com:443 {state} ")
+    (row,) = rows(admin_client, ENDPOINTS)
+    assert f"enabled {state} " in row
+    assert ("timeout" in row) == (until is not None)
+
+
+# Attempts
+
+
+def test_attempts_are_listed_and_found_by_the_job(admin_client: Client):
+    log(key="job-1")
+    log(key="job-2", status=503, failure="status", detail="The answer was 503.", excerpt="<b>no")
+    log(key="job-2", topic="mails", attempt=2, status=None, failure="timeout", is_ambiguous=True)
+    assert len(rows(admin_client, ATTEMPTS)) == 3
+    found = rows(admin_client, f"{ATTEMPTS}?q=job-2")
+    assert [each.split()[:5] for each in found] == [
+        ["job-2", "mails", "2", "timeout", "may"], ["job-2", "orders", "1", "status", "503"]
+    ]  # fmt: skip
+    assert len(rows(admin_client, f"{ATTEMPTS}?topic=mails")) == 1
+    row = CallbackAttempt.objects.get(excerpt="<b>no")
+    detail = page(admin_client, f"{ATTEMPTS}{row.pk}/change/")
+    assert "&lt;b&gt;no" in detail
+    assert "<b>no" not in detail
+
+
+def test_the_page_of_a_job_has_its_callbacks():
+    add_job(job_from({"topic": "orders", "jobId": "job-1", "url": "https://example.com/"}))
+    add_job(job_from({"topic": "orders", "jobId": "job-2"}))
+    log(status=500, failure="status")
+    log(key="job-1", topic="other")
+    called, pulled = (Message.objects.get(key=key).pk for key in ("job-1", "job-2"))
+    client = operator("view_message", "view_callbackattempt")
+    shown = page(client, f"{MESSAGES}{called}/change/")
+    assert "status 500" in text(shown)
+    assert shown.count("192.0.2.7") == 1
+    assert "Callbacks" not in page(client, f"{MESSAGES}{pulled}/change/")
+
+    stranger = operator("view_message")
+    hidden = text(page(stranger, f"{MESSAGES}{called}/change/"))
+    assert "needs the permission delayed_queue.view_callbackattempt" in hidden
+    assert "192.0.2.7" not in hidden
+    assert stranger.get(ATTEMPTS).status_code == 403
