@@ -36,7 +36,7 @@ class TopicFilter(SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
         # A list of all could be long: the topic's own page leads here.
         chosen = request.GET.get(_TOPIC)
-        return [(chosen, chosen)] if chosen else [("", "see the page of a topic")]
+        return [(chosen, chosen)] if chosen else []
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         topic = self.value()

@@ -296,7 +296,10 @@ class TopicAdmin(MadeByForm):
         counts = ", ".join(f"{count} {state}" for state, count in row.counts.items())
         kinds = kinds_of_topic(row.name, row.shards)
         links = format_html_join("", "<br>{}: {} · {}", map(self._links, kinds))
-        return format_html("{}{}", counts, links)
+        name = "admin:delayed_queue_callbackattempt_changelist"
+        attempts = reverse(name, current_app=self.admin_site.name)
+        query = urlencode({"topic": row.name})
+        return format_html('{} · <a href="{}?{}">callbacks</a>{}', counts, attempts, query, links)
 
     def _links(self, kind: str) -> tuple[SafeString, SafeString, SafeString]:
         query, site = urlencode({KIND: kind}), self.admin_site.name

@@ -1,0 +1,136 @@
+"""The act of the jobs: real server, real workers, a real receiver, and checks that can fail."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import io
+import json
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from delayed_queue.models import DeadLetter, Message
+from example_project.demo.jobs import orders, upstreams
+from example_project.demo.jobs.client import JobsClient
+from example_project.demo.jobs.orders import Orders
+from example_project.demo.jobs.receiver import Call, Receiver
+from example_project.demo.jobs.upstreams import Upstreams
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECRET, OTHER = ("whsec_" + base64.b64encode(each * 24).decode() for each in (b"k", b"x"))
+
+
+@pytest.mark.slow
+def test_the_three_scenarios_end_as_they_should():
+    out = io.StringIO()
+    call_command("demo", "jobs", "--format", "json", stdout=out, stderr=io.StringIO())
+    report = json.loads(out.getvalue())["acts"]["jobs"]
+    assert report["passed"] is True
+    assert report["orders"] == report["paid"] + report["closed"] == orders.ORDERS
+    assert report["refunds_through"] == 40
+    assert report["told"] == upstreams.PAYMENTS
+    assert report["kicked"] == upstreams.DEAF
+    assert not Message.objects.filter(kind__endswith="|callback").exists()
+    assert not DeadLetter.objects.filter(kind__endswith="|callback").exists()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver(hang_seconds=0.1) as found:
+        yield found
+
+
+def send(receiver: Receiver, secret: str, body: bytes, *, sent_at: int) -> int:
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    digest = hmac.new(key, f"m.{sent_at}.".encode() + body, hashlib.sha256).digest()
+    headers = {
+        "webhook-id": "m", "webhook-timestamp": str(sent_at),
+        "webhook-signature": "v1,AAAA v1," + base64.b64encode(digest).decode(),
+    }  # fmt: skip
+    request = urllib.request.Request(receiver.url("/x"), body, headers)  # noqa: S310 # ours
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize(
+    ("secret", "age", "status"),
+    [
+        (SECRET, 0, 200),
+        ("whsec_" + base64.b64encode(b"x" * 24).decode(), 0, 401),
+        (SECRET, 900, 401),
+    ],
+)
+def test_the_receiver_takes_only_what_is_signed_and_recent(
+    receiver: Receiver, secret: str, age: int, status: int
+):
+    receiver.secret = SECRET
+    receiver.answer("/x", lambda body, count: "200")
+    assert send(receiver, secret, b"{}", sent_at=int(time.time()) - age) == status
+    assert receiver.unsigned == (status == 401)
+
+
+def call(path: str, body: Any, at: float, answer: str = "204", webhook_id: str = "m") -> Call:
+    return Call(path, body, webhook_id, at, at, answer)
+
+
+@pytest.fixture
+def some_orders(receiver: Receiver) -> Orders:
+    """Two orders: one paid at 5, one closed at 10, its time."""
+    client = JobsClient("http://127.0.0.1", "")
+    found = Orders(client, receiver, random.Random(1), {"paid": 10.0, "closed": 10.0})
+    found.paid_at["paid"] = 5.0
+    found.receiver.calls.append(call(orders.PATH, {"order": "closed"}, 10.0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("order", "at", "failed"),
+    [
+        (None, 0.0, []),
+        ("closed", 10.5, ["closed twice 1"]),
+        ("paid", 4.0, ["closed early 1"]),
+        ("paid", 11.0, ["called after DELETE 1"]),
+    ],
+)
+def test_each_check_of_the_orders_can_fail(
+    some_orders: Orders, order: str | None, at: float, failed: list[str]
+):
+    if order is not None:
+        some_orders.receiver.calls.append(call(orders.PATH, {"order": order}, at))
+    assert [each.name for each in some_orders.checks() if not each.passed] == failed
+
+
+def test_a_lost_order_is_noticed(some_orders: Orders):
+    some_orders.run_at["lost"] = 1.0
+    assert [each.name for each in some_orders.checks() if not each.passed] == ["orders lost 1"]
+
+
+@pytest.mark.parametrize(
+    ("second", "webhook_id", "failed"),
+    [(1.0, "m", []), (0.5, "m", ["hasty calls 1"]), (1.0, "other", ["renamed calls 1"])],
+)
+def test_each_check_of_the_upstreams_can_fail(
+    receiver: Receiver, second: float, webhook_id: str, failed: list[str]
+):
+    found = Upstreams(JobsClient("http://127.0.0.1", ""), receiver, random.Random(1))
+    found.kicked = upstreams.DEAF
+    found._faults["p"] = ["500"]
+    body = {"payment": "p"}
+    found.receiver.calls += [
+        call(upstreams.PATH, body, 0.0, "500"),
+        call(upstreams.PATH, body, second, "200", webhook_id),
+    ]
+    checks = found.checks_of_calls()
+    assert [each.name for each in checks if not each.passed] == failed
