@@ -39,7 +39,15 @@ EXTRAS = {
     ],
     "docs": ["sphinx>=8", "myst-parser>=4", "furo>=2024.8"],
     # psutil: the CPU time of other queues' process trees; matplotlib: the plots.
-    "bench": ["matplotlib>=3.9", "platformdirs>=4", "psutil>=6", "uvicorn>=0.34"],
+    "bench": [
+        "aiohttp>=3.11",
+        "django-ninja>=1.5",
+        "gunicorn>=23",
+        "matplotlib>=3.9",
+        "platformdirs>=4",
+        "psutil>=6",
+        "uvicorn>=0.34",
+    ],
 }
 FOR_DEVELOPERS = {"bench", "docs"}
 EXTRAS["test"] = [
@@ -55,6 +63,7 @@ EXTRAS["test"] = [
     "uvicorn>=0.34",
     "opentelemetry-sdk>=1.29",
     "django-environ>=0.12",
+    "gunicorn>=23",
     "factory-boy>=3.3",
     "hypothesis>=6.120",
     "psutil>=6",

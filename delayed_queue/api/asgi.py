@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
+from importlib import import_module
 from types import FrameType
 from typing import Any, Final
 
@@ -28,12 +29,18 @@ class GuardedApplication:
 
     Django collects a body in full, on disk if need be, before any view can refuse it: below the
     prefix a body larger than any call takes is cut off here, whatever its length was said to be.
+    With ``direct`` those requests go past middlewares and Django's thread for each request, which
+    halves their cost; the project must not count on a middleware for them.
+
     At SIGTERM and SIGINT waiting pops are answered 204, so that the server can end its requests.
     """
 
-    def __init__(self, application: Application, *, prefix: str = "/") -> None:
+    def __init__(
+        self, application: Application, *, prefix: str = "/", direct: bool = False
+    ) -> None:
         self._application = application
         self._prefix = prefix
+        self._inner = _direct_handler() if direct else application
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -51,9 +58,15 @@ class GuardedApplication:
             await _refuse(send, too_large(limit))
             return
         try:
-            await self._application(scope, counted, send)
+            await self._inner(scope, counted, send)
         except _TooLarge:
             await _refuse(send, too_large(limit))
+
+
+def _direct_handler() -> Application:
+    # Only now: Django's handlers are made once the apps are ready.
+    made: Application = import_module("delayed_queue.api.direct").DirectHandler()
+    return made
 
 
 class _TooLarge(Exception):

@@ -7,3 +7,4 @@ from django.core.asgi import get_asgi_application
 from delayed_queue.api.asgi import GuardedApplication
 
 application = GuardedApplication(get_asgi_application())
+direct = GuardedApplication(get_asgi_application(), direct=True)

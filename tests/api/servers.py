@@ -82,10 +82,10 @@ def serving(*command: str, **settings: Any) -> Iterator[Server]:
 
 # Not `--fd`: uvicorn takes such a socket for one of another family, for which asyncio does not
 # turn off Nagle's algorithm, and each answer would wait 40 ms for an acknowledgement.
-def uvicorn(*options: str, **settings: Any) -> Any:
+def uvicorn(application: str = "application", **settings: Any) -> Any:
     """Run uvicorn as the documentation says."""
-    command = ("-m", "uvicorn", "tests.api.asgi:application", "--port", "0", "--no-access-log")
-    return serving(*command, *options, **settings)
+    place = f"tests.api.asgi:{application}"
+    return serving("-m", "uvicorn", place, "--port", "0", "--no-access-log", **settings)
 
 
 def gunicorn(*options: str, **settings: Any) -> Any:

@@ -30,9 +30,9 @@ def token(transactional_db: None) -> str:
     return create_token("caller", verbs=VERBS)
 
 
-@pytest.fixture
-def server(token: str) -> Iterator[Server]:
-    with uvicorn(BODY_BYTES=2 * KIB, BULK_BYTES=8 * KIB, THREADS=3) as running:
+@pytest.fixture(params=["application", "direct"])
+def server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
+    with uvicorn(request.param, BODY_BYTES=2 * KIB, BULK_BYTES=8 * KIB, THREADS=3) as running:
         yield running
 
 
@@ -52,12 +52,11 @@ def exchange(server: Server, *parts: bytes) -> tuple[int, dict[str, Any]]:
                 opened.sendall(part)
             except OSError:
                 break  # it has answered and closed
-        file = opened.makefile("rb")
-        status = int(file.readline().split()[1])
-        headers = dict(
-            line.decode().rstrip().lower().split(": ", 1) for line in iter(file.readline, b"\r\n")
-        )
-        return status, json.loads(file.read(int(headers["content-length"])))
+        with opened.makefile("rb") as file:
+            status = int(file.readline().split()[1])
+            lines = [line.decode().strip().lower() for line in iter(file.readline, b"\r\n")]
+            headers = dict(line.split(": ", 1) for line in lines)
+            return status, json.loads(file.read(int(headers["content-length"])))
 
 
 def chunk(data: bytes) -> bytes:
@@ -99,7 +98,7 @@ def test_requests_share_a_few_connections(server: Server, token: str):
 
 
 def sessions(other: psycopg.Connection[Any]) -> int:
-    row = other.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {LATER}").fetchone()
+    row = other.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {LATER}").fetchone()  # noqa: S608
     assert row is not None
     return int(row[0])
 
@@ -108,7 +107,7 @@ def test_a_lost_connection_is_replaced(server: Server, token: str):
     with raw_connection() as other:
         good = [head(token, "Content-Length: 14"), b'{"topic": "a"}']
         assert exchange(server, *good)[0] == 202
-        other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LATER}")
+        other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LATER}")  # noqa: S608
         statuses = [
             exchange(server, head(token, "Content-Length: 0", path="/queue/v1/topics/a/pause"))[0]
             for _ in range(5)

@@ -38,9 +38,9 @@ def token(transactional_db: None) -> str:
     return create_token("consumer", verbs=VERBS)
 
 
-@pytest.fixture
-def server(token: str) -> Iterator[Server]:
-    with uvicorn(THREADS=THREADS) as running:
+@pytest.fixture(params=["application", "direct"])
+def server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
+    with uvicorn(request.param, THREADS=THREADS) as running:
         yield running
 
 

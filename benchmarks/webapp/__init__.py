@@ -1,0 +1,1 @@
+"""The web servers that ``benchmarks.http`` measures."""

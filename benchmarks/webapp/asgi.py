@@ -1,0 +1,10 @@
+"""The ASGI application, as the documentation says."""
+
+from __future__ import annotations
+
+from django.core.asgi import get_asgi_application
+
+from delayed_queue.api.asgi import GuardedApplication
+
+application = GuardedApplication(get_asgi_application())
+direct = GuardedApplication(get_asgi_application(), prefix="/queue/", direct=True)

@@ -1,0 +1,28 @@
+"""Settings of a measured web server: the API beside a bare view."""
+
+from __future__ import annotations
+
+import os
+
+from benchmarks.workerapp.settings import *  # noqa: F403
+
+ROOT_URLCONF = "benchmarks.webapp.urls"
+ALLOWED_HOSTS = ["127.0.0.1"]
+# What `startproject` writes, or nothing: under ASGI each costs a change of threads.
+MIDDLEWARE = (
+    [
+        "django.middleware.security.SecurityMiddleware",
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.common.CommonMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    ]
+    if "BENCHMARK_MIDDLEWARE" in os.environ
+    else []
+)
+INSTALLED_APPS = [
+    "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions",
+    "django.contrib.messages", "delayed_queue",
+]  # fmt: skip
