@@ -32,7 +32,7 @@ def test_every_command_of_the_guide_works() -> None:
     token = create_token("guide", verbs=VERBS)
     with uvicorn() as server:
         done = subprocess.run(
-            ["bash", "-c", "\n".join([PRELUDE, *blocks])],
+            ["/bin/bash", "-c", "\n".join([PRELUDE, *blocks])],
             env={**os.environ, "QUEUE": f"{server.url}/queue/v1", "TOKEN": token},
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
