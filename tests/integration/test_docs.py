@@ -32,6 +32,7 @@ SCHEMA = DOCS / "internals/schema.md"
 DOCUMENTED: Any = (
     models.Message, models.DeadLetter, models.Schedule, models.Worker, models.PausedQueue,
     models.Rate,
+    models.Rate, models.ApiToken, models.Topic, models.IdempotencyKey,
 )  # fmt: skip
 
 pytestmark = pytest.mark.django_db(transaction=True)
