@@ -54,7 +54,7 @@ class Popper:
     """A client that has sent its request and not read the answer."""
 
     def __init__(self, server: Server, token: str, *, timeout: float = 30, count: int = 1) -> None:
-        self.connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self.connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
         self.connection.request(
             "POST",
             f"/orders/v1/topics/pops/pop?timeout={timeout}&count={count}",
@@ -70,7 +70,7 @@ class Popper:
         except BlockingIOError:
             return False
         finally:
-            sock.settimeout(60)
+            sock.settimeout(20)
 
     def answer(self) -> tuple[int, list[dict[str, Any]]]:
         response = self.connection.getresponse()
