@@ -6,5 +6,7 @@ import os
 
 from django.core.asgi import get_asgi_application
 
+from delayed_queue.api.asgi import GuardedApplication
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
-application = get_asgi_application()
+application = GuardedApplication(get_asgi_application())

@@ -252,6 +252,20 @@ def test_waiting_ends_at_shutdown(server: Server, token: str, pop: Callable[...,
     server.process.wait(20)
 
 
+def test_no_more_pops_wait_than_allowed(token: str):
+    with uvicorn(WAITERS=2) as server, ExitStack() as opened:
+        poppers = [Popper(server, token) for _ in range(2)]
+        for each in poppers:
+            opened.callback(each.vanish)
+        until_all_wait(server, 2)
+        third = Popper(server, token)
+        opened.callback(third.vanish)
+        response = third.connection.getresponse()
+        assert response.status == 503
+        assert json.loads(response.read())["code"] == "too_many_waiters"
+        assert response.headers["Retry-After"]
+
+
 def test_jobs_are_found_without_notifications(token: str):
     with uvicorn(NOTIFY=False, POLL_INTERVAL=0.2) as server:
         popper = Popper(server, token)
