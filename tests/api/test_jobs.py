@@ -251,7 +251,8 @@ class TestConsuming:
         path = f"/topics/orders/jobs/a/{call}"
         answer = post(caller, path, {"leaseToken": "x"})
         assert (answer.status_code, answer.json()["code"]) == (409, "stale_lease")
-        for data in ({}, {"leaseToken": 5}, {"leaseToken": "x", "Delay": 1}, [], "x"):
+        wrong: list[Any] = [{}, {"leaseToken": 5}, {"leaseToken": "x", "Delay": 1}, [], "x"]
+        for data in wrong:
             assert post(caller, path, data).status_code == 400
 
     @pytest.mark.parametrize("delay", [-1, True, "1", 10**9, 10**400])

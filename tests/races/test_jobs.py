@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue import sql
+from delayed_queue import OfferOutcome, sql
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import DeadLetter, IdempotencyKey, Message
 from delayed_queue.topics import (
@@ -78,7 +78,7 @@ def test_of_many_posts_of_an_id_with_and_without_url_one_creates(if_exists: IfEx
             for n in range(8)
         ]
         outcomes = Counter(each.outcome for each in together(posts))
-        assert outcomes["created"] == 1
+        assert outcomes[OfferOutcome.CREATED] == 1
         assert Message.objects.filter(key=f"id-{turn}").count() == 1
 
 
@@ -362,9 +362,10 @@ class TestShards:
             return 0
 
         def post(name: str) -> int:
-            return sum(add(f"{name}{n}").outcome == "created" for n in range(40))
+            return [add(f"{name}{n}").outcome for n in range(40)].count(OfferOutcome.CREATED)
 
-        assert sum(together([change, *(partial(post, name) for name in "abc")])) == 120
+        calls: list[Callable[[], int]] = [change, *(partial(post, name) for name in "abc")]
+        assert sum(together(calls)) == 120
         forget_topics()
         assert all(found(f"{name}{n}") for name in "abc" for n in range(40))
         assert len(pop_jobs("orders", 200)) == 120

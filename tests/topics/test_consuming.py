@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -261,7 +262,7 @@ class TestLeases:
 @pytest.mark.parametrize("url", [None, URL])
 @pytest.mark.parametrize("state", JobState)
 def test_j3_a_job_can_be_deleted_in_every_state(state: JobState, url: str | None) -> None:
-    prepare = {
+    prepare: dict[JobState, Callable[[], object]] = {
         JobState.DELAYED: partial(add, delay=60, url=url),
         JobState.READY: partial(add, url=url),
         JobState.RESERVED: partial(_reserve, url),

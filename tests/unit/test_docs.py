@@ -69,7 +69,8 @@ HOMES = {
 }
 # Where the HTTP side may speak of what it calls a job; django-tasks-db is a name.
 OF_HTTP = {
-    DOCS / "guides/rest-api.md", DOCS / "operations/security.md", ROOT / "CHANGELOG.md",
+    DOCS / "guides/rest-api.md", DOCS / "guides/serving-http.md",
+    DOCS / "operations/security.md", DOCS / "benchmarks.md", ROOT / "CHANGELOG.md",
     CONCURRENCY, GLOSSARY,
 }  # fmt: skip
 WORDS_OF_OTHERS = r"(?<!django-)\b(?:jobs?|tasks?)\b"
