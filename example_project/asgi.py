@@ -8,7 +8,10 @@ from django.conf import settings
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 
+from delayed_queue.api.asgi import GuardedApplication
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 application = get_asgi_application()
 if settings.DEBUG:  # elsewhere static files are the web server's
     application = ASGIStaticFilesHandler(application)
+application = GuardedApplication(get_asgi_application())

@@ -90,9 +90,9 @@ class BearerToken:
         """Return the caller's grant; raises Problem 401, 403 or 429."""
         grant = grant_of(request)
         topic = request.resolver_match.kwargs.get("topic") if request.resolver_match else None
+        _count(grant)  # first: who may not must not ask without end
         if self.verb is not None:
             check(grant, self.verb, topic)
-        _count(grant)
         return grant
 
 

@@ -8,6 +8,8 @@ from http import HTTPStatus
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.db import connections
+from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponseBase, HttpResponseNotAllowed
 from django.urls import URLPattern, path, re_path
 from django.urls.resolvers import ResolverMatch, URLResolver
@@ -173,8 +175,15 @@ def answering(view: View) -> View:
 
 
 def in_pool(pattern: URLPattern) -> URLPattern:
-    """Return the pattern with its view, if it is synchronous, in the pool of threads under ASGI."""
-    return _Pattern(pattern.pattern, pattern.callback, pattern.default_args, pattern.name)
+    """Return the pattern with its view, if it is synchronous, in the pool of threads under ASGI.
+
+    With ATOMIC_REQUESTS, too, it is in no transaction: what a call answers must be committed, and
+    a pop that waits must hold none.
+    """
+    view = pattern.callback
+    for alias in connections:
+        view = non_atomic_requests(using=alias)(view)
+    return _Pattern(pattern.pattern, view, pattern.default_args, pattern.name)
 
 
 class _Pattern(URLPattern):

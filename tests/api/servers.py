@@ -55,7 +55,7 @@ class Server:
 
 
 @contextmanager
-def serving(*command: str, **settings: Any) -> Iterator[Server]:
+def serving(*command: str, url: str | None = None, **settings: Any) -> Iterator[Server]:
     """Run the server command, which chooses a free port and says in its log which."""
     with tempfile.TemporaryFile() as log:
         variables = {
@@ -65,7 +65,7 @@ def serving(*command: str, **settings: Any) -> Iterator[Server]:
         process = subprocess.Popen(
             [sys.executable, *command],
             cwd=ROOT,
-            env=environment() | variables,
+            env=environment() | variables | ({"DATABASE_URL": url} if url else {}),
             stdout=log,
             stderr=subprocess.STDOUT,
         )

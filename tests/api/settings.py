@@ -8,8 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES
 
 ROOT_URLCONF = "tests.api.urls"
+# What the calls must not take part in.
+DATABASES["default"]["ATOMIC_REQUESTS"] = True
 ALLOWED_HOSTS = ["127.0.0.1"]
 
 # Spans in seconds: JSON has no other.

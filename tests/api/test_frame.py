@@ -146,6 +146,16 @@ def test_a_raised_problem_is_the_answer(client: Client):
     }  # fmt: skip
 
 
+def test_no_csrf_token_is_asked_for(caller: Client):
+    strict = Client(enforce_csrf_checks=True, headers=_headers_of(caller))
+    assert post(strict, {"topic": "a"}).status_code == 202
+    problem(strict.post("/orders/v1/nowhere"), 404)
+
+
+def _headers_of(client: Client) -> dict[str, str]:
+    return {"Authorization": client.defaults["HTTP_AUTHORIZATION"]}
+
+
 def test_errors_are_documented_for_each_call(client: Client):
     schema = client.get("/orders/v1/openapi.json").json()
     assert schema["openapi"].startswith("3.1")

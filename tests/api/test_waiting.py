@@ -19,6 +19,7 @@ from delayed_queue.models import Message
 from delayed_queue.tokens import VERBS, create_token
 from delayed_queue.wakeups import channel_of
 from tests.api.servers import Server, gunicorn, uvicorn
+from tests.faults.proxies import proxied
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
 
@@ -54,7 +55,7 @@ class Popper:
     """A client that has sent its request and not read the answer."""
 
     def __init__(self, server: Server, token: str, *, timeout: float = 30, count: int = 1) -> None:
-        self.connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self.connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
         self.connection.request(
             "POST",
             f"/orders/v1/topics/pops/pop?timeout={timeout}&count={count}",
@@ -70,7 +71,7 @@ class Popper:
         except BlockingIOError:
             return False
         finally:
-            sock.settimeout(60)
+            sock.settimeout(20)
 
     def answer(self) -> tuple[int, list[dict[str, Any]]]:
         response = self.connection.getresponse()
@@ -147,6 +148,27 @@ def test_one_of_two_hundred_waiters_gets_the_one_job(
     served = [each for each in poppers if each.has_answer()]
     assert len(served) == 1
     assert served[0].answer()[1][0]["key"] == "a"
+
+
+def test_a_job_costs_one_look_however_many_wait(token: str):
+    """The claim that gets it, and the two before the next sleep that find nothing."""
+    with ExitStack() as opened:
+        proxy = opened.enter_context(proxied())
+        server = opened.enter_context(uvicorn(url=proxy.url, POLL_INTERVAL=60))
+        poppers = [Popper(server, token)]
+        # Its own, and two of the line.
+        wait_until(lambda: proxy.answers.count("UPDATE 0") == 3)
+        poppers += [Popper(server, token) for _ in range(99)]
+        for each in poppers:
+            opened.callback(each.vanish)
+        until_all_wait(server, 100)
+        assert proxy.answers.count("UPDATE 0") == 3, "who comes later does not look"
+
+        before = len(proxy.answers)
+        DelayedQueue("pops").offer_or_update("a", 1)
+        until_all_wait(server, 99)
+        wait_until(lambda: proxy.answers.count("UPDATE 0") == 5)
+        assert proxy.answers[before:].count("UPDATE 1") == 1
 
 
 def test_waiters_hold_no_connections(
@@ -250,6 +272,20 @@ def test_waiting_ends_at_shutdown(server: Server, token: str, pop: Callable[...,
     server.process.terminate()
     assert popper.answer() == (204, [])
     server.process.wait(20)
+
+
+def test_no_more_pops_wait_than_allowed(token: str):
+    with uvicorn(WAITERS=2) as server, ExitStack() as opened:
+        poppers = [Popper(server, token) for _ in range(2)]
+        for each in poppers:
+            opened.callback(each.vanish)
+        until_all_wait(server, 2)
+        third = Popper(server, token)
+        opened.callback(third.vanish)
+        response = third.connection.getresponse()
+        assert response.status == 503
+        assert json.loads(response.read())["code"] == "too_many_waiters"
+        assert response.headers["Retry-After"]
 
 
 def test_jobs_are_found_without_notifications(token: str):

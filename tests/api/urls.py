@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import OperationalError
+from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from ninja import Field, Router, Schema, Status
@@ -88,6 +89,7 @@ api = make_api("Orders", "1", "test-orders")
 api.add_router("", router)
 
 
+@non_atomic_requests
 def waiting(request: HttpRequest) -> HttpResponse:
     waiters = [each for line in hub._lines.values() for each in line.waiters]
     leaving = sum(each.is_leaving for each in waiters)

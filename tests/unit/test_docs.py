@@ -68,7 +68,11 @@ HOMES = {
     "delayed_queue.schedules.base": "delayed_queue.schedules",
 }
 # Where the HTTP side may speak of what it calls a job; django-tasks-db is a name.
-OF_HTTP = {DOCS / "guides/rest-api.md", CONCURRENCY, GLOSSARY, ROOT / "CHANGELOG.md"}
+OF_HTTP = {
+    DOCS / "guides/rest-api.md", DOCS / "guides/serving-http.md",
+    DOCS / "operations/security.md", DOCS / "benchmarks.md", ROOT / "CHANGELOG.md",
+    CONCURRENCY, GLOSSARY,
+}  # fmt: skip
 WORDS_OF_OTHERS = r"(?<!django-)\b(?:jobs?|tasks?)\b"
 PAGES = [pytest.param(page, id=documents.name_of(page)) for page in documents.pages()]
 VALUES: dict[str, Any] = {
