@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import threading
 import tracemalloc
@@ -228,7 +229,9 @@ def test_the_excerpt_of_an_answer() -> None:
     assert "order" not in repr(result)
 
 
-def test_the_excerpt_of_an_encoded_answer_is_none() -> None:
-    with Receiver(servers.gzip_bomb(1)) as receiver:
-        excerpt = send_once(receiver.url, reaching(receiver)).excerpt
-    assert excerpt.endswith("bytes or more, encoded)")
+def test_an_encoded_answer_is_not_decoded() -> None:
+    body = gzip.compress(b"a" * 100_000)
+    with Receiver(answering(body=body, headers={"Content-Encoding": "gzip"})) as receiver:
+        result = send_once(receiver.url, reaching(receiver))
+    assert result.bytes_read == len(body)
+    assert result.excerpt == f"({len(body)} bytes or more, encoded)"

@@ -19,6 +19,9 @@ from delayed_queue.callbacks.client import CallbackClient
 from delayed_queue.callbacks.exchanges import MAX_IDLE
 from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.sections import CallbackSettings
+from delayed_queue.wakeups import Doorbell
+from delayed_queue.workers.board import Board
+from delayed_queue.workers.eventloop import EventLoop
 from tests.callbacks import servers
 from tests.callbacks.certificates import DAY, NOW, Authority, authority
 from tests.callbacks.names import NameServer
@@ -170,7 +173,7 @@ class TestFailures:
             with NameServer({"hooks.example.com": ["127.0.0.3", "127.0.0.2"]}) as names:
                 url = f"http://hooks.example.com:{receiver.port}/"
                 result = send_once(url, settings, partial(names_of, names))
-        assert (result.is_success, result.address) == (True, "127.0.0.2")
+        assert (result.failure, result.address) == (None, "127.0.0.2"), result
 
     def test_no_files_left_is_not_the_receivers_fault(self) -> None:
         """A socket that this process cannot have is no failure of the host."""
@@ -213,7 +216,7 @@ class TestLimits:
             nonlocal open_now
             open_now += 1
             seen.append(open_now)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
             open_now -= 1
             await wire.answer()
 
@@ -223,7 +226,7 @@ class TestLimits:
 
         with Receiver(counted) as receiver:
             # The wait for a slot is not in the time of a callback.
-            total = timedelta(seconds=0.15)
+            total = timedelta(seconds=0.6)
             results = with_client(reaching(receiver, CONNECTIONS=3, TOTAL_TIMEOUT=total), use)
         assert all(each.is_success for each in results)
         assert max(seen) == 3
@@ -264,6 +267,16 @@ class TestClientOfALoop:
             assert clients._clients == {}
         gc.collect()
         assert receiver.connections == 2
+
+    def test_it_ends_with_the_loop_of_a_worker(self, receiver: Receiver) -> None:
+        pool = EventLoop(1, Doorbell(), Board.private(1), 0)
+        pool.start()
+        coroutine = clients.send(CallbackRequest(receiver.url, b"{}"))
+        sent = asyncio.run_coroutine_threadsafe(coroutine, pool._loop)
+        assert sent.result(servers.PATIENCE).is_success
+        pool.stop(servers.PATIENCE)
+        assert clients._clients == {}
+        gc.collect()
 
     def test_it_can_be_closed(self, receiver: Receiver) -> None:
         async def main() -> None:
@@ -350,20 +363,21 @@ class TestTls:
         assert (result.failure, result.is_ambiguous) == (Failure.CONNECT_TIMEOUT, False)
 
     @pytest.mark.parametrize(
-        ("behaviour", "failure"),
+        ("behaviour", "failures"),
         [
-            (servers.ENDLESS_BODY, None),
-            (servers.ENDLESS_CONTINUES, Failure.TOO_LARGE),
-            (servers.DRIPPING_BODY, Failure.TIMEOUT),
-            (servers.closing, Failure.RESET),
-            (servers.RESETTING_MID_BODY, Failure.RESET),
-            (servers.GARBAGE_CHUNKS_BY_PARTS, Failure.PROTOCOL),
+            (servers.ENDLESS_BODY, {None}),
+            (servers.ENDLESS_CONTINUES, {Failure.TOO_LARGE}),
+            (servers.DRIPPING_BODY, {Failure.TIMEOUT}),
+            (servers.closing, {Failure.RESET}),
+            # Who closed is not always seen through TLS.
+            (servers.RESETTING_MID_BODY, {Failure.RESET, Failure.PROTOCOL}),
+            (servers.GARBAGE_CHUNKS_BY_PARTS, {Failure.PROTOCOL}),
         ],
     )
     def test_hostile_answers_under_tls(
-        self, trusted: Authority, behaviour: Behaviour, failure: Failure | None
+        self, trusted: Authority, behaviour: Behaviour, failures: set[Failure | None]
     ) -> None:
         with Receiver(behaviour, tls=trusted.serving("127.0.0.1")) as receiver:
             result = send_once(receiver.url, reaching(receiver, CA_FILE=trusted.file))
-        assert result.failure is failure
+        assert result.failure in failures
         assert len(receiver.requests) == 1
