@@ -25,7 +25,7 @@ def reaching(*receivers: Receiver, **more: Any) -> CallbackSettings:
         **{
             "ALLOWED_NETWORKS": [f"{each.host}/32" for each in receivers],
             "ALLOWED_PORTS": [each.port for each in receivers],
-            "TOTAL_TIMEOUT": timedelta(seconds=0.7),
+            "TOTAL_TIMEOUT": timedelta(seconds=8),
             **more,
         }
     )

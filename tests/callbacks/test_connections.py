@@ -125,8 +125,17 @@ class TestReuse:
             with_client(reaching(receiver, TOTAL_TIMEOUT=timedelta(seconds=10)), use)
 
     def test_cookies_are_not_kept(self) -> None:
-        with Receiver(answering(headers={"Set-Cookie": "a=b; Path=/"})) as receiver:
-            send_all(receiver, 2)
+        """Those of a name: no jar would keep those of an address."""
+
+        async def use(client: CallbackClient) -> None:
+            request = CallbackRequest(f"http://hooks.example.com:{receiver.port}/", b"{}")
+            for _ in range(2):
+                assert (await client.send(request)).is_success
+
+        answers = {"hooks.example.com": ["127.0.0.1"]}
+        behaviour = answering(headers={"Set-Cookie": "a=b; Path=/"})
+        with Receiver(behaviour) as receiver, NameServer(answers) as names:
+            with_client(reaching(receiver), use, partial(names_of, names))
         assert "cookie" not in receiver.requests[1].headers
 
 
@@ -378,6 +387,8 @@ class TestTls:
         self, trusted: Authority, behaviour: Behaviour, failures: set[Failure | None]
     ) -> None:
         with Receiver(behaviour, tls=trusted.serving("127.0.0.1")) as receiver:
-            result = send_once(receiver.url, reaching(receiver, CA_FILE=trusted.file))
+            total = timedelta(seconds=2)
+            settings = reaching(receiver, CA_FILE=trusted.file, TOTAL_TIMEOUT=total)
+            result = send_once(receiver.url, settings)
         assert result.failure in failures
         assert len(receiver.requests) == 1
