@@ -75,6 +75,15 @@ class TestReuse:
         assert all(each.is_success for each in results)
         assert (receiver.connections, len(receiver.requests)) == (4, 4)
 
+    def test_between_callbacks_nothing_may_be_read(self) -> None:
+        async def use(client: CallbackClient) -> None:
+            assert (await client.send(CallbackRequest(receiver.url, b"{}"))).is_success
+            [idle] = client._sockets._opened.values()
+            assert (idle.allowance, idle.user) == (0, None)
+
+        with Receiver() as receiver:
+            with_client(reaching(receiver), use)
+
     def test_an_answer_that_nobody_asked_for_answers_nothing(self) -> None:
         behaviour = answering_in_turn(answering(200), answering(500))
         with Receiver(behaviour) as receiver:
