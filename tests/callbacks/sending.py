@@ -23,7 +23,7 @@ def reaching(*receivers: Receiver, **more: Any) -> CallbackSettings:
     """Return settings under which these can be called, and nothing else of loopback."""
     return CallbackSettings(
         **{
-            "ALLOWED_NETWORKS": [f"{each.host}/32" for each in receivers],
+            "ALLOWED_NETWORKS": [each.host for each in receivers],
             "ALLOWED_PORTS": [each.port for each in receivers],
             "TOTAL_TIMEOUT": timedelta(seconds=8),
             **more,
