@@ -19,6 +19,9 @@ from delayed_queue.callbacks.client import CallbackClient
 from delayed_queue.callbacks.exchanges import MAX_IDLE
 from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.sections import CallbackSettings
+from delayed_queue.wakeups import Doorbell
+from delayed_queue.workers.board import Board
+from delayed_queue.workers.eventloop import EventLoop
 from tests.callbacks import servers
 from tests.callbacks.certificates import DAY, NOW, Authority, authority
 from tests.callbacks.names import NameServer
@@ -72,6 +75,15 @@ class TestReuse:
         assert all(each.is_success for each in results)
         assert (receiver.connections, len(receiver.requests)) == (4, 4)
 
+    def test_between_callbacks_nothing_may_be_read(self) -> None:
+        async def use(client: CallbackClient) -> None:
+            assert (await client.send(CallbackRequest(receiver.url, b"{}"))).is_success
+            [idle] = client._sockets._opened.values()
+            assert (idle.allowance, idle.user) == (0, None)
+
+        with Receiver() as receiver:
+            with_client(reaching(receiver), use)
+
     def test_an_answer_that_nobody_asked_for_answers_nothing(self) -> None:
         behaviour = answering_in_turn(answering(200), answering(500))
         with Receiver(behaviour) as receiver:
@@ -122,8 +134,17 @@ class TestReuse:
             with_client(reaching(receiver, TOTAL_TIMEOUT=timedelta(seconds=10)), use)
 
     def test_cookies_are_not_kept(self) -> None:
-        with Receiver(answering(headers={"Set-Cookie": "a=b; Path=/"})) as receiver:
-            send_all(receiver, 2)
+        """Those of a name: no jar would keep those of an address."""
+
+        async def use(client: CallbackClient) -> None:
+            request = CallbackRequest(f"http://hooks.example.com:{receiver.port}/", b"{}")
+            for _ in range(2):
+                assert (await client.send(request)).is_success
+
+        answers = {"hooks.example.com": ["127.0.0.1"]}
+        behaviour = answering(headers={"Set-Cookie": "a=b; Path=/"})
+        with Receiver(behaviour) as receiver, NameServer(answers) as names:
+            with_client(reaching(receiver), use, partial(names_of, names))
         assert "cookie" not in receiver.requests[1].headers
 
 
@@ -170,7 +191,7 @@ class TestFailures:
             with NameServer({"hooks.example.com": ["127.0.0.3", "127.0.0.2"]}) as names:
                 url = f"http://hooks.example.com:{receiver.port}/"
                 result = send_once(url, settings, partial(names_of, names))
-        assert (result.is_success, result.address) == (True, "127.0.0.2")
+        assert (result.failure, result.address) == (None, "127.0.0.2"), result
 
     def test_no_files_left_is_not_the_receivers_fault(self) -> None:
         """A socket that this process cannot have is no failure of the host."""
@@ -213,7 +234,7 @@ class TestLimits:
             nonlocal open_now
             open_now += 1
             seen.append(open_now)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
             open_now -= 1
             await wire.answer()
 
@@ -223,7 +244,7 @@ class TestLimits:
 
         with Receiver(counted) as receiver:
             # The wait for a slot is not in the time of a callback.
-            total = timedelta(seconds=0.15)
+            total = timedelta(seconds=0.6)
             results = with_client(reaching(receiver, CONNECTIONS=3, TOTAL_TIMEOUT=total), use)
         assert all(each.is_success for each in results)
         assert max(seen) == 3
@@ -264,6 +285,16 @@ class TestClientOfALoop:
             assert clients._clients == {}
         gc.collect()
         assert receiver.connections == 2
+
+    def test_it_ends_with_the_loop_of_a_worker(self, receiver: Receiver) -> None:
+        pool = EventLoop(1, Doorbell(), Board.private(1), 0)
+        pool.start()
+        coroutine = clients.send(CallbackRequest(receiver.url, b"{}"))
+        sent = asyncio.run_coroutine_threadsafe(coroutine, pool._loop)
+        assert sent.result(servers.PATIENCE).is_success
+        pool.stop(servers.PATIENCE)
+        assert clients._clients == {}
+        gc.collect()
 
     def test_it_can_be_closed(self, receiver: Receiver) -> None:
         async def main() -> None:
@@ -350,20 +381,23 @@ class TestTls:
         assert (result.failure, result.is_ambiguous) == (Failure.CONNECT_TIMEOUT, False)
 
     @pytest.mark.parametrize(
-        ("behaviour", "failure"),
+        ("behaviour", "failures"),
         [
-            (servers.ENDLESS_BODY, None),
-            (servers.ENDLESS_CONTINUES, Failure.TOO_LARGE),
-            (servers.DRIPPING_BODY, Failure.TIMEOUT),
-            (servers.closing, Failure.RESET),
-            (servers.RESETTING_MID_BODY, Failure.RESET),
-            (servers.GARBAGE_CHUNKS_BY_PARTS, Failure.PROTOCOL),
+            (servers.ENDLESS_BODY, {None}),
+            (servers.ENDLESS_CONTINUES, {Failure.TOO_LARGE}),
+            (servers.DRIPPING_BODY, {Failure.TIMEOUT}),
+            (servers.closing, {Failure.RESET}),
+            # Who closed is not always seen through TLS.
+            (servers.RESETTING_MID_BODY, {Failure.RESET, Failure.PROTOCOL}),
+            (servers.GARBAGE_CHUNKS_BY_PARTS, {Failure.PROTOCOL}),
         ],
     )
     def test_hostile_answers_under_tls(
-        self, trusted: Authority, behaviour: Behaviour, failure: Failure | None
+        self, trusted: Authority, behaviour: Behaviour, failures: set[Failure | None]
     ) -> None:
         with Receiver(behaviour, tls=trusted.serving("127.0.0.1")) as receiver:
-            result = send_once(receiver.url, reaching(receiver, CA_FILE=trusted.file))
-        assert result.failure is failure
+            total = timedelta(seconds=2)
+            settings = reaching(receiver, CA_FILE=trusted.file, TOTAL_TIMEOUT=total)
+            result = send_once(receiver.url, settings)
+        assert result.failure in failures
         assert len(receiver.requests) == 1

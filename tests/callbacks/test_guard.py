@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import string
+import subprocess
+import sys
 from ipaddress import IPv6Address, ip_address, ip_network
 
 import pytest
@@ -93,6 +95,27 @@ def test_no_address_within_an_address_is_public(address: object) -> None:
         assert not is_public(IPv6Address(prefix + number))
     assert not is_public(IPv6Address((0x2002 << 112) + (number << 80)))
     assert not is_public(IPv6Address((0x20010000 << 96) + number))
+
+
+def test_the_guard_and_the_signature_need_no_aiohttp() -> None:
+    """An API can refuse urls without the client; signing needs no Django either."""
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in REFUSED:
+            raise ModuleNotFoundError(name=name)
+REFUSED = {"aiohttp", "aiodns", "cryptography"}
+sys.meta_path.insert(0, Refuse())
+import delayed_queue.callbacks.guard
+REFUSED |= {"django", "asgiref"}
+for name in [each for each in sys.modules if each.partition(".")[0] in {"django", "delayed_queue"}]:
+    del sys.modules[name]
+import delayed_queue.callbacks.signing
+print("imported")
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert done.stdout == b"imported\n", done.stderr
 
 
 class TestAllowing:
