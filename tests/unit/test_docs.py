@@ -34,7 +34,18 @@ from delayed_queue.conf import QueueSettings, find_problems
 from delayed_queue.cron import CronKeeper, CronThread
 from delayed_queue.management.commands import installcron, runqueueworker
 from delayed_queue.messages import Batch, QueueStats, StoredMessage
-from delayed_queue.models import ApiToken, DeadLetter, Message, PausedQueue, Rate, Worker
+from delayed_queue.models import (
+    ApiToken,
+    CallbackAttempt,
+    DeadLetter,
+    Endpoint,
+    Host,
+    Message,
+    PausedQueue,
+    Rate,
+    Slot,
+    Worker,
+)
 from delayed_queue.models import Schedule as StoredSchedule
 from delayed_queue.queues.cron import CronService, InstallerHandle
 from delayed_queue.queues.tickplans import TickReport
@@ -326,7 +337,8 @@ class TestInternals:
     def test_columns_are_those_of_the_models(self) -> None:
         header = ("column", "type", "Django field", "why")
         models: tuple[Any, ...] = (
-            Message, DeadLetter, StoredSchedule, Worker, PausedQueue, Rate, ApiToken
+            Message, DeadLetter, StoredSchedule, Worker, PausedQueue, Rate, ApiToken,
+            Endpoint, Host, Slot, CallbackAttempt,
         )  # fmt: skip
         for rows, model in zip(documents.tables(SCHEMA, *header), models, strict=True):
             documented = {documents.code(row[0]): documents.code(row[2]) for row in rows}
