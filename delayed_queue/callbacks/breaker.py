@@ -26,8 +26,9 @@ TRUST_SECONDS: Final = 1.0
 LONGEST_PAUSE: Final = timedelta(hours=1)
 # A probe that has not answered by then, because its worker died, is given to another.
 PROBE_PATIENCE: Final = timedelta(seconds=10)
-# Of so many results the last ones open a host when half of them are failures.
-SAMPLE: Final = 20
+# A host is opened by so many failures in a row (BREAKER_FAILURES), or by half of the last results,
+# of which so many times that number are remembered.
+SAMPLE: Final = 4
 # How many callbacks to a host a process has on the wire before it knows that it answers. How many
 # others wait in memory, for how long; the rest are put off, by what the host seems to need.
 FIRST_WINDOW: Final = 8
@@ -65,7 +66,7 @@ class HostState:
     running: int = 0
     window: float = FIRST_WINDOW
     failures_in_a_row: int = 0
-    results: deque[bool] = field(default_factory=lambda: deque(maxlen=SAMPLE))
+    results: deque[bool] = field(default_factory=deque)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_probing: bool = False
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -93,9 +94,10 @@ class HostState:
 
     def is_failing(self) -> bool:
         limit = get_settings().CALLBACKS.BREAKER_FAILURES
-        if self.failures_in_a_row >= limit:
-            return True
-        return len(self.results) == SAMPLE and 2 * sum(self.results) <= SAMPLE
+        is_sampled = len(self.results) >= SAMPLE * limit
+        return self.failures_in_a_row >= limit or (
+            is_sampled and 2 * sum(self.results) <= len(self.results)
+        )
 
 
 class Breaker:
@@ -182,6 +184,8 @@ class Breaker:
     def _note(self, state: HostState, is_failure: bool, duration: timedelta) -> None:
         state.seconds_each += (duration.total_seconds() - state.seconds_each) / 8
         state.results.append(not is_failure)
+        if len(state.results) > SAMPLE * get_settings().CALLBACKS.BREAKER_FAILURES:
+            state.results.popleft()
         state.failures_in_a_row = state.failures_in_a_row + 1 if is_failure else 0
         if is_failure or duration > QUICK:
             state.window = max(state.window / 2, FIRST_WINDOW)

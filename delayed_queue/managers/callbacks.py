@@ -172,13 +172,6 @@ class AttemptManager(models.Manager[M]):
         params = {"key": key, "topic": topic, "after": after, "limit": limit}
         return [LoggedRow._make(row) for row in fetch(using, sql.ATTEMPTS_OF_JOB, params)]
 
-    def of_topic(
-        self, topic: str, *, after: int = 0, limit: int = 100, using: str = DEFAULT_DB_ALIAS
-    ) -> list[LoggedRow]:
-        """Return attempts of a topic."""
-        params = {"topic": topic, "after": after, "limit": limit}
-        return [LoggedRow._make(row) for row in fetch(using, sql.ATTEMPTS_OF_TOPIC, params)]
-
     def prune(
         self, age: int, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> int:

@@ -50,7 +50,6 @@ class Migration(migrations.Migration):
                 "default_permissions": ["view"],
                 "indexes": [
                     models.Index(fields=["key", "id"], name="attempt_key"),
-                    models.Index(fields=["topic", "id"], name="attempt_topic"),
                     models.Index(fields=["started_at", "id"], name="attempt_started"),
                 ],
             },

@@ -110,7 +110,6 @@ class CallbackAttempt(models.Model):
         db_table = "delayed_queue_callback_attempt"
         indexes = [
             models.Index(fields=["key", "id"], name="attempt_key"),
-            models.Index(fields=["topic", "id"], name="attempt_topic"),
             models.Index(fields=["started_at", "id"], name="attempt_started"),
         ]
         default_permissions = ["view"]

@@ -182,8 +182,8 @@ FROM unnest(
 )
 """
 
-# The attempts of a job, or of a topic, in the order in which they were logged.
-# Reads: attempt_key, attempt_topic.
+# The attempts of a job, in one topic or in all, in the order in which they were logged.
+# Reads: attempt_key.
 ATTEMPTS_OF_JOB: Final[LiteralString] = """
 SELECT
     id, key, topic, "webhookId", attempt, "startedAt", duration, status, failure, detail, address,
@@ -193,17 +193,6 @@ WHERE key = %(key)s
     AND id > %(after)s
     AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
 ORDER BY key, id
-LIMIT %(limit)s::integer
-"""
-
-ATTEMPTS_OF_TOPIC: Final[LiteralString] = """
-SELECT
-    id, key, topic, "webhookId", attempt, "startedAt", duration, status, failure, detail, address,
-    excerpt, "isAmbiguous", endpoint_id
-FROM delayed_queue_callback_attempt
-WHERE topic = %(topic)s
-    AND id > %(after)s
-ORDER BY topic, id
 LIMIT %(limit)s::integer
 """
 

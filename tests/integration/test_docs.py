@@ -33,6 +33,8 @@ DOCUMENTED: Any = (
     models.Message, models.DeadLetter, models.Schedule, models.Worker, models.PausedQueue,
     models.Rate,
     models.Rate, models.ApiToken, models.Topic, models.IdempotencyKey,
+    models.Rate, models.ApiToken, models.Endpoint, models.Host, models.Slot,
+    models.CallbackAttempt,
 )  # fmt: skip
 
 pytestmark = pytest.mark.django_db(transaction=True)

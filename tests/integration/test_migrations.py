@@ -30,6 +30,10 @@ TABLES: Final = [
     "delayed_queue_schedule",
     "delayed_queue_worker",
     "delayed_queue_paused",
+    "delayed_queue_endpoint",
+    "delayed_queue_host",
+    "delayed_queue_slot",
+    "delayed_queue_callback_attempt",
     "delayed_queue_rate",
 ]
 

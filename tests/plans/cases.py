@@ -22,6 +22,12 @@ TOKENS: Final = "token_digest"
 TOKEN_IDS: Final = "delayed_queue_token_pkey"
 PAUSES: Final = "paused_kind"
 RATES: Final = "rate_name"
+ENDPOINT: Final = "delayed_queue_endpoint_pkey"
+ENDPOINTS: Final = "endpoint_origin_prefix"
+HOSTS: Final = "host_name"
+SLOTS: Final = "slot_endpoint_holder"
+ATTEMPT_KEY: Final = "attempt_key"
+ATTEMPT_STARTED: Final = "attempt_started"
 DEAD_PRIMARY: Final = "delayed_queue_dead_letter_pkey"
 DEAD_DIED: Final = "dead_letter_kind_died"
 DEAD_IDS: Final = "dead_letter_kind_id"
@@ -60,6 +66,8 @@ class Case:
         rest = [
             str(self.params[name])
             for name in (
+                "origin",
+                "topic",
                 "key",
                 "name",
                 "key_prefix",
@@ -482,8 +490,67 @@ def rates() -> list[Case]:
     ]
 
 
+def callbacks() -> list[Case]:
+    host = {"host": "host-100:443", "now": NOW}
+    slots = {
+        "id": 1_000_100,
+        "holder": "me",
+        "wanted": 3,
+        "used": 0,
+        "concurrency": 5,
+        "patience": 1000,
+    }
+    many = 200
+    attempt = {
+        "keys": ["k"] * many, "topics": ["t"] * many, "kinds": ["t|callback"] * many,
+        "webhook_ids": ["msg_x"] * many, "attempts": [1] * many, "started_ats": [NOW] * many,
+        "durations": [1] * many, "statuses": [None] * many, "failures": [""] * many,
+        "details": [""] * many, "addresses": [""] * many, "excerpts": [""] * many,
+        "are_ambiguous": [False] * many, "endpoint_ids": [1] * many,
+    }  # fmt: skip
+    page = {"after": 0, "limit": 100}
+    return [
+        Case(
+            "ENDPOINTS", {"origin": "https://host-100", "limit": 10_000}, {ENDPOINTS}, n=10, rows=3,
+        ),
+        *(
+            Case(
+                "ADD_ENDPOINT",
+                {"origin": origin, "prefix": origin, "secret": "x", "now": NOW},
+                {ENDPOINTS}, buffers=60,
+            )
+            for origin in ("https://host-100", "https://new")
+        ),
+        Case(
+            "DISABLE_ENDPOINT",
+            {"id": 1_000_100, "reason": "gone", "now": NOW}, {ENDPOINT}, buffers=60,
+        ),
+        Case("READ_HOST", host, {HOSTS}),
+        Case("OPEN_HOST", {**host, "pause": 1000, "reason": "x"}, {HOSTS}, buffers=60),
+        Case("PROBE_HOST", {**host, "by": "me", "patience": 1000}, {HOSTS}, buffers=60),
+        Case(
+            "END_PROBE",
+            {**host, "by": "me", "outcome": "failed", "pause": 1, "longest": 9}, {HOSTS},
+        ),
+        Case("LOCK_SLOTS", {"id": 1_000_100}, {ENDPOINT}, buffers=60),
+        Case("HOLD_SLOTS", {**slots, "now": NOW}, {SLOTS}, n=10, rows=5, buffers=60),
+        Case("ADD_ATTEMPTS", attempt, set(), n=many, rows=0, buffers=40, fixed=300),
+        *(
+            Case("ATTEMPTS_OF_JOB", {**page, "key": "key-7", "topic": topic}, {ATTEMPT_KEY}, n=100)
+            for topic in (None, "topic-7")
+        ),
+        *(
+            Case(
+                "PRUNE_ATTEMPTS", {"age": 0, "limit": limit, "now": NOW}, {ATTEMPT_STARTED},
+                n=limit, rows=4, buffers=20,
+            )
+            for limit in (100, 1000)
+        ),
+    ]  # fmt: skip
+
+
 CASES: Final = [
     *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(),
-    *pauses(), *rates(), *topics(),
+    *pauses(), *rates(), *callbacks(), *topics(),
     *tokens(), *jobs(),
 ]  # fmt: skip

@@ -14,7 +14,8 @@ ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
     "delayed_queue_paused, delayed_queue_topic, delayed_queue_idempotency_key, "
-    "delayed_queue_rate, delayed_queue_token"
+    "delayed_queue_rate, delayed_queue_token, delayed_queue_slot, delayed_queue_endpoint, "
+    "delayed_queue_host, delayed_queue_callback_attempt"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -134,6 +135,32 @@ SELECT
     %(now)s
 FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
 """
+# Ten prefixes for each of a thousand origins; ten holders of each slot; hosts of which half are
+# open; a hundred attempts for each of a thousand keys, in ten topics.
+_ENDPOINTS: Final = """
+INSERT INTO delayed_queue_endpoint (id, origin, prefix, secret, "createdAt")
+SELECT
+    1000000 + n, 'https://host-' || n % 1000,
+    'https://host-' || n % 1000 || '/' || n / 1000, 'x', 0
+FROM (SELECT i * 7919::bigint % 10000 AS n FROM generate_series(1, 10000) AS i) AS scrambled
+""".replace("%", "%%")
+_SLOTS: Final = """
+INSERT INTO delayed_queue_slot (endpoint_id, holder, held, "heldUntil")
+SELECT 1000000 + n % 1000, 'holder-' || n / 1000, 1, %(now)s + n
+FROM (SELECT i * 7919::bigint % 10000 AS n FROM generate_series(1, 10000) AS i) AS scrambled
+""".replace("% ", "%% ")
+_HOSTS: Final = """
+INSERT INTO delayed_queue_host (name, "openUntil")
+SELECT 'host-' || n || ':443', CASE WHEN n % 2 = 0 THEN %(now)s - 1 END
+FROM (SELECT i * 7919::bigint % 10000 AS n FROM generate_series(1, 10000) AS i) AS scrambled
+""".replace("% ", "%% ")
+_ATTEMPTS: Final = """
+INSERT INTO delayed_queue_callback_attempt (
+    key, topic, kind, "webhookId", attempt, "startedAt", duration
+)
+SELECT 'key-' || n % 1000, 'topic-' || n % 10, 'topic|callback', 'msg', 1, %(now)s - n * 1000, 1
+FROM (SELECT i * 7919::bigint % 100000 AS n FROM generate_series(1, 100000) AS i) AS scrambled
+""".replace("% ", "%% ")
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +184,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
             connection.execute("SET LOCAL jit = off")
             for rows in (
                 *(_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _TOPICS, _ANSWERS),
-                *(_RATES, _TOKENS),
+                *(_RATES, _TOKENS, _ENDPOINTS, _SLOTS, _HOSTS, _ATTEMPTS),
             ):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
             yield connection

@@ -42,6 +42,10 @@ from delayed_queue.models import (
     PausedQueue,
     Rate,
     Topic,
+    CallbackAttempt,
+    Endpoint,
+    Host,
+    Slot,
     Worker,
 )
 from delayed_queue.models import Schedule as StoredSchedule
@@ -346,6 +350,8 @@ class TestInternals:
         models: tuple[Any, ...] = (
             Message, DeadLetter, StoredSchedule, Worker, PausedQueue, Rate, ApiToken, Topic,
             IdempotencyKey,
+            Message, DeadLetter, StoredSchedule, Worker, PausedQueue, Rate, ApiToken,
+            Endpoint, Host, Slot, CallbackAttempt,
         )  # fmt: skip
         for rows, model in zip(documents.tables(SCHEMA, *header), models, strict=True):
             documented = {documents.code(row[0]): documents.code(row[2]) for row in rows}

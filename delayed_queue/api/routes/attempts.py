@@ -8,7 +8,6 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema
 
 from delayed_queue.api.auth import ApiRequest, demand, requires
-from delayed_queue.api.problems import Problem
 from delayed_queue.api.replies import reply
 from delayed_queue.conf import get_settings
 from delayed_queue.managers import LoggedRow
@@ -51,7 +50,7 @@ class AttemptPage(Schema):
 )
 def list_attempts(
     request: ApiRequest,
-    job: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    job: Annotated[str, Query(min_length=1, max_length=200, pattern="^[^\x00-\x1f\x7f]+$")],
     topic: Annotated[
         str | None,
         Query(min_length=1, max_length=MAX_TOPIC_LENGTH, pattern=f"^{TOPIC_PATTERN}$"),
@@ -59,25 +58,17 @@ def list_attempts(
     after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> HttpResponse:
-    """List the callbacks of a job, of a topic, or of a job in one topic, the oldest first.
+    """List the callbacks of a job, of that id in one topic or in all, the oldest first.
 
     Without a topic, those of topics that the token does not cover are left out.
     """
     if topic is not None:
         demand(request, "read", topic)
-    found = _found(job, topic, after, limit)
+    using = get_settings().API.DATABASE
+    found = CallbackAttempt.objects.of_job(job, topic, after=after, limit=limit, using=using)
     following = found[-1].id if len(found) == limit else None
     items = [_as_dict(each) for each in found if request.auth.covers(each.topic)]
     return reply(200, {"items": items, "next": following})
-
-
-def _found(job: str | None, topic: str | None, after: int, limit: int) -> list[LoggedRow]:
-    using = get_settings().API.DATABASE
-    if job is not None and "\0" not in job:
-        return CallbackAttempt.objects.of_job(job, topic, after=after, limit=limit, using=using)
-    if topic is not None and job is None:
-        return CallbackAttempt.objects.of_topic(topic, after=after, limit=limit, using=using)
-    raise Problem(400, "invalid_request", "Name a job, a topic, or both")
 
 
 def _as_dict(row: LoggedRow) -> dict[str, Any]:

@@ -1,0 +1,18 @@
+"""Settings of worker processes that send callbacks to receivers of a test."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from tests.settings import *  # noqa: F403
+
+DELAYED_QUEUE = {
+    "CALLBACKS": {
+        "ENABLED": True,
+        "ALLOWED_NETWORKS": ["127.0.0.0/8"],
+        "ALLOWED_PORTS": [int(port) for port in os.environ.get("RECEIVERS", "").split()],
+        "BREAKER_FAILURES": 1000,
+        "TOTAL_TIMEOUT": timedelta(seconds=10),
+    }
+}

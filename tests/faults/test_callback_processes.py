@@ -1,0 +1,201 @@
+"""Worker processes that are killed around a callback, with its receiver as witness (J3, J9)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+
+from delayed_queue.models import Message
+from delayed_queue.topics import delete_job, forget_topics
+from tests.callbacks.delivering import TOPIC, add
+from tests.callbacks.servers import Receiver, answering, silent
+from tests.processes import children_of, wait_until, worker
+from tests.races.concurrency import raw_connection
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    forget_topics()
+    yield
+    forget_topics()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
+    with raw_connection() as connection:
+        yield connection
+
+
+@contextmanager
+def sending(receiver: Receiver, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a supervised worker of callbacks."""
+    with worker(
+        "--callbacks-only", "--no-cron", "--no-reload", *arguments,
+        DJANGO_SETTINGS_MODULE="tests.callbacks.settings", RECEIVERS=str(receiver.port),
+    ) as process:  # fmt: skip
+        yield process
+
+
+def kill_child(supervisor: subprocess.Popen[str]) -> None:
+    for pid in children_of(supervisor):
+        os.kill(pid, signal.SIGKILL)
+
+
+def is_sent() -> bool:
+    return not Message.objects.exists()
+
+
+def is_waited_for(holder: psycopg.Connection[Any]) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT 1 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))",
+            [holder.info.backend_pid],
+        )
+        return cursor.fetchone() is not None
+
+
+def ids(receiver: Receiver) -> set[str]:
+    return {each.headers["webhook-id"] for each in receiver.requests}
+
+
+class TestKills:
+    def test_j9_before_the_dial_it_is_sent_once(
+        self, receiver: Receiver, other: psycopg.Connection[Any]
+    ) -> None:
+        add("a", receiver.url)
+        origin = receiver.url.removesuffix("/hook")
+        other.execute("BEGIN")
+        # Whoever needs the endpoint of the origin now waits for what becomes of this one.
+        other.execute(
+            'INSERT INTO delayed_queue_endpoint (origin, prefix, secret, "createdAt") '
+            "VALUES (%s, %s, 'x', 0)",
+            [origin, origin],
+        )
+        with sending(receiver) as process:
+            wait_until(lambda: Message.objects.filter(lease_id__isnull=False).exists(), 30)
+            assert not receiver.requests
+            kill_child(process)
+            other.execute("ROLLBACK")
+            wait_until(is_sent, 30)
+        assert len(receiver.requests) == 1
+
+    def test_j9_during_the_request_it_is_sent_again_under_the_same_id(
+        self, receiver: Receiver
+    ) -> None:
+        receiver.behaviour = silent
+        add("a", receiver.url)
+        with sending(receiver) as process:
+            receiver.wait_for_requests(1)
+            receiver.behaviour = answering()
+            kill_child(process)
+            wait_until(is_sent, 30)
+        assert len(receiver.requests) == 2
+        assert len(ids(receiver)) == 1
+
+    def test_j9_after_the_answer_and_before_it_is_written_it_is_sent_again(
+        self, receiver: Receiver, other: psycopg.Connection[Any]
+    ) -> None:
+        """The outcome is known to nobody that lives: the message is held while it is answered."""
+        held, answered = threading.Event(), threading.Event()
+
+        async def behave(wire: Any, request: Any) -> None:
+            if not held.is_set():
+                other.execute("BEGIN")
+                other.execute("SELECT 1 FROM delayed_queue FOR UPDATE")
+                held.set()
+            await wire.answer(200)
+            answered.set()
+
+        receiver.behaviour = behave
+        add("a", receiver.url)
+        with sending(receiver) as process:
+            assert answered.wait(30)
+            # It waits for the row, gives that up, and will look again: nothing of it is on its way.
+            wait_until(lambda: is_waited_for(other), 30)
+            wait_until(lambda: not is_waited_for(other), 30)
+            kill_child(process)
+            other.execute("ROLLBACK")
+            wait_until(is_sent, 30)
+        assert len(receiver.requests) == 2
+        assert len(ids(receiver)) == 1
+
+    def test_j9_after_it_is_written_it_is_not_sent_again(self, receiver: Receiver) -> None:
+        add("a", receiver.url)
+        with sending(receiver) as process:
+            wait_until(is_sent, 30)
+            before = set(children_of(process))
+            kill_child(process)
+            wait_until(lambda: set(children_of(process)) - before, 30)
+            add("b", receiver.url)
+            wait_until(is_sent, 30)
+        assert len(receiver.requests) == 2
+        assert len(ids(receiver)) == 2
+
+    def test_j9_killed_again_and_again_nothing_is_lost(self, receiver: Receiver) -> None:
+        """Repeats only of what was on the wire: a hundred at most, each time."""
+        for n in range(300):
+            add(f"k{n}", f"{receiver.url}/k{n}")
+        with sending(receiver) as process:
+            for so_many in (30, 100, 200):
+                receiver.wait_for_requests(so_many)
+                kill_child(process)
+            wait_until(is_sent, 60)
+        times = Counter(each.path for each in receiver.requests)
+        assert set(times) == {f"/hook/k{n}" for n in range(300)}
+        assert sum(times.values()) <= 600
+        by_path = defaultdict(set)
+        for each in receiver.requests:
+            by_path[each.path].add(each.headers["webhook-id"])
+        assert {len(found) for found in by_path.values()} == {1}
+
+
+class TestDeletes:
+    def test_j3_a_thousand_jobs_deleted_under_four_workers(self, receiver: Receiver) -> None:
+        """Sent before the 204, or on the wire when it came, or never; and never again."""
+        seen: defaultdict[str, list[float]] = defaultdict(list)
+
+        async def behave(wire: Any, request: Any) -> None:
+            seen[request.path].append(time.monotonic())
+            await wire.answer(500)
+
+        receiver.behaviour = behave
+        for n in range(1000):
+            add(f"k{n}", f"{receiver.url}/k{n}", ladder=" ".join(["50ms"] * 50))
+        deleted_at = {}
+        with ExitStack() as workers:
+            for _ in range(4):
+                workers.enter_context(sending(receiver))
+            wait_until(lambda: len(receiver.requests) >= 50, 60)
+            for n in range(1000):
+                assert delete_job(TOPIC, f"k{n}")
+                deleted_at[f"/hook/k{n}"] = time.monotonic()
+            assert not Message.objects.exists()
+            # Long enough for retries that must not come: a job that is repeated many times.
+            add("last", f"{receiver.url}/last", ladder=" ".join(["50ms"] * 50))
+            wait_until(lambda: len(seen["/hook/last"]) > 10, 60)
+        late = {
+            path: [at for at in times if at > deleted_at[path]]
+            for path, times in seen.items()
+            if path in deleted_at
+        }
+        assert max(map(len, late.values())) <= 1
+        assert all(at - deleted_at[path] < 2 for path, times in late.items() for at in times)
