@@ -75,6 +75,7 @@ bench-notifications: $(VENV)/bench ## the dispatcher at 1,200/s with providers t
 	$(BIN)/python -m benchmarks.notifications $(ARGS)
 bench-http: $(VENV)/bench ## jobs added over HTTP against a bare view, uvicorn and gunicorn
 	$(BIN)/python -m benchmarks.http $(ARGS)
+	$(BIN)/python -m benchmarks.intake
 
 chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

@@ -183,12 +183,14 @@ RETURNING id, status, callback_url
 
 # Fail what is still open though its message became a dead letter: of a handler that killed its
 # process each time, nobody else writes the end. Looks at the newest letters of one queue only.
+# Whether its message lives is asked of each letter: NOT EXISTS may be a join with all messages.
 # Reads: dead_letter_kind_died, the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
 FAIL_DEAD: Final[LiteralString] = """
 WITH letter AS MATERIALIZED (
     SELECT "pKey", reason
     FROM delayed_queue_dead_letter
     WHERE "pKind" = %(kind)s
+        AND "pKey" ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
     ORDER BY "diedAt" DESC, id DESC
     LIMIT %(limit)s
 )
@@ -201,12 +203,12 @@ SET
 FROM letter
 WHERE n.id = letter."pKey"::uuid
     AND n.status IN ('ENQUEUED', 'PROCESSING')
-    AND NOT EXISTS (
-        SELECT 1
+    AND (
+        SELECT TRUE
         FROM delayed_queue AS m
         WHERE m."pKey" = letter."pKey"
             AND m."pKind" = %(kind)s
-    )
+    ) IS NULL
 RETURNING n.id, n.status, n.callback_url
 """
 
