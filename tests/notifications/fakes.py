@@ -173,6 +173,7 @@ class FakeSms(Server):
         super().__init__(latency=latency)
         self.has_keys = has_keys
         self.is_down = False
+        self.delay_of_failures = 0.0
         self._answers: dict[str, dict[str, Any]] = {}
         # Of providers that tell where they are: stage and notification.
         self.reached: Counter[tuple[str, str]] = Counter()
@@ -201,6 +202,7 @@ class FakeSms(Server):
         self.seen[name] += 1
         behaviour = asked_of(fields["text"], self.seen[name])
         if self.is_down:
+            await asyncio.sleep(self.delay_of_failures)
             return web.json_response({"code": "down"}, status=503)
         if behaviour.isdigit():
             return web.json_response({}, status=int(behaviour), headers={"Retry-After": "0"})
