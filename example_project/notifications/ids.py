@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import uuid
+from datetime import UTC, datetime
 from typing import Final
 
 _COUNTER_BITS: Final = 42
@@ -35,3 +36,14 @@ def _assemble(moment: int, tail: int) -> uuid.UUID:
     high = (milliseconds << 16) | (7 << 12) | (counter >> 30)
     low = (0b10 << 62) | ((counter & ((1 << 30) - 1)) << 32) | tail
     return uuid.UUID(int=(high << 64) | low)
+
+
+def first_id_at(at: datetime) -> uuid.UUID:
+    """Return an id that sorts before all that were made at that time or later."""
+    milliseconds = int(at.timestamp() * 1000)
+    return uuid.UUID(int=(milliseconds << 80) | (7 << 76) | (0b10 << 62))
+
+
+def time_of(id_: uuid.UUID) -> datetime:
+    """Return when an id was made, to the millisecond."""
+    return datetime.fromtimestamp((id_.int >> 80) / 1000, tz=UTC)

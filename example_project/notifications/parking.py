@@ -16,7 +16,7 @@ from delayed_queue.api.parsing import parse
 from example_project.notifications import intake, sql
 from example_project.notifications.conf import get_settings
 from example_project.notifications.intake import Refused
-from example_project.notifications.models import Source
+from example_project.notifications.models import ParkedRequest, Source
 from example_project.notifications.services import execute
 from example_project.notifications.validation import FieldError
 
@@ -160,3 +160,25 @@ def _park_alone(message: Incoming, origin: str, error: str) -> Tally:
     with transaction.atomic():
         park([(message, _refused(f"cannot be stored: {error}"))], origin)
     return Tally(parked=1)
+
+
+@transaction.atomic
+def retry_parked(pk: int) -> bool:
+    """Put a parked request through the intake again; accepted, it leaves the parking."""
+    parked = ParkedRequest.objects.select_for_update().filter(pk=pk).first()
+    if parked is None:
+        return False
+    message = Incoming(bytes(parked.body), parked.content_type, "", parked.message_id)
+    raw = read_body(message)
+    if isinstance(raw, Refused):
+        return False
+    answers = intake.accept(
+        [raw],
+        tenant=get_settings().BROKER_TENANT,
+        source=Source.BROKER,
+        fallback_keys=[parked.message_id],
+    )
+    if isinstance(answers[0], Refused):
+        return False
+    parked.delete()
+    return True

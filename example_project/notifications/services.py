@@ -78,10 +78,10 @@ class Settlement:
 
 def queue_of(priority: str, channel: str) -> DelayedQueue:
     """Return the queue of that lane and channel."""
-    return _QUEUES[priority, channel]
+    return LANES[priority, channel]
 
 
-_QUEUES: Final = {
+LANES: Final = {
     (priority.value, channel.value): DelayedQueue(queue_name(priority, channel))
     for priority in Priority
     for channel in Channel
@@ -267,7 +267,7 @@ def expire_overdue(limit: int = SWEEP_LIMIT) -> int:
 @transaction.atomic
 def fail_dead(limit: int = SWEEP_LIMIT) -> int:
     """Fail open notifications whose message became a dead letter; return how many."""
-    kinds = [queue.kind for queue in _QUEUES.values()]
+    kinds = [queue.kind for queue in LANES.values()]
     return sum(_tell(fetch(sql.FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
 
 

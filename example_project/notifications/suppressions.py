@@ -14,14 +14,15 @@ def suppress(
     recipient: str,
     category: str = "",
     reason: str = Suppression.Reason.OPT_OUT,
-) -> None:
+) -> Suppression:
     """Write no more to the recipient, in a category or, with an empty one, at all."""
-    Suppression.objects.update_or_create(
+    kept, _ = Suppression.objects.update_or_create(
         channel=channel,
         recipient_hash=recipient_hash(channel, recipient),
         category=category,
         defaults={"reason": reason},
     )
+    return kept
 
 
 def lift(channel: str, recipient: str, category: str = "") -> bool:

@@ -1,0 +1,197 @@
+"""Two at the same notification, the same key, the same template: locks held to order them."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import pytest
+
+from example_project.notifications import intake, parking, services, sql
+from example_project.notifications.catalogue import add_version
+from example_project.notifications.intake import Accepted
+from example_project.notifications.models import (
+    Delivery,
+    Notification,
+    ParkedRequest,
+    Source,
+    Status,
+    Template,
+)
+from example_project.notifications.parking import Incoming
+from example_project.notifications.services import Begun, Call
+from tests.notifications.factories import enqueue, lease, lose_lease
+from tests.notifications.requests import email, template
+from tests.races.concurrency import at_most, calling, together, wait_until_blocked
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SENT = Call("smtp", Delivery.Outcome.SENT)
+
+
+def accept(*raws) -> list[Accepted]:
+    answers = intake.accept(raws, tenant="shop", source=Source.REST)
+    assert all(isinstance(each, Accepted) for each in answers)
+    return answers  # type: ignore[return-value]
+
+
+def claim_params(id_: uuid.UUID) -> dict[str, object]:
+    return {"tenant": "shop", "keys": ["key:a"], "ids": [id_], "window": timedelta(hours=1)}
+
+
+def begin_params(notification: Notification, lease_id: uuid.UUID) -> dict[str, object]:
+    return {"ids": [notification.pk], "leases": [lease_id], "providers": [""]}
+
+
+def status_of(notification: Notification) -> str:
+    notification.refresh_from_db()
+    return notification.status
+
+
+def test_n9_of_two_requests_with_one_key_the_second_waits_and_is_a_duplicate(other, admin):
+    first = enqueue()
+    with other.transaction():
+        other.execute(sql.CLAIM_KEYS, claim_params(first.pk))
+        with calling(partial(accept, email(dedupeKey="a"))) as second:
+            wait_until_blocked(admin, second)
+            other.execute("COMMIT")
+            (answer,) = second.answer()
+    assert (answer.id, answer.is_duplicate) == (first.pk, True)
+    assert Notification.objects.count() == 1
+
+
+def test_n9_if_the_first_is_undone_the_second_is_the_first(other, admin):
+    other.execute("BEGIN")
+    other.execute(sql.CLAIM_KEYS, claim_params(uuid.uuid4()))
+    with calling(partial(accept, email(dedupeKey="a"))) as second:
+        wait_until_blocked(admin, second)
+        other.execute("ROLLBACK")
+        (answer,) = second.answer()
+    assert not answer.is_duplicate
+    assert Notification.objects.get().pk == answer.id
+
+
+def test_n9_ten_at_once_with_one_key_are_one():
+    answers = together([partial(accept, email(dedupeKey="a"))] * 10)
+    assert len({each.id for (each,) in answers}) == 1
+    assert [each.is_duplicate for (each,) in answers].count(False) == 1
+    assert Notification.objects.count() == 1
+
+
+def test_n9_batches_with_the_same_keys_in_another_order_never_deadlock():
+    keys = [str(each) for each in range(50)]
+    raws = [email(dedupeKey=each) for each in keys]
+    answers = together([partial(accept, *raws), partial(accept, *reversed(raws))] * 3)
+    assert Notification.objects.count() == 50
+    assert sum(not each.is_duplicate for batch in answers for each in batch) == 50
+
+
+@pytest.mark.parametrize(("end", "is_begun"), [("COMMIT", False), ("ROLLBACK", True)])
+def test_n3_begin_waits_for_a_cancel(other, admin, end, is_begun):
+    notification = enqueue()
+    envelope = lease(notification)
+    other.execute("BEGIN")
+    other.execute(sql.CANCEL, {"id": notification.pk, "reason": "cancelled"})
+    with calling(partial(services.begin, envelope)) as begun:
+        wait_until_blocked(admin, begun)
+        other.execute(end)
+        assert (begun.answer() is not None) == is_begun
+
+
+@pytest.mark.parametrize(("end", "is_cancelled"), [("COMMIT", False), ("ROLLBACK", True)])
+def test_n1_cancel_waits_for_a_begin_and_answers_409_after_it(other, admin, end, is_cancelled):
+    notification = enqueue()
+    other.execute("BEGIN")
+    other.execute(sql.BEGIN, begin_params(notification, uuid.uuid4()))
+    with calling(partial(services.cancel, notification.pk)) as cancelled:
+        wait_until_blocked(admin, cancelled)
+        other.execute(end)
+        assert cancelled.answer() == is_cancelled
+    queue = services.queue_of("normal", "email")
+    assert queue.contains_message(str(notification.pk)) == (not is_cancelled)
+
+
+def begun_and_lost() -> tuple[Notification, Begun]:
+    notification = enqueue()
+    envelope = lease(notification)
+    begun = services.begin(envelope)
+    assert begun is not None
+    lose_lease(envelope)
+    return notification, begun
+
+
+def test_n3_a_stale_end_waits_for_the_takeover_and_changes_nothing(other, admin):
+    notification, stale = begun_and_lost()
+    other.execute("BEGIN")
+    other.execute(sql.BEGIN, begin_params(notification, uuid.uuid4()))
+    with calling(partial(services.fail, stale, [SENT], "too late")) as settled:
+        wait_until_blocked(admin, settled)
+        other.execute("COMMIT")
+        assert settled.answer() is None
+    assert status_of(notification) == Status.PROCESSING
+
+
+def test_n3_a_takeover_waits_for_the_end_and_finds_nothing_to_do(other, admin):
+    notification, begun = begun_and_lost()
+    envelope = lease(notification)
+    other.execute("BEGIN")
+    other.execute(
+        "UPDATE notifications_notification SET status = 'SUCCESSFULLY_PROCESSED', lease_id = NULL, "
+        "ended_at = now() WHERE id = %s AND lease_id = %s",
+        [begun.id, begun.lease_id],
+    )
+    with calling(partial(services.begin, envelope)) as taken:
+        wait_until_blocked(admin, taken)
+        other.execute("COMMIT")
+        assert taken.answer() is None
+    assert not notification.deliveries.exists()
+
+
+def test_n3_overlapping_batches_wait_in_one_order(other, admin):
+    """With the higher id held, both wait; who asks for it first must not have taken it before."""
+    rows = [enqueue(channel=each) for each in ("email", "sms")]
+    envelopes = [lease(each) for each in rows]
+    other.execute("BEGIN")
+    other.execute("SELECT 1 FROM notifications_notification WHERE id = %s FOR UPDATE", [rows[1].pk])
+    with calling(partial(services.begin_many, envelopes)) as first:
+        wait_until_blocked(admin, first)
+        with calling(partial(services.begin_many, envelopes[::-1])) as second:
+            wait_until_blocked(admin, second)
+            other.execute("COMMIT")
+            assert len(first.answer()) == len(second.answer()) == 2
+
+
+def test_n1_of_two_retries_one_counts():
+    notification = enqueue()
+    envelope = lease(notification)
+    begun = services.begin(envelope)
+    assert begun is not None
+    services.fail(begun, [], "refused")
+    envelope.acknowledge()
+    answers = together([partial(services.retry, notification.pk)] * 5)
+    assert sorted(answers) == [False] * 4 + [True]
+    assert services.queue_of("normal", "email").stats().due == 1
+
+
+def test_n9_the_sweep_passes_over_what_another_holds(other):
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    held, free = enqueue(expires_at=past), enqueue(expires_at=past)
+    with other.transaction(), at_most(5):
+        other.execute(
+            "SELECT 1 FROM notifications_notification WHERE id = %s FOR UPDATE", [held.pk]
+        )
+        assert services.expire_overdue() == 1
+    assert (status_of(held), status_of(free)) == (Status.ENQUEUED, Status.EXPIRED)
+
+
+def test_n2_consumers_that_park_the_same_messages_wait_and_count_both(other, admin):
+    messages = [Incoming(b"{"), Incoming(b"[")]
+    take = partial(parking.take, tenant="shop", origin="q")
+    together([partial(take, messages), partial(take, messages[::-1])] * 4)
+    assert list(ParkedRequest.objects.values_list("times", flat=True)) == [8, 8]
+
+
+def test_n9_versions_added_at_once_get_numbers_of_their_own():
+    together([lambda: add_version(template())] * 5)
+    assert sorted(Template.objects.values_list("version", flat=True)) == [1, 2, 3, 4, 5]

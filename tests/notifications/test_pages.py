@@ -1,0 +1,273 @@
+"""The pages of operators (N12): what they show, to whom, and what can be done there."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.contrib.messages import get_messages
+from django.test import Client
+
+from example_project.notifications import parking, services
+from example_project.notifications.models import (
+    Delivery,
+    Notification,
+    ParkedRequest,
+    Status,
+    Suppression,
+    Template,
+)
+from example_project.notifications.parking import Incoming
+from example_project.notifications.recipients import recipient_hash
+from example_project.notifications.services import Call
+from tests.notifications.factories import enqueue, lease
+from tests.notifications.requests import template
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/admin/notifications/notification/"
+DASHBOARD = f"{LIST}dashboard/"
+PARKED = "/admin/notifications/parkedrequest/"
+SECRET = "<b>secret</b>"
+
+
+def operator(*permissions: str) -> Client:
+    """A client that is logged in as staff with just those permissions."""
+    number = get_user_model().objects.count()
+    user = get_user_model().objects.create_user(f"operator-{number}", is_staff=True)
+    chosen = Permission.objects.filter(
+        content_type__app_label="notifications", codename__in=permissions
+    )
+    assert chosen.count() == len(permissions)
+    user.user_permissions.set(chosen)
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def page(client: Client, url: str) -> str:
+    response = client.get(url)
+    assert response.status_code == 200, response
+    return response.content.decode()
+
+
+def told(response: Any) -> list[str]:
+    return [str(each) for each in get_messages(response.wsgi_request)]
+
+
+def failed(**values: Any) -> Notification:
+    notification = enqueue(**values)
+    envelope = lease(notification)
+    begun = services.begin(envelope)
+    assert begun is not None
+    call = Call("smtp-1", Delivery.Outcome.REFUSED, "", "550", f"no such user {SECRET}",
+                timedelta(milliseconds=120))  # fmt: skip
+    services.fail(begun, [call], "refused for good")
+    envelope.acknowledge()
+    return notification
+
+
+def url_of(notification: Notification) -> str:
+    return f"{LIST}{notification.pk}/change/"
+
+
+def test_n12_the_dashboard_tells_states_lanes_providers_and_failures():
+    enqueue(priority="urgent", channel="sms")
+    wrong = failed()
+    html = page(operator("view_notification"), DASHBOARD)
+    assert "smtp-1" in html
+    assert str(wrong.pk) in html
+    assert "longest wait" in html
+    assert 'data-dq-live="notifications"' in html
+    for text in ("ada@", "no such user", "Hello"):
+        assert text not in html
+
+
+def test_n12_the_dashboard_of_an_empty_service():
+    html = page(operator("view_notification"), DASHBOARD)
+    assert "Nothing has failed." in html
+    assert "No provider was called" in html
+
+
+@pytest.mark.parametrize("url", [DASHBOARD, LIST, PARKED])
+def test_n12_no_page_without_its_permission(url):
+    assert operator().get(url).status_code == 403
+    assert Client().get(url).status_code == 302
+
+
+def test_n12_recipients_and_texts_are_for_those_who_may_see_them():
+    notification = failed(body=SECRET, html=SECRET, subject=SECRET)
+    html = page(operator("view_notification"), url_of(notification))
+    assert "needs the permission notifications.view_recipient" in html
+    for text in ("ada@example.org", "secret", "no such user"):
+        assert text not in html
+
+    html = page(operator("view_notification", "view_recipient"), url_of(notification))
+    assert "ada@example.org" in html
+    assert "no such user &lt;b&gt;secret" in html
+    assert SECRET not in html
+
+
+def test_n12_no_list_shows_a_recipient():
+    failed()
+    enqueue()
+    for query in ("", "?status=FAILED", "?q=ada@example.org", "?recipient__startswith=ada"):
+        response = operator("view_notification", "view_recipient").get(LIST + query)
+        assert "ada@example.org</" not in response.content.decode()
+
+
+def test_n12_a_timeline_in_order():
+    notification = failed(expires_at=datetime.now(UTC) + timedelta(hours=1))
+    services.retry(notification.pk)
+    html = page(operator("view_notification"), url_of(notification))
+    marks = ["accepted from shop", "attempt 1, smtp-1", "in 120 ms", 'class="dq-now"', "too late"]
+    assert [html.index(each) for each in marks] == sorted(html.index(each) for each in marks)
+
+
+def test_n12_a_recipient_is_found_by_hash_and_never_in_a_url():
+    hash_ = recipient_hash("email", "ada@example.org")
+    found = enqueue(recipient_hash=hash_)
+    other = enqueue(recipient="bob@example.org")
+    client = operator("view_notification", "view_recipient")
+    asked = {"channel": "email", "recipient": " Ada@example.org "}
+    response = client.post(f"{LIST}find/", asked)
+    assert "ada" not in response["Location"].lower()
+    html = page(client, response["Location"])
+    assert str(found.pk) in html
+    assert str(other.pk) not in html
+    blind = operator("view_notification")
+    assert blind.post(f"{LIST}find/", asked).status_code == 403
+    assert client.get(f"{LIST}find/", asked).status_code == 405
+    assert client.post(f"{LIST}find/", {"channel": "fax"}).status_code == 302
+
+
+def test_n12_pages_by_state_and_by_id():
+    first, second = enqueue(), enqueue()
+    services.cancel(first.pk)
+    client = operator("view_notification")
+    html = page(client, f"{LIST}?status=CANCELLED")
+    assert str(first.pk) in html
+    assert str(second.pk) not in html
+    assert str(second.pk) in page(client, f"{LIST}?q={second.pk}")
+    assert "No notification has this id" in page(client, f"{LIST}?q=ada@example.org")
+    for query in ("?status=LOST", "?after=7", "?recipient=zz"):
+        assert client.get(LIST + query).status_code == 302
+    assert client.get(f"{LIST}7/change/").status_code == 302
+
+
+def test_n12_a_long_list_goes_on_where_it_ended():
+    ids = [str(enqueue().pk) for _ in range(120)]
+    client = operator("view_notification")
+    html = page(client, f"{LIST}?status=ENQUEUED")
+    assert ids[-1] in html
+    assert ids[20] in html
+    assert ids[19] not in html
+    html = page(client, f"{LIST}?status=ENQUEUED&after={ids[20]}")
+    assert ids[19] in html
+    assert ids[20] + "/change" not in html
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "status"),
+    [("cancel", enqueue, Status.CANCELLED), ("retry", failed, Status.ENQUEUED)],
+)
+def test_n12_cancel_and_retry_from_the_page(name, make, status):
+    notification = make()
+    client = operator("view_notification", f"{name}_notification")
+    url = f"{LIST}{notification.pk}/operate/{name}/"
+    assert f'action="{url}"' in page(client, url_of(notification))
+    assert client.get(url).status_code == 405
+    response = client.post(url)
+    notification.refresh_from_db()
+    assert notification.status == status
+    assert LogEntry.objects.get().change_message == f"{name} of {notification.pk}"
+    response = client.post(url)
+    assert told(response)[-1].startswith("Left alone: 1.")
+    assert f'action="{url}"' not in page(client, url_of(notification))
+
+
+def test_n12_cancel_and_retry_need_their_permissions():
+    waiting, wrong = enqueue(), failed(channel="sms")
+    client = operator("view_notification")
+    for notification, name in ((waiting, "cancel"), (wrong, "retry")):
+        assert client.post(f"{LIST}{notification.pk}/operate/{name}/").status_code == 403
+    blind = operator("cancel_notification")
+    assert blind.post(f"{LIST}{waiting.pk}/operate/cancel/").status_code == 403
+    assert blind.post(f"{LIST}{waiting.pk}/operate/delete/").status_code == 403
+    waiting.refresh_from_db()
+    assert waiting.status == Status.ENQUEUED
+
+
+def test_n12_many_at_once_and_only_those_in_the_state_for_it():
+    waiting, sending = enqueue(), enqueue(channel="sms")
+    services.begin(lease(sending))
+    client = operator("view_notification", "cancel_notification")
+    response = client.post(
+        LIST, {"action": "cancel_selected", "_selected_action": [waiting.pk, sending.pk]}
+    )
+    assert [each.partition(".")[0] for each in told(response)] == ["Cancelled: 1", "Left alone: 1"]
+    response = client.post(
+        LIST, {"action": "cancel_selected", "_selected_action": ["no id"]}, follow=True
+    )
+    assert response.status_code == 200
+
+
+def test_n12_what_was_parked_and_why():
+    body = b'{"channel": "sms", "to": "secret-number"}'
+    parking.take([Incoming(body)], tenant="shop", origin="notifications")
+    parked = ParkedRequest.objects.get()
+    client = operator("view_parkedrequest")
+    assert "to is not a number" in page(client, PARKED)
+    html = page(client, f"{PARKED}{parked.pk}/change/")
+    assert "is not a number" in html
+    assert "secret-number" not in html
+    seeing = operator("view_parkedrequest", "view_parked_body")
+    assert "secret-number" in page(seeing, f"{PARKED}{parked.pk}/change/")
+
+
+def test_n12_parked_requests_that_are_valid_by_now_are_accepted():
+    good = b'{"channel":"email","to":"a@example.org","template":"welcome","context":{"name":"A"}}'
+    parking.take([Incoming(good), Incoming(b"{")], tenant="shop", origin="notifications")
+    template().save()
+    selected = list(ParkedRequest.objects.values_list("pk", flat=True))
+    data = {"action": "retry_selected", "_selected_action": selected}
+    looking = operator("view_parkedrequest")
+    looking.post(PARKED, data)
+    assert ParkedRequest.objects.count() == 2
+    response = operator("view_parkedrequest", "retry_parkedrequest").post(PARKED, data)
+    assert told(response) == ["Accepted: 1.", "Still refused: 1."]
+    assert bytes(ParkedRequest.objects.get().body) == b"{"
+    assert Notification.objects.get().template == "welcome"
+
+
+def test_n9_templates_are_added_as_versions():
+    client = operator("view_template", "add_template")
+    good = {"name": "hello", "channel": "sms", "body": "Hello {{ name }}"}
+    for _ in range(2):
+        assert client.post("/admin/notifications/template/add/", good).status_code == 302
+    assert list(Template.objects.values_list("version", flat=True)) == [1, 2]
+    bad = client.post("/admin/notifications/template/add/", good | {"body": "{% include 'x' %}"})
+    assert "does not compile" in bad.content.decode()
+    html = page(
+        client, f"/admin/notifications/template/{Template.objects.get(version=1).pk}/change/"
+    )
+    assert 'name="_save"' not in html
+
+
+def test_n9_suppressions_are_added_by_recipient_and_kept_as_hashes():
+    client = operator("view_suppression", "add_suppression", "delete_suppression")
+    add = "/admin/notifications/suppression/add/"
+    data = {"channel": "email", "recipient": "Ada@example.org", "reason": "opt-out"}
+    assert client.post(add, data).status_code == 302
+    kept = Suppression.objects.get()
+    assert bytes(kept.recipient_hash) == recipient_hash("email", "ada@example.org")
+    for wrong in ({"recipient": "x"}, {"category": "A B"}):
+        assert client.post(add, data | wrong).status_code == 200
+    assert client.post(add, data | {"reason": "complaint"}).status_code == 302
+    assert Suppression.objects.get().reason == "complaint"
+    html = page(client, "/admin/notifications/suppression/")
+    assert "ada@example.org" not in html.lower()

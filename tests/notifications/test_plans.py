@@ -1,0 +1,264 @@
+"""Every statement of the service at 200,000 rows: its indexes, and how many rows it looks at.
+
+``NOTIFICATION_ROWS=1000000 pytest tests/notifications/test_plans.py`` does it at a million. They
+run through Django's cursors, which send the parameters within the text: each is planned for its
+own, and a plan that was made without them is never met.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from example_project.notifications import sql
+from example_project.notifications.ids import first_id_at
+from example_project.notifications.listing import LAST_ID
+from example_project.notifications.models import Status
+from tests.plans.explain import Plan, explain
+from tests.processes import database_url
+
+# Without the mark, a run of this file alone would fill the real database, not the one for tests.
+pytestmark = pytest.mark.django_db
+
+ROWS: Final = int(os.environ.get("NOTIFICATION_ROWS", "200000"))
+TABLES: Final = (
+    "notifications_notification, notifications_delivery, notifications_suppression, "
+    "notifications_dedupeclaim, notifications_parkedrequest, delayed_queue_dead_letter, "
+    "delayed_queue"
+)
+COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
+WARM: Final = {"effective_cache_size": "4GB"}
+
+# 97 % sent, 1 % each enqueued, processing and failed; nothing is cancelled or expired: looking for
+# what is not there must cost nothing. Ids ascend over a day. Two tenants, one of them rare.
+FILL: Final = f"""
+INSERT INTO notifications_notification (
+    id, tenant, source, channel, priority, category, recipient, recipient_hash, template, subject,
+    body, html, send_at, expires_at, dedupe_key, callback_url, status, attempts, lease_id, provider,
+    provider_id, outcome, error_class, created_at, ended_at
+)
+SELECT
+    encode(
+        substring(int8send(%(start)s + n * 86400000::bigint / {ROWS}) FROM 3)
+        || '\\x7000'::bytea || '\\x8000'::bytea || substring(int8send(n) FROM 3), 'hex'
+    )::uuid,
+    CASE WHEN n %% 1000 = 0 THEN 'rare' ELSE 'shop' END,
+    'rest', 'email', 'normal', 'orders', 'customer-' || n || '@example.org',
+    substring(sha256(convert_to((n %% 50000)::text, 'UTF8')) FROM 1 FOR 16),
+    'order', 'Your order', repeat('x', 200), '', now(),
+    CASE WHEN n %% 100 = 0 THEN now() + n * interval '1 second' END, '', '',
+    CASE n %% 100
+        WHEN 0 THEN 'ENQUEUED' WHEN 1 THEN 'PROCESSING' WHEN 2 THEN 'FAILED'
+        ELSE 'SUCCESSFULLY_PROCESSED'
+    END,
+    1, CASE WHEN n %% 100 = 1 THEN gen_random_uuid() END, 'smtp', '', '', '',
+    now(), CASE WHEN n %% 100 > 1 THEN now() END
+FROM generate_series(1, {ROWS}) AS n
+"""  # noqa: S608 - numbers of our own
+FILL_OTHERS: Final = f"""
+INSERT INTO notifications_delivery (
+    notification_id, at, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
+)
+SELECT
+    id, now() - row_number() OVER () * interval '10 ms', 1, 'smtp-' || length(recipient) %% 3, '',
+    'sent', '', '', 100
+FROM notifications_notification;
+INSERT INTO notifications_suppression (channel, recipient_hash, category, reason)
+SELECT
+    'email', substring(sha256(convert_to('other' || n, 'UTF8')) FROM 1 FOR 16), 'offers', 'opt-out'
+FROM generate_series(1, {ROWS} / 4) AS n;
+INSERT INTO notifications_dedupeclaim (tenant, key, notification_id, until)
+SELECT 'shop', 'key:' || recipient, id, now() + interval '1 hour'
+FROM notifications_notification;
+INSERT INTO notifications_parkedrequest (
+    digest, origin, message_id, content_type, body, reason, errors, times, parked_at
+)
+SELECT
+    sha256(convert_to(n::text, 'UTF8')), 'notifications', '', '', 'x', 'malformed', '[]', 1,
+    now() - n * interval '1 second'
+FROM generate_series(1, 20000) AS n;
+INSERT INTO delayed_queue_dead_letter (
+    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
+)
+SELECT 'notifications-normal-email|json', id::text, 'x', 1, 'crashed', 0, 0, 0
+FROM notifications_notification
+WHERE hashtext(recipient) %% 10 = 0;
+INSERT INTO delayed_queue (
+    "pKind", "pKey", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
+)
+SELECT 'notifications-normal-email|json', id::text, 'x', 0, 0, 0
+FROM notifications_notification
+WHERE hashtext(recipient) %% 10 = 1;
+"""  # noqa: S608
+
+
+@dataclass(frozen=True)
+class Case:
+    """The parameters of a statement, the indexes that it may read, and the rows that may be."""
+
+    params: dict[str, Any]
+    rows: int
+    indexes: set[str] = field(default_factory=set)
+
+
+PRIMARY: Final = "notifications_notification_pkey"
+# To a state and an id it leads to one row, as well as the primary key.
+BY_STATE: Final = "notification_status_id"
+STATES: Final = [each.value for each in Status]
+SOME: Final = 50
+
+
+@pytest.fixture(scope="module")
+def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
+    """The tables, filled and committed for this module alone; a connection beside Django's."""
+    with django_db_blocker.unblock():
+        url = database_url()
+    start = int(datetime.now(UTC).timestamp() * 1000) - 86_400_000
+    with psycopg.connect(url, autocommit=True) as own:
+        try:
+            own.execute(FILL, {"start": start})
+            own.execute(FILL_OTHERS.replace("%%", "%"))
+            own.execute(f"VACUUM ANALYZE {TABLES}")
+            yield own
+        finally:
+            own.execute(f"TRUNCATE {TABLES}")
+
+
+@pytest.fixture
+def some(filled: psycopg.Connection[Any]) -> list[uuid.UUID]:
+    """Fifty that wait, here and there in the table."""
+    rows = filled.execute(
+        "SELECT id FROM notifications_notification WHERE status = 'ENQUEUED' "
+        "ORDER BY recipient LIMIT %s",
+        [SOME],
+    )
+    return [id_ for (id_,) in rows]
+
+
+def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
+    one, new = str(ids[0]), [uuid.uuid4() for _ in ids]
+    texts = [""] * SOME
+    suppressed = "notification_suppression"
+    settlement = {
+        "ids": ids, "leases": new, "statuses": ["ENQUEUED"] * SOME,
+        "delays": [timedelta(0)] * SOME, "providers": texts, "provider_ids": texts,
+        "outcomes": texts, "error_classes": texts, "call_ids": ids, "call_attempts": [1] * SOME,
+        "call_providers": texts, "call_provider_ids": texts, "call_outcomes": ["sent"] * SOME,
+        "call_error_classes": texts, "call_details": texts, "call_durations": [1] * SOME,
+    }  # fmt: skip
+    requests = {
+        "ids": new, "tenant": "shop", "source": "rest", "channels": ["email"] * SOME,
+        "priorities": ["normal"] * SOME, "categories": texts, "recipients": texts,
+        "recipient_hashes": [b"x" * 16] * SOME, "templates": texts,
+        "template_versions": [None] * SOME, "subjects": texts, "bodies": texts, "htmls": texts,
+        "send_ats": [None] * SOME, "expires_ats": [None] * SOME, "dedupe_keys": texts,
+        "callback_urls": texts,
+    }  # fmt: skip
+    claims = {
+        "tenant": "shop", "keys": [f"key:customer-{n}@example.org" for n in range(1, SOME)],
+        "ids": new[1:], "window": timedelta(hours=1),
+    }  # fmt: skip
+    page = {"before": LAST_ID, "limit": SOME, "statuses": STATES}
+    begin = {"ids": ids, "leases": new, "providers": texts}
+    digests = [b"%d" % n for n in range(SOME)]
+    parked = {
+        "origin": "notifications", "digests": digests, "message_ids": texts,
+        "content_types": texts, "bodies": digests, "reasons": texts, "errors": ["[]"] * SOME,
+        "times": [1] * SOME,
+    }  # fmt: skip
+    old = first_id_at(datetime.now(UTC) - timedelta(hours=2))
+    return {
+        "BEGIN": Case(begin, 6 * SOME, {PRIMARY, suppressed}),
+        "TURN_TO": Case(
+            {"id": one, "lease_id": new[0], "provider": "smtp"}, 2, {PRIMARY, BY_STATE}
+        ),
+        "SETTLE": Case(settlement, 4 * SOME, {PRIMARY, BY_STATE}),
+        "CANCEL": Case({"id": one, "reason": "cancelled"}, 2, {PRIMARY, BY_STATE}),
+        "RETRY": Case({"id": one}, 2, {PRIMARY, BY_STATE}),
+        "EXPIRE": Case({"limit": SOME}, 2 * SOME, {PRIMARY, "notification_expires"}),
+        "FAIL_DEAD": Case(
+            {"kind": "notifications-normal-email|json", "limit": SOME}, 4 * SOME,
+            {PRIMARY, "dead_letter_kind_died", "delayed_queue__PKeyPlusKindUniqueIndex"},
+        ),
+        "CLAIM_KEYS": Case(claims, 0, {"notification_dedupe"}),
+        "HOLDERS": Case(claims, 3 * SOME, {PRIMARY, "notification_dedupe"}),
+        "INSERT": Case(requests, SOME, {suppressed}),
+        "PAGE_OF_TENANT": Case(page | {"tenant": "rare"}, 6 * SOME, {"notification_tenant"}),
+        "PAGE": Case(page, 6 * SOME, {"notification_status_id"}),
+        "PAGE_OF_RECIPIENT": Case(
+            page | {"recipient_hash": b"x" * 16}, SOME, {"notification_recipient"}
+        ),
+        "STATES": Case({"statuses": STATES, "cap": 1000}, 6000, {"notification_status_id"}),
+        "ACCEPTED": Case({"since": old, "cap": 1000}, 1000, {PRIMARY}),
+        "PROVIDERS": Case(
+            {"period": timedelta(minutes=15), "cap": 1000}, 1000, {"notification_delivery_at"}
+        ),
+        "PARK": Case(parked, 0, {"notification_parked_digest"}),
+        "PRUNE": Case(
+            {"before": LAST_ID, "after": uuid.UUID(int=0), "limit": SOME,
+             "ended_before": datetime.now(UTC) + timedelta(days=1)},
+            4 * SOME, {PRIMARY, "notifications_delivery_notification_id_"},
+        ),
+        "PRUNE_KEYS": Case(
+            {"limit": SOME}, 2 * SOME,
+            {"notifications_dedupeclaim_pkey", "notification_dedupe_until"},
+        ),
+        "PRUNE_PARKED": Case(
+            {"before": datetime.now(UTC), "limit": SOME}, 2 * SOME,
+            {"notifications_parkedrequest_pkey", "notification_parked_at"},
+        ),
+    }  # fmt: skip
+
+
+NAMES: Final = sorted(name for name in vars(sql) if name.isupper())
+
+
+def test_n12_each_statement_has_a_case(some):
+    assert set(cases(some)) == set(NAMES)
+
+
+@pytest.mark.parametrize("machine", [WARM, COLD], ids=["warm", "cold"])
+@pytest.mark.parametrize("name", NAMES)
+def test_n12_a_statement_reads_its_index_and_a_bounded_number_of_rows(filled, some, name, machine):
+    case = cases(some)[name]
+    with filled.transaction(force_rollback=True):
+        for setting, value in machine.items():
+            filled.execute(f"SET LOCAL {setting} = '{value}'")
+        plan = explain(filled, getattr(sql, name), case.params, generic=False)
+    known = {index for index in plan.indexes if any(map(index.startswith, case.indexes))}
+    assert plan.indexes == known, plan
+    assert not plan.scanned_whole(), plan
+    assert plan.rows_read() <= case.rows, plan
+    assert all(count <= 6 * SOME for count in plan.rows_sorted() if name != "PROVIDERS"), plan
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["dashboard/", "", "?status=FAILED", "?status=EXPIRED", "?status=SUCCESSFULLY_PROCESSED"],
+)
+def test_n12_a_page_costs_the_same_however_much_is_kept(filled, path):
+    user = get_user_model().objects.create_superuser("operator")
+    client = Client()
+    client.force_login(user)
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(f"/admin/notifications/notification/{path}").status_code == 200
+    for query in queries:
+        if query["sql"].startswith(("SELECT", "WITH")):
+            assert _rows_read(query["sql"]) <= 70_000, query["sql"]
+
+
+def _rows_read(statement: str) -> float:
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}")
+        return Plan(cursor.fetchone()[0][0]["Plan"]).rows_read()
