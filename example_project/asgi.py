@@ -14,4 +14,4 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 application = get_asgi_application()
 if settings.DEBUG:  # elsewhere static files are the web server's
     application = ASGIStaticFilesHandler(application)
-application = GuardedApplication(get_asgi_application())
+application = GuardedApplication(application)

@@ -31,10 +31,8 @@ SCHEMA = DOCS / "internals/schema.md"
 # The models whose tables that page has, in its order.
 DOCUMENTED: Any = (
     models.Message, models.DeadLetter, models.Schedule, models.Worker, models.PausedQueue,
-    models.Rate,
-    models.Rate, models.ApiToken, models.Topic, models.IdempotencyKey,
-    models.Rate, models.ApiToken, models.Endpoint, models.Host, models.Slot,
-    models.CallbackAttempt,
+    models.Rate, models.ApiToken, models.Topic, models.IdempotencyKey, models.Endpoint,
+    models.Host, models.Slot, models.CallbackAttempt,
 )  # fmt: skip
 
 pytestmark = pytest.mark.django_db(transaction=True)
