@@ -29,12 +29,14 @@ COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
 WALKS: Final = {
     "CLAIM", "CLAIM_STRICT", "CONSUME", "NEXT_DUE", "STATS", "OVERVIEW", "KINDS",
     "DEAD_LETTER_KINDS", "DEAD_LETTER_IDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS",
-    "PEEK_JOBS", "NEXT_DUE_OF_KINDS",
+    "PEEK_JOBS", "NEXT_JOB", "NEXT_DUE_OF_KINDS",
 }  # fmt: skip
 
 # These meet the dead versions that rolled-back claims leave behind everything else; the first walk
 # marks them, and the second one passes them by.
-WALKS_BEHIND: Final = {"NEXT_DUE", "NEXT_DUE_OF_KINDS", "STATS", "OVERVIEW", "PEEK_JOBS"}
+WALKS_BEHIND: Final = {
+    "NEXT_DUE", "NEXT_DUE_OF_KINDS", "NEXT_JOB", "STATS", "OVERVIEW", "PEEK_JOBS",
+}  # fmt: skip
 
 
 def statements_of(module: ModuleType) -> set[str]:
