@@ -17,6 +17,13 @@ from tests.processes import ROOT, environment, wait_until
 
 _PORT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
+# The sessions of a server that began to ask when the test had its own: one that was killed before
+# may have some left.
+LATER: Final = """
+    datname = current_database()
+    AND backend_start > (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
+"""
+
 
 class Server:
     """A server process, and where it listens."""

@@ -11,18 +11,13 @@ import psycopg
 import pytest
 
 from delayed_queue.tokens import VERBS, create_token
-from tests.api.servers import Server, uvicorn
+from tests.api.servers import LATER, Server, uvicorn
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 KIB: Final = 1024
-# The sessions of the server, which opened them when the test had its own.
-LATER: Final = """
-    datname = current_database()
-    AND backend_start > (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
-"""
 
 
 @pytest.fixture
