@@ -58,3 +58,19 @@ def send_once(
     body: bytes = b'{"a": 1}',
 ) -> CallbackResult:
     return with_client(settings, lambda client: client.send(CallbackRequest(url, body)), resolver)
+
+
+def send_all(
+    receiver: Receiver, number: int, between: Callable[[], None] = lambda: None, **keys: object
+) -> list[CallbackResult]:
+    """Send one after the other with one client."""
+
+    async def use(client: CallbackClient) -> list[CallbackResult]:
+        results = []
+        for turn in range(number):
+            if turn:
+                between()
+            results.append(await client.send(CallbackRequest(receiver.url, b"{}")))
+        return results
+
+    return with_client(reaching(receiver, **keys), use)

@@ -147,6 +147,7 @@ class Receiver:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(_turns(10))
         self._loop.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,6 +185,12 @@ class Receiver:
         for writer in self._wires:
             writer.write(data)
             await writer.drain()
+
+
+async def _turns(number: int) -> None:
+    """Let the loop turn: transports close their sockets a turn or two after they were told."""
+    for _ in range(number):
+        await asyncio.sleep(0)
 
 
 async def read_request(reader: asyncio.StreamReader, connection: int, number: int) -> Received:

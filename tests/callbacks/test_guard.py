@@ -10,6 +10,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 import pytest
 from django.conf import LazySettings
 from hypothesis import example, given
+from hypothesis import settings as running
 from hypothesis import strategies as st
 from yarl import URL
 
@@ -75,6 +76,7 @@ def test_public_addresses(address: str) -> None:
 
 
 @given(V4)
+@running(deadline=None)
 def test_a_public_v4_address_is_global_to_python_too(address: object) -> None:
     given_address = ip_address(str(address))
     assert not is_public(given_address) or (
@@ -83,12 +85,14 @@ def test_a_public_v4_address_is_global_to_python_too(address: object) -> None:
 
 
 @given(V6)
+@running(deadline=None)
 def test_a_public_v6_address_is_global_unicast(address: object) -> None:
     given_address = ip_address(str(address))
     assert is_public(given_address) <= (given_address in ip_network("2000::/3"))
 
 
 @given(V4)
+@running(deadline=None)
 def test_no_address_within_an_address_is_public(address: object) -> None:
     number = int(ip_address(str(address)))
     for prefix in (0, 0xFFFF << 32, 0xFFFF << 48, 0x64FF9B << 96):
@@ -249,6 +253,7 @@ HOSTS = st.text(
 )
 @example("http://\u24db\u24de\u24d2\u24d0\u24db.example.com/")
 @example("http://fa\u00df.example.com/")
+@running(deadline=None)
 def test_what_is_accepted_is_what_aiohttp_would_dial(url: str) -> None:
     try:
         target = read_url(url, CLOSED)
