@@ -29,11 +29,12 @@ COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
 WALKS: Final = {
     "CLAIM", "CONSUME", "NEXT_DUE", "STATS", "OVERVIEW", "KINDS", "DEAD_LETTER_KINDS",
     "DEAD_LETTER_IDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS", "PEEK_JOBS",
+    "NEXT_JOB",
 }  # fmt: skip
 
 # These meet the dead versions that rolled-back claims leave behind everything else; the first walk
 # marks them, and the second one passes them by.
-WALKS_BEHIND: Final = {"NEXT_DUE", "STATS", "OVERVIEW", "PEEK_JOBS"}
+WALKS_BEHIND: Final = {"NEXT_DUE", "STATS", "OVERVIEW", "PEEK_JOBS", "NEXT_JOB"}
 
 
 def statements_of(module: ModuleType) -> set[str]:
