@@ -61,8 +61,8 @@ class DispatchSettings:
     GATHER: timedelta = timedelta(milliseconds=5)
     WAIT: timedelta = timedelta(milliseconds=500)
     SECRETS: Sequence[str] = ()
-    CIRCUIT_FAILURES: int = 10
-    CIRCUIT_PAUSE: timedelta = timedelta(seconds=10)
+    CIRCUIT_FAILURES: int = 30
+    CIRCUIT_PAUSE: timedelta = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,11 +189,19 @@ def _settlement_params(settlements: Sequence[Settlement]) -> dict[str, list[Any]
         "leases": [each.begun.lease_id for each in settlements],
         "statuses": [each.status.value for each in settlements],
         "delays": [each.delay for each in settlements],
-        "providers": [call.provider if call else "" for call in last],
+        "providers": [
+            call.provider if call else _doubted(each.begun)
+            for each, call in zip(settlements, last, strict=True)
+        ],
         "provider_ids": [call.provider_id if call else "" for call in last],
         "outcomes": [each.outcome for each in settlements],
         "error_classes": [call.error_class if call else "" for call in last],
     }
+
+
+def _doubted(begun: Begun) -> str:
+    """Return who may have the message, which is not forgotten when an attempt calls nobody."""
+    return begun.provider if begun.in_doubt else ""
 
 
 def _call_params(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:

@@ -23,7 +23,6 @@ from example_project.notifications.providers.base import (
     Verdict,
     cleaned,
     failed,
-    is_late,
 )
 from example_project.notifications.services import Begun
 
@@ -81,8 +80,6 @@ class HttpSmsProvider:
         self._sessions: dict[asyncio.AbstractEventLoop, tuple[ClientSession, Any]] = {}
 
     async def send(self, begun: Begun) -> Outcome:
-        if is_late(begun):
-            return Outcome(Verdict.LATE)
         session = await self._session()
         wire = SimpleNamespace(is_sent=False)
         try:

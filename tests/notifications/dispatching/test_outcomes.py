@@ -229,6 +229,29 @@ def test_n8_an_ambiguous_outcome_goes_to_no_other_but_to_the_same_again(
     assert sms.accepted == {str(notification.id): 1}
 
 
+def test_n8_after_a_failover_the_doubt_is_about_the_provider_that_was_called_last(
+    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
+):
+    """The first is in order again, and would send it a second time."""
+    sms.is_down = True
+    two.on_accepted = lambda key: setattr(sms, "is_down", False)
+    notification = enqueue_sms("[drop-after,1]")
+    dispatch_all(1)
+    assert end_of(notification)[0] == SENT
+    assert (sms.accepted, two.accepted) == ({}, {str(notification.id): 1})
+
+
+def test_n8_the_doubt_outlives_an_attempt_in_which_nobody_may_be_called(
+    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
+):
+    """The provider that may have it is left alone just then."""
+    dispatch |= {"CIRCUIT_FAILURES": 1, "CIRCUIT_PAUSE": timedelta(seconds=0.5)}
+    notification = enqueue_sms("[drop-after,1]")
+    dispatch_all(1)
+    assert end_of(notification)[0] == SENT
+    assert (sms.accepted, two.seen) == ({str(notification.id): 1}, {})
+
+
 def test_n8_without_keys_an_ambiguous_outcome_is_final(
     settings: Settings, dispatch: dict[str, Any]
 ):
@@ -270,6 +293,37 @@ def test_n9_what_is_too_late_is_not_sent(dispatch: dict[str, Any], smtp: FakeSmt
     dispatch_all(1)
     assert end_of(notification) == (Status.EXPIRED, "expired")
     assert smtp.seen == {}
+
+
+def test_n9_what_became_too_late_while_a_provider_failed_goes_to_no_other(
+    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
+):
+    sms.delay_of_failures = 0.6
+    sms.is_down = True
+    notification = enqueue_sms(expires_at=datetime.now(UTC) + timedelta(seconds=0.5))
+    dispatch_all(1)
+    assert end_of(notification) == (Status.EXPIRED, "expired")
+    assert two.seen == {}
+
+
+def test_n9_what_became_too_late_while_it_waited_for_a_thread_is_not_sent(
+    dispatch: dict[str, Any], smtp: FakeSmtp
+):
+    dispatch["PROVIDERS"]["email"][0] |= {"threads": 1, "timeout": 20.0}
+    enqueue(recipient="hang+ada@example.org")
+    late = enqueue(expires_at=datetime.now(UTC) + timedelta(seconds=0.5))
+    with running(dispatcher()):
+        wait_until(lambda: smtp.hanging == 1)
+        wait_until(lambda: datetime.now(UTC) > expiry_of(late))
+        smtp.release()
+        wait_until(lambda: end_of(late)[0] in (SENT, Status.EXPIRED))
+    assert end_of(late) == (Status.EXPIRED, "expired")
+    assert str(late.id) not in smtp.seen
+
+
+def expiry_of(notification: Notification) -> datetime:
+    assert notification.expires_at is not None
+    return notification.expires_at
 
 
 def test_n9_a_retry_that_would_be_too_late_is_not_made(dispatch: dict[str, Any], sms: FakeSms):
@@ -334,6 +388,24 @@ def test_n7_no_transaction_is_open_while_a_provider_is_called(
             assert cursor.fetchone() == (0,)
             assert statuses() == {Status.PROCESSING: 3}
         sms.release()
+
+
+def test_n7_connections_that_are_lost_during_a_call_cost_no_second_one(
+    dispatch: dict[str, Any], sms: FakeSms
+):
+    """Faults: the end is written on a new connection."""
+    notification = enqueue_sms("[wait]")
+    dispatch["PROVIDERS"]["sms"][0]["timeout"] = 20.0
+    with running(dispatcher()):
+        wait_until(lambda: sms.hanging == 1)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        sms.release()
+        wait_until(lambda: end_of(notification)[0] == SENT)
+    assert sms.seen == {str(notification.id): 1}
 
 
 def test_n4_what_is_logged_names_neither_recipient_nor_content(

@@ -46,7 +46,9 @@ def dispatchers(
     }
     queues = [part for name in LANES for part in ("--queue", name)]
     arguments = (*queues, "--no-cron", "--lease", "30", "--shutdown-timeout", "1", *arguments)
-    with worker(*arguments, NOTIFICATION_PROVIDERS=json.dumps(providers)) as process:
+    # Quiet: nobody reads what they write before their end, and a full pipe would hold them up.
+    variables = {"NOTIFICATION_PROVIDERS": json.dumps(providers), "LOG_LEVEL": "ERROR"}
+    with worker(*arguments, **variables) as process:
         yield process
 
 
