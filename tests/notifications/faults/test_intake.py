@@ -38,7 +38,7 @@ def post(client: Client, *requests: dict[str, Any]) -> Any:
 def stored() -> tuple[int, int, int]:
     connection.close_if_unusable_or_obsolete()
     models = (Notification, Message, DedupeClaim)
-    found = [each.objects.count() for each in models]  # type: ignore[attr-defined]
+    found = [each.objects.count() for each in models]
     return found[0], found[1], found[2]
 
 
