@@ -73,6 +73,7 @@ bench-growth: $(VENV)/bench ## millions of messages, an old snapshot, an idle qu
 
 bench-notifications: $(VENV)/bench ## the dispatcher at 1,200/s with providers that take 100 ms
 	$(BIN)/python -m benchmarks.notifications $(ARGS)
+	$(BIN)/python -m benchmarks.intake
 
 chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

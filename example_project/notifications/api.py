@@ -96,8 +96,11 @@ def list_some(
 
 
 @router.get(
-    "/notifications/{uuid:id}", auth=requires("read"), response=NotificationDetail, by_alias=True,
-)  # fmt: skip
+    "/notifications/{uuid:id}",
+    auth=requires("read"),
+    response={200: NotificationDetail, 404: None},
+    by_alias=True,
+)
 def show(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002 # the name in the path
     """Show a notification, and each call of a provider that was made for it."""
     found = _found(request, id, "read")
@@ -107,7 +110,9 @@ def show(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002 # the name i
     )
 
 
-@router.delete("/notifications/{uuid:id}", auth=requires("delete"), response={204: None, 409: None})
+@router.delete(
+    "/notifications/{uuid:id}", auth=requires("delete"), response={204: None, 404: None, 409: None}
+)
 def cancel(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002
     """Cancel a notification that waits; 409 once it is being sent, or has ended otherwise."""
     _found(request, id, "delete")
@@ -117,7 +122,9 @@ def cancel(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002
 
 
 @router.post(
-    "/notifications/{uuid:id}/retry", auth=requires("add"), response={202: Taken, 409: None}
+    "/notifications/{uuid:id}/retry",
+    auth=requires("add"),
+    response={202: Taken, 404: None, 409: None},
 )
 def retry(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002
     """Send a failed notification again; 409 in any other state, and after its expiry."""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
+from django.db import connection, transaction
 
 from example_project.notifications import intake, parking, services, sql
 from example_project.notifications.catalogue import add_version
@@ -23,7 +24,7 @@ from example_project.notifications.parking import Incoming
 from example_project.notifications.services import Begun, Call
 from tests.notifications.factories import enqueue, lease, lose_lease
 from tests.notifications.requests import email, template
-from tests.races.concurrency import at_most, calling, together, wait_until_blocked
+from tests.races.concurrency import calling, together, wait_until_blocked
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -177,10 +178,12 @@ def test_n1_of_two_retries_one_counts():
 def test_n9_the_sweep_passes_over_what_another_holds(other):
     past = datetime.now(UTC) - timedelta(seconds=1)
     held, free = enqueue(expires_at=past), enqueue(expires_at=past)
-    with other.transaction(), at_most(5):
+    with other.transaction(), transaction.atomic():
         other.execute(
             "SELECT 1 FROM notifications_notification WHERE id = %s FOR UPDATE", [held.pk]
         )
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '200ms'")
         assert services.expire_overdue() == 1
     assert (status_of(held), status_of(free)) == (Status.ENQUEUED, Status.EXPIRED)
 

@@ -1,0 +1,58 @@
+"""The guide says what the code has: fields, settings, permissions, calls, filters."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Final
+
+import pytest
+from django.contrib.auth.models import Permission
+
+from example_project.notifications.api import api
+from example_project.notifications.conf import NotificationSettings
+from example_project.notifications.samples import read_samples
+from example_project.notifications.tags import register
+from example_project.notifications.validation import FIELDS
+from tests import documents
+
+GUIDE: Final = documents.DOCS / "guides" / "notifications.md"
+TEXT: Final = GUIDE.read_text(encoding="utf-8")
+
+
+def test_the_table_of_fields_has_every_field():
+    rows = documents.table(GUIDE, "field", "for", "meaning")
+    assert [documents.code(row[0]) for row in rows] == list(FIELDS)
+
+
+def test_the_table_of_settings_has_every_key():
+    rows = documents.table(GUIDE, "key", "default", "meaning")
+    keys = [documents.code(row[0]) for row in rows]
+    assert keys == [each.name for each in fields(NotificationSettings)]
+
+
+def test_the_table_of_calls_has_every_call():
+    rows = documents.table(GUIDE, "call", "verb", "answers")
+    told = set(re.findall(r"/v1/[a-z{}/]+", " ".join(row[0] for row in rows)))
+    paths = api.get_openapi_schema(path_prefix="/v1/")["paths"]
+    assert told == set(paths)
+
+
+@pytest.mark.django_db
+def test_the_permissions_exist():
+    rows = documents.table(GUIDE, "permission", "allows")
+    told = {documents.code(row[0]).partition(".")[2] for row in rows}
+    of_app = Permission.objects.filter(content_type__app_label="notifications")
+    assert told <= set(of_app.values_list("codename", flat=True))
+
+
+def test_tags_and_filters_are_those_of_the_language():
+    paragraph = TEXT[TEXT.index("The language is Django's") : TEXT.index("There is no way to load")]
+    told = set(documents.INLINE_CODE.findall(paragraph))
+    assert told == set(register.tags) | set(register.filters)
+
+
+def test_the_numbers_of_the_shipped_file():
+    samples = list(read_samples())
+    assert sum(each.kind == "wrong" for each in samples) == pytest.approx(500, abs=40)
+    assert sum(each.via == "broker" for each in samples) == pytest.approx(3000, abs=150)
