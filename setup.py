@@ -18,7 +18,8 @@ if VERSION is None:
 
 EXTRAS = {
     # django-ninja: the HTTP job API.
-    "api": ["django-ninja>=1.5"],
+    # yarl: the urls of jobs are checked where they are offered.
+    "api": ["django-ninja>=1.5", "yarl>=1.18"],
     # aiohttp: the callbacks of jobs; the fastest client measured for it.
     # cryptography: the secrets of endpoints at rest.
     # aiodns: name lookups that can be given up; in threads, a dead DNS server would hold them.

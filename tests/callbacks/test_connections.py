@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-import ssl
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import pytest
 from django.conf import LazySettings
@@ -19,10 +16,12 @@ from delayed_queue.callbacks.client import CallbackClient
 from delayed_queue.callbacks.exchanges import MAX_IDLE
 from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.sections import CallbackSettings
+from delayed_queue.wakeups import Doorbell
+from delayed_queue.workers.board import Board
+from delayed_queue.workers.eventloop import EventLoop
 from tests.callbacks import servers
-from tests.callbacks.certificates import DAY, NOW, Authority, authority
 from tests.callbacks.names import NameServer
-from tests.callbacks.sending import names_of, reaching, send_once, with_client
+from tests.callbacks.sending import names_of, reaching, send_all, send_once, with_client
 from tests.callbacks.servers import (
     Behaviour,
     Received,
@@ -33,22 +32,6 @@ from tests.callbacks.servers import (
     answering_after,
     answering_in_turn,
 )
-
-
-def send_all(
-    receiver: Receiver, number: int, between: Callable[[], None] = lambda: None, **keys: object
-) -> list[CallbackResult]:
-    """Send one after the other with one client."""
-
-    async def use(client: CallbackClient) -> list[CallbackResult]:
-        results = []
-        for turn in range(number):
-            if turn:
-                between()
-            results.append(await client.send(CallbackRequest(receiver.url, b"{}")))
-        return results
-
-    return with_client(reaching(receiver, **keys), use)
 
 
 class TestReuse:
@@ -71,6 +54,15 @@ class TestReuse:
             results = send_all(receiver, 4, receiver.close_connections)
         assert all(each.is_success for each in results)
         assert (receiver.connections, len(receiver.requests)) == (4, 4)
+
+    def test_between_callbacks_nothing_may_be_read(self) -> None:
+        async def use(client: CallbackClient) -> None:
+            assert (await client.send(CallbackRequest(receiver.url, b"{}"))).is_success
+            [idle] = client._sockets._opened.values()
+            assert (idle.allowance, idle.user) == (0, None)
+
+        with Receiver() as receiver:
+            with_client(reaching(receiver), use)
 
     def test_an_answer_that_nobody_asked_for_answers_nothing(self) -> None:
         behaviour = answering_in_turn(answering(200), answering(500))
@@ -122,8 +114,17 @@ class TestReuse:
             with_client(reaching(receiver, TOTAL_TIMEOUT=timedelta(seconds=10)), use)
 
     def test_cookies_are_not_kept(self) -> None:
-        with Receiver(answering(headers={"Set-Cookie": "a=b; Path=/"})) as receiver:
-            send_all(receiver, 2)
+        """Those of a name: no jar would keep those of an address."""
+
+        async def use(client: CallbackClient) -> None:
+            request = CallbackRequest(f"http://hooks.example.com:{receiver.port}/", b"{}")
+            for _ in range(2):
+                assert (await client.send(request)).is_success
+
+        answers = {"hooks.example.com": ["127.0.0.1"]}
+        behaviour = answering(headers={"Set-Cookie": "a=b; Path=/"})
+        with Receiver(behaviour) as receiver, NameServer(answers) as names:
+            with_client(reaching(receiver), use, partial(names_of, names))
         assert "cookie" not in receiver.requests[1].headers
 
 
@@ -170,7 +171,7 @@ class TestFailures:
             with NameServer({"hooks.example.com": ["127.0.0.3", "127.0.0.2"]}) as names:
                 url = f"http://hooks.example.com:{receiver.port}/"
                 result = send_once(url, settings, partial(names_of, names))
-        assert (result.is_success, result.address) == (True, "127.0.0.2")
+        assert (result.failure, result.address) == (None, "127.0.0.2"), result
 
     def test_no_files_left_is_not_the_receivers_fault(self) -> None:
         """A socket that this process cannot have is no failure of the host."""
@@ -213,7 +214,7 @@ class TestLimits:
             nonlocal open_now
             open_now += 1
             seen.append(open_now)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
             open_now -= 1
             await wire.answer()
 
@@ -223,7 +224,7 @@ class TestLimits:
 
         with Receiver(counted) as receiver:
             # The wait for a slot is not in the time of a callback.
-            total = timedelta(seconds=0.15)
+            total = timedelta(seconds=0.6)
             results = with_client(reaching(receiver, CONNECTIONS=3, TOTAL_TIMEOUT=total), use)
         assert all(each.is_success for each in results)
         assert max(seen) == 3
@@ -265,6 +266,16 @@ class TestClientOfALoop:
         gc.collect()
         assert receiver.connections == 2
 
+    def test_it_ends_with_the_loop_of_a_worker(self, receiver: Receiver) -> None:
+        pool = EventLoop(1, Doorbell(), Board.private(1), 0)
+        pool.start()
+        coroutine = clients.send(CallbackRequest(receiver.url, b"{}"))
+        sent = asyncio.run_coroutine_threadsafe(coroutine, pool._loop)
+        assert sent.result(servers.PATIENCE).is_success
+        pool.stop(servers.PATIENCE)
+        assert clients._clients == {}
+        gc.collect()
+
     def test_it_can_be_closed(self, receiver: Receiver) -> None:
         async def main() -> None:
             await clients.close()
@@ -282,88 +293,3 @@ class TestClientOfALoop:
             return await asyncio.gather(*(clients.send(request) for _ in range(10)))
 
         assert all(each.is_success for each in asyncio.run(main()))
-
-
-class TestTls:
-    @pytest.fixture
-    def trusted(self, tmp_path: Path) -> Authority:
-        return authority(tmp_path)
-
-    def send(self, tls: ssl.SSLContext, ca_file: str) -> CallbackResult:
-        with Receiver(tls=tls) as receiver:
-            result = send_once(receiver.url, reaching(receiver, CA_FILE=ca_file))
-        if not result.is_success:
-            assert receiver.requests == []
-        return result
-
-    def test_a_good_certificate(self, trusted: Authority) -> None:
-        assert self.send(trusted.serving("127.0.0.1"), trusted.file).is_success
-
-    def test_of_a_name_and_with_the_name_in_the_handshake(self, trusted: Authority) -> None:
-        asked: list[str | None] = []
-        context = trusted.serving("hooks.example.com")
-        context.sni_callback = lambda _, name, __: asked.append(name)
-        answers = {"hooks.example.com": ["127.0.0.1"]}
-        with Receiver(tls=context) as receiver, NameServer(answers) as names:
-            url = f"https://HOOKS.example.com:{receiver.port}/"
-            settings = reaching(receiver, CA_FILE=trusted.file)
-            result = send_once(url, settings, partial(names_of, names))
-        assert result.is_success
-        assert asked == ["hooks.example.com"]
-
-    def test_connections_with_tls_are_reused(self, trusted: Authority) -> None:
-        with Receiver(tls=trusted.serving("127.0.0.1")) as receiver:
-            results = send_all(receiver, 4, CA_FILE=trusted.file)
-        assert all(each.is_success for each in results)
-        # At most one is lost to what TLS writes after its handshake.
-        assert receiver.connections <= 2
-
-    @pytest.mark.parametrize(
-        "serving",
-        [
-            lambda trusted: trusted.serving("other.example.com"),
-            lambda trusted: trusted.serving("127.0.0.2"),
-            lambda trusted: trusted.serving("127.0.0.1", ends=NOW - DAY),
-            lambda trusted: trusted.serving_self_signed("127.0.0.1"),
-        ],
-        ids=["other name", "other address", "expired", "self-signed"],
-    )
-    def test_bad_certificates(
-        self, trusted: Authority, serving: Callable[[Authority], ssl.SSLContext]
-    ) -> None:
-        result = self.send(serving(trusted), trusted.file)
-        assert (result.failure, result.is_ambiguous) == (Failure.TLS, False)
-
-    def test_an_unknown_authority(self, trusted: Authority) -> None:
-        assert self.send(trusted.serving("127.0.0.1"), "").failure is Failure.TLS
-
-    def test_a_server_without_tls(self) -> None:
-        with Receiver(unread=servers.writing(b"HTTP/1.1 200 OK\r\n\r\n")) as receiver:
-            result = send_once(receiver.url.replace("http:", "https:"), reaching(receiver))
-        assert (result.failure, result.is_ambiguous) == (Failure.TLS, False)
-
-    def test_a_handshake_that_does_not_end(self) -> None:
-        with Receiver(unread=servers.silent) as receiver:
-            url = receiver.url.replace("http:", "https:")
-            settings = reaching(receiver, CONNECT_TIMEOUT=timedelta(seconds=0.2))
-            result = send_once(url, settings)
-        assert (result.failure, result.is_ambiguous) == (Failure.CONNECT_TIMEOUT, False)
-
-    @pytest.mark.parametrize(
-        ("behaviour", "failure"),
-        [
-            (servers.ENDLESS_BODY, None),
-            (servers.ENDLESS_CONTINUES, Failure.TOO_LARGE),
-            (servers.DRIPPING_BODY, Failure.TIMEOUT),
-            (servers.closing, Failure.RESET),
-            (servers.RESETTING_MID_BODY, Failure.RESET),
-            (servers.GARBAGE_CHUNKS_BY_PARTS, Failure.PROTOCOL),
-        ],
-    )
-    def test_hostile_answers_under_tls(
-        self, trusted: Authority, behaviour: Behaviour, failure: Failure | None
-    ) -> None:
-        with Receiver(behaviour, tls=trusted.serving("127.0.0.1")) as receiver:
-            result = send_once(receiver.url, reaching(receiver, CA_FILE=trusted.file))
-        assert result.failure is failure
-        assert len(receiver.requests) == 1

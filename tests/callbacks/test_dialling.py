@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 from aiohttp import ThreadedResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
+from hypothesis import example, given
+from hypothesis import settings as running
+from hypothesis import strategies as st
 
 from delayed_queue.callbacks.client import CallbackClient
+from delayed_queue.callbacks.guard import Policy, read_url
 from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
+from delayed_queue.exceptions import UrlRefused
 from delayed_queue.sections import CallbackSettings
 from tests.callbacks.auditing import Audit, audited
 from tests.callbacks.names import NameServer
@@ -86,11 +91,29 @@ def test_a_name_with_a_refused_address_opens_no_socket(
         assert resolver.asked == ["hooks.example.com"]
 
 
+LABELS = st.text("abcXYZ019_-\u00e9\u00df\u0130\uff21\u2460\u3042", min_size=1, max_size=5)
+
+
+@given(st.lists(LABELS, min_size=2, max_size=4).map(".".join))
+@example("B\u00dcCHER.example.com")
+@running(deadline=None)
+def test_the_name_that_was_checked_is_looked_up(host: str) -> None:
+    url = f"http://{host}/"
+    try:
+        target = read_url(url, Policy())
+    except UrlRefused:
+        return
+    resolver = Answering("10.0.0.1")
+    result, _ = audited_send(url, CLOSED, partial(_itself, resolver))
+    assert result.failure is Failure.BLOCKED
+    assert resolver.asked == [target.host]
+
+
 @pytest.mark.parametrize("url", ["http://hooks.example.com/", "http://8.8.8.8/"])
 def test_the_audit_sees_a_dial(url: str) -> None:
     # Nothing of these networks is reached: the dial is refused by a socket of another family.
-    settings = CallbackSettings(CONNECT_TIMEOUT=timedelta(milliseconds=1))
-    _, audit = audited_send(url, settings, lambda: Answering("8.8.8.8"))
+    impatient = CallbackSettings(CONNECT_TIMEOUT=timedelta(milliseconds=1))
+    _, audit = audited_send(url, impatient, lambda: Answering("8.8.8.8"))
     assert audit.connected == ["8.8.8.8"]
 
 
@@ -158,15 +181,15 @@ class TestRealNames:
     @pytest.mark.parametrize("names", [{}, {"hooks.example.com": []}, {"hooks.example.com": None}])
     def test_names_without_an_answer(self, names: dict[str, Any]) -> None:
         with NameServer(names) as server:
-            settings = CallbackSettings(CONNECT_TIMEOUT=timedelta(seconds=0.5))
-            result, audit = self.send(server, settings)
+            impatient = CallbackSettings(CONNECT_TIMEOUT=timedelta(seconds=0.5))
+            result, audit = self.send(server, impatient)
         assert (result.failure, result.is_ambiguous) == (Failure.DNS, False)
         assert audit.connected == []
 
     def test_a_dns_server_that_is_slow_ends_in_time(self) -> None:
-        settings = CallbackSettings(CONNECT_TIMEOUT=timedelta(milliseconds=50))
+        impatient = CallbackSettings(CONNECT_TIMEOUT=timedelta(milliseconds=50))
         with NameServer({"hooks.example.com": None}) as server:
-            result, _ = self.send(server, settings)
+            result, _ = self.send(server, impatient)
         assert result.failure is Failure.DNS
         assert result.duration < timedelta(seconds=2)
 

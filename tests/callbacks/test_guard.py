@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import string
+import subprocess
+import sys
 from ipaddress import IPv6Address, ip_address, ip_network
 
 import pytest
 from django.conf import LazySettings
 from hypothesis import example, given
+from hypothesis import settings as running
 from hypothesis import strategies as st
 from yarl import URL
 
@@ -73,6 +76,7 @@ def test_public_addresses(address: str) -> None:
 
 
 @given(V4)
+@running(deadline=None)
 def test_a_public_v4_address_is_global_to_python_too(address: object) -> None:
     given_address = ip_address(str(address))
     assert not is_public(given_address) or (
@@ -81,18 +85,41 @@ def test_a_public_v4_address_is_global_to_python_too(address: object) -> None:
 
 
 @given(V6)
+@running(deadline=None)
 def test_a_public_v6_address_is_global_unicast(address: object) -> None:
     given_address = ip_address(str(address))
     assert is_public(given_address) <= (given_address in ip_network("2000::/3"))
 
 
 @given(V4)
+@running(deadline=None)
 def test_no_address_within_an_address_is_public(address: object) -> None:
     number = int(ip_address(str(address)))
     for prefix in (0, 0xFFFF << 32, 0xFFFF << 48, 0x64FF9B << 96):
         assert not is_public(IPv6Address(prefix + number))
     assert not is_public(IPv6Address((0x2002 << 112) + (number << 80)))
     assert not is_public(IPv6Address((0x20010000 << 96) + number))
+
+
+def test_the_guard_and_the_signature_need_no_aiohttp() -> None:
+    """An API can refuse urls without the client; signing needs no Django either."""
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in REFUSED:
+            raise ModuleNotFoundError(name=name)
+REFUSED = {"aiohttp", "aiodns", "cryptography"}
+sys.meta_path.insert(0, Refuse())
+import delayed_queue.callbacks.guard
+REFUSED |= {"django", "asgiref"}
+for name in [each for each in sys.modules if each.partition(".")[0] in {"django", "delayed_queue"}]:
+    del sys.modules[name]
+import delayed_queue.callbacks.signing
+print("imported")
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert done.stdout == b"imported\n", done.stderr
 
 
 class TestAllowing:
@@ -226,6 +253,7 @@ HOSTS = st.text(
 )
 @example("http://\u24db\u24de\u24d2\u24d0\u24db.example.com/")
 @example("http://fa\u00df.example.com/")
+@running(deadline=None)
 def test_what_is_accepted_is_what_aiohttp_would_dial(url: str) -> None:
     try:
         target = read_url(url, CLOSED)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as running
 from hypothesis import strategies as st
 
 from delayed_queue.callbacks.outcomes import (
@@ -73,12 +74,14 @@ def test_a_date_is_read_by_the_clock_of_the_receiver() -> None:
 
 
 @given(st.text(), st.text())
+@running(deadline=None)
 def test_any_header_gives_a_wait_within_the_limit(asked: str, date: str) -> None:
     wait = retry_after_of({"Retry-After": asked, "Date": date}, NOW, DAY)
     assert wait is None or timedelta(0) <= wait <= DAY
 
 
 @given(st.binary(max_size=3000))
+@running(deadline=None)
 def test_any_body_gives_an_excerpt_that_can_be_stored(body: bytes) -> None:
     excerpt = excerpt_of(body)
     assert len(excerpt.encode()) <= 1024

@@ -1,0 +1,83 @@
+"""Sections of the settings: their keys, their suggestions, and the secrets that they keep."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import LazySettings
+
+from delayed_queue.checks import check_settings
+from delayed_queue.conf import get_settings
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.sections import SECTIONS, CallbackSettings
+
+RIGHT: list[tuple[str, Any]] = [
+    ("ALLOWED_HOSTS", ["erp.internal", "*.hooks.corp", "localhost", "10.0.0.1", "::1", "a_b.x"]),
+    ("ALLOWED_NETWORKS", ("10.0.0.0/8", "127.0.0.1", "fd00::/8", "::1")),
+    ("ALLOWED_PORTS", [1, 65_535]),
+    ("CONNECT_TIMEOUT", timedelta(milliseconds=1)),
+    ("TOTAL_TIMEOUT", timedelta(minutes=10)),
+    ("CONNECTIONS", 10_000),
+    ("RETRY_AFTER_LIMIT", timedelta(0)),
+    ("CA_FILE", "/etc/ssl/own.pem"),
+    ("SECRET_KEYS", ["k" * 32]),
+]
+WRONG: list[tuple[str, Any]] = [
+    ("ALLOWED_HOSTS", "erp.internal"),
+    ("ALLOWED_HOSTS", ["http://erp.internal/"]),
+    ("ALLOWED_HOSTS", ["*"]),
+    ("ALLOWED_HOSTS", ["a.*.corp"]),
+    ("ALLOWED_HOSTS", ["b\u00fccher.example"]),
+    ("ALLOWED_HOSTS", ["erp.internal:8080"]),
+    ("ALLOWED_NETWORKS", ["10.0.0.1/8"]),
+    ("ALLOWED_NETWORKS", [10]),
+    ("ALLOWED_PORTS", ["80"]),
+    ("ALLOWED_PORTS", [True]),
+    ("CONNECT_TIMEOUT", 5),
+    ("TOTAL_TIMEOUT", timedelta(0)),
+    ("CONNECTIONS", 0),
+    ("RETRY_AFTER_LIMIT", timedelta(seconds=-1)),
+    ("CA_FILE", None),
+    ("SECRET_KEYS", ["short"]),
+    ("SECRET_KEYS", "k" * 32),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), RIGHT)
+def test_right_values(settings: LazySettings, key: str, value: Any) -> None:
+    settings.DELAYED_QUEUE = {"CALLBACKS": {key: value}}
+    assert check_settings() == []
+    assert getattr(get_settings().CALLBACKS, key) == value
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_wrong_values(settings: LazySettings, key: str, value: Any) -> None:
+    settings.DELAYED_QUEUE = {"CALLBACKS": {key: value}}
+    [message] = check_settings()
+    assert message.msg == f"DELAYED_QUEUE['CALLBACKS']['{key}'] cannot be used."
+    assert message.hint
+    with pytest.raises(InvalidConfiguration, match=key):
+        get_settings()
+
+
+def test_a_key_that_is_nearly_right_is_suggested(settings: LazySettings) -> None:
+    settings.DELAYED_QUEUE = {"CALLBACKS": {"allowed_host": [], "COLOUR": "red"}}
+    near, far = check_settings()
+    assert near.hint == "Did you mean 'ALLOWED_HOSTS'?"
+    assert far.hint is not None
+    assert far.hint.startswith("Known keys: ALLOWED_HOSTS, ")
+
+
+def test_no_key_is_shown(settings: LazySettings) -> None:
+    secret = "very-secret-and-short"
+    settings.DELAYED_QUEUE = {"CALLBACKS": {"SECRET_KEYS": [secret]}}
+    [message] = check_settings()
+    assert secret not in f"{message.msg} {message.hint}"
+    assert secret not in repr(CallbackSettings(SECRET_KEYS=[secret]))
+
+
+def test_every_key_has_its_rule() -> None:
+    for section in SECTIONS.values():
+        assert set(section.rules) == {*section.cls.__dataclass_fields__}
