@@ -41,7 +41,7 @@ def test_j9_the_attempts_of_a_job_in_their_order(caller: Client):
     first.pop("id")
     assert first == {
         "jobId": "a", "topic": "orders", "webhookId": "msg_1", "attempt": 1,
-        "startedAt": "2027-01-15T08:00:00Z", "durationMs": 12, "status": 503,
+        "startedAt": "2027-01-15T08:00:00.000Z", "durationMs": 12, "status": 503,
         "failure": "status", "detail": "The answer was 503.", "address": "192.0.2.1",
         "excerpt": "busy", "isAmbiguous": True, "endpoint": None,
     }  # fmt: skip
