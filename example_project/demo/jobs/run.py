@@ -48,6 +48,7 @@ class JobsAct:
         self._shop, self._upstream = (stage.enter(Receiver(HANG_SECONDS)) for _ in range(2))
         ports = f"{self._shop.port},{self._upstream.port}"
         stage.children.environment |= {
+            "CALLBACKS": "1",
             "CALLBACK_NETWORKS": "127.0.0.1/32",
             "CALLBACK_PORTS": ports,
             "CALLBACK_BREAKER_PAUSE": "1",  # for half a minute nobody wants to watch
