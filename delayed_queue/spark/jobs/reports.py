@@ -212,8 +212,8 @@ def backlog(waiting: DataFrame | None, now: datetime) -> list[dict[str, Any]]:
     """Return how many of each kind are due, and fall due in each of the next 24 hours, or later."""
     if waiting is None:
         return []
-    begin, hours = int(now.timestamp()), int(_HORIZON.total_seconds()) // 3600
-    hour = f"CAST(floor((unix_seconds(scheduled_at) - {begin}) / 3600) AS INT)"
+    begin, hours = int(now.timestamp() * 1e6), int(_HORIZON.total_seconds()) // 3600
+    hour = f"CAST(floor((unix_micros(scheduled_at) - {begin}L) / 3.6e9D) AS INT)"
     rows = (
         waiting.selectExpr("kind", f"least(greatest({hour}, -1), {hours}) AS hour")
         .groupBy("kind")
