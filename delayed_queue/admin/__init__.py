@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from delayed_queue.admin.letters import DeadLetterAdmin
 from delayed_queue.admin.messages import MessageAdmin
+from delayed_queue.admin.reports import PipelineReportAdmin
 from delayed_queue.admin.schedules import ScheduleAdmin
 from delayed_queue.admin.workers import WorkerAdmin
 
-__all__ = ["DeadLetterAdmin", "MessageAdmin", "ScheduleAdmin", "WorkerAdmin"]
+__all__ = ["DeadLetterAdmin", "MessageAdmin", "PipelineReportAdmin", "ScheduleAdmin", "WorkerAdmin"]

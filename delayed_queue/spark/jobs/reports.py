@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue import sql
 from delayed_queue.spark.jobs import events, plots
-from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.console import Console, aligned, span
 from delayed_queue.spark.jobs.database import connect, fetch
 from delayed_queue.spark.jobs.events import parse_mapping as parse_mapping
 
@@ -271,16 +271,6 @@ def _spans(found: Mapping[str, float] | None) -> list[str]:
     if found is None:
         return ["-"] * 4
     return [span(found[each]) for each in ("p50", "p95", "p99", "max")]
-
-
-def span(seconds: float) -> str:
-    """Return a time span as people say it, three figures long."""
-    if abs(seconds) < 1:
-        return f"{seconds * 1000:.0f} ms"
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if abs(seconds) >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.2f} s"
 
 
 def _backlog_table(rows: list[dict[str, Any]]) -> list[str]:
