@@ -20,6 +20,9 @@ PAUSES: Final = "paused_kind"
 DEAD_PRIMARY: Final = "delayed_queue_dead_letter_pkey"
 DEAD_DIED: Final = "dead_letter_kind_died"
 DEAD_IDS: Final = "dead_letter_kind_id"
+ARCHIVES: Final = "delayed_queue_archive_pkey"
+UNFINISHED: Final = "archive_unfinished"
+REPORTS: Final = "delayed_queue_report_pkey"
 
 KINDS: Final = ["bulk|json", "due|json", "scheduled|json", "leased|json", "mixed|json"]
 
@@ -165,6 +168,13 @@ def leases() -> list[Case]:
             # It looks twice at what it tells of, and earlier cases left dead versions.
             Case("HELD", {"ids": n}, {PRIMARY}, n=n, rows=8, buffers=40, fixed=300)
             for n in (1, 100, 1000)
+        ),
+        *(
+            Case(
+                "LEASED_MEMBERS", {"ids": n, "lease_id": lease_ids(1)[0]}, {PRIMARY}, n=n, rows=8,
+                buffers=40, fixed=300, or_reads={LEASES},
+            )
+            for n in (1, 100)
         ),
         *of_ids("COUNT_CRASH", PRIMARY, (1, 100), lease_id="crashed", now=NOW + LEASE),
         *of_ids("RELEASE", PRIMARY, (1, 100), **release),
@@ -314,6 +324,31 @@ def pauses() -> list[Case]:
     ]  # fmt: skip
 
 
+def archives() -> list[Case]:
+    held = {"id": 2600, "holder": "host:1:x", "now": NOW}
+    plan = {
+        "source": "table-60", "key": "id", "age": "at", "lower": "1", "upper": "2",
+        "only": "{}", "cutoff": 0, "expected": 1, "destination": "lake", "holder": "me",
+        "lease": LEASE, "now": NOW,
+    }  # fmt: skip
+    step = {
+        "state": "published", "to": "pruned", "staging": None, "rows": None, "digest": None,
+        "files": None, "changed": 0,
+    }  # fmt: skip
+    return [
+        Case("PLAN_ARCHIVE", plan, {UNFINISHED}, rows=0, buffers=60),
+        Case("UNFINISHED_ARCHIVE", {"source": "table-20", "now": NOW}, {UNFINISHED}),
+        Case("HOLD_ARCHIVE", {**held, "dead": "x", "lease": LEASE}, {ARCHIVES}, buffers=60),
+        Case("ADVANCE_ARCHIVE", {**held, **step}, {ARCHIVES}, buffers=60),
+        Case("COUNT_PRUNED", {**held, "deleted": 1, "lease": LEASE}, {ARCHIVES}, buffers=60),
+        Case(
+            "SAVE_REPORT", {"figures": "{}", "plots": "{}", "keep": 30, "now": NOW}, {REPORTS},
+            n=130, rows=3, buffers=6,
+        ),
+    ]  # fmt: skip
+
+
 CASES: Final = [
+    *archives(),
     *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(), *pauses()
 ]  # fmt: skip

@@ -13,7 +13,7 @@ NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
-    "delayed_queue_paused"
+    "delayed_queue_paused, delayed_queue_archive, delayed_queue_report"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -100,6 +100,22 @@ INSERT INTO delayed_queue_paused ("pKind", "pausedAt", "pausedBy", reason)
 SELECT 'paused-' || n || '|json', %(now)s, 'operator', 'maintenance'
 FROM generate_series(1, 2000) AS n
 """
+# Archives that are done, and one of each table that is not; reports, far more than are kept.
+_ARCHIVES: Final = """
+INSERT INTO delayed_queue_archive (
+    source, "keyColumn", "ageColumn", lower, upper, cutoff, expected, destination, state, holder,
+    "heldUntil", "createdAt"
+)
+SELECT
+    'table-' || n / 100, 'id', 'at', '1', '2', 0, 1, 'lake',
+    CASE WHEN n %% 100 = 0 THEN 'published' ELSE 'pruned' END, 'host:1:x', 0, 0
+FROM generate_series(1, 5000) AS n
+"""
+_REPORTS: Final = """
+INSERT INTO delayed_queue_report ("createdAt", figures, plots)
+SELECT 0, '{}', '{}'
+FROM generate_series(1, 5000)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +139,8 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
             connection.execute("SET LOCAL jit = off")
             for rows in (_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
+            for rows in (_ARCHIVES, _REPORTS):
+                connection.execute(rows, {})
             yield connection
     finally:
         connection.close()
