@@ -60,6 +60,18 @@ def command(*arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         kill(process.pid)
         process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def executors_of(pid: int) -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie too
+            if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
 
 
 def kill(pid: int) -> None:
@@ -156,12 +168,7 @@ class TestImport:
             "--master", "local-cluster[2,1,1024]",
         ) as process:  # fmt: skip
             wait_until(lambda: count(other) > 0 or process.poll() is not None, PATIENCE)
-            executors = [
-                each
-                for each in psutil.Process(process.pid).children(recursive=True)
-                if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline())
-            ]
-            executors[0].kill()
+            executors_of(process.pid)[0].kill()
             report = answer(process)
         assert (report["created"], report["ignored"], report["input"]) == (60_000, 0, 60_000)
         assert count(other) == 60_000

@@ -18,6 +18,7 @@ from delayed_queue.conf import QueueSettings, find_problems, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.instruments import get_instruments
 from delayed_queue.retries import Backoff, RetryPolicy
+from delayed_queue.spark.settings import SparkSettings
 from tests.instruments import Recorder
 
 RIGHT: dict[str, list[Any]] = {
@@ -35,6 +36,7 @@ RIGHT: dict[str, list[Any]] = {
     "HANDLERS_MODULE": ["handlers", "queue_handlers"],
     "CRON": [(), []],
     "INSTRUMENTS": [(), ["tests.instruments.Recorder"], [Recorder], (Recorder(),)],
+    "SPARK": [{}, {"MASTER": "local[2]", "CONF": {"spark.ui.enabled": "false"}}, SparkSettings()],
 }
 WRONG: dict[str, list[Any]] = {
     "LEASE_DURATION": [timedelta(0), timedelta(days=3651), 300, None],
@@ -51,6 +53,7 @@ WRONG: dict[str, list[Any]] = {
     "HANDLERS_MODULE": ["", "my.handlers", None],
     "CRON": ["* * * * *", 5, [5], [{"no": "entry"}]],
     "INSTRUMENTS": ["tests.instruments.Recorder", None, ["Recorder"], ["a. b"], [5], [object]],
+    "SPARK": [None, [], {"MASTR": "yarn"}, {"MASTER": "moon"}, {"CORES": 0}],
 }
 
 

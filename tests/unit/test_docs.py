@@ -40,6 +40,7 @@ from delayed_queue.queues.cron import CronService, InstallerHandle
 from delayed_queue.queues.tickplans import TickReport
 from delayed_queue.retries import Backoff
 from delayed_queue.schedules import Schedule, ZonedSchedule
+from delayed_queue.spark.settings import SparkSettings
 from tests import documents
 from tests.documents import DOCS, ROOT
 
@@ -76,7 +77,9 @@ def defaults_of(cls: Any) -> dict[str, Any]:
 
 class TestSettings:
     @pytest.mark.parametrize(
-        ("header", "cls"), [("key", QueueSettings), ("field", Backoff)], ids=str
+        ("header", "cls"),
+        [("key", QueueSettings), ("field", Backoff), ("setting", SparkSettings)],
+        ids=str,
     )
     def test_keys_and_defaults_are_those_of_the_code(self, header: str, cls: Any) -> None:
         rows = documents.table(SETTINGS, header, "default", "meaning")
