@@ -10,7 +10,7 @@ SECONDS ?= 300
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers bench-growth chaos stop clean
+.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers bench-growth bench-spark chaos stop clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,6 +70,10 @@ bench-peers: $(VENV)/bench ## the worker against its peers, each in an environme
 bench-growth: $(VENV)/bench ## millions of messages, an old snapshot, an idle queue, PgBouncer
 	@for each in growth held_snapshot idle pgbouncer; do \
 		$(BIN)/python -m benchmarks.$$each $(ARGS) || exit 1; done
+
+bench-spark: $(VENV)/bench ## the data source for Spark beside COPY and JDBC, on one server
+	$(BIN)/python -m pip install --quiet --editable ".[spark]"
+	$(BIN)/python -m benchmarks.spark $(ARGS)
 
 chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

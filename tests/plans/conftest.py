@@ -9,11 +9,14 @@ import psycopg
 import pytest
 from django.db import connections
 
+from delayed_queue.spark.offering import CREATE_STAGE
+
 NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
-    "delayed_queue_paused, delayed_queue_archive, delayed_queue_report"
+    "delayed_queue_paused, delayed_queue_offer_ledger, delayed_queue_offer_stage, "
+    "delayed_queue_archive, delayed_queue_report"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -100,6 +103,33 @@ INSERT INTO delayed_queue_paused ("pKind", "pausedAt", "pausedBy", reason)
 SELECT 'paused-' || n || '|json', %(now)s, 'operator', 'maintenance'
 FROM generate_series(1, 2000) AS n
 """
+# Two thousand jobs of nine chunks and a closing row each, a minute apart.
+_LEDGER: Final = """
+INSERT INTO delayed_queue_offer_ledger (
+    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
+)
+SELECT
+    'job-' || n / 10, 0, n %% 10 - 1, 0, md5(n::text), 1000, 900, 50, %(now)s - n / 10 * 60000
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
+"""
+# Twenty jobs of a thousand rows, each by two attempts of which one counts; half of the keys are
+# in the queue. Then the session's own table for one chunk.
+_STAGE: Final = """
+INSERT INTO delayed_queue_offer_stage (
+    job, attempt, "partition", "position", key, payload, "dueAt", "recordedAt"
+)
+SELECT
+    'job-' || n / 1000, 'attempt-' || n / 500, n %% 2, n,
+    CASE WHEN n %% 4 < 2 THEN 'key-' ELSE 'new-' END || n, 'y', %(now)s, %(now)s - n / 1000 * 60000
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
+"""
+_OFFERED: Final = """
+INSERT INTO pg_temp.delayed_queue_offered ("position", turn, key, payload, due_at)
+SELECT n, 0, CASE WHEN n %% 2 = 0 THEN 'key-' ELSE 'new-' END || n * 97, 'y', %(now)s
+FROM generate_series(1, 1000) AS n
+"""
+
+
 # Archives that are done, and one of each table that is not; reports, far more than are kept.
 _ARCHIVES: Final = """
 INSERT INTO delayed_queue_archive (
@@ -137,7 +167,11 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
                 [_TABLES.split(", ")],
             )
             connection.execute("SET LOCAL jit = off")
-            for rows in (_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES):
+            connection.execute(CREATE_STAGE)
+            for rows in (
+                _MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _LEDGER,
+                _STAGE, _OFFERED,
+            ):  # fmt: skip
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
             for rows in (_ARCHIVES, _REPORTS):
                 connection.execute(rows, {})

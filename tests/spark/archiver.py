@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from delayed_queue.spark.jobs import archives, manifests
+from delayed_queue.spark.jobs import archives, files, manifests
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.tables import KNOWN
 
@@ -20,7 +20,7 @@ STEPS = {
     "planned": (manifests.Manifests, "plan", "after", 1),
     "written": (archives._Archive, "_write", "after", 1),
     "staged": (archives._Archive, "_stage", "after", 1),
-    "renamed": (archives.Files, "rename", "after", 1),
+    "renamed": (files.Files, "rename", "after", 1),
     "published": (archives._Archive, "_publish", "after", 1),
     "in the middle": (manifests.Manifests, "pruned", "after", 2),
     "before the commit": (archives._Archive, "_delete", "after", 2),

@@ -308,7 +308,7 @@ class TestWaking:
         self, other: psycopg.Connection[Any], options: dict[str, str], heard: int
     ):
         other.execute(f"LISTEN {channel_of('orders|json')}")
-        offer(job(chunk="2", **options), [rows(letters("abcdef"))])
+        offer(job("job", NOW, 0, chunk="2", **options), [rows(letters("abcdef"))])
         assert len(list(other.notifies(timeout=0.5, stop_after=2))) == heard
 
     def test_not_for_what_is_far_away(self, other: psycopg.Connection[Any]):
