@@ -31,7 +31,7 @@ SCHEMA = DOCS / "internals/schema.md"
 # The models whose tables that page has, in its order.
 DOCUMENTED: Any = (
     models.Message, models.DeadLetter, models.Schedule, models.Worker, models.PausedQueue,
-    models.OfferLedger, models.OfferStage,
+    models.OfferLedger, models.OfferStage, models.ArchiveManifest, models.PipelineReport,
 )  # fmt: skip
 
 pytestmark = pytest.mark.django_db(transaction=True)
