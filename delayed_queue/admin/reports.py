@@ -115,7 +115,9 @@ def _shown(report: PipelineReport) -> dict[str, Any]:
     figures = report.figures
     return {
         "kinds": [_kind(each) for each in figures.get("kinds", ())],
-        "reasons": figures.get("reasons", ()),
+        "reasons": [
+            {**each, "messages": cell(each["messages"])} for each in figures.get("reasons", ())
+        ],
         "backlog": [_backlog(each) for each in figures.get("backlog", ())],
         "since": _instant(figures.get("since")),
         "until": _instant(figures.get("until")),
