@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from delayed_queue import DelayedQueue, RetryPolicy
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message, PipelineReport
+from delayed_queue.spark import doctor
 from delayed_queue.spark.jobs import archives, drains, imports, replays, reports, snapshots
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.counts import Counts
@@ -214,6 +216,24 @@ class TestImport:
         times = schedules(other)
         assert times[-1] == to_milliseconds(datetime(2031, 1, 1, tzinfo=UTC))
         assert [at - times[0] for at in times[:-1]] == [n * 10_000 for n in range(100)]
+
+    def test_repeated_after_a_crash_it_offers_only_what_is_missing(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: Any
+    ) -> None:
+        """Chunks are known again by what is in them: what was handled meanwhile stays away."""
+        records = [{"key": f"k{n}", "payload": n} for n in range(200)]
+        path = lines(tmp_path / "in.jsonl", records)
+        asked = options(tmp_path, path, spread=Spread.of(over=timedelta(hours=1)))
+        assert imports.run(spark, asked, CONSOLE).created == 200
+        # As a driver leaves it that dies before its end.
+        other.execute('DELETE FROM delayed_queue_offer_ledger WHERE "partition" = -1')
+        other.execute("""DELETE FROM delayed_queue WHERE "pKey" < 'k5'""")
+        left = other.execute("SELECT count(*) FROM delayed_queue").fetchone()
+
+        again = imports.run(spark, asked, CONSOLE)
+
+        assert (again.created, again.was_done) == (200, False)
+        assert other.execute("SELECT count(*) FROM delayed_queue").fetchone() == left
 
     def test_several_queues_in_one_input(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
@@ -551,3 +571,23 @@ class TestReport:
             reports._save(reports.Report({"n": n}, {}))
         found = PipelineReport.objects.order_by("id").values_list("figures", flat=True)
         assert list(found) == [{"n": 2}, {"n": 3}, {"n": 4}]
+
+
+class TestDoctor:
+    """P11."""
+
+    def test_executors_see_what_the_driver_sees(self, queue: DelayedQueue, spark: Any) -> None:
+        rows = doctor._from_executors(spark)
+        assert len(rows) >= 2
+        assert [each.level for each in doctor.executors(rows)] == [doctor.OK]
+        found = doctor.database()
+        assert (found.level, found.found.partition(" ")[0]) == (doctor.OK, "PostgreSQL")
+
+    def test_tables_that_are_missing_are_named(
+        self, queue: DelayedQueue, spark: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dsn = f"{os.environ['DELAYED_QUEUE_DSN']} options='-c search_path=pg_catalog'"
+        monkeypatch.setenv("DELAYED_QUEUE_DSN", dsn)
+        found = doctor.database()
+        assert (found.level, found.advice) == (doctor.FAIL, "Run manage.py migrate.")
+        assert "without delayed_queue," in found.found

@@ -25,7 +25,8 @@ from delayed_queue.spark.jobs.archives import bites, ranges_of
 from delayed_queue.spark.jobs.console import Console, aligned, span
 from delayed_queue.spark.jobs.counts import Counts
 from delayed_queue.spark.jobs.files import FileDigest, digest_of
-from delayed_queue.spark.jobs.inputs import Block, check_columns, format_of, load, numbered
+from delayed_queue.spark.jobs.inputs import Block, check_columns, format_of, numbered
+from delayed_queue.spark.jobs.loading import load
 from delayed_queue.spark.jobs.manifests import is_dead, new_holder
 from delayed_queue.spark.jobs.records import (
     Checked,

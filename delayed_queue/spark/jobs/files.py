@@ -55,22 +55,6 @@ class Files:
         if not system.rename(found, to):
             raise InvalidConfiguration(f"{path} could not be renamed to {target}.")
 
-    def names(self, path: str) -> list[str]:
-        """Return the names in a directory; none where there is no directory."""
-        system, found = self._at(path)
-        if not system.exists(found):
-            return []
-        return sorted(each.getPath().getName() for each in system.listStatus(found))
-
-    def read_text(self, path: str) -> str:
-        """Return the text of a small file; not by Spark, which overlooks hidden directories."""
-        system, found = self._at(path)
-        stream = system.open(found)
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
-
     def stamps(self, paths: list[str]) -> list[tuple[str, int, int]]:
         """Return name, size and time of change of each file, in order.
 

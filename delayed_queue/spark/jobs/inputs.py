@@ -8,16 +8,15 @@ those the line, and the place in the whole input, are sums.
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.spark.jobs.loading import load_application
 from delayed_queue.spark.jobs.records import Checker, Rules, parse_json, plain
 
 if TYPE_CHECKING:
@@ -134,17 +133,6 @@ def _cells(line: str, delimiter: str) -> list[str]:
     return next(csv.reader([line], delimiter=delimiter, strict=True), [])
 
 
-def load(path: str) -> Any:
-    """Return what ``package.module:name`` names."""
-    module, _, name = path.partition(":")
-    try:
-        return attrgetter(name)(importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfiguration(
-            f"{path!r} cannot be loaded: {error}. Write package.module:function."
-        ) from error
-
-
 class _Checking:
     """Runs in the executors, over one partition after the other."""
 
@@ -153,7 +141,7 @@ class _Checking:
         self._columns = columns
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        check = None if self._source.check is None else load(self._source.check)
+        check = None if self._source.check is None else load_application(self._source.check)
         checker = Checker(self._source.rules, check)
         reader: Callable[..., Iterator[tuple[Any, ...]]]
         reader = _of_rows if self._source.format == "parquet" else _Blocks(self._read_line)
