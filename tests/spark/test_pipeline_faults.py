@@ -201,8 +201,9 @@ class TestImport:
 class TestDrain:
     """P7: Ctrl-C and SIGTERM end it, and the last batch is acknowledged."""
 
-    def test_sigterm_ends_a_continuous_one(
-        self, queue: DelayedQueue, known: str, tmp_path: Path
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_a_signal_ends_a_continuous_one(
+        self, number: signal.Signals, queue: DelayedQueue, known: str, tmp_path: Path
     ) -> None:
         for n in range(20):
             queue.offer_or_update(f"k{n}", n)
@@ -213,7 +214,7 @@ class TestDrain:
             assert process.stderr is not None
             said = next(line for line in process.stderr if "20 messages" in line)
             assert "batch 0" in said
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             report = answer(process)
         assert report["messages"] == 20
         assert Message.objects.count() == 0
