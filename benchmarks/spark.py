@@ -10,7 +10,6 @@ import os
 import resource
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -407,4 +406,4 @@ def draw_scaling(points: list[tuple[int, float]]) -> None:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-    sys.exit(main())
+    main()
