@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -173,6 +174,19 @@ class TestRepetitions:
         close(one, 1)
         assert offer(one, [rows(["late"])], 7) == 1
         assert (triple(), keys_of(other)) == ((1, 0, 0), ["a"])
+
+    def test_a_job_that_is_closed_meanwhile_takes_no_more(self, other: psycopg.Connection[Any]):
+        one = job(chunk="1")
+
+        def closing() -> Iterator[pa.RecordBatch]:
+            yield rows(["a"])
+            yield rows(["b"])
+            close(one, 2)
+            yield rows(["late"])
+
+        offer(one, closing())
+        # The last chunk is offered when the one behind it comes, or the end.
+        assert keys_of(other) == ["a"]
 
     def test_until_it_is_closed_the_counts_are_of_what_was_offered(self):
         offer(job(chunk="2"), [rows(letters("aab"))])
