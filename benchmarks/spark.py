@@ -10,7 +10,6 @@ import os
 import resource
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -35,6 +34,7 @@ from delayed_queue.spark.room import TASKS
 KIND: Final = "benchmark|bytes"
 JAR: Final = "/usr/share/java/postgresql.jar"
 CHUNK: Final = 20_000
+WARM: Final = 50_000
 CONNECTIONS: Final = 4
 SCALING: Final = Path("docs/benchmarks/spark-scaling.svg")
 AIMS: Final = {
@@ -106,6 +106,7 @@ class Bench:
     def measure_write(self) -> None:
         rows = self._rows(self.options.rows)
         encoded = encode(rows, CONNECTIONS)
+        self._warm_up()
         for _ in range(self.options.rounds):
             self._timed("COPY", self.options.rows, lambda: copy_all(encoded, self._dsn()))
             self._timed("write", self.options.rows, lambda: self._write(rows))
@@ -133,6 +134,8 @@ class Bench:
     def measure_drain(self) -> None:
         count = self.options.drained
         rows = self._rows(count)
+        self._warm_up()
+        self._drain(prefetch="false")
         for _ in range(self.options.rounds):
             for name, work in (
                 ("bare drain", lambda: bare_drain(self._dsn(), count)),
@@ -168,6 +171,13 @@ class Bench:
         draw_scaling(points)
 
     # How
+
+    def _warm_up(self) -> None:
+        """Start what Spark starts late: workers, compilers, connections."""
+        rows = self._rows(WARM)
+        for work in (self._write, self._write_by_key, *([self._jdbc_write] * self._has_jdbc())):
+            self._empty()
+            work(rows)
 
     def spark(self, master: str = f"local[{CONNECTIONS},4]") -> Any:
         if self._spark is None:
@@ -407,4 +417,4 @@ def draw_scaling(points: list[tuple[int, float]]) -> None:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-    sys.exit(main())
+    main()

@@ -37,6 +37,11 @@ def bulky(spark: Any, count: int) -> Any:
     return messages(spark, count).selectExpr("key", "repeat('x', 5000) AS payload")
 
 
+def activate(spark: Any) -> None:
+    """Make the session that of this thread: elsewhere Spark finds no source of Python's."""
+    spark.createDataFrame([(1,)], "number int")
+
+
 TEXT = {"codec": "text"}
 
 
@@ -187,8 +192,11 @@ class TestWriting:
         frame = bulky(spark, 200)
         with private_server() as server, small_batches(spark), ThreadPoolExecutor(1) as pool:
             given = {"dsn": server.socket_url, "job": "j", "chunk": "50", **TEXT}
-            writing = pool.submit(write, frame.mapInArrow(pause, frame.schema), **given)
-            wait_until(lambda: counts("j", server.socket_url).created >= 50)
+            paused = frame.mapInArrow(pause, frame.schema)
+            pool.submit(activate, spark)  # the one thread of the pool
+            writing = pool.submit(write, paused, **given)
+            wait_until(lambda: writing.done() or counts("j", server.socket_url).created >= 50)
+            assert not writing.done(), str(writing.exception())
             crash(server)
             server.start()
             go.touch()
