@@ -20,6 +20,7 @@ from tests.spark.support import QUIET, wait_in_task
 def main(directory: str, sink: str, block: str, master: str) -> None:
     lake = Path(directory)
     spark = build_session("draining", master, **QUIET)
+    print("APPLICATION", spark.sparkContext.applicationId)  # noqa: T201
     spark.sparkContext.setLogLevel("OFF")
     stream = (
         spark.readStream.format("delayed_queue")

@@ -20,6 +20,7 @@ def main(directory: str, master: str) -> None:
     lake = Path(directory)
     conf = {**QUIET, "spark__sql__execution__arrow__maxRecordsPerBatch": "50"}
     spark = build_session("filling", master, **conf)
+    print("APPLICATION", spark.sparkContext.applicationId)  # noqa: T201
     spark.sparkContext.setLogLevel("OFF")
 
     def die(batches: Any) -> Any:

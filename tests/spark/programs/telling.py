@@ -15,10 +15,12 @@ def main(directory: str) -> None:
         "spark__ui__enabled": "true",
         "spark__ui__port": "0",
         "spark__eventLog__enabled": "true",
+        "spark__eventLog__compress": "false",
         "spark__eventLog__dir": f"file://{directory}",
         "spark__local__dir": directory,
     }
     spark = build_session("telling", "local-cluster[1,1,1024]", **conf)
+    print("APPLICATION", spark.sparkContext.applicationId)  # noqa: T201
     spark.sparkContext.setLogLevel("INFO")
     rows = spark.range(4).selectExpr("concat('k', id) AS key", "'1' AS payload")
     rows.write.format("delayed_queue").option("queue", "orders").mode("append").save()
