@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.test import Client
@@ -27,7 +26,7 @@ def log(key: str, topic: str, *attempts: int) -> None:
     )  # fmt: skip
 
 
-def shown(client: Client, **query: Any) -> list[tuple[str, int]]:
+def shown(client: Client, **query: str) -> list[tuple[str, int]]:
     answer = client.get(ATTEMPTS, query).json()
     return [(each["topic"], each["attempt"]) for each in answer["items"]]
 
