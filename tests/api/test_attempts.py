@@ -49,7 +49,7 @@ def test_j9_the_attempts_of_a_job_in_their_order(caller: Client):
 
 def test_pages(caller: Client):
     log("a", "orders", 1, 2, 3)
-    first = caller.get(ATTEMPTS, {"job": "a", "limit": 2}).json()
+    first = caller.get(ATTEMPTS, {"job": "a", "limit": "2"}).json()
     second = caller.get(ATTEMPTS, {"job": "a", "limit": "2", "after": str(first["next"])}).json()
     assert [each["attempt"] for each in [*first["items"], *second["items"]]] == [1, 2, 3]
     assert second["next"] is None
