@@ -8,13 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.utils import timezone
 from standardwebhooks import Webhook
 
-from delayed_queue import rates
-from delayed_queue.callbacks import attempts, breaker, secrets
+from delayed_queue import DelayedQueue, rates
+from delayed_queue.callbacks import attempts, breaker, delivery, secrets
 from delayed_queue.models import CallbackAttempt, DeadLetter, Endpoint, Host, Message
-from delayed_queue.topics import configure_topic, forget_topics
+from delayed_queue.topics import configure_topic, delete_job, forget_topics
 from delayed_queue.workers import Tally
 from tests.callbacks.delivering import (
     TOPIC,
@@ -319,6 +320,21 @@ class TestBreaker:
             add(f"k{n}", receiver.url)
         send_due()
         assert not Host.objects.exists()
+
+
+class TestDeletion:
+    def test_j3_what_was_deleted_while_it_waited_in_the_worker_is_not_sent(
+        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before the dial a message that was leased a while ago is asked for once more."""
+        add("a", receiver.url)
+        envelope = DelayedQueue(TOPIC, kind=f"{TOPIC}|callback", codec="bytes").try_poll()
+        assert envelope is not None
+        is_held = async_to_sync(delivery._is_still_held)
+        monkeypatch.setattr(delivery, "FRESH_MS", -1)
+        assert is_held(envelope)
+        assert delete_job(TOPIC, "a")
+        assert not is_held(envelope)
 
 
 class TestLimits:
