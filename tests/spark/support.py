@@ -24,10 +24,9 @@ QUIET: Final = {
 }
 NOW: Final = 1_700_000_000_000
 
-# Tests with a JVM: in one worker of xdist, for a session costs seconds and memory.
+# Tests with a JVM; tests/conftest.py keeps them in one worker of xdist.
 with_jvm = [
     pytest.mark.spark,
-    pytest.mark.xdist_group("jvm"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
