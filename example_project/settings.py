@@ -96,7 +96,12 @@ LOGGING = {
     },
 }
 
-DELAYED_QUEUE: dict[str, Any] = {}
+# Once a minute: notifications that no dispatcher will end.
+DELAYED_QUEUE: dict[str, Any] = {
+    "CRON": [
+        {"queue": "notifications-sweeps", "key_prefix": "sweep", "schedule": "* * * * *"},
+    ],
+}
 
 # The notification service; where the keys are explained: example_project/notifications/conf.py.
 NOTIFICATIONS: dict[str, Any] = {
