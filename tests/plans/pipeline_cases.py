@@ -65,7 +65,7 @@ def merges() -> list[Case]:
 
 def streams() -> list[Case]:
     lease = {"lease_id": "mine", "lease": LEASE, "now": NOW}
-    held = {"lease_id": "lease-1750", "now": NOW}
+    held = {"lease_id": "lease-1760", "now": NOW}
     ids = {"first": 50_000, "last": 51_000, "now": NOW}
     return [
         *(

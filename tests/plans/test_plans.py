@@ -36,7 +36,8 @@ WALKS: Final = {
 # These meet the dead versions that rolled-back claims leave behind everything else; the first walk
 # marks them, and the second one passes them by.
 WALKS_BEHIND: Final = {
-    "NEXT_DUE", "NEXT_DUE_OF_KINDS", "NEXT_JOB", "STATS", "OVERVIEW", "PEEK_JOBS",
+    "NEXT_DUE", "NEXT_DUE_OF_KINDS", "NEXT_JOB", "STATS", "OVERVIEW", "KINDS", "PEEK_JOBS",
+    "ID_RANGE",
 }  # fmt: skip
 
 
