@@ -9,3 +9,7 @@ class NotificationsConfig(AppConfig):
     name = "example_project.notifications"
     label = "notifications"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the checks."""
+        from example_project.notifications import checks  # noqa: F401 - registers by import

@@ -120,11 +120,12 @@ class Compiled:
 
     def render(self, context: dict[str, Any]) -> Rendered:
         """Render all parts; raises MissingVariable and NotRenderable."""
-        body = _render(self.body, context)
-        text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
-        return Rendered(
-            _render_text(self.subject, context).strip(), text, _render_text(self.html, context)
-        )
+        values = {name: _guarded(each) for name, each in context.items() if each is not None}
+        body = _render(self.body, values)
+        if self.channel == Channel.WEBHOOK:
+            body = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        subject, html = (_render_text(each, values) for each in (self.subject, self.html))
+        return Rendered(subject.strip(), body, html)
 
 
 def compiled(template: Template) -> Compiled:
@@ -145,7 +146,7 @@ def _compile_body(template: Template) -> Any:
         return _TEXT.from_string(template.body)
     try:
         return _compile_json(json.loads(template.body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TemplateSyntaxError(f"The body of a webhook is JSON: {error}") from None
 
 
@@ -158,16 +159,18 @@ def _compile_json(value: Any) -> Any:
     return _TEXT.from_string(value) if isinstance(value, str) else value
 
 
-def _render(part: Any, context: dict[str, Any]) -> Any:
+def _render(part: Any, values: dict[str, Any]) -> Any:
     if isinstance(part, dict):
-        return {name: _render(each, context) for name, each in part.items()}
+        return {name: _render(each, values) for name, each in part.items()}
     if isinstance(part, list):
-        return [_render(each, context) for each in part]
-    return _render_text(part, context) if isinstance(part, CompiledText) else part
+        return [_render(each, values) for each in part]
+    return _render_text(part, values) if isinstance(part, CompiledText) else part
 
 
-def _render_text(template: CompiledText, context: dict[str, Any]) -> str:
-    values = {name: _guarded(value) for name, value in context.items() if value is not None}
+def _render_text(template: CompiledText, values: dict[str, Any]) -> str:
+    # Most texts have no HTML: nothing is faster than not to begin.
+    if not template.source:
+        return ""
     try:
         # A Context escapes as it says itself, whatever its engine says.
         text = template.render(

@@ -39,6 +39,9 @@ MAX_SMS: Final = 1530
 MAX_KEY: Final = 200
 MAX_CATEGORY: Final = 50
 MAX_ERRORS: Final = 50
+# Asked of the class, each is made anew.
+_CHANNELS: Final = list(Channel.values)
+_PRIORITIES: Final = list(Priority.values)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _CATEGORY: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
@@ -160,8 +163,8 @@ class _Reader:
     def request(self) -> Request | None:
         """Return the request, or None when there are errors."""
         self._check_names()
-        channel = self._choice("channel", Channel.values, required=True)
-        priority = self._choice("priority", Priority.values) or Priority.NORMAL.value
+        channel = self._choice("channel", _CHANNELS, required=True)
+        priority = self._choice("priority", _PRIORITIES) or Priority.NORMAL.value
         recipient = self._recipient(channel)
         category = self._category()
         send_at, expires_at = self._times()

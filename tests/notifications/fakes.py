@@ -274,7 +274,7 @@ class FakeHook(Server):
         await self._runner.cleanup()
 
     async def _post(self, request: web.Request) -> web.Response:
-        key = request.headers["webhook-id"]
+        key = request.headers.get("webhook-id", "")
         self.seen[key] += 1
         behaviour = asked_of(f"[{request.match_info['behaviour']}]", self.seen[key])
         if behaviour.isdigit():

@@ -13,6 +13,7 @@ from django.contrib.messages import get_messages
 from django.test import Client
 
 from example_project.notifications import parking, services
+from example_project.notifications.admin import base
 from example_project.notifications.models import (
     Delivery,
     Notification,
@@ -227,6 +228,16 @@ def test_n12_what_was_parked_and_why():
     assert "secret-number" not in html
     seeing = operator("view_parkedrequest", "view_parked_body")
     assert "secret-number" in page(seeing, f"{PARKED}{parked.pk}/change/")
+
+
+def test_n12_parked_requests_have_pages_and_are_counted_to_a_cap(monkeypatch):
+    monkeypatch.setattr(base, "MAX_LISTED", 250)
+    bodies = [b"{%d" % number for number in range(260)]
+    parking.take([Incoming(each) for each in bodies], tenant="shop", origin="q")
+    client = operator("view_parkedrequest")
+    assert "250 parked requests" in page(client, PARKED)
+    assert 'href="?p=2"' in page(client, PARKED)
+    assert client.get(f"{PARKED}?p=3").status_code == 200
 
 
 def test_n12_parked_requests_that_are_valid_by_now_are_accepted():

@@ -206,6 +206,15 @@ def test_n9_no_context_changes_the_structure_of_a_webhook():
     assert json.loads(body) == {"order": order["id"], "lines": ["a\nb"]}
 
 
+def test_n9_the_body_of_a_webhook_is_json_whatever_it_is():
+    text = template(name="text", channel="webhook", body='"{{ name }}"', html="", subject="")
+    shelf = Shelf(text)
+    raw = {"channel": "webhook", "to": "https://shop.example/", "template": "text"}
+    answer = validate(raw | {"context": {"name": 'a"b'}}, shelf, NOW)
+    assert isinstance(answer, Request)
+    assert json.loads(answer.body) == 'a"b'
+
+
 @pytest.mark.parametrize(
     ("values", "path"),
     [
@@ -249,8 +258,9 @@ def test_n9_a_template_has_no_tag_that_reaches_out(text):
 
 
 @pytest.mark.parametrize("text", ["{{ o.items }}", "{{ o.clear }}", "{{ l.pop }}", "{{ o.x.y }}"])
-def test_n9_a_template_reaches_no_method_of_a_value(text):
-    shelf = Shelf(template(body=text))
+@pytest.mark.parametrize("part", ["subject", "body", "html"])
+def test_n9_a_template_reaches_no_method_of_a_value(text, part):
+    shelf = Shelf(template(**{part: text}))
     raw = {"channel": "email", "to": "ada@example.org", "template": "welcome"}
     answer = validate(raw | {"context": {"name": "a", "o": {"x": 1}, "l": [1]}}, shelf, NOW)
     assert isinstance(answer, list)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.contrib import admin
+from django.core.paginator import Paginator
 from django.http import HttpRequest
+from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -18,6 +20,7 @@ else:
     Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
 
 APP: Final = "notifications"
+MAX_LISTED: Final = 5_000
 _CLASSES: Final = {
     Status.ENQUEUED: "dq-scheduled",
     Status.PROCESSING: "dq-leased",
@@ -28,12 +31,22 @@ _CLASSES: Final = {
 }
 
 
+class CappedPaginator(Paginator):  # type: ignore[type-arg] # not subscriptable at run time
+    """Counts no further than a cap: what lies beyond it is reached by pruning, not by paging."""
+
+    @cached_property
+    def count(self) -> int:
+        rows: Any = self.object_list
+        return len(rows[:MAX_LISTED].values_list("pk", flat=True))
+
+
 class ShownOnly(Base):
     """Read-only pages of bounded cost."""
 
     list_per_page = 100
     list_max_show_all = 0
     show_full_result_count = False
+    paginator = CappedPaginator
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
 

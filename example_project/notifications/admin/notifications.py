@@ -52,8 +52,8 @@ class NotificationAdmin(ShownOnly):
     list_filter = (StatusFilter, RecipientFilter)
     search_fields = ("=id",)
     search_help_text = "An id, exactly as the API answered it."
-    change_list_template = "admin/notifications/change_list.html"
-    change_form_template = "admin/notifications/detail.html"
+    change_list_template = "admin/notifications/notification/change_list.html"
+    change_form_template = "admin/notifications/notification/detail.html"
     actions = ("cancel_selected", "retry_selected")
     fieldsets = (
         (None, {"fields": ("state", "about", "asked", "attempts_column", "provider_column")}),

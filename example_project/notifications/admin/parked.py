@@ -24,7 +24,6 @@ class ParkedRequestAdmin(ShownOnly):
     """The latest first."""
 
     list_display = ("reason", "origin", "times", "size_column", "parked_at")
-    list_filter = ("origin",)
     ordering = ("-parked_at", "-id")
     actions = ("retry_selected",)
     readonly_fields = (

@@ -44,7 +44,6 @@ class SuppressionAdmin(ShownOnly):
 
     form = SuppressionForm
     list_display = ("id", "channel", "category_column", "reason", "created_at")
-    list_filter = ("channel", "reason")
     ordering = ("-id",)
 
     @admin.display(description="category")

@@ -390,6 +390,24 @@ def test_n7_no_transaction_is_open_while_a_provider_is_called(
         sms.release()
 
 
+def test_n7_connections_that_are_lost_during_a_call_cost_no_second_one(
+    dispatch: dict[str, Any], sms: FakeSms
+):
+    """Faults: the end is written on a new connection."""
+    notification = enqueue_sms("[wait]")
+    dispatch["PROVIDERS"]["sms"][0]["timeout"] = 20.0
+    with running(dispatcher()):
+        wait_until(lambda: sms.hanging == 1)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        sms.release()
+        wait_until(lambda: end_of(notification)[0] == SENT)
+    assert sms.seen == {str(notification.id): 1}
+
+
 def test_n4_what_is_logged_names_neither_recipient_nor_content(
     dispatch: dict[str, Any], sms: FakeSms, caplog: pytest.LogCaptureFixture
 ):

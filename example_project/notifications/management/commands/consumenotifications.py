@@ -22,6 +22,8 @@ class Command(BaseCommand):
     def handle(self, *, queue: str, tenant: str, batch_size: int | None, **options: Any) -> None:
         """Consume; the first SIGTERM or SIGINT ends it after the batch in hand."""
         consumer = Consumer(queue=queue, tenant=tenant, batch=batch_size)
+        if consumer.url.startswith("memory:"):
+            self.stderr.write("memory:// has the messages of this process alone: set AMQP_URL.")
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, lambda *_: consumer.stop())
         consumer.run()

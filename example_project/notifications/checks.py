@@ -1,0 +1,35 @@
+"""System checks: settings that cannot be used, and what a deployment should not forget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core import checks
+from django.core.checks import CheckMessage, register
+from django.core.exceptions import ImproperlyConfigured
+
+from example_project.notifications.conf import get_settings
+
+
+@register
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Refuse unknown keys of ``NOTIFICATIONS``, and values that contradict each other."""
+    try:
+        get_settings()
+    except ImproperlyConfigured as error:
+        return [checks.Error(str(error), id="notifications.E001")]
+    return []
+
+
+@register(deploy=True)
+def check_hash_key(**_: Any) -> list[CheckMessage]:
+    """Warn where opt-outs would be forgotten with the next ``SECRET_KEY``."""
+    if check_settings() or get_settings().HASH_KEY:
+        return []
+    return [
+        checks.Warning(
+            "The recipients' hashes depend on SECRET_KEY: when it changes, nobody is suppressed.",
+            hint="Set NOTIFICATIONS['HASH_KEY'] (NOTIFICATIONS_HASH_KEY).",
+            id="notifications.W001",
+        )
+    ]

@@ -1,0 +1,178 @@
+"""The parts of a dispatcher by themselves: gathering, circuits, settings, Apprise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DataError
+from pytest_django import Settings
+
+from example_project.notifications.channels import get_settings, routes_of, signing_secrets
+from example_project.notifications.circuits import Circuit
+from example_project.notifications.providers.base import cleaned
+from example_project.notifications.recording import Gatherer
+from tests.notifications.dispatchers import SENT, dispatch_all
+from tests.notifications.factories import enqueue
+from tests.notifications.fakes import FakeHook
+
+# Gathering
+
+
+class Calls:
+    """Notes what each call was given; refuses negative numbers."""
+
+    def __init__(self) -> None:
+        self.made: list[list[int]] = []
+
+    def __call__(self, items: Sequence[int]) -> list[int]:
+        self.made.append(list(items))
+        if any(item < 0 for item in items):
+            raise DataError("negative")
+        return [item * 10 for item in items]
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+def gatherer(calls: Calls) -> Iterator[Gatherer[int, int]]:
+    gatherer: Gatherer[int, int] = Gatherer("test", calls, 0.001)
+    yield gatherer
+    gatherer.close()
+
+
+def ask(gatherer: Gatherer[int, int], *items: int) -> list[Any]:
+    async def run() -> list[Any]:
+        return await asyncio.gather(*map(gatherer.ask, items), return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+def test_what_is_asked_at_the_same_time_is_one_call_and_each_gets_its_own_answer(
+    calls: Calls, gatherer: Gatherer[int, int]
+):
+    assert ask(gatherer, 1, 2, 3) == [10, 20, 30]
+    assert calls.made == [[1, 2, 3]]
+
+
+def test_an_item_that_breaks_a_call_fails_alone(calls: Calls, gatherer: Gatherer[int, int]):
+    one, bad, two = ask(gatherer, 1, -1, 2)
+    assert (one, two) == (10, 20)
+    assert isinstance(bad, DataError)
+    assert calls.made == [[1, -1, 2], [1], [-1], [2]]
+
+
+def test_an_error_of_the_call_is_that_of_all_who_asked_and_of_nobody_later():
+    def fail(items: Sequence[int]) -> list[int]:
+        if items == [1, 2]:
+            raise RuntimeError("no")
+        return list(items)
+
+    gatherer: Gatherer[int, int] = Gatherer("test", fail, 0.0)
+    assert [type(each) for each in ask(gatherer, 1, 2)] == [RuntimeError, RuntimeError]
+    assert ask(gatherer, 3) == [3]
+    gatherer.close()
+
+
+# Circuits
+
+
+def test_a_circuit_opens_after_failures_in_a_row_and_lets_one_call_decide():
+    circuit = Circuit(2, timedelta(0))
+    circuit.note(is_failure=True)
+    circuit.note(is_failure=False)
+    circuit.note(is_failure=True)
+    assert not circuit.is_open
+    circuit.note(is_failure=True)
+    assert circuit.is_open
+    assert circuit.wait() == timedelta(0)
+    circuit.note(is_failure=False)
+    assert not circuit.is_open
+
+
+def test_an_open_circuit_says_how_long_it_stays_open():
+    circuit = Circuit(1, timedelta(hours=1))
+    assert circuit.wait() == timedelta(0)
+    circuit.note(is_failure=True)
+    assert timedelta(minutes=59) < circuit.wait() <= timedelta(hours=1)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"PROVIDER": {}},
+        {"PROVIDERS": {"fax": []}},
+        {"THROTTLE": {"fax": (1, 1)}},
+    ],
+)
+def test_unknown_keys_are_refused(settings: Settings, wrong: dict[str, Any]):
+    settings.DISPATCH = wrong
+    with pytest.raises(ImproperlyConfigured, match="unknown keys"):
+        get_settings()
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [],
+        [{"kind": "console", "name": "a"}, {"kind": "console", "name": "a"}],
+        [{"kind": "nobody.knows.This", "name": "a"}],
+        [{"kind": "http", "name": "a", "password": "s3cret"}],
+    ],
+)
+def test_providers_that_cannot_be_made_are_refused_without_their_options(
+    settings: Settings, entries: list[dict[str, Any]]
+):
+    settings.DISPATCH = {"PROVIDERS": {"sms": entries}}
+    with pytest.raises(ImproperlyConfigured) as caught:
+        routes_of("sms")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_without_secrets_one_is_derived_and_changes_with_the_secret_key(settings: Settings):
+    first = signing_secrets()
+    settings.SECRET_KEY = "another"
+    assert len(first) == 1
+    assert signing_secrets() != first
+
+
+def test_answers_are_kept_without_the_addresses_and_numbers_they_repeat():
+    kept = cleaned("550 <ada@example.org> unknown, call +40 721 234 567 or 0721234567")
+    assert kept == "550 <(address)> unknown, call (number) or (number)"
+
+
+# Providers that are not of the table of outcomes
+
+
+@pytest.mark.django_db(transaction=True)
+def test_n8_the_console_sends_nothing_and_says_so(settings: Settings):
+    settings.DISPATCH = {}
+    enqueue()
+    assert dispatch_all(1) == {SENT: 1}
+
+
+# A plug-in of Apprise imports it.
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("path", "end"), [("", (SENT, "")), ("500", ("FAILED", "in doubt"))])
+def test_n8_apprise_says_yes_or_leaves_it_open(settings: Settings, path: str, end: tuple[str, str]):
+    with FakeHook() as hook:
+        url = f"json://127.0.0.1:{hook.port}/{path}?to={{recipient}}"
+        settings.DISPATCH = {
+            "PROVIDERS": {"sms": [{"kind": "apprise", "name": "chat", "url": url}]}
+        }
+        notification = enqueue(channel="sms", recipient="+40721234567", body="Code 7.")
+        dispatch_all(1)
+    notification.refresh_from_db()
+    assert (notification.status, notification.outcome) == end
+    assert hook.seen == {"": 1}

@@ -1,0 +1,81 @@
+"""An intake whose database goes away (N1): 503 and nothing half done, 202 and nothing lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+
+from delayed_queue.models import Message
+from example_project.notifications.models import DedupeClaim, Notification
+from tests.faults.aiming import Stage
+from tests.faults.proxy import Proxy
+from tests.notifications.requests import email
+from tests.races.concurrency import calling
+
+pytestmark = pytest.mark.usefixtures("proxied")
+
+URL = "/v1/notifications"
+
+
+@pytest.fixture
+def shop(proxied: None, caller: Client) -> Client:
+    """A caller whose token is known to the process, so that what fails is the intake."""
+    assert caller.get(URL).status_code == 200
+    return caller
+
+
+def post(client: Client, *requests: dict[str, Any]) -> Any:
+    # As Django does between two requests.
+    connection.close_if_unusable_or_obsolete()
+    path, body = (URL, requests[0]) if len(requests) == 1 else (f"{URL}/bulk", list(requests))
+    return client.post(path, json.dumps(body), content_type="application/json")
+
+
+def stored() -> tuple[int, int, int]:
+    connection.close_if_unusable_or_obsolete()
+    models = (Notification, Message, DedupeClaim)
+    found = [each.objects.count() for each in models]
+    return found[0], found[1], found[2]
+
+
+def test_n1_an_answer_lost_after_the_commit_is_503_and_asked_again_a_duplicate(shop, proxy: Proxy):
+    proxy.swallow_answer("COMMIT")
+    answer = post(shop, email(dedupeKey="order-1"))
+    assert (answer.status_code, "Retry-After" in answer) == (503, True)
+    assert stored() == (1, 1, 1)
+
+    answer = post(shop, email(dedupeKey="order-1"))
+    assert (answer.status_code, answer.json()["duplicate"]) == (202, True)
+    assert stored() == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["INSERT INTO notifications_dedupeclaim", "INSERT INTO notifications_notification",
+     "INSERT INTO delayed_queue", "COMMIT"],
+)  # fmt: skip
+@pytest.mark.parametrize("count", [1, 20])
+def test_n1_a_connection_lost_on_the_way_leaves_nothing(shop, proxy: Proxy, statement, count):
+    aim = proxy.aim_at(statement, Stage.UNSENT)
+    requests = [email(dedupeKey=str(each)) for each in range(count)]
+    with calling(lambda: post(shop, *requests)) as call:
+        aim.wait()
+        proxy.cut()
+        answer = call.answer()
+    assert answer.status_code == 503
+    assert answer["Content-Type"] == "application/problem+json"
+    assert stored() == (0, 0, 0)
+    assert post(shop, *requests).status_code == 202
+    assert stored() == (count, count, count)
+
+
+def test_n1_a_database_that_is_away_is_503_until_it_is_back(shop, proxy: Proxy):
+    proxy.refuse()
+    assert post(shop, email()).status_code == 503
+    proxy.accept()
+    assert post(shop, email()).status_code == 202
+    assert stored()[:2] == (1, 1)
