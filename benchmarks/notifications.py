@@ -79,6 +79,10 @@ SELECT status, count(*)
 FROM notifications_notification
 GROUP BY status
 """
+SIZE: Final[LiteralString] = """
+SELECT pg_total_relation_size('notifications_notification')
+    + pg_total_relation_size('notifications_delivery')
+"""
 DEAD: Final[LiteralString] = """
 SELECT relname, n_dead_tup, pg_total_relation_size(relid)
 FROM pg_stat_user_tables
@@ -222,8 +226,8 @@ def _drained(bench: Bench) -> tuple[Table, list[Line]]:
     say(f"storing {options.drain:,}")
     bench.fill(options.drain, "bulk")
     with _dispatchers(bench), _watched(bench):
+        bench.wait_for(1, 60)  # the processes have started
         began_at = time.monotonic()
-        bench.wait_for(1, 60)
         is_complete = bench.wait_for(bench.offered, 3600)
         took = time.monotonic() - began_at
     table = _table(f"drain of {options.drain:,}")
@@ -270,10 +274,12 @@ def _latencies(bench: Bench, priority: str) -> list[tuple[str, str]]:
 def _witnesses(bench: Bench) -> list[tuple[str, str]]:
     found = bench.accepted()
     lost = bench.offered - found["total"]
+    [(size,)] = bench.rows(SIZE)
     statuses = ", ".join(f"{name} {count:,}" for name, count in bench.rows(STATUSES))
     return [
         ("providers: lost, twice", f"{lost}, {found['twice']}"),
         ("statuses", statuses),
+        ("bytes for each, with indexes", f"{size / max(bench.offered, 1):,.0f}"),
         ("dead rows at most: queue, notifications", _most_dead(bench)),
     ]
 
