@@ -108,6 +108,7 @@ class FakeSmtp(Server):
     async def _start(self) -> None:
         self.connections = 0
         self._open: set[SMTP] = set()
+        self._began: dict[SMTP, float] = {}
         self._server = await self._loop.create_server(self._session, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -132,7 +133,7 @@ class FakeSmtp(Server):
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
         self._open.add(server)
-        session.began_at = time.time()
+        self._began[server] = time.time()
         envelope.mail_from = address
         return "250 OK"
 
@@ -151,13 +152,13 @@ class FakeSmtp(Server):
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
         behaviour = self.at_data(envelope.rcpt_tos[0])
-        content = bytes(envelope.content or b"")
+        content = envelope.original_content or b""
         key = email.message_from_bytes(content)["Message-ID"].strip("<>").partition("@")[0]
         self.seen[key] += 1
         if behaviour == "refuse-data":
             return "554 refused"
         await asyncio.sleep(self.latency)
-        self.accept(key, session.began_at)
+        self.accept(key, self._began[server])
         if behaviour == "drop-after":
             hang_up(server)
         if behaviour == "hang-after":
