@@ -98,8 +98,8 @@ LOGGING = {
     },
 }
 
-# Calls of private addresses are refused unless these allow them; see docs/operations/security.md.
 DELAYED_QUEUE: dict[str, Any] = {
+    # Calls of private addresses are refused unless these allow them; see docs/operations/security.md.
     "CALLBACKS": {
         "ENABLED": env.bool("CALLBACKS", default=True),
         "ALLOWED_HOSTS": env.list("CALLBACK_HOSTS", default=[]),
@@ -107,6 +107,10 @@ DELAYED_QUEUE: dict[str, Any] = {
         "ALLOWED_PORTS": env.list("CALLBACK_PORTS", cast=int, default=[]),
         "BREAKER_PAUSE": timedelta(seconds=env.float("CALLBACK_BREAKER_PAUSE", default=30.0)),
     },
+    # Once a minute: notifications that no dispatcher will end.
+    "CRON": [
+        {"queue": "notifications-sweeps", "key_prefix": "sweep", "schedule": "* * * * *"},
+    ],
 }
 
 # The notification service; where the keys are explained: example_project/notifications/conf.py.

@@ -7,6 +7,8 @@ from example_project.settings import *  # noqa: F403
 from example_project.settings import DATABASE_URL_IS_SET, INSTALLED_APPS, database
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.workerapp"]
+# Without the schedules of the example project: tests declare their own.
+DELAYED_QUEUE = {}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 if not DATABASE_URL_IS_SET:

@@ -44,6 +44,7 @@ class DispatchSettings:
     ``RETRY``: when to try again after a transient failure, and how often.
     ``THROTTLE``: for each channel, how many a second one recipient gets, and how many at once.
     ``LEASE``: how long a dispatcher that died is waited for.
+    ``CLAIM``: "fast", or "strict" where one batch must not be split between two dispatchers.
     ``GATHER``: how long what is to be written waits for more of it.
     ``WAIT``: how long a dispatcher waits in place for a provider's rate, before it snoozes.
     ``SECRETS``: what webhooks and callbacks are signed with, the newest first; empty derives one
@@ -58,6 +59,7 @@ class DispatchSettings:
     )
     THROTTLE: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     LEASE: timedelta = timedelta(minutes=1)
+    CLAIM: str = "fast"
     GATHER: timedelta = timedelta(milliseconds=5)
     WAIT: timedelta = timedelta(milliseconds=500)
     SECRETS: Sequence[str] = ()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from delayed_queue import Envelope, RetryPolicy, handler, signals
-from delayed_queue.cron import cron
 from example_project.notifications import services
 from example_project.notifications.channels import close_routes, get_settings
 from example_project.notifications.dispatching import dispatch
@@ -18,18 +17,18 @@ SWEEPS: Final = "notifications-sweeps"
 LANES = [queue_name(lane, channel) for lane in Priority for channel in Channel]
 
 for _name in LANES:
-    handler(_name, retry=get_settings().RETRY, lease=get_settings().LEASE)(dispatch)
+    handler(
+        _name,
+        retry=get_settings().RETRY,
+        lease=get_settings().LEASE,
+        claim=get_settings().CLAIM,
+    )(dispatch)
 
 # Half a day of tries: a callback is worth less the later it comes.
 handler(
     services.CALLBACK_QUEUE,
     retry=RetryPolicy.exponential(timedelta(seconds=10), max_attempts=15),
 )(tell)
-
-
-@cron(SWEEPS, "sweep", "* * * * *", missed="latest")
-def sweep_payload(at: datetime) -> None:
-    """Sweep once a minute; there is nothing to say about it."""
 
 
 @handler(SWEEPS)

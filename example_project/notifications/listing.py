@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from example_project.notifications import sql
+from example_project.notifications import queries
 from example_project.notifications.models import Notification, Status
 from example_project.notifications.services import fetch
 
@@ -41,12 +41,12 @@ def ids_in(
 ) -> Ids:
     """Return the newest in those states that are older than ``before``; cost is by page."""
     params = {"statuses": [each.value for each in statuses], "tenant": tenant}
-    return _page(sql.PAGE if tenant is None else sql.PAGE_OF_TENANT, params, before, limit)
+    return _page(queries.PAGE if tenant is None else queries.PAGE_OF_TENANT, params, before, limit)
 
 
 def ids_of(recipient_hash: bytes, before: uuid.UUID | None, limit: int) -> Ids:
     """Return the newest of a recipient that are older than ``before``."""
-    return _page(sql.PAGE_OF_RECIPIENT, {"recipient_hash": recipient_hash}, before, limit)
+    return _page(queries.PAGE_OF_RECIPIENT, {"recipient_hash": recipient_hash}, before, limit)
 
 
 def _page(statement: Any, params: dict[str, Any], before: uuid.UUID | None, limit: int) -> Ids:

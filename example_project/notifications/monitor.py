@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from delayed_queue.overview import Count, QueueDepth, cap_for, depths
-from example_project.notifications import sql
+from example_project.notifications import queries
 from example_project.notifications.ids import first_id_at, time_of
 from example_project.notifications.models import ParkedRequest, Priority, Status
 from example_project.notifications.services import LANES, fetch
@@ -74,14 +74,14 @@ class Lane:
 def states() -> dict[Status, Count]:
     """Return how many notifications there are in each state, counted to a cap."""
     statuses = [each.value for each in Status]
-    rows = fetch(sql.STATES, {"statuses": statuses, "cap": CAP})
+    rows = fetch(queries.STATES, {"statuses": statuses, "cap": CAP})
     return {Status(status): Count(found, found >= CAP) for status, found in rows}
 
 
 def accepted_per_second(now: datetime | None = None) -> float:
     """Return the rate of intake over the last minute, or over the newest of a greater number."""
     now = now or datetime.now(UTC)
-    rows = fetch(sql.ACCEPTED, {"since": first_id_at(now - MINUTE), "cap": CALLS})
+    rows = fetch(queries.ACCEPTED, {"since": first_id_at(now - MINUTE), "cap": CALLS})
     count, first = rows[0]
     if count < CALLS:
         return float(count) / MINUTE.total_seconds()
@@ -91,7 +91,7 @@ def accepted_per_second(now: datetime | None = None) -> float:
 
 def calls() -> Calls:
     """Return what providers did in the last quarter of an hour, or in their newest calls."""
-    rows = fetch(sql.PROVIDERS, {"period": PERIOD, "cap": CALLS})
+    rows = fetch(queries.PROVIDERS, {"period": PERIOD, "cap": CALLS})
     figures = [ProviderFigures(*row[:10]) for row in rows]
     counted, span = rows[0][10:] if rows else (0, 0)
     is_cut = counted >= CALLS

@@ -6,7 +6,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from example_project.notifications import sql
+from example_project.notifications import queries
 from example_project.notifications.ids import first_id_at
 from example_project.notifications.services import execute, fetch
 
@@ -20,9 +20,9 @@ def prune(age: timedelta) -> int:
     requests by the same age.
     """
     before = datetime.now(UTC) - age
-    while execute(sql.PRUNE_KEYS, {"limit": BITE}) == BITE:
+    while execute(queries.PRUNE_KEYS, {"limit": BITE}) == BITE:
         pass
-    while execute(sql.PRUNE_PARKED, {"before": before, "limit": BITE}) == BITE:
+    while execute(queries.PRUNE_PARKED, {"before": before, "limit": BITE}) == BITE:
         pass
     return _prune_notifications(before)
 
@@ -32,7 +32,7 @@ def _prune_notifications(before: datetime) -> int:
     after = uuid.UUID(int=0)
     while True:
         params = {"before": first_id_at(before), "ended_before": before}
-        gone, last = fetch(sql.PRUNE, params | {"after": after, "limit": BITE})[0]
+        gone, last = fetch(queries.PRUNE, params | {"after": after, "limit": BITE})[0]
         total += gone
         if last is None:
             return total

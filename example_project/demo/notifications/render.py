@@ -20,7 +20,7 @@ SECOND_PROVIDER: Final = "sms-second"
 
 def rows(found: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the lines of the report, each with its name."""
-    yield "input", f"{found.traffic.count:,} requests, in {found.traffic.seconds:.0f} s"
+    yield "input", f"{found.traffic.count:,} requests, asked for in {found.traffic.seconds:.0f} s"
     yield from _accepted(found)
     yield from _refused(found)
     yield from _ends(found)
@@ -57,7 +57,7 @@ def _ends(found: Evidence) -> Iterator[tuple[str, str]]:
     counts = _counts(found)
     yield "failed over", f"{counts['failed_over']:>7,}  texts, sent by the second provider"
     yield "retried", f"{counts['retried']:>7,}  notifications, in more than one attempt"
-    yield "expired", f"{counts['expired']:>7,}  not sent any more"
+    yield "expired", f"{counts['expired']:>7,}  too late to be sent, so they were not"
     yield "cancelled", f"{counts['cancelled']:>7,}  by their sender before they were due"
     yield "suppressed", f"{counts['suppressed']:>7,}  to recipients who had opted out"
     yield "failed", f"{counts['failed']:>7,}  {_outcomes(found)}".rstrip()

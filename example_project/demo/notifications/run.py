@@ -44,8 +44,8 @@ class NotificationsAct:
 
     name: Final = "notifications"
     introduction: Final = (
-        "A shop and a bank ask for emails, texts and webhooks; providers refuse, stall and hang "
-        "up, and a dispatcher is killed. Each is sent once, in time, or its end is told."
+        "Emails, texts and webhooks for a shop and a bank: each sent once and in time, though "
+        "providers fail in every way and a dispatcher is killed."
     )
 
     def __init__(self, limit: int | None = None) -> None:

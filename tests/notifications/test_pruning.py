@@ -1,0 +1,74 @@
+"""What ended long ago is forgotten, with all that belongs to it; nothing else is."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import call_command
+
+from example_project.notifications import pruning
+from example_project.notifications.ids import first_id_at, new_id, time_of
+from example_project.notifications.models import (
+    DedupeClaim,
+    Delivery,
+    Notification,
+    ParkedRequest,
+    Status,
+)
+from tests.notifications.factories import enqueue
+
+pytestmark = pytest.mark.django_db
+
+
+def made(days: int, **values: object) -> Notification:
+    """A notification of that age, with a delivery."""
+    at = datetime.now(UTC) - timedelta(days=days)
+    id_ = uuid.UUID(int=first_id_at(at).int + Notification.objects.count())
+    notification = enqueue(id=id_, **values)
+    Delivery.objects.create(notification=notification, attempt=1, outcome="sent")
+    return notification
+
+
+def ended(days: int, ago: int) -> Notification:
+    at = datetime.now(UTC) - timedelta(days=ago)
+    return made(days, status=Status.SUCCESSFULLY_PROCESSED, ended_at=at)
+
+
+def test_what_ended_before_the_age_goes_with_its_deliveries(monkeypatch):
+    monkeypatch.setattr(pruning, "BITE", 3)
+    for _ in range(10):
+        ended(100, ago=99)
+    kept = [ended(100, ago=2), ended(2, ago=1), made(100), made(1)]
+    told = StringIO()
+    call_command("prunenotifications", days=90, stdout=told)
+    assert told.getvalue() == "notifications deleted: 10\n"
+    assert set(Notification.objects.values_list("pk", flat=True)) == {each.pk for each in kept}
+    assert Delivery.objects.count() == len(kept)
+    assert pruning.prune(timedelta(days=90)) == 0
+
+
+def test_keys_go_with_their_window_and_parked_requests_by_age():
+    now = datetime.now(UTC)
+    for hours in (-1, 1):
+        until = now + timedelta(hours=hours)
+        DedupeClaim.objects.create(
+            tenant="shop", key=str(hours), notification_id=uuid.uuid4(), until=until
+        )
+        ParkedRequest.objects.create(
+            digest=b"%d" % hours, body=b"{", parked_at=now + timedelta(days=90 * hours)
+        )
+    pruning.prune(timedelta(days=30))
+    assert DedupeClaim.objects.get().key == "1"
+    assert bytes(ParkedRequest.objects.get().digest) == b"1"
+
+
+def test_ids_are_in_order_tell_their_time_and_are_of_version_7():
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    ids = [new_id() for _ in range(10_000)]
+    assert ids == sorted(set(ids))
+    assert before <= time_of(ids[0]) <= time_of(ids[-1]) <= datetime.now(UTC) + timedelta(seconds=1)
+    assert {(each.version, each.variant) for each in ids} == {(7, uuid.RFC_4122)}
+    assert first_id_at(time_of(ids[0])) <= ids[0]
