@@ -1,6 +1,6 @@
 """The dispatcher against providers that take 100 ms: ``python -m benchmarks.notifications``.
 
-Offers come from this process, providers are the fakes of the tests in another, and the workers
+Offers come from this process, providers are the fakes of the demo in another, and the workers
 are ``manage.py runqueueworker`` with its processes. What the providers accepted is compared with
 what was offered.
 """
@@ -317,7 +317,8 @@ def _bench(options: Namespace, server: str) -> Iterator[Bench]:
 
 @contextmanager
 def _providers(options: Namespace) -> Iterator[dict[str, int]]:
-    command = [sys.executable, "-m", "tests.notifications.fakes", f"--latency={options.latency}"]
+    program = "example_project.demo.notifications.fakes"
+    command = [sys.executable, "-m", program, f"--latency={options.latency}"]
     with subprocess.Popen(  # noqa: S603 - our own
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

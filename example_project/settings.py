@@ -8,6 +8,7 @@ from typing import Any
 
 import environ
 
+from delayed_queue.retries import RetryPolicy
 from example_project.postgres import EmbeddedPostgres
 
 env = environ.Env()
@@ -124,3 +125,6 @@ NOTIFICATIONS: dict[str, Any] = {
 DISPATCH: dict[str, Any] = {}
 if env.str("NOTIFICATION_PROVIDERS", default=""):
     DISPATCH["PROVIDERS"] = env.json("NOTIFICATION_PROVIDERS")
+# Waits before each further attempt, as in "5s 10s 1m".
+if env.str("NOTIFICATION_RETRIES", default=""):
+    DISPATCH["RETRY"] = RetryPolicy.ladder(env.str("NOTIFICATION_RETRIES"), jitter=0.1)

@@ -16,6 +16,7 @@ from example_project.demo.processes import MANAGE, Children
 from example_project.demo.webserver import WebServer, free_port
 
 SERVING_SECONDS: Final = 0.5
+LOOPBACK: Final = "127.0.0.1/32"
 T = TypeVar("T")
 
 
@@ -48,6 +49,13 @@ class Stage:
         self.login = database.create_login()
         for act in acts:
             act.prepare(self)
+
+    def allow_calls(self, *ports: int) -> None:
+        """Let the processes that are started from now on call these ports of this machine."""
+        environment = self.children.environment
+        known = environment.get("CALLBACK_PORTS", "").split(",")
+        environment["CALLBACK_PORTS"] = ",".join([*filter(None, known), *map(str, ports)])
+        environment["CALLBACK_NETWORKS"] = LOOPBACK
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the stage is."""

@@ -36,13 +36,15 @@ class Sample:
     kind: str
     line: dict[str, Any]
 
-    def body(self, now: datetime, webhooks: str = "https://hooks.example.org") -> bytes:
-        """Return what an upstream service would send at that time."""
+    def body(
+        self, now: datetime, webhooks: str = "https://hooks.example.org", speed: float = 1.0
+    ) -> bytes:
+        """Return what an upstream service would send at that time, its day as much faster."""
         if "text" in self.line:
             return str(self.line["text"]).encode()
         request = dict(self.line["request"])
         for name in _TIMES:
-            request[name] = _at(request.get(name), now)
+            request[name] = _at(request.get(name), now, speed)
         if isinstance(request.get("to"), str):
             request["to"] = request["to"].replace("{webhooks}", webhooks)
         return json.dumps(
@@ -50,10 +52,10 @@ class Sample:
         ).encode()
 
 
-def _at(value: Any, now: datetime) -> Any:
+def _at(value: Any, now: datetime, speed: float) -> Any:
     if not isinstance(value, str) or not value.startswith("+"):
         return value
-    return (now + timedelta(seconds=float(value[1:-1]))).isoformat()
+    return (now + timedelta(seconds=float(value[1:-1]) / speed)).isoformat()
 
 
 def read_samples(path: Path = FILE) -> Iterator[Sample]:

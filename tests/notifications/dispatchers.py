@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any, Final
 
 from delayed_queue.workers import Worker
+from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
 from example_project.notifications.channels import get_settings
 from example_project.notifications.dispatching import dispatch
 from example_project.notifications.handlers import LANES
 from example_project.notifications.models import FINAL_STATUSES, Notification, Status
-from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 

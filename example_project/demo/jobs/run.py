@@ -46,13 +46,9 @@ class JobsAct:
     def prepare(self, stage: Stage) -> None:
         """Open the receivers, and allow calls to them: they are at private addresses."""
         self._shop, self._upstream = (stage.enter(Receiver(HANG_SECONDS)) for _ in range(2))
-        ports = f"{self._shop.port},{self._upstream.port}"
-        stage.children.environment |= {
-            "CALLBACKS": "1",
-            "CALLBACK_NETWORKS": "127.0.0.1/32",
-            "CALLBACK_PORTS": ports,
-            "CALLBACK_BREAKER_PAUSE": "1",  # for half a minute nobody wants to watch
-        }
+        stage.allow_calls(self._shop.port, self._upstream.port)
+        # For half a minute nobody wants to watch.
+        stage.children.environment["CALLBACK_BREAKER_PAUSE"] = "1"
 
     def run(self, stage: Stage) -> Outcome:
         """Run the three scenarios side by side."""

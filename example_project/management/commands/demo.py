@@ -25,13 +25,14 @@ from example_project.demo.acts import Act, Outcome
 from example_project.demo.console import Console
 from example_project.demo.exceptions import DemoError
 from example_project.demo.jobs.run import JobsAct
+from example_project.demo.notifications.run import NotificationsAct
 from example_project.demo.orders.run import Options, OrdersAct
 from example_project.demo.stage import Stage
 from example_project.orders import InputError
 from example_project.postgres import LauncherError
 
 ORDERS: Final = Path(settings.BASE_DIR) / "example_project" / "data" / "orders.jsonl"
-ACTS: Final = ("orders", "jobs")
+ACTS: Final = ("orders", "jobs", "notifications")
 INTERRUPTED: Final = 130
 
 
@@ -42,7 +43,9 @@ class Command(BaseCommand):
         "Show the system at work, in acts that each end in a report and checks. orders: orders "
         "from a file are offered to be closed at their deadline, most are paid before, worker "
         "processes close the others, one of them is killed. jobs: a client that knows only "
-        "HTTP has orders closed, refunds looked after and upstreams told."
+        "HTTP has orders closed, refunds looked after and upstreams told. notifications: emails, "
+        "texts and webhooks are asked for by HTTP and broker, and sent through providers that "
+        "fail; a dispatcher is killed."
     )
     requires_system_checks: list[str] = []  # the database may not have been started yet
 
@@ -56,6 +59,10 @@ class Command(BaseCommand):
         )
         parser.add_argument("--format", choices=["text", "json"], default="text")
         _add_orders(parser)
+        notifications = parser.add_argument_group("the act notifications")
+        notifications.add_argument(
+            "--notifications", type=_count, metavar="N", help="only the first N requests"
+        )
 
     def handle(self, *args: str, **options: Any) -> None:
         acts = _acts(options)
@@ -141,7 +148,11 @@ def _acts(options: dict[str, Any]) -> list[Act]:
     unknown = [each for each in wanted if each not in ACTS]
     if unknown:
         raise CommandError(f"There is no act {unknown[0]!r}; there are: {', '.join(ACTS)}.")
-    known: dict[str, Act] = {"orders": OrdersAct(_order_options(options)), "jobs": JobsAct()}
+    known: dict[str, Act] = {
+        "orders": OrdersAct(_order_options(options)),
+        "jobs": JobsAct(),
+        "notifications": NotificationsAct(options["notifications"]),
+    }
     return [known[name] for name in ACTS if name in wanted]
 
 

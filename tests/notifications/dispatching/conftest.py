@@ -10,8 +10,8 @@ import pytest
 from pytest_django import Settings
 
 from delayed_queue import RetryPolicy
+from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
 from tests.notifications.dispatchers import email_entry, sms_entry
-from tests.notifications.fakes import FakeSms, FakeSmtp
 
 
 @pytest.fixture

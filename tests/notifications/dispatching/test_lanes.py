@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from example_project.demo.notifications.fakes import FakeSms
 from example_project.notifications.models import Notification, Priority
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, ended, statuses
 from tests.notifications.factories import enqueue
-from tests.notifications.fakes import FakeSms
 from tests.processes import wait_until
 from tests.running import running
 

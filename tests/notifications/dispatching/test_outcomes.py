@@ -11,6 +11,7 @@ from django.db import connection
 from pytest_django import Settings
 
 from delayed_queue import RetryPolicy
+from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
 from example_project.notifications.models import Notification, Status, Suppression
 from tests.notifications.dispatchers import (
     SENT,
@@ -20,7 +21,6 @@ from tests.notifications.dispatchers import (
     statuses,
 )
 from tests.notifications.factories import enqueue
-from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.processes import wait_until
 from tests.running import running
 

@@ -12,13 +12,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError
 from pytest_django import Settings
 
+from example_project.demo.notifications.fakes import FakeHook
 from example_project.notifications.channels import get_settings, routes_of, signing_secrets
 from example_project.notifications.circuits import Circuit
 from example_project.notifications.providers.base import cleaned
 from example_project.notifications.recording import Gatherer
 from tests.notifications.dispatchers import SENT, dispatch_all
 from tests.notifications.factories import enqueue
-from tests.notifications.fakes import FakeHook
 
 # Gathering
 

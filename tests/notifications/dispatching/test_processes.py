@@ -16,6 +16,7 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue.models import Message
+from example_project.demo.notifications.fakes import FakeSms, FakeSmtp, Server
 from example_project.notifications.handlers import LANES
 from example_project.notifications.models import Notification, Status
 from tests.notifications.dispatchers import (
@@ -26,7 +27,6 @@ from tests.notifications.dispatchers import (
     statuses,
 )
 from tests.notifications.factories import enqueue
-from tests.notifications.fakes import FakeSms, FakeSmtp, Server
 from tests.processes import children_of, wait_until, worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]

@@ -13,6 +13,7 @@ from standardwebhooks import Webhook
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
+from example_project.demo.notifications.fakes import FakeHook
 from example_project.notifications import services
 from example_project.notifications.channels import signing_secrets
 from example_project.notifications.handlers import sweep
@@ -20,7 +21,6 @@ from example_project.notifications.models import Notification, Status
 from example_project.notifications.telling import tell
 from tests.notifications.dispatchers import SENT, dispatch_all
 from tests.notifications.factories import enqueue, lease
-from tests.notifications.fakes import FakeHook
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 

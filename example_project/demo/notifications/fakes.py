@@ -3,7 +3,8 @@
 Real servers on loopback, each in a thread with a loop of its own. How one behaves is asked for in
 what it is sent: an address ``550+ada@example.org``, a text ``[500] Your code is 7``. After a comma
 comes how often: ``[500,1]`` fails once for each notification. ``accepted`` is the witness: what
-really went out, and how often.
+really went out, and how often; ``began_at`` tells when those calls came in. Subclasses may have
+reasons of their own to misbehave.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import re
 import sys
 import threading
+import time
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -34,6 +36,7 @@ class Server:
     def __init__(self, *, latency: float = 0.0) -> None:
         self.latency = latency
         self.accepted: Counter[str] = Counter()
+        self.began_at: dict[str, float] = {}
         self.seen: Counter[str] = Counter()
         self.on_accepted: Callable[[str], None] = lambda key: None
         self.total = self.twice = self.hanging = 0
@@ -72,8 +75,9 @@ class Server:
         self.hanging += 1
         await self._released.wait()
 
-    def accept(self, key: str) -> None:
+    def accept(self, key: str, began_at: float = 0.0) -> None:
         self.accepted[key] += 1
+        self.began_at[key] = began_at
         self.total += 1
         self.twice += self.accepted[key] == 2
         self.on_accepted(key)
@@ -104,8 +108,17 @@ class FakeSmtp(Server):
     async def _start(self) -> None:
         self.connections = 0
         self._open: set[SMTP] = set()
+        self._began: dict[SMTP, float] = {}
         self._server = await self._loop.create_server(self._session, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
+
+    def at_recipient(self, address: str) -> str:
+        """Return how to behave to this recipient's RCPT; once for each time it comes."""
+        return _of_address(address)
+
+    def at_data(self, address: str) -> str:
+        """Return how to behave to the body of a mail to this recipient."""
+        return _of_address(address)
 
     def _session(self) -> SMTP:
         self.connections += 1
@@ -120,13 +133,14 @@ class FakeSmtp(Server):
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
         self._open.add(server)
+        self._began[server] = time.time()
         envelope.mail_from = address
         return "250 OK"
 
     async def handle_RCPT(
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        behaviour = _of_address(address)
+        behaviour = self.at_recipient(address)
         if behaviour in ("450", "550", "421"):
             return f"{behaviour} no mailbox {address}"
         if behaviour == "hang":
@@ -137,15 +151,14 @@ class FakeSmtp(Server):
         return "250 OK"
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
-        behaviour = _of_address(envelope.rcpt_tos[0])
-        content = envelope.content
-        assert isinstance(content, bytes)
+        behaviour = self.at_data(envelope.rcpt_tos[0])
+        content = envelope.original_content or b""
         key = email.message_from_bytes(content)["Message-ID"].strip("<>").partition("@")[0]
         self.seen[key] += 1
         if behaviour == "refuse-data":
             return "554 refused"
         await asyncio.sleep(self.latency)
-        self.accept(key)
+        self.accept(key, self._began[server])
         if behaviour == "drop-after":
             hang_up(server)
         if behaviour == "hang-after":
@@ -197,12 +210,17 @@ class FakeSms(Server):
     async def _stop(self) -> None:
         await self._runner.cleanup()
 
+    def behaviour(self, fields: dict[str, str], times: int) -> str:
+        """Return how to behave to this message, that comes for this many-th time."""
+        return asked_of(fields["text"], times)
+
     async def _post(self, request: web.Request) -> web.StreamResponse:
+        began_at = time.time()
         fields = await self._fields(request)
         key = request.headers.get("Idempotency-Key", "") if self.has_keys else ""
         name = key or fields["reference"]
         self.seen[name] += 1
-        behaviour = asked_of(fields["text"], self.seen[name])
+        behaviour = self.behaviour(fields, self.seen[name])
         if self.is_down:
             await asyncio.sleep(self.delay_of_failures)
             return web.json_response({"code": "down"}, status=503)
@@ -214,7 +232,7 @@ class FakeSms(Server):
             return await self._fall_silent(request, behaviour)
         if behaviour == "wait":
             await self.hang()
-        answer = await self._send(key, name)
+        answer = await self._send(key, name, began_at)
         if behaviour in ("drop-after", "hang-after"):
             return await self._fall_silent(request, behaviour)
         return web.json_response(answer, status=201)
@@ -234,14 +252,14 @@ class FakeSms(Server):
             return found
         return {name: str(value) for name, value in (await request.post()).items()}
 
-    async def _send(self, key: str, name: str) -> dict[str, Any]:
+    async def _send(self, key: str, name: str, began_at: float) -> dict[str, Any]:
         if key in self._answers:
             return self._answers[key]
         answer = {"id": f"sms-{len(self.accepted) + 1}"}
         if key:
             self._answers[key] = answer
         await asyncio.sleep(self.latency)
-        self.accept(name)
+        self.accept(name, began_at)
         return answer
 
     async def _fall_silent(self, request: web.Request, behaviour: str) -> web.StreamResponse:
@@ -273,14 +291,20 @@ class FakeHook(Server):
     async def _stop(self) -> None:
         await self._runner.cleanup()
 
+    def behaviour(self, path: str, times: int) -> str:
+        """Return how to behave to a call of this path, that comes for this many-th time."""
+        return asked_of(f"[{path}]", times)
+
     async def _post(self, request: web.Request) -> web.Response:
+        began_at = time.time()
         key = request.headers.get("webhook-id", "")
         self.seen[key] += 1
-        behaviour = asked_of(f"[{request.match_info['behaviour']}]", self.seen[key])
+        behaviour = self.behaviour(request.match_info["behaviour"], self.seen[key])
         if behaviour.isdigit():
             return web.Response(status=int(behaviour))
         self.requests.append((dict(request.headers), await request.read()))
         self.accepted[key] = 1  # it acts once for each id, as it is told to
+        self.began_at.setdefault(key, began_at)
         if behaviour == "drop-after" and request.transport is not None:
             request.transport.close()
         return web.Response()
@@ -318,7 +342,7 @@ class Control(Server):
 
 def main() -> None:
     """Serve in a process of their own: print the ports, and stop when the input ends."""
-    parser = ArgumentParser("python -m tests.notifications.fakes")
+    parser = ArgumentParser("python -m example_project.demo.notifications.fakes")
     parser.add_argument("--latency", type=float, default=0.0, help="of each answer, in seconds")
     latency = parser.parse_args().latency
     logging.getLogger("mail.log").setLevel(logging.ERROR)
