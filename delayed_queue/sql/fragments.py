@@ -53,3 +53,8 @@ places AS MATERIALIZED (
         CROSS JOIN unnest(ARRAY['json', 'callback']) AS way
     ) AS kinds
 )"""
+
+# When a letter of which a message is made again is said to be first due: now, as everything of its
+# new life. But who received a callback knows it by its first schedule, and must know it again.
+FIRST_DUE: Final[LiteralString] = """
+    CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END"""
