@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -13,7 +14,7 @@ import pytest
 from django.conf import settings as configured
 from pytest_django import Settings
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, apps
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Handler, Registry, Source
 from delayed_queue.models import Message
@@ -70,6 +71,30 @@ def offer(queue: str, count: int) -> None:
 
 def is_empty() -> bool:
     return not Message.objects.exists()
+
+
+class TestPreparing:
+    def test_what_keeps_a_source_from_being_asked_is_said_when_the_worker_is_made(self) -> None:
+        def prepare() -> None:
+            raise InvalidConfiguration("not installed")
+
+        registry = Registry()
+        registry.add(handler_of("orders", print))
+        registry.add_source(Source("changing", Changing(), BELL, prepare))
+        with pytest.raises(InvalidConfiguration, match="not installed"):
+            Worker(WorkerOptions(cron=False), registry)
+        Worker(WorkerOptions(queues=("orders",), cron=False), registry)  # asks no source
+
+    def test_callbacks_that_cannot_be_sent_stop_the_worker(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "delayed_queue.callbacks.source", None)
+        registry = Registry()
+        registry.add_source(apps._source())
+        with pytest.raises(
+            InvalidConfiguration, match=r"Install django-delayed-queue\[callbacks\]"
+        ):
+            Worker(WorkerOptions(cron=False), registry)
 
 
 class TestComingAndGoing:
