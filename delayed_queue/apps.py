@@ -44,8 +44,8 @@ def _load_client() -> None:
         import_module("delayed_queue.callbacks.source")
     except ImportError as error:
         raise InvalidConfiguration(
-            f"Callbacks are enabled, but cannot be sent: {error}. Install django-delayed-queue[callbacks] "
-            "where workers run, or have them serve other queues with --queue."
+            f"Callbacks are enabled, but cannot be sent: {error}. Install "
+            "django-delayed-queue[callbacks] where workers run, or name their queues with --queue."
         ) from error
 
 

@@ -337,6 +337,27 @@ class TestBreaker:
 
 
 class TestLimits:
+    @pytest.mark.parametrize(
+        ("windows", "is_failure", "seconds"),
+        [
+            ([8, 9, 10], False, 0.1),
+            ([8, 9, 10], False, 2),  # slow and honest: more at a time, too
+            ([24.5, 25, 25], False, 14),  # but no more than a quarter of the seats
+            ([60, 30, 25], False, 2),
+            ([60, 61, 62], False, 1),
+            ([60, 30, 15, 8, 8], True, 0.1),
+            ([8, 8], True, 15),
+        ],
+    )
+    def test_j12_the_window_of_a_host(
+        self, windows: list[float], is_failure: bool, seconds: float
+    ) -> None:
+        breaking = breaker.Breaker("default")
+        state = breaker.HostState("h", window=windows[0])
+        for expected in windows[1:]:
+            breaking._note(state, is_failure, timedelta(seconds=seconds))
+            assert state.window == expected
+
     def test_j12_the_rate_of_an_endpoint_is_kept_and_nothing_fails(
         self, receiver: Receiver
     ) -> None:
