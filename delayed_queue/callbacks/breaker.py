@@ -141,11 +141,13 @@ class Breaker:
             left = state.open_until - now
             # Over as long again: not all of them the moment it ends.
             raise PutOff(state.delay(left, 2 * left + 1))
-        if state.running >= state.window and not await self._wait(state):
+        if state.running < state.window:
+            # Nobody waits: what was put off before is gone, or less than it seemed.
+            state.excess //= 2
+        elif not await self._wait(state):
             state.excess += 1
             more = min(state.excess * state.seconds_each / state.window, LONGEST_EXCESS)
             raise PutOff(state.delay(SHORT_WAIT[0], SHORT_WAIT[1] + more))
-        state.excess = max(state.excess - 1, 0)
 
     async def _wait(self, state: HostState) -> bool:
         """Return whether the window had room before long."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.test import Client
@@ -28,7 +27,7 @@ def log(key: str, topic: str, *attempts: int) -> None:
     )  # fmt: skip
 
 
-def shown(client: Client, **query: Any) -> list[tuple[str, int]]:
+def shown(client: Client, **query: str) -> list[tuple[str, int]]:
     answer = client.get(ATTEMPTS, query).json()
     return [(each["topic"], each["attempt"]) for each in answer["items"]]
 
@@ -51,8 +50,8 @@ def test_j9_the_attempts_of_a_job_in_their_order(caller: Client):
 
 def test_pages(caller: Client):
     log("a", "orders", 1, 2, 3)
-    first = caller.get(ATTEMPTS, {"job": "a", "limit": 2}).json()
-    second = caller.get(ATTEMPTS, {"job": "a", "limit": 2, "after": first["next"]}).json()
+    first = caller.get(ATTEMPTS, {"job": "a", "limit": "2"}).json()
+    second = caller.get(ATTEMPTS, {"job": "a", "limit": "2", "after": str(first["next"])}).json()
     assert [each["attempt"] for each in [*first["items"], *second["items"]]] == [1, 2, 3]
     assert second["next"] is None
 

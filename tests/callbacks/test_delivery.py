@@ -8,13 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.utils import timezone
 from standardwebhooks import Webhook
 
-from delayed_queue import rates
-from delayed_queue.callbacks import attempts, breaker, secrets
+from delayed_queue import DelayedQueue, rates
+from delayed_queue.callbacks import attempts, breaker, delivery, secrets
 from delayed_queue.models import CallbackAttempt, DeadLetter, Endpoint, Host, Message
-from delayed_queue.topics import configure_topic, forget_topics, kick_job
+from delayed_queue.topics import configure_topic, delete_job, forget_topics, kick_job
 from delayed_queue.workers import Tally
 from tests.callbacks.delivering import (
     TOPIC,
@@ -52,6 +53,11 @@ def fresh(db: None) -> Iterator[None]:
 def receiver() -> Iterator[Receiver]:
     with Receiver() as opened, permitted(opened, BREAKER_FAILURES=1000):
         yield opened
+
+
+def is_empty_when_due() -> bool:
+    make_due()
+    return not Message.objects.exists()
 
 
 def ways() -> list[tuple[Any, ...]]:
@@ -298,7 +304,7 @@ class TestBreaker:
             make_due()
             with running(callback_worker()):
                 wait_until(lambda: Host.objects.get().open_until is None, 20)
-                wait_until(lambda: make_due() or not Message.objects.exists(), 20)
+                wait_until(is_empty_when_due, 20)
         assert len(receiver.requests) == 6
 
     def test_j12_a_probe_that_fails_opens_it_for_twice_as_long(self, receiver: Receiver) -> None:
@@ -306,7 +312,8 @@ class TestBreaker:
         with permitted(receiver, BREAKER_FAILURES=3):
             for n in range(6):
                 add(f"k{n}", receiver.url)
-            wait_until(lambda: send_due() and len(receiver.requests) >= 3, 20)
+            send_due()
+            assert len(receiver.requests) >= 3
             before = len(receiver.requests)
             Host.objects.update(open_until=1)
             make_due()
@@ -334,6 +341,21 @@ class TestBreaker:
             add(f"k{n}", receiver.url)
         send_due()
         assert not Host.objects.exists()
+
+
+class TestDeletion:
+    def test_j3_what_was_deleted_while_it_waited_in_the_worker_is_not_sent(
+        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before the dial a message that was leased a while ago is asked for once more."""
+        add("a", receiver.url)
+        envelope = DelayedQueue(TOPIC, kind=f"{TOPIC}|callback", codec="bytes").try_poll()
+        assert envelope is not None
+        is_held = async_to_sync(delivery._is_still_held)
+        monkeypatch.setattr(delivery, "FRESH_MS", -1)
+        assert is_held(envelope)
+        assert delete_job(TOPIC, "a")
+        assert not is_held(envelope)
 
 
 class TestLimits:

@@ -47,9 +47,8 @@ class Command(BaseCommand):
 
     def _list(self, options: dict[str, Any]) -> None:
         for each in Endpoint.objects.using(options["database"]).order_by("prefix"):
-            state = (
-                f"disabled: {each.disabled_reason}" if each.disabled_at is not None else "enabled"
-            )
+            is_disabled = each.disabled_at is not None
+            state = f"disabled: {each.disabled_reason}" if is_disabled else "enabled"
             self.stdout.write(f"{each.id}\t{each.prefix}\t{state}\t{_limits(each)}")
 
     def _add(self, options: dict[str, Any]) -> None:
