@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK, PLACES, REPLACE
+from delayed_queue.sql.fragments import CLOCK, FIRST_DUE, PLACES, REPLACE
 
 # What is offered, numbered in input order as a batch of messages is; nothing when the topic has
 # another number of shards than the kinds were chosen for.
@@ -204,7 +204,7 @@ KICK_JOBS: Final[LiteralString] = (
     + PLACES
     + """,
 locked AS MATERIALIZED (
-    SELECT id, "pKind", "pKey", payload, headers
+    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
     FROM delayed_queue_dead_letter
     WHERE id = ANY (%(ids)b::bigint[])
         AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
@@ -212,7 +212,8 @@ locked AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ),
 newest AS MATERIALIZED (
-    SELECT DISTINCT ON ("pKey") id, "pKind", "pKey", payload, headers
+    SELECT DISTINCT ON ("pKey")
+        id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
     FROM locked
     ORDER BY "pKey", id DESC
 ),
@@ -220,7 +221,10 @@ offered AS (
     INSERT INTO delayed_queue (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
     )
-    SELECT "pKey", "pKind", payload, now, now, now, headers
+    SELECT
+        "pKey", "pKind", payload, now, """
+    + FIRST_DUE
+    + """, now, headers
     FROM newest
     CROSS JOIN clock
     WHERE COALESCE(

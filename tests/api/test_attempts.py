@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from django.test import Client
 
+from delayed_queue.api.routes import attempts
 from delayed_queue.managers import AttemptRow
 from delayed_queue.models import CallbackAttempt
 
@@ -63,6 +64,21 @@ def test_of_one_topic_and_of_those_the_token_covers(make_client: Callable[..., C
     assert client.get(ATTEMPTS, {"job": "a", "topic": "bills"}).status_code == 403
     every = make_client("all")
     assert shown(every, job="a", topic="bills") == [("bills", 2)]
+
+
+def test_j13_pages_tell_nothing_of_topics_that_the_token_does_not_cover(
+    make_client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attempts, "PAGE", 2)
+    log("a", "bills", *range(5))
+    client = make_client("some", topics=("orders",))
+    for limit in (1, 2, 5):
+        answer = client.get(ATTEMPTS, {"job": "a", "limit": limit}).json()
+        assert answer == {"items": [], "next": None}
+    log("a", "orders", 1)
+    log("a", "bills", *range(5))
+    log("a", "orders", 2)
+    assert shown(client, job="a", limit=2) == [("orders", 1), ("orders", 2)]
 
 
 @pytest.mark.parametrize("query", [{}, {"job": ""}, {"job": "a\0"}, {"job": "x" * 201}])
