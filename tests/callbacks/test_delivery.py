@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -453,5 +454,6 @@ class TestLog:
         with running(callback_worker()):
             for n in range(3):
                 add(f"new{n}", receiver.url)
-                wait_until(lambda n=n: (f"new{n}", 1, 200, "") in ways(), 20)
+                wanted = (f"new{n}", 1, 200, "")
+                wait_until(partial(lambda each: each in ways(), wanted), 20)
             assert len(ways()) == 3
