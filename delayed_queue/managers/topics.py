@@ -152,9 +152,12 @@ class TopicManager(models.Manager[M]):
 
         Keys are distinct. What exists already (or, with ``can_update``, is just so) is left out.
         """
-        adding = _adding(topic, shards, jobs, places, can_update=can_update)
-        steps = [locking_jobs(topic_lock, job_locks), adding]
-        rows = fetch_all_and_notify(using, steps, channels)[1]
+        steps = [locking_jobs(topic_lock, job_locks)]
+        if can_update:
+            held = {"keys": [job.key for job in jobs], "places": list(places)}
+            steps.append((sql.HOLD_DEAD_JOBS, held))
+        steps.append(_adding(topic, shards, jobs, places, can_update=can_update))
+        rows = fetch_all_and_notify(using, steps, channels)[-1]
         if not rows[0][0]:
             return None
         return [AddedRow._make(row[1:]) for row in rows if row[1] is not None]

@@ -82,6 +82,27 @@ LEFT JOIN added ON true
 """
 )
 
+# Hold the dead letters of jobs that are about to be replaced, until the end of the transaction. A
+# redrive, which takes no job's lock, passes over them, or is waited for and then seen by PUT_JOBS.
+# Reads: dead_letter_key, then the primary key.
+HOLD_DEAD_JOBS: Final[LiteralString] = """
+SELECT id
+FROM delayed_queue_dead_letter
+WHERE id = ANY (ARRAY(
+    SELECT letter.id
+    FROM unnest(%(keys)b::text[]) AS job (key)
+    CROSS JOIN LATERAL (
+        SELECT id
+        FROM delayed_queue_dead_letter
+        WHERE "pKey" = job.key
+            AND COALESCE("pKind" = ANY (%(places)b::text[]), false)
+        OFFSET 0
+    ) AS letter
+))
+ORDER BY id
+FOR NO KEY UPDATE
+"""
+
 # Add jobs or replace those of the same ids, also in another kind of the topic: one that gets or
 # loses its url moves. Unlike an offer it compares the headers too, which hold the url. A job
 # that is not returned is as it was offered. Dead jobs stay beside. To run under LOCK_JOBS.

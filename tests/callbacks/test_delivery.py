@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -357,6 +358,21 @@ class TestDeletion:
         assert is_held(envelope)
         assert delete_job(TOPIC, "a")
         assert not is_held(envelope)
+
+    @pytest.mark.parametrize(
+        ("skew", "asks"), [(-0.3, False), (0.3, False), (-30, True), (30, True)]
+    )
+    def test_a_clock_that_is_off_by_little_costs_no_look(
+        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, skew: float, asks: bool
+    ) -> None:
+        """Each look is a statement for each callback."""
+        add("a", receiver.url)
+        envelope = DelayedQueue(TOPIC, kind=f"{TOPIC}|callback", codec="bytes").try_poll()
+        assert envelope is not None
+        assert delete_job(TOPIC, "a")
+        off = time.time() + skew
+        monkeypatch.setattr(delivery.time, "time", lambda: off)
+        assert async_to_sync(delivery._is_still_held)(envelope) is not asks
 
 
 class TestLimits:

@@ -364,6 +364,15 @@ def jobs() -> list[Case]:
         Case("FIND_JOB", {**one, "now": NOW}, {TOPICS, KEYS, DEAD_KEYS}, rows=20, fixed=40),
         Case("DROP_JOB", one, {TOPICS, KEYS}, rows=20, fixed=40),
         Case("DROP_DEAD_JOB", {**one, "key": "dead-5"}, {TOPICS, DEAD_KEYS}, rows=20, fixed=40),
+        *(
+            Case(
+                "HOLD_DEAD_JOBS",
+                {"keys": [f"dead-{each}" for each in range(n)],
+                 "places": kinds_of_topic("due", 4)},
+                {DEAD_KEYS, DEAD_PRIMARY}, n=n, rows=5, buffers=20, fixed=40,
+            )
+            for n in (1, 200)
+        ),
         Case("JOB_LETTERS", {**one, "key": "dead-5"}, {TOPICS, DEAD_KEYS}, rows=20, fixed=40),
         Case(
             "FINISH_JOB", {"topic": "leased", "key": "key-170000", "lease_id": "lease-1700"},

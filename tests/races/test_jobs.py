@@ -315,6 +315,36 @@ class TestKicking:
             assert kick.answer() == (0 if end == "COMMIT" else 1)
         assert Message.objects.count() == 1
 
+    def test_a_redrive_passes_by_a_job_that_is_being_replaced(
+        self, impatient: Any, other: Connection
+    ) -> None:
+        """HOLD_DEAD_JOBS: who redrives cannot see yet that the job lives the other way."""
+        letter = self._dead()
+        with other.transaction():
+            places = kinds_of_topic("orders", 1)
+            other.execute(sql.HOLD_DEAD_JOBS, {"keys": ["a"], "places": places})
+            insert(other, "orders|callback")
+            assert [each.created for each in DeadLetter.objects.redrive([letter])] == []
+        assert Message.objects.get().kind == "orders|callback"
+
+    def test_an_update_waits_for_a_redrive_and_replaces_what_it_put_back(
+        self, other: Connection, admin: Connection
+    ) -> None:
+        letter = self._dead()
+        params = {"ids": [letter], "kind": None, "overwrite": False, "now": None}
+        other.execute("BEGIN")
+        other.execute(sql.REDRIVE, params)
+        with calling(partial(add, url=URL, if_exists="update")) as update:
+            wait_until_blocked(admin, update)
+            other.execute("COMMIT")
+            assert update.answer().outcome is OfferOutcome.UPDATED
+        assert Message.objects.get().kind == "orders|callback"
+
+    def _dead(self) -> int:
+        add()
+        bury_job("orders", "a", popped().lease_token)
+        return DeadLetter.objects.get().id
+
     def test_a_kick_passes_by_a_letter_that_another_holds(
         self, impatient: Any, other: Connection
     ) -> None:
