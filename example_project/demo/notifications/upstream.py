@@ -60,7 +60,9 @@ class Upstream:
             return Answer(number, way, answer["id"], bool(answer.get("duplicate")))
         if status != 400:
             self.surprises.append(f"{status} to request {number + 1}")
-        errors = answer.get("errors") or [{"message": str(answer.get("code", status)).replace("_", " ")}]
+        errors = answer.get("errors") or [
+            {"message": str(answer.get("code", status)).replace("_", " ")}
+        ]
         return Answer(number, way, reasons=tuple(map(reason_of, errors)))
 
     def _call(
