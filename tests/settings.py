@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from example_project.postgres import EmbeddedPostgres, default_directory
 from example_project.settings import *  # noqa: F403
-from example_project.settings import DATABASE_URL_IS_SET, INSTALLED_APPS, database
+from example_project.settings import DATABASE_URL_IS_SET, DELAYED_QUEUE, INSTALLED_APPS, database
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.workerapp"]
 # Without the schedules of the example project: tests declare their own.
-DELAYED_QUEUE = {}
+DELAYED_QUEUE = {name: value for name, value in DELAYED_QUEUE.items() if name != "CRON"}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 if not DATABASE_URL_IS_SET:
