@@ -73,9 +73,16 @@ bench-growth: $(VENV)/bench ## millions of messages, an old snapshot, an idle qu
 
 bench-notifications: $(VENV)/bench ## the dispatcher at 1,200/s with providers that take 100 ms
 	$(BIN)/python -m benchmarks.notifications $(ARGS)
+	$(BIN)/python -m benchmarks.intake
+
 bench-http: $(VENV)/bench ## jobs added over HTTP against a bare view, uvicorn and gunicorn
 	$(BIN)/python -m benchmarks.http $(ARGS)
-	$(BIN)/python -m benchmarks.intake
+	$(BIN)/python -m benchmarks.callbacks $(ARGS)
+	$(BIN)/python -m benchmarks.callback_workers $(ARGS)
+
+bench-spark: $(VENV)/bench ## the data source for Spark beside COPY and JDBC, on one server
+	$(BIN)/python -m pip install --quiet --editable ".[spark]"
+	$(BIN)/python -m benchmarks.spark $(ARGS)
 
 chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

@@ -64,6 +64,7 @@ EXTRAS["test"] = [
     *EXTRAS["api"],
     *EXTRAS["callbacks"],
     *EXTRAS["spark"],
+    *EXTRAS["spark-jre"],
     # What the example project sends and listens with.
     "aiosmtpd>=1.4.6",
     "apprise>=1.9",

@@ -10,6 +10,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from delayed_queue import logs
 from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import Handler, Source, registry
 
 
@@ -35,7 +36,17 @@ class DelayedQueueConfig(AppConfig):
 
 def _source() -> Source:
     bell = import_module("delayed_queue.topics.kinds").BELL  # not before the models
-    return Source("callbacks", _callbacks, bell)
+    return Source("callbacks", _callbacks, bell, _load_client)
+
+
+def _load_client() -> None:
+    try:
+        import_module("delayed_queue.callbacks.source")
+    except ImportError as error:
+        raise InvalidConfiguration(
+            f"Callbacks are enabled, but cannot be sent: {error}. Install "
+            "django-delayed-queue[callbacks] where workers run, or name their queues with --queue."
+        ) from error
 
 
 def _callbacks(using: str) -> Iterable[Handler]:

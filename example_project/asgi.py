@@ -11,7 +11,6 @@ from django.core.asgi import get_asgi_application
 from delayed_queue.api.asgi import GuardedApplication
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
-application = get_asgi_application()
-if settings.DEBUG:  # elsewhere static files are the web server's
-    application = ASGIStaticFilesHandler(application)
-application = GuardedApplication(application)
+django = get_asgi_application()
+# Elsewhere static files are the web server's.
+application = GuardedApplication(ASGIStaticFilesHandler(django) if settings.DEBUG else django)

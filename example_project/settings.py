@@ -99,7 +99,7 @@ LOGGING = {
 }
 
 DELAYED_QUEUE: dict[str, Any] = {
-    # Private addresses are not called unless these allow it; see docs/operations/security.md.
+    # Calls of private addresses are refused unless these allow them: docs/operations/security.md.
     "CALLBACKS": {
         "ENABLED": env.bool("CALLBACKS", default=True),
         "ALLOWED_HOSTS": env.list("CALLBACK_HOSTS", default=[]),

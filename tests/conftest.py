@@ -6,8 +6,31 @@ may stop it. `DJANGO_SETTINGS_MODULE=tests.settings python manage.py queuedb sto
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import pytest
 from django.conf import settings
+
+# Of the tests of Spark those that start no JVM. The others stay in one worker of xdist, for a
+# session takes seconds and half a gigabyte. By name: under pytest 9.2 the mark "xdist_group" of
+# xdist 3.8 has no effect.
+_WITHOUT_JVM: Final = tuple(
+    f"tests/spark/test_{name}.py"
+    for name in ("leases", "ledger", "offers", "options", "secrets", "session", "staging")
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Scheduling(LoadGroupScheduling):  # type: ignore[misc] # untyped
+        def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_JVM):
+                return "jvm"
+            return str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from example_project.postgres import EmbeddedPostgres, default_directory
 from example_project.settings import *  # noqa: F403
-from example_project.settings import DATABASE_URL_IS_SET, DELAYED_QUEUE, INSTALLED_APPS, database
+from example_project.settings import (
+    DATABASE_URL_IS_SET,
+    DELAYED_QUEUE,
+    INSTALLED_APPS,
+    database,
+    env,
+)
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.workerapp"]
-# Without the schedules of the example project: tests declare their own.
-DELAYED_QUEUE = {name: value for name, value in DELAYED_QUEUE.items() if name != "CRON"}
+# Without the schedules of the example project, and with callbacks only where a test asks for them:
+# tests declare their own.
+DELAYED_QUEUE = (
+    {"CALLBACKS": DELAYED_QUEUE["CALLBACKS"]} if env.bool("CALLBACKS", default=False) else {}
+)
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 if not DATABASE_URL_IS_SET:

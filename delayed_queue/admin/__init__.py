@@ -8,6 +8,7 @@ from delayed_queue.admin.attempts import CallbackAttemptAdmin
 from delayed_queue.admin.hosts import HostAdmin
 from delayed_queue.admin.letters import DeadLetterAdmin
 from delayed_queue.admin.messages import MessageAdmin
+from delayed_queue.admin.reports import PipelineReportAdmin
 from delayed_queue.admin.schedules import ScheduleAdmin
 from delayed_queue.admin.tokens import ApiTokenAdmin
 from delayed_queue.admin.topics import TopicAdmin
@@ -19,6 +20,7 @@ __all__ = [
     "DeadLetterAdmin",
     "HostAdmin",
     "MessageAdmin",
+    "PipelineReportAdmin",
     "ScheduleAdmin",
     "TopicAdmin",
     "WorkerAdmin",

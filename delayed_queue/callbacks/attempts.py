@@ -36,7 +36,7 @@ class AttemptLog:
         self._waiting: deque[AttemptRow] = deque(maxlen=MOST_WAITING)
         self._writer: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
-        self._pruned_at = 0.0
+        self._prune_at = 0.0
 
     def add(self, row: AttemptRow) -> None:
         """Have an attempt written soon."""
@@ -55,16 +55,20 @@ class AttemptLog:
     async def close(self) -> None:
         """Write what is there, at the end of the event loop."""
         if self._writer is not None:
-            self._writer.cancel()
+            # Not in the middle of a statement: what that wrote would be written again.
+            async with self._lock:
+                self._writer.cancel()
             await asyncio.wait([self._writer])
         await self.flush()
 
     async def _write_soon(self) -> None:
+        # Before writing: what is added meanwhile would else wait for the next one.
+        if time.monotonic() >= self._prune_at:
+            # As long as there is more, with every write: as fast as the table can grow.
+            is_done = await self._prune() < MOST_PRUNED
+            self._prune_at = time.monotonic() + PRUNE_SECONDS if is_done else 0.0
         await asyncio.sleep(GATHER_SECONDS)
         await self.flush()
-        if time.monotonic() - self._pruned_at > PRUNE_SECONDS:
-            self._pruned_at = time.monotonic()
-            await self._prune()
 
     async def _write(self, rows: list[AttemptRow]) -> bool:
         try:
@@ -76,9 +80,11 @@ class AttemptLog:
             self._waiting.popleft()
         return True
 
-    async def _prune(self) -> None:
+    async def _prune(self) -> int:
         age = get_settings().CALLBACKS.ATTEMPTS_RETENTION // MILLISECOND
+        prune = sync_to_async(CallbackAttempt.objects.prune)
         try:
-            await sync_to_async(CallbackAttempt.objects.prune)(age, MOST_PRUNED, using=self._using)
+            return await prune(age, MOST_PRUNED, using=self._using)
         except Error as error:
             logger.warning("event=attempts_not_pruned error=%s", type(error).__name__)
+            return 0

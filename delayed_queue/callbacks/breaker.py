@@ -29,10 +29,12 @@ PROBE_PATIENCE: Final = timedelta(seconds=10)
 # A host is opened by so many failures in a row (BREAKER_FAILURES), or by half of the last results,
 # of which so many times that number are remembered.
 SAMPLE: Final = 4
-# How many callbacks to a host a process has on the wire before it knows that it answers. How many
-# others wait in memory, for how long; the rest are put off, by what the host seems to need.
+# How many callbacks to a host a process has on the wire before it knows that it answers; what part
+# of its seats at most one has that takes its time. How many others wait in memory, for how long;
+# the rest are put off, by what the host seems to need.
 FIRST_WINDOW: Final = 8
 QUICK: Final = timedelta(seconds=1)
+SLOW_SHARE: Final = 4
 MOST_WAITING: Final = 64
 WAIT_SECONDS: Final = 0.5
 SHORT_WAIT: Final = (0.5, 1.5)
@@ -88,7 +90,9 @@ class HostState:
         now = time.monotonic()
         if self.same_left <= 0 or now > self.same_until or not least <= self.same_delay <= most:
             self.same_delay = random.uniform(least, most)  # noqa: S311 - to spread a herd
-            self.same_left, self.same_until = SAME_DELAY, now + 0.5
+            # Of a host that answers, no more than it takes at once: the rest would come in vain.
+            most_alike = SAME_DELAY if self.window <= FIRST_WINDOW else int(self.window)
+            self.same_left, self.same_until = min(most_alike, SAME_DELAY), now + 0.5
         self.same_left -= 1
         return self.same_delay
 
@@ -137,11 +141,13 @@ class Breaker:
             left = state.open_until - now
             # Over as long again: not all of them the moment it ends.
             raise PutOff(state.delay(left, 2 * left + 1))
-        if state.running >= state.window and not await self._wait(state):
+        if state.running < state.window:
+            # Nobody waits: what was put off before is gone, or less than it seemed.
+            state.excess //= 2
+        elif not await self._wait(state):
             state.excess += 1
             more = min(state.excess * state.seconds_each / state.window, LONGEST_EXCESS)
             raise PutOff(state.delay(SHORT_WAIT[0], SHORT_WAIT[1] + more))
-        state.excess = max(state.excess - 1, 0)
 
     async def _wait(self, state: HostState) -> bool:
         """Return whether the window had room before long."""
@@ -187,10 +193,8 @@ class Breaker:
         if len(state.results) > SAMPLE * get_settings().CALLBACKS.BREAKER_FAILURES:
             state.results.popleft()
         state.failures_in_a_row = state.failures_in_a_row + 1 if is_failure else 0
-        if is_failure or duration > QUICK:
-            state.window = max(state.window / 2, FIRST_WINDOW)
-        else:
-            state.window = min(state.window + 1, 10_000)
+        before, state.window = state.window, _next_window(state.window, is_failure, duration)
+        if state.window > before:
             state.call_in()
 
     async def _read(self, state: HostState) -> None:
@@ -251,6 +255,15 @@ class Breaker:
         state.read_until = 0.0
         if opened:
             logger.warning("event=host_opened host=%s failure=%s", state.name, result.failure)
+
+
+def _next_window(window: float, is_failure: bool, duration: timedelta) -> float:
+    if is_failure:
+        return max(window / 2, FIRST_WINDOW)
+    if duration > QUICK:
+        share = get_settings().ASYNC_CONCURRENCY / SLOW_SHARE
+        return min(window + 1, max(window / 2, share, FIRST_WINDOW))
+    return min(window + 1, 10_000)
 
 
 def _tells_of_trouble(result: CallbackResult) -> bool:

@@ -37,6 +37,8 @@ Deliver = Callable[[Envelope], Awaitable[None]]
 # sent within that time after it was enabled.
 DISABLED_WAIT: Final = (300.0, 900.0)
 OUTAGE_WAIT: Final = (1.0, 5.0)
+# How long ago a message may have been leased to be sent without another look at it.
+FRESH_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class Desk:
             if wait:
                 # What waits for a low rate comes back spread over the time it needs.
                 raise PutOff(wait.total_seconds() * random.uniform(1, 3) + 0.05)  # noqa: S311
+        if not await _is_still_held(callback.envelope):
+            raise PutOff(0)
         host = self.breaker.state_of(place.host)
         probe = await self.breaker.begin(host)
         result: CallbackResult | None = None
@@ -204,6 +208,18 @@ def _read(envelope: Envelope, kind: str, ladder: str, jitter: float) -> Callback
         envelope.queue, envelope.key, str(envelope.scheduled_at_ms), str(crc32(envelope.payload))
     )
     return Callback(envelope, kind, url, attempt, policy.delay_after(attempt), named)
+
+
+async def _is_still_held(envelope: Envelope) -> bool:
+    """Return whether the message is there yet; one that was leased just now is not asked for.
+
+    It may have been deleted while it waited here, and must not be sent long after.
+    """
+    queue: Any = envelope.leases
+    lease_ms = queue.lease_duration // MILLISECOND
+    age = time.time() * 1000 - (envelope.leased_until_ms - lease_ms)
+    # Below zero the clocks differ, so that nobody knows how long it was.
+    return 0 <= age <= FRESH_MS or await envelope.aextend()
 
 
 def _request(callback: Callback, endpoint: KnownEndpoint) -> CallbackRequest:

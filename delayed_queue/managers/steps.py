@@ -65,10 +65,12 @@ def acknowledging_members(lease_ids: Sequence[str], ids: Sequence[int]) -> Step:
     return sql.ACKNOWLEDGE_MEMBERS, {"lease_ids": list(lease_ids), "ids": list(ids)}
 
 
-def releasing(lease_id: str, message_id: int, delay: int, refund: int, error: str | None) -> Step:
-    """End the lease of a message, due again after the delay; answered by its id."""
+def releasing(
+    lease_id: str, ids: Sequence[int], delay: int, refund: int, error: str | None
+) -> Step:
+    """End the lease of messages, due again after the delay; answered by their ids."""
     params = {
-        "lease_id": lease_id, "ids": [message_id], "delay": delay, "refund": refund,
+        "lease_id": lease_id, "ids": list(ids), "delay": delay, "refund": refund,
         "error": error, "now": None,
     }  # fmt: skip
     return sql.RELEASE, params

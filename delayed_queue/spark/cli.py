@@ -50,6 +50,9 @@ class Stopping:
     def gently(self) -> Iterator[threading.Event]:
         """Let the block end by itself when the event is set; a second signal does not wait."""
         self.is_gentle = True
+        if threading.current_thread() is threading.main_thread():
+            # Spark's session has put a handler of its own over ours, which cancels everything.
+            signal.signal(signal.SIGINT, self)
         try:
             yield self.event
         finally:

@@ -22,6 +22,8 @@ _ALL: Final = 2**31 - 1
 # row anew, so a batch that ends in time is never renewed.
 _RENEWED_AFTER: Final = 0.5
 _LOOKED_AFTER: Final = 0.1
+# How long the end waits for a renewal that is under way, in seconds.
+_PATIENCE: Final = 30.0
 
 
 class Leases:
@@ -44,9 +46,11 @@ class Leases:
         # Each with the time of its last renewal.
         self._held: dict[str, float] = {}
         self._stopped = threading.Event()
+        self._renewer = threading.Thread(
+            target=self._keep, name="delayed-queue-renewer", daemon=True
+        )
         if options.renew:
-            renewer = threading.Thread(target=self._keep, name="delayed-queue-renewer", daemon=True)
-            renewer.start()
+            self._renewer.start()
 
     def stop_at_now(self) -> None:
         """From here on take only what is due now, on the database's clock."""
@@ -165,7 +169,10 @@ class Leases:
     def close(self) -> None:
         """End the threads and the connections; the leases run out by themselves."""
         self._stopped.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        # Not before they have ended: one that is at work would connect anew.
+        self._pool.shutdown(cancel_futures=True)
+        if self._renewer.is_alive():
+            self._renewer.join(_PATIENCE)
         self._link.close()
         for each in self._claimers:
             each.close()

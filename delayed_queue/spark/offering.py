@@ -25,6 +25,7 @@ _MISSES: Final = 2
 
 OFFER: Final = "The offer"
 TABLE: Final = "delayed_queue"
+_IDS: Final = pa.schema([("id", pa.int64())])
 STAGE: Final = "delayed_queue_offered"
 # For the transaction only: behind a transaction pooler the session is others' too.
 CREATE_STAGE: Final = """
@@ -123,11 +124,12 @@ class PartitionOffers:
 
     def _copy(self, session: Session, staged: pa.Table) -> tuple[int, int]:
         """Offer rows whose keys are all new, which the unique index has the last word on."""
-        ids = session.fetch(sql.DRAW_IDS, {"count": staged.num_rows})
+        count = staged.num_rows
+        answers = session.stream(sql.DRAW_IDS, {"count": count}, _IDS)
         # Drawn in order of the sequence, handed out in order of the input.
-        drawn = pa.array(sorted(row[0] for row in ids), pa.int64())
+        drawn = pa.Table.from_batches(answers, _IDS)["id"].combine_chunks().sort()
         session.copy(TABLE, self._stored(staged, drawn.take(staged["position"])))
-        return staged.num_rows, 0
+        return count, 0
 
     def _stored(self, staged: pa.Table, ids: pa.Array) -> pa.Table:
         count = staged.num_rows

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from delayed_queue import sql
 from delayed_queue.spark.connecting import connect
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.reader import REPEATABLE
+
+# Let other transactions see what this one sees, while it lasts.
+_EXPORT: Final = "SELECT pg_export_snapshot()"
 
 
 @contextmanager
@@ -26,6 +29,6 @@ def consistent_snapshot(dsn: str | None = None) -> Iterator[str]:
     session = connect(Options(), dsn=dsn)
     try:
         session.run(REPEATABLE)
-        yield str(session.fetch(sql.EXPORT_SNAPSHOT, {})[0][0])
+        yield str(session.fetch(_EXPORT, {})[0][0])
     finally:
         session.close()

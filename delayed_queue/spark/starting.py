@@ -83,7 +83,11 @@ def _sizes(settings: SparkSettings) -> dict[str, str]:
             f"connections, more than MAX_CONNECTIONS, {settings.MAX_CONNECTIONS}."
         )
     most = settings.MAX_CONNECTIONS if executors is None else executors * (cores or 1)
-    found = {"spark.cores.max": str(most)}
+    # A standalone master heeds the first, a cluster that grows by itself the second.
+    found = {
+        "spark.cores.max": str(most),
+        "spark.dynamicAllocation.maxExecutors": str(max(most // (cores or 1), 1)),
+    }
     if executors is not None:
         found["spark.executor.instances"] = str(executors)
     if cores is not None:

@@ -37,6 +37,14 @@ from delayed_queue.sql.callbacks import (
     PRUNE_ATTEMPTS,
     READ_HOST,
 )
+from delayed_queue.sql.consuming import (
+    DEAD_JOBS,
+    FINISH_JOB,
+    NEXT_JOB,
+    PEEK_JOBS,
+    POP_JOBS,
+    READ_DEAD_JOB,
+)
 from delayed_queue.sql.inspection import (
     CONTAINS,
     DROP,
@@ -46,6 +54,15 @@ from delayed_queue.sql.inspection import (
     OVERVIEW,
     READ,
     STATS,
+)
+from delayed_queue.sql.jobs import (
+    ADD_JOBS,
+    DROP_DEAD_JOB,
+    DROP_JOB,
+    FIND_JOB,
+    JOB_LETTERS,
+    KICK_JOBS,
+    PUT_JOBS,
 )
 from delayed_queue.sql.leasing import (
     ACKNOWLEDGE,
@@ -90,7 +107,6 @@ from delayed_queue.sql.pipeline import (
     COUNT_JOB,
     COUNT_STAGED,
     DRAW_IDS,
-    EXPORT_SNAPSHOT,
     ID_RANGE,
     IS_CLOSED,
     LEASE_DUE,
@@ -120,25 +136,12 @@ from delayed_queue.sql.schedules import (
 )
 from delayed_queue.sql.tokens import FIND_TOKEN, USE_TOKEN
 from delayed_queue.sql.topics import (
-    ADD_JOBS,
     CONFIGURE_TOPIC,
     CREATE_TOPIC,
-    DEAD_JOBS,
-    DROP_DEAD_JOB,
-    DROP_JOB,
-    FIND_JOB,
-    FINISH_JOB,
-    JOB_LETTERS,
-    KICK_JOBS,
     LOCK_JOBS,
     LOCK_TOPIC,
-    NEXT_JOB,
-    PEEK_JOBS,
-    POP_JOBS,
     PRUNE_ANSWERS,
-    PUT_JOBS,
     READ_ANSWER,
-    READ_DEAD_JOB,
     READ_TOPIC,
     SAVE_ANSWER,
     TOPICS,
@@ -188,7 +191,6 @@ __all__ = [
     "END_PROBE",
     "ENLIST",
     "EXPIRE",
-    "EXPORT_SNAPSHOT",
     "EXTEND",
     "FIND_JOB",
     "FIND_TOKEN",

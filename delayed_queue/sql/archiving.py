@@ -206,3 +206,6 @@ FROM unnest(ARRAY[
     'delayed_queue_archive', 'delayed_queue_report'
 ]) AS needed (name)
 """)
+
+# The name of this transaction's snapshot, by which others see what it sees while it lasts.
+EXPORT_SNAPSHOT: Final[Template] = Template("SELECT pg_export_snapshot()")

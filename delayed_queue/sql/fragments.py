@@ -33,3 +33,28 @@ IF_CHANGED: Final[LiteralString] = """
 WHERE stored.payload <> EXCLUDED.payload
     OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
 """
+
+# The kinds of a topic, as topics.kinds names them; one that has no row yet has one shard.
+# Elsewhere conditions stand inside COALESCE, where no index serves them, because a key has few
+# rows, and a kind or a lease may have many.
+PLACES: Final[LiteralString] = """
+places AS MATERIALIZED (
+    SELECT ARRAY(
+        SELECT
+            %(topic)s::text
+            || CASE shard WHEN 0 THEN '' ELSE '#' || shard END
+            || '|' || way
+        FROM generate_series(
+            0,
+            COALESCE(
+                (SELECT shards FROM delayed_queue_topic WHERE name = %(topic)s::text), 1
+            ) - 1
+        ) AS shard
+        CROSS JOIN unnest(ARRAY['json', 'callback']) AS way
+    ) AS kinds
+)"""
+
+# When a letter of which a message is made again is said to be first due: now, as everything of its
+# new life. But who received a callback knows it by its first schedule, and must know it again.
+FIRST_DUE: Final[LiteralString] = """
+    CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END"""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK, REPLACE
+from delayed_queue.sql.fragments import CLOCK, FIRST_DUE, REPLACE
+
+# The kinds of a topic are one family, in which a key is one job; any other kind is one for itself.
+_FAMILY: Final[LiteralString] = (
+    """regexp_replace("pKind", '^([^#|]+)(#[0-9]+)?[|](json|callback)$', '\\1|')"""
+)
 
 # Put dead letters back, due now, as first attempts. Several letters of one key: the newest is
 # offered, the others stay. %(overwrite)s decides about a key that lives again meanwhile.
-# A row for each letter found: created true or false, or NULL for one that stayed dead.
+# A row for each letter found: created true or false, or NULL for one that stayed dead. A letter
+# whose key lives in another kind of its family stays dead, overwriting or not.
 # A NULL kind stands for any. Inside COALESCE no index serves the comparison: what is wanted are a
 # few ids, not all the letters of the kind.
 # Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
@@ -16,7 +22,10 @@ REDRIVE: Final[LiteralString] = (
     CLOCK
     + """,
 locked AS MATERIALIZED (
-    SELECT id, "pKind", "pKey", payload, headers
+    SELECT
+        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", """
+    + _FAMILY
+    + """ AS family
     FROM delayed_queue_dead_letter
     WHERE id = ANY (%(ids)b::bigint[])
         AND COALESCE("pKind" = %(kind)s::text, true)
@@ -24,17 +33,34 @@ locked AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ),
 newest AS MATERIALIZED (
-    SELECT DISTINCT ON ("pKey", "pKind") id, "pKind", "pKey", payload, headers
+    SELECT DISTINCT ON ("pKey", family)
+        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", family
     FROM locked
-    ORDER BY "pKey", "pKind", id DESC
+    ORDER BY "pKey", family, id DESC
 ),
 offered AS (
     INSERT INTO delayed_queue (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
     )
-    SELECT "pKey", "pKind", payload, now, now, now, headers
+    SELECT
+        "pKey", "pKind", payload, now, """
+    + FIRST_DUE
+    + """, now, headers
     FROM newest
     CROSS JOIN clock
+    WHERE COALESCE(
+            (
+                SELECT false
+                FROM delayed_queue AS living
+                WHERE living."pKey" = newest."pKey"
+                    AND living."pKind" <> newest."pKind"
+                    AND """
+    + _FAMILY
+    + """ = newest.family
+                LIMIT 1
+            ),
+            true
+        )
     ORDER BY "pKey" COLLATE "C", "pKind"
 """
     + REPLACE

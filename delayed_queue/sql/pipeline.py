@@ -394,6 +394,3 @@ WHERE id = ANY (ARRAY(
 RETURNING id
 """
 )
-
-# Let other transactions see what this one sees, while it lasts. Reads: nothing.
-EXPORT_SNAPSHOT: Final[LiteralString] = "SELECT pg_export_snapshot()"

@@ -6,20 +6,20 @@ from typing import Final, LiteralString
 
 from delayed_queue.sql.fragments import CLOCK
 
-# Keep a report and its plots, and drop all but the newest few before it.
+# Keep a report and its plots, and drop all but the newest few before it, a hundred at most.
 # Reads: the primary key.
 SAVE_REPORT: Final[LiteralString] = (
     CLOCK
     + """,
 outdated AS (
     DELETE FROM delayed_queue_report
-    WHERE id <= (
+    WHERE id = ANY (ARRAY(
         SELECT id
         FROM delayed_queue_report
         ORDER BY id DESC
         OFFSET %(keep)s::integer - 1
-        LIMIT 1
-    )
+        LIMIT 100
+    ))
 )
 INSERT INTO delayed_queue_report ("createdAt", figures, plots)
 SELECT now, %(figures)s::jsonb, %(plots)s::jsonb

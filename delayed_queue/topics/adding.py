@@ -25,7 +25,7 @@ from delayed_queue.wakeups import channel_of
 # Each job holds an advisory lock until the commit, and a server has room for about 64 of them
 # for each connection it allows.
 BITE: Final = 200
-_TRIES: Final = 5
+_TRIES: Final = 100
 
 
 def add_job(

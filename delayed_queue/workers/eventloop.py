@@ -19,7 +19,14 @@ from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim
 from delayed_queue.workers.executor import TIDY_SECONDS, tidy_connections
 from delayed_queue.workers.lanes import Lane
-from delayed_queue.workers.pools import FIRST_WINDOW, GREED, SOON_SECONDS, Pool, Work
+from delayed_queue.workers.pools import (
+    FIRST_WINDOW,
+    GREED,
+    SLOW_WINDOW,
+    SOON_SECONDS,
+    Pool,
+    Work,
+)
 
 
 class EventLoop(Pool):
@@ -127,15 +134,20 @@ class EventLoop(Pool):
             return True
         return lane.running < min(lane.window, GREED * (len(self._free_seats) - 1))
 
-    def _note_time(self, lane: Lane, spent: float) -> None:
+    def _note_time(self, lane: Lane, spent: float, *, is_done: bool) -> None:
         """Widen the window of a lane that gives seats back soon, narrow that of one that does not.
 
-        Seats cannot be taken back, so a lane that may be stuck is found out with few.
+        Seats cannot be taken back, so a lane that may be stuck is found out with few. One that is
+        slow and does its work has up to half of them.
         """
+        first = max(self.capacity * FIRST_WINDOW, 1)
         if spent < SOON_SECONDS:
             lane.window = min(lane.window + 1, self.capacity)
+        elif is_done:
+            most = max(lane.window / 2, self.capacity * SLOW_WINDOW, first)
+            lane.window = min(lane.window + 1, most)
         else:
-            lane.window = max(lane.window / 2, self.capacity * FIRST_WINDOW, 1)
+            lane.window = max(lane.window / 2, first)
 
     def _unpark(self, lane: Lane) -> Work:
         parked = self._parked.pop(lane)
@@ -145,7 +157,7 @@ class EventLoop(Pool):
         return work
 
     async def _handle(self, claim: Claim, envelope: Envelope, seat: int) -> None:
-        began_at = time.monotonic()
+        began_at, is_done = time.monotonic(), False
         self._board.mark(seat, is_suspect=claim.is_suspect)
         self._board.take(seat, envelope.message_id)
         try:
@@ -156,13 +168,14 @@ class EventLoop(Pool):
             if not self._is_stopped:
                 claim.failures.append((envelope, error))
         else:
+            is_done = True
             claim.done.append(envelope.message_id)
         finally:
             self._board.take(seat, 0)
             self._free_seats.append(seat)
             claim.lane.running -= 1
             if claim.lane.is_shared:
-                self._note_time(claim.lane, time.monotonic() - began_at)
+                self._note_time(claim.lane, time.monotonic() - began_at, is_done=is_done)
         self._is_tidy.set()
         self._begin()
         self._ended(began_at)

@@ -48,6 +48,8 @@ class Fleet:
         self._ask_at = 0.0
         self._scout_at = 0.0
         self._full_at = 0.0
+        for source in self._sources:
+            source.prepare()
 
     def __iter__(self) -> Iterator[Lane]:
         """Yield the lanes, the one that has waited longest for its turn first."""

@@ -21,6 +21,8 @@ GATHER_SECONDS: Final = 0.002
 GREED: Final = 8
 # What part of the seats it may take before it has shown that it gives them back soon.
 FIRST_WINDOW: Final = 1 / 8
+# What part it may have that takes longer, and does what it was given.
+SLOW_WINDOW: Final = 1 / 2
 # What it takes at most to have given a seat back soon.
 SOON_SECONDS: Final = 1.0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from delayed_queue import signals
-from delayed_queue.handlers import Verdict, judge, storable
+from delayed_queue.handlers import Snooze, Verdict, judge, storable
 from delayed_queue.managers import (
     Step,
     acknowledging_leases,
@@ -21,9 +21,18 @@ from delayed_queue.workers.claims import Claim
 from delayed_queue.workers.lanes import Lane
 from delayed_queue.workers.tally import Tally
 
-# Failures are written one statement each, so many in a round trip.
+# Failures are written one statement each, or for those put off alike, so many in a round trip.
 MOST_FAILURES: Final = 100
 Rows = list[tuple[Any, ...]]
+
+
+class _Failure(NamedTuple):
+    """A message whose handler did not return, and what becomes of it."""
+
+    claim: Claim
+    envelope: Envelope
+    error: BaseException
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +75,25 @@ class Settler:
             found.append(self._of_whole(whole))
         if parts:
             found.append(self._of_parts(parts))
-        found.extend(self._of_failure(*each) for each in failures[:MOST_FAILURES])
+        found.extend(map(self._of_failures, self._alike(failures)))
         return found
+
+    def _alike(
+        self, failures: list[tuple[Claim, Envelope, BaseException]]
+    ) -> Iterable[list[_Failure]]:
+        """Return the first failures, together those that were put off alike: a statement each.
+
+        In their order, and none before another of its claim: a claim counts how far it is settled.
+        """
+        groups: dict[Any, list[_Failure]] = {}
+        for claim, envelope, error in failures:
+            verdict = judge(error, envelope.attempt, claim.lane.policy)
+            alike = isinstance(error, Snooze)
+            key = (envelope.lease_id, verdict.delay) if alike else envelope.message_id
+            if key not in groups and len(groups) == MOST_FAILURES:
+                break
+            groups.setdefault(key, []).append(_Failure(claim, envelope, error, verdict))
+        return groups.values()
 
     def _of_whole(self, claims: list[Claim]) -> Settlement:
         step = acknowledging_leases([claim.lease_id for claim in claims])
@@ -97,28 +123,27 @@ class Settler:
             envelopes = [each for each in claim.envelopes if each.message_id in ids]
             signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
 
-    def _of_failure(self, claim: Claim, envelope: Envelope, error: BaseException) -> Settlement:
-        verdict = judge(error, envelope.attempt, claim.lane.policy)
-        note = partial(self._note_failure, claim, envelope, error, verdict)
+    def _of_failures(self, alike: list[_Failure]) -> Settlement:
+        _, envelope, _, verdict = alike[0]
         text = verdict.error or None
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
             step = burying(envelope.lease_id, envelope.message_id, reason, text)
         else:
             step = releasing(
-                envelope.lease_id, envelope.message_id, verdict.delay // MILLISECOND,
-                0 if verdict.counts else 1, text,
+                envelope.lease_id, [each.envelope.message_id for each in alike],
+                verdict.delay // MILLISECOND, 0 if verdict.counts else 1, text,
             )  # fmt: skip
-        return Settlement(step, note)
+        return Settlement(step, partial(self._note_failures, alike))
 
-    def _note_failure(
-        self, claim: Claim, envelope: Envelope, error: BaseException, verdict: Verdict, rows: Rows
-    ) -> None:
-        claim.judged += 1
-        if rows or self.is_in_doubt:
-            self.count_failure(claim.lane, envelope, error, verdict)
-        else:
-            self._tally.lost += 1
+    def _note_failures(self, alike: list[_Failure], rows: Rows) -> None:
+        written = {row[0] for row in rows}
+        for claim, envelope, error, verdict in alike:
+            claim.judged += 1
+            if envelope.message_id in written or self.is_in_doubt:
+                self.count_failure(claim.lane, envelope, error, verdict)
+            else:
+                self._tally.lost += 1
 
     def count_failure(
         self, lane: Lane, envelope: Envelope, error: BaseException, verdict: Verdict

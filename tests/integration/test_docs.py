@@ -33,6 +33,7 @@ DOCUMENTED: Any = (
     models.Message, models.DeadLetter, models.Schedule, models.Worker, models.PausedQueue,
     models.Rate, models.ApiToken, models.Topic, models.IdempotencyKey, models.Endpoint,
     models.Host, models.Slot, models.CallbackAttempt,
+    models.OfferLedger, models.OfferStage, models.ArchiveManifest, models.PipelineReport,
 )  # fmt: skip
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -13,14 +14,14 @@ import pytest
 from django.conf import settings as configured
 from pytest_django import Settings
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, Snooze, apps
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Handler, Registry, Source
 from delayed_queue.models import Message
 from delayed_queue.models import Worker as WorkerRow
 from delayed_queue.statements import notify
 from delayed_queue.wakeups import channel_of
-from delayed_queue.workers import Tally, Worker, WorkerOptions, fleet
+from delayed_queue.workers import Tally, Worker, WorkerOptions, eventloop, fleet
 from delayed_queue.workers.heartbeat import Heartbeat
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
@@ -70,6 +71,28 @@ def offer(queue: str, count: int) -> None:
 
 def is_empty() -> bool:
     return not Message.objects.exists()
+
+
+class TestPreparing:
+    def test_what_keeps_a_source_from_being_asked_is_said_when_the_worker_is_made(self) -> None:
+        def prepare() -> None:
+            raise InvalidConfiguration("not installed")
+
+        registry = Registry()
+        registry.add(handler_of("orders", print))
+        registry.add_source(Source("changing", Changing(), BELL, prepare))
+        with pytest.raises(InvalidConfiguration, match="not installed"):
+            Worker(WorkerOptions(cron=False), registry)
+        Worker(WorkerOptions(queues=("orders",), cron=False), registry)  # asks no source
+
+    def test_callbacks_that_cannot_be_sent_stop_the_worker(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "delayed_queue.callbacks.source", None)
+        registry = Registry()
+        registry.add_source(apps._source())
+        with pytest.raises(InvalidConfiguration, match=r"django-delayed-queue\[callbacks\]"):
+            Worker(WorkerOptions(cron=False), registry)
 
 
 class TestComingAndGoing:
@@ -319,6 +342,21 @@ class TestTurns:
             assert worker._dispatcher._loop is not None
             worker._dispatcher._loop._loop.call_soon_threadsafe(may_end.set)
             wait_until(is_empty)
+
+    @pytest.mark.parametrize(("fails", "window"), [(False, 8), (True, 2)])
+    def test_one_that_is_slow_and_does_its_work_has_half_of_the_seats(
+        self, monkeypatch: pytest.MonkeyPatch, fails: bool, window: int
+    ) -> None:
+        monkeypatch.setattr(eventloop, "SOON_SECONDS", 0.0)
+
+        async def handle(envelope: Envelope) -> None:
+            if fails:
+                raise Snooze(HOUR)
+
+        offer("slow", 50)
+        worker = Changing("slow", function=handle).worker(async_concurrency=16, burst=True)
+        worker.run()
+        assert [lane.window for lane in worker.lanes] == [window]
 
     def test_j7_one_that_was_quick_and_gets_stuck_leaves_a_seat(self) -> None:
         """It had nearly all of them while it gave them back soon."""

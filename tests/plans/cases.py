@@ -2,102 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
 from delayed_queue.managers import NO_FLOOR
 from delayed_queue.topics.kinds import Way, kinds_of_topic
+from tests.plans.case import (
+    ANSWERS,
+    ATTEMPT_KEY,
+    ATTEMPT_STARTED,
+    DEAD_DIED,
+    DEAD_IDS,
+    DEAD_KEYS,
+    DEAD_PRIMARY,
+    DESCRIBED,
+    DUE,
+    ENDPOINT,
+    ENDPOINTS,
+    HEARTBEATS,
+    HOSTS,
+    KEYS,
+    KINDS,
+    LEASE,
+    LEASES,
+    OLD_ANSWERS,
+    PAUSES,
+    PRIMARY,
+    RATES,
+    SCHEDULES,
+    SLOTS,
+    TOKEN_IDS,
+    TOKENS,
+    TOPICS,
+    WORKERS,
+    Case,
+    lease_ids,
+    of_ids,
+)
 from tests.plans.conftest import NOW, ROWS
-
-PRIMARY: Final = "delayed_queue_pkey"
-KEYS: Final = "delayed_queue__PKeyPlusKindUniqueIndex"
-DUE: Final = "delayed_queue__KindPlusScheduledAtIndex"
-LEASES: Final = "delayed_queue__LockUuidPlusIdIndex"
-SCHEDULES: Final = "schedule_kind_prefix"
-DESCRIBED: Final = "schedule_described"
-WORKERS: Final = "delayed_queue_worker_pkey"
-HEARTBEATS: Final = "worker_heartbeat"
-TOKENS: Final = "token_digest"
-TOKEN_IDS: Final = "delayed_queue_token_pkey"
-PAUSES: Final = "paused_kind"
-RATES: Final = "rate_name"
-ENDPOINT: Final = "delayed_queue_endpoint_pkey"
-ENDPOINTS: Final = "endpoint_origin_prefix"
-HOSTS: Final = "host_name"
-SLOTS: Final = "slot_endpoint_holder"
-ATTEMPT_KEY: Final = "attempt_key"
-ATTEMPT_STARTED: Final = "attempt_started"
-DEAD_PRIMARY: Final = "delayed_queue_dead_letter_pkey"
-DEAD_DIED: Final = "dead_letter_kind_died"
-DEAD_IDS: Final = "dead_letter_kind_id"
-DEAD_KEYS: Final = "dead_letter_key"
-TOPICS: Final = "topic_name"
-ANSWERS: Final = "idempotency_scope_key"
-OLD_ANSWERS: Final = "idempotency_created"
-
-KINDS: Final = ["bulk|json", "due|json", "scheduled|json", "leased|json", "mixed|json"]
-
-# So far ahead that the dead versions rolled-back claims leave are in no other case's way.
-LEASE: Final = 10**11
-
-
-@dataclass(frozen=True)
-class Case:
-    """A statement, parameters as the queue would give them, and what it may cost.
-
-    ``n`` is how many rows it is asked for. ``rows`` is how many it may look at for each of
-    them, over all scans (a bitmap counts twice), ``buffers`` the pages, ``fixed`` a base of them.
-    """
-
-    statement: str
-    params: dict[str, Any]
-    reads: set[str]
-    n: int = 1
-    rows: int = 2
-    buffers: int = 10
-    fixed: int = 20
-    or_reads: set[str] = field(default_factory=set)
-    may_scan_generically: bool = False
-
-    def __str__(self) -> str:
-        kinds = [self.params.get("kind") or self.params.get("topic") or ""]
-        kind = str((self.params.get("kinds") or kinds)[0]).partition("|")[0]
-        rest = [
-            str(self.params[name])
-            for name in (
-                "origin",
-                "topic",
-                "key",
-                "name",
-                "key_prefix",
-                "lease_id",
-                "reason",
-                "overwrite",
-                "floor",
-                "horizon",
-                "digest",
-                "after",
-                "is_due",
-                "is_leased",
-            )
-            if name in self.params
-        ]
-        return "-".join([self.statement, kind, str(self.n), *rest])
-
-
-def lease_ids(number: int) -> list[str]:
-    return [f"lease-{1700 + each}" for each in range(number)]
-
-
-def of_ids(statement: str, reads: str, sizes: tuple[int, ...], **params: Any) -> list[Case]:
-    """Cases over that many ids; the test puts real ones in the place of their number."""
-    return [
-        Case(
-            statement, {**params, "ids": n}, {reads}, n=n, rows=4, buffers=40, fixed=300,
-        )
-        for n in sizes
-    ]  # fmt: skip
+from tests.plans.pipeline_cases import PIPELINE_CASES
 
 
 def offers() -> list[Case]:
@@ -174,6 +117,13 @@ def leases() -> list[Case]:
         "headers": None, "first_error": None, "last_error": None,
     }  # fmt: skip
     return [
+        *(
+            Case(
+                "LEASED_MEMBERS", {"ids": n, "lease_id": lease_ids(1)[0]}, {PRIMARY}, n=n, rows=8,
+                buffers=40, fixed=300, or_reads={LEASES},
+            )
+            for n in (1, 100)
+        ),
         *of_ids("ACKNOWLEDGE", PRIMARY, (1, 100), **lease),
         *of_ids("ACKNOWLEDGE", PRIMARY, (100,), lease_id=None),
         Case("ACKNOWLEDGE_LEASE", {"lease_id": "lease-1750"}, {LEASES}, n=100),
@@ -552,5 +502,5 @@ def callbacks() -> list[Case]:
 CASES: Final = [
     *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(),
     *pauses(), *rates(), *callbacks(), *topics(),
-    *tokens(), *jobs(),
+    *tokens(), *jobs(), *PIPELINE_CASES,
 ]  # fmt: skip

@@ -9,13 +9,18 @@ import psycopg
 import pytest
 from django.db import connections
 
+from delayed_queue.spark.offering import CREATE_STAGE
+from tests.plans.pipeline_rows import ARCHIVES, LEDGER, OFFERED, REPORTS, STAGE
+
 NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
     "delayed_queue_paused, delayed_queue_topic, delayed_queue_idempotency_key, "
     "delayed_queue_rate, delayed_queue_token, delayed_queue_slot, delayed_queue_endpoint, "
-    "delayed_queue_host, delayed_queue_callback_attempt"
+    "delayed_queue_host, delayed_queue_callback_attempt, "
+    "delayed_queue_offer_ledger, delayed_queue_offer_stage, delayed_queue_archive, "
+    "delayed_queue_report"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -182,11 +187,15 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
                 [_TABLES.split(", ")],
             )
             connection.execute("SET LOCAL jit = off")
+            connection.execute(CREATE_STAGE)
             for rows in (
                 *(_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _TOPICS, _ANSWERS),
                 *(_RATES, _TOKENS, _ENDPOINTS, _SLOTS, _HOSTS, _ATTEMPTS),
+                *(LEDGER, STAGE, OFFERED),
             ):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
+            for rows in (ARCHIVES, REPORTS):
+                connection.execute(rows, {})
             yield connection
     finally:
         connection.close()

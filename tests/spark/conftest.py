@@ -15,6 +15,7 @@ from django.db import connections
 from delayed_queue import DelayedQueue
 from delayed_queue.spark.connecting import VARIABLE, dsn_from_django
 from delayed_queue.spark.room import TASKS
+from tests.processes import ROOT
 from tests.races.concurrency import raw_connection
 from tests.spark.support import QUIET
 
@@ -50,6 +51,7 @@ def spark(dsn: str) -> Iterator[Any]:
 
     os.environ[VARIABLE] = dsn
     os.environ[TASKS] = "4"
+    os.environ["PYTHONPATH"] = str(ROOT)  # tasks that a test defines are found there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session = build_session("tests", "local[2,4]", **QUIET)

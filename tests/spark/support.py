@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import psycopg
@@ -23,10 +24,9 @@ QUIET: Final = {
 }
 NOW: Final = 1_700_000_000_000
 
-# Tests with a JVM: in one worker of xdist, for a session costs seconds and memory.
+# Tests with a JVM; tests/conftest.py keeps them in one worker of xdist.
 with_jvm = [
     pytest.mark.spark,
-    pytest.mark.xdist_group("jvm"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
@@ -55,6 +55,16 @@ def stored(connection: psycopg.Connection[Any]) -> list[tuple[str, str]]:
 
 def keys_of(connection: psycopg.Connection[Any]) -> list[str]:
     return [key for key, _ in stored(connection)]
+
+
+def wait_in_task(condition: Callable[[], bool]) -> None:
+    """Wait inside a task, which has no more than this package."""
+    pause = threading.Event()
+    for _ in range(3000):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise TimeoutError("the condition did not come about in time")
 
 
 def failing_after(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

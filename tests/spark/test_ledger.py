@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from delayed_queue import DelayedQueue, ScheduledMessage, sql
-from delayed_queue.models import Message, OfferLedger, OfferStage
+from delayed_queue.models import Message, OfferLedger
 from delayed_queue.payloads import channel_of
 from delayed_queue.spark import counts
 from delayed_queue.spark.connecting import APPLICATION, connect
@@ -22,7 +23,6 @@ from delayed_queue.spark.ledger import claim_closing, prune_ledger
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import Job, PartitionOffers
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.staging import clear_stage, merge_staged, stage_all
 from tests.processes import wait_until
 from tests.spark.support import NOW, failing_after, job, keys_of, offer, rows, stored
 
@@ -174,6 +174,19 @@ class TestRepetitions:
         assert offer(one, [rows(["late"])], 7) == 1
         assert (triple(), keys_of(other)) == ((1, 0, 0), ["a"])
 
+    def test_a_job_that_is_closed_meanwhile_takes_no_more(self, other: psycopg.Connection[Any]):
+        one = job(chunk="1")
+
+        def closing() -> Iterator[pa.RecordBatch]:
+            yield rows(["a"])
+            yield rows(["b"])
+            close(one, 2)
+            yield rows(["late"])
+
+        offer(one, closing())
+        # The last chunk is offered when the one behind it comes, or the end.
+        assert keys_of(other) == ["a"]
+
     def test_until_it_is_closed_the_counts_are_of_what_was_offered(self):
         offer(job(chunk="2"), [rows(letters("aab"))])
         assert counts("job").is_complete is False
@@ -308,7 +321,7 @@ class TestWaking:
         self, other: psycopg.Connection[Any], options: dict[str, str], heard: int
     ):
         other.execute(f"LISTEN {channel_of('orders|json')}")
-        offer(job(chunk="2", **options), [rows(letters("abcdef"))])
+        offer(job("job", NOW, 0, chunk="2", **options), [rows(letters("abcdef"))])
         assert len(list(other.notifies(timeout=0.5, stop_after=2))) == heard
 
     def test_not_for_what_is_far_away(self, other: psycopg.Connection[Any]):
@@ -316,51 +329,6 @@ class TestWaking:
         batch = rows(["a"]).append_column("delay", pa.array([3_600_000]))
         offer(job(), [batch])
         assert list(other.notifies(timeout=0.5, stop_after=1)) == []
-
-
-class TestAtomic:
-    def stage(self, one: Job, keys: str, partition: int = 0) -> tuple[int, str, bool]:
-        return stage_all(one, partition, iter([rows(letters(keys))]))
-
-    def merge(self, one: Job, staged: list[tuple[int, str, bool]]) -> None:
-        link = Link(one.options)
-        attempts, total = [each[1] for each in staged], sum(each[0] for each in staged)
-        link.once("merge", lambda s: merge_staged(s, one, attempts, total, wake=True))
-        link.close()
-
-    @pytest.mark.parametrize("mode", ["offer", "upsert"])
-    def test_nothing_is_offered_until_all_is(self, other: psycopg.Connection[Any], mode: str):
-        one = job(mode=mode, chunk="2", atomic="true")
-        staged = [self.stage(one, "abc"), self.stage(one, "xa", 1)]
-        self.stage(one, "zz", 1)  # of a twin that Spark did not choose
-        assert keys_of(other) == []
-        for _ in range(2):  # commit() is called again after an answer that was lost
-            self.merge(one, staged)
-        assert (triple(), keys_of(other)) == ((4, 0, 1), letters("abcx"))
-        assert OfferStage.objects.count() == 0
-
-    def test_rows_that_a_crash_took_are_missed(self, other: psycopg.Connection[Any]):
-        one = job(atomic="true")
-        staged = self.stage(one, "abc")
-        OfferStage.objects.filter(key="b").delete()
-        with pytest.raises(Exception, match="Of 3 rows that were staged 2 are left"):
-            self.merge(one, [staged])
-        assert (triple(), keys_of(other)) == ((0, 0, 0), [])
-
-    def test_what_failed_is_cleared(self):
-        one = job(atomic="true", ledgerDays="1")
-        self.stage(one, "abc")
-        self.stage(job("old", atomic="true"), "abc")  # of 2023
-        link = Link(one.options)
-        link.once("clear", lambda session: clear_stage(session, one))
-        link.close()
-        assert OfferStage.objects.count() == 0
-
-    def test_it_is_not_written_to_the_log(self, other: psycopg.Connection[Any]):
-        found = other.execute(
-            "SELECT relpersistence FROM pg_class WHERE relname = 'delayed_queue_offer_stage'"
-        ).fetchone()
-        assert found == ("u",)
 
 
 def test_the_ledger_is_pruned_by_age():

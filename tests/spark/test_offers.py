@@ -181,7 +181,7 @@ class TestFilters:
         ("given_filter", "condition"),
         [
             (EqualTo(("key",), "a'b"), Condition("key", "=", "a'b")),
-            (In(("kind",), ["a", "b"]), Condition("kind", "IN", ["a", "b"])),
+            (In(("kind",), ("a", "b")), Condition("kind", "IN", ["a", "b"])),
             (LessThan(("attempts",), 3), Condition("attempts", "<", 3)),
             (IsNotNull(("lock_uuid",)), Condition("lock_uuid", "IS NOT NULL")),
             (
@@ -201,8 +201,8 @@ class TestFilters:
             EqualTo(("payload",), "x"),
             EqualTo(("key",), "a\x00"),
             StringStartsWith(("key",), "a"),
-            In(("key",), []),
-            In(("key",), ["a", None]),
+            In(("key",), ()),
+            In(("key",), ("a", None)),
             EqualTo(("headers", "a"), "b"),
             # Between two milliseconds: in the column there is no such instant.
             EqualTo(("due_at",), datetime(2026, 1, 1, microsecond=1, tzinfo=UTC)),

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from delayed_queue import DelayedQueue
+from delayed_queue import DelayedQueue, OfferOutcome
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.topics import (
@@ -91,6 +91,44 @@ def test_a_job_that_lives_again_whichever_way_is_not_replayed(url: str | None) -
     assert replay(dead_jobs()[0].id) is Answer.STALE
     assert kick_topic("orders") == 0
     assert Message.objects.count() == DeadLetter.objects.count() == 1
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(("dead", "living"), [(None, URL), (URL, None)])
+def test_j5_a_redrive_of_queues_and_admin_leaves_an_id_that_lives_the_other_way(
+    dead: str | None, living: str | None, overwrite: bool
+) -> None:
+    configure_topic("orders", shards=1)
+    kill("a", url=dead)
+    add("a", url=living, if_exists="update")
+    configure_topic("orders", shards=8)  # and whatever its shard
+
+    (letter,) = DeadLetter.objects.all()
+    assert DeadLetter.objects.redrive([letter.id], overwrite=overwrite)[0].created is None
+    assert Message.objects.count() == DeadLetter.objects.count() == 1
+
+
+def test_j5_of_letters_of_both_ways_the_newest_is_redriven() -> None:
+    kill("a")
+    add("a", url=URL, if_exists="update")
+    Message.objects.claim("orders|callback", 1, "lease", 60_000)
+    bury_job("orders", "a", "lease")
+
+    letters = list(DeadLetter.objects.order_by("id").values_list("id", flat=True))
+    created = {each.id: each.created for each in DeadLetter.objects.redrive(letters)}
+    assert created == {letters[0]: None, letters[1]: True}
+    assert Message.objects.get().kind == "orders|callback"
+
+
+def test_the_same_key_elsewhere_is_another_message() -> None:
+    """Another topic, and a kind that is none of a topic, are no obstacle to a redrive."""
+    kill("a")
+    add("a", "orders2")
+    DelayedQueue("orders", codec="text").offer_or_update("a", "x")
+    DelayedQueue("orders", kind="orders").offer_or_update("a", "x")
+
+    assert DelayedQueue("orders").redrive_all() == {OfferOutcome.CREATED: 1}
+    assert Message.objects.count() == 4
 
 
 def test_the_newest_letter_of_a_job_is_kicked_and_the_others_stay() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
@@ -97,6 +98,26 @@ def test_old_answers_are_pruned_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(idempotency, "_next_prune_at", 0.0)
     ask("new")
     assert [each.key for each in IdempotencyKey.objects.all()] == ["new"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_while_there_are_more_they_are_pruned_as_fast_as_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idempotency, "_BITE", 2)
+    monkeypatch.setattr(idempotency, "_next_prune_at", time.monotonic() + 60)
+    for n in range(3):
+        ask(str(n))
+    age(25)
+    monkeypatch.setattr(idempotency, "_next_prune_at", 0.0)
+    ask("new")
+    assert IdempotencyKey.objects.count() == 2
+    assert idempotency._next_prune_at <= time.monotonic() + 1
+
+    monkeypatch.setattr(idempotency, "_next_prune_at", 0.0)
+    ask("newer")
+    assert IdempotencyKey.objects.count() == 2
+    assert idempotency._next_prune_at > time.monotonic() + 60
 
 
 @pytest.mark.parametrize("key", ["", "a" * 201, "é", "a\n"])

@@ -272,8 +272,8 @@ def test_a_topic_is_as_its_model() -> None:
     run_state_machine_as_test(
         Topic,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=50,
+            max_examples=25,
+            stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

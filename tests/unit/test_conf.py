@@ -19,6 +19,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.instruments import get_instruments
 from delayed_queue.retries import Backoff, RetryPolicy
 from delayed_queue.sections import ApiSettings, CallbackSettings
+from delayed_queue.spark.settings import SparkSettings
 from tests.instruments import Recorder
 
 RIGHT: dict[str, list[Any]] = {
@@ -38,6 +39,7 @@ RIGHT: dict[str, list[Any]] = {
     "INSTRUMENTS": [(), ["tests.instruments.Recorder"], [Recorder], (Recorder(),)],
     "API": [ApiSettings(), ApiSettings(PUBLIC=True, RATE=0.5, DOCS=False)],
     "CALLBACKS": [CallbackSettings(), CallbackSettings(ALLOWED_PORTS=[8080])],
+    "SPARK": [{}, {"MASTER": "local[2]", "CONF": {"spark.ui.enabled": "false"}}, SparkSettings()],
 }
 WRONG: dict[str, list[Any]] = {
     "LEASE_DURATION": [timedelta(0), timedelta(days=3651), 300, None],
@@ -72,6 +74,7 @@ WRONG: dict[str, list[Any]] = {
         ApiSettings(WAITERS=0),
     ],
     "CALLBACKS": [None, [], {"ALLOWED_PORT": [8080]}, CallbackSettings(ALLOWED_PORTS=(0,))],
+    "SPARK": [None, [], {"MASTR": "yarn"}, {"MASTER": "moon"}, {"CORES": 0}],
 }
 
 

@@ -20,12 +20,13 @@ from delayed_queue.messages import MAX_MILLISECONDS
 from delayed_queue.spark import cli, doctor
 from delayed_queue.spark.bundle import bundle
 from delayed_queue.spark.errors import sentence_of
-from delayed_queue.spark.jobs import events, plots, reports
+from delayed_queue.spark.jobs import events, plots
 from delayed_queue.spark.jobs.archives import bites, ranges_of
-from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.console import Console, aligned, span
 from delayed_queue.spark.jobs.counts import Counts
 from delayed_queue.spark.jobs.files import FileDigest, digest_of
-from delayed_queue.spark.jobs.inputs import Block, check_columns, format_of, load, numbered
+from delayed_queue.spark.jobs.inputs import Block, check_columns, format_of, numbered
+from delayed_queue.spark.jobs.loading import load
 from delayed_queue.spark.jobs.manifests import is_dead, new_holder
 from delayed_queue.spark.jobs.records import (
     Checked,
@@ -311,7 +312,7 @@ class TestReports:
          (172_800, "2.0 d"), (-0.5, "-500 ms")],
     )  # fmt: skip
     def test_time_spans(self, seconds: float, words: str) -> None:
-        assert reports.span(seconds) == words
+        assert span(seconds) == words
 
     def test_plots_are_pictures_and_empty_figures_have_none(self) -> None:
         empty = {"created_at": AT.isoformat(), "kinds": [], "throughput": [], "reasons": [],

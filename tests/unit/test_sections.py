@@ -67,7 +67,7 @@ def test_a_key_that_is_nearly_right_is_suggested(settings: LazySettings) -> None
     near, far = check_settings()
     assert near.hint == "Did you mean 'ALLOWED_HOSTS'?"
     assert far.hint is not None
-    assert far.hint.startswith("Known keys: ALLOWED_HOSTS, ")
+    assert far.hint.startswith("Known keys: ENABLED, ALLOWED_HOSTS, ")
 
 
 def test_no_key_is_shown(settings: LazySettings) -> None:

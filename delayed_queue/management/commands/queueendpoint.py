@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS
 
+from delayed_queue.callbacks.endpoints import prefix_of
 from delayed_queue.callbacks.registering import (
     disable_endpoint,
     enable_endpoint,
@@ -47,9 +48,8 @@ class Command(BaseCommand):
 
     def _list(self, options: dict[str, Any]) -> None:
         for each in Endpoint.objects.using(options["database"]).order_by("prefix"):
-            state = (
-                f"disabled: {each.disabled_reason}" if each.disabled_at is not None else "enabled"
-            )
+            is_disabled = each.disabled_at is not None
+            state = f"disabled: {each.disabled_reason}" if is_disabled else "enabled"
             self.stdout.write(f"{each.id}\t{each.prefix}\t{state}\t{_limits(each)}")
 
     def _add(self, options: dict[str, Any]) -> None:
@@ -78,7 +78,8 @@ class Command(BaseCommand):
     def _chosen(self, options: dict[str, Any]) -> Endpoint:
         return endpoint_of(options["prefix"], using=options["database"])
 
-    def _show(self, prefix: str, secret: str) -> None:
+    def _show(self, url: str, secret: str) -> None:
+        _, prefix = prefix_of(url)
         self.stdout.write(f"{prefix}\n{secret}")
         self.stderr.write("The secret is shown this once; what is stored is sealed.")
 

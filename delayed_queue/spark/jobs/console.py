@@ -56,3 +56,13 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.1f}" if isinstance(value, float) else str(value)
+
+
+def span(seconds: float) -> str:
+    """Return a time span as people say it, three figures long."""
+    if abs(seconds) < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.2f} s"

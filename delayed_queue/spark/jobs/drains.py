@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from delayed_queue import sql
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.draining import acknowledge_checkpoint
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.database import connect
-from delayed_queue.spark.jobs.files import Files
 from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ def run(
         if query.isActive:
             query.stop()
     # Spark tells the source of a batch's end when the next one comes; here none does.
-    acknowledge_last(spark, options.checkpoint)
+    acknowledge_checkpoint(spark, options.checkpoint)
     return found
 
 
@@ -133,22 +131,3 @@ def _waited(
                     console.progress(f"batch {last}: {progress['numInputRows']:,} messages")
     if stopping.is_set():
         console.progress("stopping …")
-
-
-def acknowledge_last(spark: SparkSession, checkpoint: str) -> int:
-    """Delete what is left of the last batch that Spark has committed; return how many."""
-    lock = last_lock(Files(spark), checkpoint)
-    if lock is None:
-        return 0
-    with connect() as connection:
-        return connection.execute(sql.ACKNOWLEDGE_LEASE, {"lease_id": lock}).rowcount
-
-
-def last_lock(files: Files, checkpoint: str) -> str | None:
-    """Return the lock of the last committed batch, from the checkpoint."""
-    committed = [int(name) for name in files.names(f"{checkpoint}/commits") if name.isdecimal()]
-    if not committed:
-        return None
-    text = files.read_text(f"{checkpoint}/offsets/{max(committed)}")
-    offset = json.loads(text.splitlines()[-1])
-    return str(offset["lock"]) if offset and offset.get("lock") else None

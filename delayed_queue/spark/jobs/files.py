@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
 
@@ -28,7 +25,6 @@ class Files:
     """The file system that Spark itself uses, so that a path means the same to both."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
         self._jvm: Any = spark._jvm  # noqa: SLF001 - the way to Hadoop's file systems
         self._conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001
 
@@ -55,22 +51,6 @@ class Files:
         if not system.rename(found, to):
             raise InvalidConfiguration(f"{path} could not be renamed to {target}.")
 
-    def names(self, path: str) -> list[str]:
-        """Return the names in a directory; none where there is no directory."""
-        system, found = self._at(path)
-        if not system.exists(found):
-            return []
-        return sorted(each.getPath().getName() for each in system.listStatus(found))
-
-    def read_text(self, path: str) -> str:
-        """Return the text of a small file; not by Spark, which overlooks hidden directories."""
-        system, found = self._at(path)
-        stream = system.open(found)
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
-
     def stamps(self, paths: list[str]) -> list[tuple[str, int, int]]:
         """Return name, size and time of change of each file, in order.
 
@@ -84,30 +64,23 @@ class Files:
         return sorted(found)
 
     def digests(self, path: str) -> list[FileDigest]:
-        """Return the data files below the directory with their checksums, read by executors."""
-        frame = (
-            self._spark.read.format("binaryFile")
-            .option("pathGlobFilter", "*.parquet")
-            .option("recursiveFileLookup", "true")
-            .load(path)
-        )
-        rows = frame.mapInArrow(_digested, "name string, size bigint, sha256 string").collect()
-        return sorted(FileDigest(row["name"], row["size"], row["sha256"]) for row in rows)
+        """Return the data files below the directory with their checksums; none is held whole."""
+        system, found = self._at(path)
+        walk = system.listFiles(found, True)
+        digests = []
+        while walk.hasNext():
+            status = walk.next()
+            at = status.getPath()
+            if at.getName().endswith(".parquet"):
+                sha256 = self._sha256(system.open(at))
+                digests.append(FileDigest(at.getName(), int(status.getLen()), sha256))
+        return sorted(digests)
 
-
-def _digested(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        rows = []
-        for row in batch.to_pylist():
-            sha256 = hashlib.sha256(row["content"]).hexdigest()
-            name = row["path"].rpartition("/")[2]
-            rows.append({"name": name, "size": row["length"], "sha256": sha256})
-        yield pa.RecordBatch.from_pylist(
-            rows,
-            schema=pa.schema(
-                [("name", pa.string()), ("size", pa.int64()), ("sha256", pa.string())]
-            ),
-        )
+    def _sha256(self, stream: Any) -> str:
+        try:
+            return str(self._jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex(stream))
+        finally:
+            stream.close()
 
 
 def digest_of(files: list[FileDigest]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
@@ -21,8 +20,7 @@ from delayed_queue.messages import MILLISECOND, Batch, Envelope
 from delayed_queue.payloads import Codec, codec_named, decode
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.jobs.database import Connection, connect, fetch
-from delayed_queue.spark.jobs.inputs import load
-from delayed_queue.spark.jobs.targets import setup_django
+from delayed_queue.spark.jobs.loading import load_application
 
 _BITE: Final = 100
 
@@ -61,7 +59,7 @@ class Handling:
 
     def registered(self) -> Handler | None:
         """Return what ``@handler`` said of the function, if it is decorated."""
-        function = load(self.handler)
+        function = load_application(self.handler)
         return next((each for each in registry if each.function is function), None)
 
 
@@ -72,8 +70,6 @@ class HandledPartition:
         self._handling = handling
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if "DJANGO_SETTINGS_MODULE" in os.environ:
-            setup_django()
         tally = Tally()
         with connect() as connection:
             settler = Settler(connection, self._handling, tally)
@@ -92,7 +88,7 @@ class Settler:
         self._connection = connection
         self._tally = tally
         self._queue = handling.queue
-        self._function: HandlerFunction = load(handling.handler)
+        self._function: HandlerFunction = load_application(handling.handler)
         self._codec: Codec = codec_named(handling.codec) if found is None else found.codec
         declared = None if found is None else found.retry
         self._policy = declared or handling.retry or RetryPolicy.exponential()

@@ -8,17 +8,16 @@ those the line, and the place in the whole input, are sums.
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.spark.jobs.records import Checked, Checker, Rules, parse_json, plain
+from delayed_queue.spark.jobs.loading import load_application
+from delayed_queue.spark.jobs.records import Checker, Rules, parse_json, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +45,9 @@ _ARROW: Final = pa.schema(
     ]
 )
 _BOM: Final = "\ufeff"
+# Of a row that is no message: its kind, key, payload, schedule, delay and headers.
+_NOTHING: Final = (None,) * 6
+Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +133,6 @@ def _cells(line: str, delimiter: str) -> list[str]:
     return next(csv.reader([line], delimiter=delimiter, strict=True), [])
 
 
-def load(path: str) -> Any:
-    """Return what ``package.module:name`` names."""
-    module, _, name = path.partition(":")
-    try:
-        return attrgetter(name)(importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfiguration(
-            f"{path!r} cannot be loaded: {error}. Write package.module:function."
-        ) from error
-
-
 class _Checking:
     """Runs in the executors, over one partition after the other."""
 
@@ -150,7 +141,7 @@ class _Checking:
         self._columns = columns
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        check = None if self._source.check is None else load(self._source.check)
+        check = None if self._source.check is None else load_application(self._source.check)
         checker = Checker(self._source.rules, check)
         reader: Callable[..., Iterator[tuple[Any, ...]]]
         reader = _of_rows if self._source.format == "parquet" else _Blocks(self._read_line)
@@ -219,9 +210,9 @@ class _Ends:
         self._lines[file, block] = max(self._lines.get((file, block), 0), index + 1)
         return True
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         return [
-            {"file": file, "block": block, "lines": lines}
+            (file, block, None, *_NOTHING, None, None, lines)
             for (file, block), lines in self._lines.items()
         ]
 
@@ -247,20 +238,17 @@ def _of_rows(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int, int], Any]
         yield place, row
 
 
-def _row(place: tuple[str, int, int], record: Any, checker: Checker) -> dict[str, Any]:
+def _row(place: tuple[str, int, int], record: Any, checker: Checker) -> Row:
     if isinstance(record, _Unreadable):
-        found: Checked = Checked(reasons=(record.reason,))
-        text: str | None = record.text
-    else:
-        found = checker.check(record)
-        text = _as_text(record) if found.reasons else None
-    row = {name: getattr(found, name) for name in Checked.__slots__}
-    row.update(file=place[0], block=place[1], place=place[2], record=text)
-    row["reasons"] = list(found.reasons) or None
+        return (*place, *_NOTHING, [record.reason], record.text, None)
+    found = checker.check(record)
     # What cannot be offered may not be storable in Arrow either: a lone surrogate in a key.
     if found.reasons:
-        row["kind"] = row["key"] = None
-    return row
+        return (*place, *_NOTHING, list(found.reasons), _as_text(record), None)
+    return (
+        *place, found.kind, found.key, found.payload, found.schedule_ms, found.delay_ms,
+        found.headers, None, None, None,
+    )  # fmt: skip
 
 
 def _as_text(record: Mapping[str, Any]) -> str:
@@ -268,8 +256,12 @@ def _as_text(record: Mapping[str, Any]) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+def _batch(rows: list[Row]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True) if rows else [()] * len(_ARROW)
+    arrays = [
+        pa.array(column, type=each.type) for column, each in zip(columns, _ARROW, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
 
 
 @dataclass(frozen=True, slots=True)

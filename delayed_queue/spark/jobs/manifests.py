@@ -11,7 +11,6 @@ from typing import Any, Final
 from uuid import uuid4
 
 from delayed_queue import sql
-from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.spark.jobs.database import Connection, fetch
 from delayed_queue.spark.jobs.files import FileDigest
 from delayed_queue.spark.jobs.tables import Table
@@ -19,7 +18,7 @@ from delayed_queue.spark.jobs.tables import Table
 LEASE_MS: Final = 120_000
 
 
-class ArchiveLost(DelayedQueueError):
+class ArchiveLost(RuntimeError):
     """Another process took the archive over; this one stops and changes nothing more."""
 
 

@@ -24,6 +24,7 @@ FIELDS: Final = ("key", "payload", "schedule_at", "delay", "headers", "queue")
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 32
 _CLIPPED: Final = 40
+_BOTH: Final = "It has both a schedule_at and a delay."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +86,42 @@ class Checker:
 
     def check(self, record: Mapping[str, Any]) -> Checked:
         """Return the message of the record, or the reasons against it."""
-        reasons: list[str] = []
+        try:
+            found = self._message(record)
+        except DelayedQueueError:
+            return self._refused(record)
+        return found if self._check_row is None else self._checked_row(found, self._check_row)
 
-        def tried(function: Callable[[Mapping[str, Any]], Any]) -> Any:
+    def _message(self, record: Mapping[str, Any]) -> Checked:
+        schedule, delay = self._schedule(record), self._delay(record)
+        if schedule is not None and delay is not None:
+            raise InvalidMessage(_BOTH)
+        return Checked(
+            self._kind(record), self._key(record), self._payload(record), schedule, delay,
+            self._headers(record),
+        )  # fmt: skip
+
+    def _refused(self, record: Mapping[str, Any]) -> Checked:
+        """Look again, at one part after the other, for all that is wrong."""
+        reasons: list[str] = []
+        for part in (
+            self._kind, self._key, self._payload, self._schedule, self._delay, self._headers,
+            self._message,
+        ):  # fmt: skip
             try:
-                return function(record)
+                part(record)
             except DelayedQueueError as error:
                 reasons.append(str(error))
-                return None
+        # The last one repeats the first that was found, unless only the whole is wrong.
+        return Checked(reasons=tuple(dict.fromkeys(reasons)))
 
-        kind, key, payload = tried(self._kind), tried(self._key), tried(self._payload)
-        schedule, delay = tried(self._schedule), tried(self._delay)
-        headers = tried(self._headers)
-        if schedule is not None and delay is not None:
-            reasons.append("It has both a schedule_at and a delay.")
-        if not reasons and self._check_row is not None:
-            row = row_of(kind, key, payload, schedule, headers, self._rules.codec)
-            reasons.extend(str(each) for each in self._check_row(row) or ())
-        if reasons:
-            return Checked(kind=kind, key=key, reasons=tuple(reasons))
-        return Checked(kind, key, payload, schedule, delay, headers)
+    def _checked_row(self, found: Checked, check_row: Callable[[Any], Any]) -> Checked:
+        row = row_of(
+            str(found.kind), str(found.key), found.payload or b"", found.schedule_ms,
+            found.headers, self._rules.codec,
+        )  # fmt: skip
+        reasons = tuple(str(each) for each in check_row(row) or ())
+        return Checked(reasons=reasons) if reasons else found
 
     def _value(self, record: Mapping[str, Any], name: str) -> Any:
         return record.get(self._column_of[name])
@@ -136,9 +153,12 @@ class Checker:
             value = {name: plain(each) for name, each in record.items() if name not in self._taken}
         else:
             raise InvalidMessage("It has no payload.")
-        if self._rules.codec == "json" and is_deeper(value, self._rules.max_depth):
-            raise InvalidMessage(f"The payload is nested deeper than {self._rules.max_depth}.")
         data = encode(self._codec, value)
+        # Without so many brackets it cannot be that deep, and counting them is cheap.
+        most = self._rules.max_depth
+        is_suspect = self._rules.codec == "json" and data.count(b"[") + data.count(b"{") > most
+        if is_suspect and is_deeper(value, most):
+            raise InvalidMessage(f"The payload is nested deeper than {most}.")
         if len(data) > self._rules.max_bytes:
             raise InvalidMessage(
                 f"The payload has {len(data):,} bytes; at most {self._rules.max_bytes:,} are taken."
@@ -152,7 +172,7 @@ class Checker:
             return parse_json(value, "The payload")
         if value is None and self._rules.are_texts_json:
             raise InvalidMessage("It has no payload.")
-        return plain(value)
+        return plain(value) if self._rules.are_texts_json else value
 
     def _schedule(self, record: Mapping[str, Any]) -> int | None:
         value = self._value(record, "schedule_at")
@@ -191,7 +211,7 @@ def row_of(
 def parse_json(text: str | bytes, what: str) -> Any:
     """Return the value of the JSON, or refuse what is none; NaN is none."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         # Only where, never what: the text is somebody's data.
         where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
@@ -200,6 +220,9 @@ def parse_json(text: str | bytes, what: str) -> Any:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(name)
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _instant(value: Any) -> datetime:

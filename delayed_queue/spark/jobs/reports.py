@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue import sql
 from delayed_queue.spark.jobs import events, plots
-from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.console import Console, aligned, span
 from delayed_queue.spark.jobs.database import connect, fetch
 from delayed_queue.spark.jobs.events import parse_mapping as parse_mapping
 
@@ -212,8 +212,8 @@ def backlog(waiting: DataFrame | None, now: datetime) -> list[dict[str, Any]]:
     """Return how many of each kind are due, and fall due in each of the next 24 hours, or later."""
     if waiting is None:
         return []
-    begin, hours = int(now.timestamp()), int(_HORIZON.total_seconds()) // 3600
-    hour = f"CAST(floor((unix_seconds(scheduled_at) - {begin}) / 3600) AS INT)"
+    begin, hours = int(now.timestamp() * 1e6), int(_HORIZON.total_seconds()) // 3600
+    hour = f"CAST(floor((unix_micros(scheduled_at) - {begin}L) / 3.6e9D) AS INT)"
     rows = (
         waiting.selectExpr("kind", f"least(greatest({hour}, -1), {hours}) AS hour")
         .groupBy("kind")
@@ -271,16 +271,6 @@ def _spans(found: Mapping[str, float] | None) -> list[str]:
     if found is None:
         return ["-"] * 4
     return [span(found[each]) for each in ("p50", "p95", "p99", "max")]
-
-
-def span(seconds: float) -> str:
-    """Return a time span as people say it, three figures long."""
-    if abs(seconds) < 1:
-        return f"{seconds * 1000:.0f} ms"
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if abs(seconds) >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.2f} s"
 
 
 def _backlog_table(rows: list[dict[str, Any]]) -> list[str]:

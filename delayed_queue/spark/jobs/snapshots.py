@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from delayed_queue import sql
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.database import Connection, connect, fetch
 from delayed_queue.spark.jobs.files import Files, digest_of
-from delayed_queue.sql.archiving import COUNT_MESSAGES
+from delayed_queue.sql.archiving import COUNT_MESSAGES, EXPORT_SNAPSHOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,4 +68,4 @@ def _moment() -> Iterator[tuple[Connection, str]]:
     """Hold a moment of the database open, and give the name by which others see the same."""
     with connect() as connection:
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        yield connection, fetch(connection, sql.EXPORT_SNAPSHOT, {})[0][0]
+        yield connection, fetch(connection, EXPORT_SNAPSHOT.text, {})[0][0]

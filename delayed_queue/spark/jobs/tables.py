@@ -53,7 +53,7 @@ class Table:
 # What the package itself leaves behind, by the names of the command.
 KNOWN: Final = {
     "dead-letters": Table("delayed_queue_dead_letter", age="diedAt"),
-    "callback-attempts": Table("delayed_queue_callback_attempt", age="at"),
+    "callback-attempts": Table("delayed_queue_callback_attempt", age="startedAt"),
 }
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.counts import Counts
-from delayed_queue.spark.jobs.inputs import load
+from delayed_queue.spark.jobs.loading import load_application
 from delayed_queue.spark.jobs.records import row_of
 
 if TYPE_CHECKING:
@@ -21,20 +18,9 @@ Target = Callable[[Iterable[dict[str, Any]]], Counts]
 _COUNTS: Final = "created bigint, updated bigint, ignored bigint"
 
 
-def setup_django() -> None:
-    """Make Django's models usable in this process: an executor's worker has not booted it."""
-    if "DJANGO_SETTINGS_MODULE" not in os.environ:
-        raise InvalidConfiguration(
-            "DJANGO_SETTINGS_MODULE is not set in the executors; say it with "
-            "--conf spark.executorEnv.DJANGO_SETTINGS_MODULE=…"
-        )
-    # By name, because this side of the package imports no Django where none is wanted.
-    importlib.import_module("django").setup()
-
-
 def check_of(target: str) -> str | None:
     """Return the dotted path of the target's own check, where it brings one."""
-    return f"{target}.check" if callable(getattr(load(target), "check", None)) else None
+    return f"{target}.check" if callable(getattr(load_application(target), "check", None)) else None
 
 
 def deliver(frame: DataFrame, target: str, codec: str) -> Counts:
@@ -51,9 +37,7 @@ class _Delivery:
         self._codec = codec
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if "DJANGO_SETTINGS_MODULE" in os.environ:
-            setup_django()
-        function: Target = load(self._target)
+        function: Target = load_application(self._target)
         counted = function(self._rows(batches))
         yield pa.RecordBatch.from_pylist(
             [

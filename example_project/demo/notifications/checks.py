@@ -143,5 +143,5 @@ def _dead(found: Evidence) -> Check:
     count = len(found.dead_letters)
     return none_of(
         "dead, still open", open_ones,
-        f"{count} dead letters of the killed dispatcher, whose notifications have failed",
+        f"dead letters by the kill: {count}; their notifications have failed",
     )  # fmt: skip

@@ -1,0 +1,420 @@
+"""The data source for Spark beside COPY, JDBC and bare SQL, on one server in one run.
+
+``make bench-spark``. JDBC needs its driver: Debian's libpostgresql-jdbc-java, or ``--jar``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import statistics
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import psutil
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from benchmarks.database import benchmark_database, embedded_server
+from benchmarks.figures import Line, Plot, say
+from delayed_queue import sql
+from delayed_queue.spark import build_session, counts, drain
+from delayed_queue.spark.connecting import VARIABLE
+from delayed_queue.spark.room import TASKS
+
+KIND: Final = "benchmark|bytes"
+JAR: Final = "/usr/share/java/postgresql.jar"
+CHUNK: Final = 20_000
+WARM: Final = 50_000
+CONNECTIONS: Final = 4
+SCALING: Final = Path("docs/benchmarks/spark-scaling.svg")
+AIMS: Final = {
+    "write against 4 connections of binary COPY": 0.9,
+    "write against Spark's JDBC": 1.5,
+    "all duplicates against the first import": 1.0,
+    "read of full rows against Spark's JDBC": 0.9,
+    "drain against bare lease and acknowledgement": 0.6,
+}
+_COPY: Final = """
+COPY delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
+) FROM STDIN (FORMAT BINARY)
+"""
+_TYPES: Final = ("text", "text", "bytea", "int8", "int8", "int8")
+Rates = dict[str, list[float]]
+
+
+def main() -> None:
+    options = _options()
+    with benchmark_database(embedded_server()) as connection, _directory() as directory:
+        os.environ[VARIABLE] = connection.info.dsn + _password(connection)
+        os.environ[TASKS] = str(CONNECTIONS)
+        bench = Bench(connection, directory, options)
+        for name in options.only or ["write", "read", "drain", "scaling", "import"]:
+            getattr(bench, f"measure_{name}")()
+        bench.tell()
+
+
+def _password(connection: psycopg.Connection[Any]) -> str:
+    return f" password={connection.info.password}" if connection.info.password else ""
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="dq-spark-") as directory:
+        yield Path(directory)
+
+
+def _options() -> Namespace:
+    parser = ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--drained", type=int, default=1_000_000)
+    parser.add_argument("--imported", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jar", default=JAR)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--only", nargs="*", choices=["write", "read", "drain", "scaling", "import"]
+    )
+    return parser.parse_args()
+
+
+class Bench:
+    """One database, one session of Spark at a time, rates in rows per second."""
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], directory: Path, options: Namespace
+    ) -> None:
+        self.connection = connection
+        self.directory = directory
+        self.options = options
+        self.rates: Rates = {}
+        self.ratios: dict[str, float] = {}
+        self._spark: Any = None
+
+    # What is compared
+
+    def measure_write(self) -> None:
+        rows = self._rows(self.options.rows)
+        encoded = encode(rows, CONNECTIONS)
+        self._warm_up()
+        for _ in range(self.options.rounds):
+            self._timed("COPY", self.options.rows, lambda: copy_all(encoded, self._dsn()))
+            self._timed("write", self.options.rows, lambda: self._write(rows))
+            self._timed("all duplicates", self.options.rows, lambda: self._write(rows), keep=True)
+            self._timed("write, by key", self.options.rows, lambda: self._write_by_key(rows))
+            if self._has_jdbc():
+                self._timed("JDBC write", self.options.rows, lambda: self._jdbc_write(rows))
+        self._ratio("write against 4 connections of binary COPY", "write", "COPY")
+        self._ratio("all duplicates against the first import", "all duplicates", "write")
+        if self._has_jdbc():
+            self._ratio("write against Spark's JDBC", "write", "JDBC write")
+
+    def measure_read(self) -> None:
+        self._empty()
+        self._write(self._rows(self.options.rows))
+        for _ in range(self.options.rounds + 1):  # the first warms both up
+            self._timed("read", self.options.rows, self._read, keep=True)
+            if self._has_jdbc():
+                self._timed("JDBC read", self.options.rows, self._jdbc_read, keep=True)
+        for name in ("read", "JDBC read"):
+            self.rates[name] = self.rates.get(name, [])[1:]
+        if self._has_jdbc():
+            self._ratio("read of full rows against Spark's JDBC", "read", "JDBC read")
+
+    def measure_drain(self) -> None:
+        count = self.options.drained
+        rows = self._rows(count)
+        self._warm_up()
+        self._drain(prefetch="false")
+        for _ in range(self.options.rounds):
+            for name, work in (
+                ("bare drain", lambda: bare_drain(self._dsn(), count)),
+                ("drain", lambda: self._drain(prefetch="false")),
+                ("drain, prefetching", lambda: self._drain(prefetch="true")),
+            ):
+                self._empty()
+                self._write(rows)
+                self._timed(name, count, work, keep=True)
+        self._ratio("drain against bare lease and acknowledgement", "drain", "bare drain")
+
+    def measure_import(self) -> None:
+        count = self.options.imported
+        rows = self._rows(count)
+        self._empty()
+        peak = Memory()
+        with peak:
+            self._timed("import", count, lambda: self._write(rows))
+        seconds = count / self.rates["import"][-1]
+        say(f"{count:,} rows in {seconds:.1f} s; Python workers at most {peak.megabytes:,} MB each")
+
+    def measure_scaling(self) -> None:
+        rows, points = self._rows(self.options.rows), []
+        for executors in (1, 2, 4):
+            self._stop()
+            self.spark(f"local-cluster[{executors},1,1024]")
+            self._write(rows)  # warm
+            name = f"{executors} executors"
+            for _ in range(self.options.rounds):
+                self._timed(name, self.options.rows, lambda: self._write(rows))
+            points.append((executors, statistics.median(self.rates[name])))
+        self._stop()
+        draw_scaling(points)
+
+    # How
+
+    def _warm_up(self) -> None:
+        """Start what Spark starts late: workers, compilers, connections."""
+        rows = self._rows(WARM)
+        for work in (self._write, self._write_by_key, *([self._jdbc_write] * self._has_jdbc())):
+            self._empty()
+            work(rows)
+
+    def spark(self, master: str = f"local[{CONNECTIONS},4]") -> Any:
+        if self._spark is None:
+            conf = {"spark.driver.memory": "2g", "spark.ui.enabled": "false"}
+            if self._has_jdbc():
+                conf["spark.jars"] = self.options.jar
+            named = {name.replace(".", "__"): value for name, value in conf.items()}
+            self._spark = build_session("benchmark", master, **named)
+            self._spark.sparkContext.setLogLevel("ERROR")
+        return self._spark
+
+    def _stop(self) -> None:
+        if self._spark is not None:
+            self._spark.stop()
+            self._spark = None
+
+    def _has_jdbc(self) -> bool:
+        return Path(self.options.jar).exists()
+
+    def _dsn(self) -> str:
+        return os.environ[VARIABLE]
+
+    def _rows(self, count: int) -> str:
+        """Write as many rows as Parquet, in the order of no key; return where."""
+        path = str(self.directory / f"rows-{count}")
+        if not Path(path).exists():
+            self.spark().range(0, count, 1, 8).selectExpr(
+                "substr(sha2(string(id), 256), 1, 32) AS key",
+                "binary(concat('{\"id\":', id, ',\"text\":\"', repeat('x', 90), '\"}')) AS payload",
+            ).write.parquet(path)
+        return path
+
+    def _write(self, rows: str) -> None:
+        offer(self.spark().read.parquet(rows))
+
+    def _write_by_key(self, rows: str) -> None:
+        offer(self.spark().read.parquet(rows).repartitionByRange(8, "key"))
+
+    def _read(self) -> None:
+        read = self.spark().read.format("delayed_queue").option("kind", KIND)
+        read.option("numPartitions", str(CONNECTIONS)).schema(FULL_ROW).load().write.format(
+            "noop"
+        ).mode("overwrite").save()
+
+    def _drain(self, *, prefetch: str) -> None:
+        lake = str(self.directory / uuid4().hex)
+        stream = self.spark().readStream.format("delayed_queue")
+        given = {"kind": KIND, "leaseConnections": "4", "maxMessagesPerTrigger": "200000"}
+        frame = stream.options(prefetch=prefetch, numPartitions="4", **given).load()
+        drain(frame.writeStream.format("parquet").option("path", f"{lake}/rows"), f"{lake}/log")
+        shutil.rmtree(lake)
+
+    def _jdbc(self) -> dict[str, str]:
+        server = embedded_tcp()
+        database = self.connection.info.dbname
+        return {
+            "url": f"jdbc:postgresql://127.0.0.1:{server['port']}/{database}"
+            "?reWriteBatchedInserts=true",
+            "user": server["user"],
+            "password": server["password"],
+            "driver": "org.postgresql.Driver",
+            "dbtable": "delayed_queue",
+        }
+
+    def _jdbc_write(self, rows: str) -> None:
+        now = int(time.time() * 1000)
+        frame = self.spark().read.parquet(rows).selectExpr(
+            "key AS pKey", f"'{KIND}' AS pKind", "payload", f"{now}L AS scheduledAt",
+            f"{now}L AS scheduledAtInitially", f"{now}L AS createdAt",
+        )  # fmt: skip
+        writer = frame.write.format("jdbc").options(batchsize="10000", **self._jdbc())
+        writer.mode("append").save()
+
+    def _jdbc_read(self) -> None:
+        first, last = self._ids()
+        self.spark().read.format("jdbc").options(
+            fetchsize="20000", partitionColumn="id", lowerBound=str(first),
+            upperBound=str(last), numPartitions=str(CONNECTIONS), **self._jdbc(),
+        ).load().write.format("noop").mode("overwrite").save()  # fmt: skip
+
+    def _ids(self) -> tuple[int, int]:
+        found = self.connection.execute("SELECT min(id), max(id) FROM delayed_queue").fetchone()
+        return found or (0, 0)
+
+    def _empty(self) -> None:
+        self.connection.execute("TRUNCATE delayed_queue, delayed_queue_offer_ledger")
+        self.connection.execute("CHECKPOINT")
+
+    def _timed(
+        self, name: str, count: int, work: Callable[[], object], *, keep: bool = False
+    ) -> None:
+        if not keep:
+            self._empty()
+        self.spark()
+        start = time.perf_counter()
+        work()
+        rate = count / (time.perf_counter() - start)
+        self.rates.setdefault(name, []).append(rate)
+        say(f"{name}: {rate:,.0f} rows/s")
+
+    def _ratio(self, what: str, ours: str, theirs: str) -> None:
+        one, other = (statistics.median(self.rates[name]) for name in (ours, theirs))
+        self.ratios[what] = one / other
+
+    def tell(self) -> None:
+        self._stop()
+        for name, rates in self.rates.items():
+            print(f"{name:40} {statistics.median(rates):12,.0f} rows/s")  # noqa: T201
+        for what, ratio in self.ratios.items():
+            verdict = "holds" if ratio >= AIMS[what] else "MISSED"
+            print(f"{what:50} {ratio:5.2f} (aim {AIMS[what]}) {verdict}")  # noqa: T201
+        if self.options.json:
+            figures = {"rates": self.rates, "ratios": self.ratios}
+            self.options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+
+FULL_ROW: Final = (
+    "id bigint, key string, kind string, payload binary, scheduled_at timestamp, "
+    "scheduled_at_initially timestamp, created_at timestamp, lock_uuid string, attempts int, "
+    "headers string, due_at timestamp"
+)
+
+
+def offer(frame: Any) -> None:
+    """Offer the rows, and check that each was counted."""
+    job = uuid4().hex
+    frame.write.format("delayed_queue").options(kind=KIND, job=job).mode("append").save()
+    found = counts(job)
+    if not found.is_complete:
+        raise AssertionError(found)
+
+
+def encode(path: str, parts: int) -> list[list[list[bytes]]]:
+    """Return the rows as binary COPY takes them, in chunks, for each of the connections.
+
+    Encoded beforehand: it is the server's limit that is measured, not Python's.
+    """
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    pieces = [table.slice(at, CHUNK) for at in range(0, table.num_rows, CHUNK)]
+    encoded = [_encoded(piece) for piece in pieces]
+    return [encoded[part::parts] for part in range(parts)]
+
+
+def _encoded(piece: Any) -> list[bytes]:
+    now = int(time.time() * 1000).to_bytes(8, "big")
+    kind = _field(KIND.encode())
+    tail = 3 * _field(now)
+    head = b"\x00\x06"
+    rows = [
+        head + _field(key.encode()) + kind + _field(payload) + tail
+        for key, payload in zip(piece["key"].to_pylist(), piece["payload"].to_pylist(), strict=True)
+    ]
+    return [b"PGCOPY\n\xff\r\n\x00" + bytes(8), b"".join(rows), b"\xff\xff"]
+
+
+def _field(value: bytes) -> bytes:
+    return len(value).to_bytes(4, "big") + value
+
+
+def copy_all(parts: list[list[list[bytes]]], dsn: str) -> None:
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(lambda part: _copy_part(part, dsn), parts))
+
+
+def _copy_part(part: list[list[bytes]], dsn: str) -> None:
+    with psycopg.connect(dsn) as connection:
+        for chunk in part:
+            with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
+                for piece in chunk:
+                    copy.write(piece)
+            connection.commit()
+
+
+def bare_drain(dsn: str, count: int) -> None:
+    """Lease by four connections and acknowledge, as the stream does, and do nothing else."""
+    left = count
+    params = {"kind": KIND, "limit": 50_000, "lease": 600_000, "cutoff": None, "now": None}
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        connections = [psycopg.connect(dsn, autocommit=True) for _ in range(CONNECTIONS)]
+        while left > 0:
+            lease = uuid4().hex
+
+            def take(connection: psycopg.Connection[Any], lease: str = lease) -> int:
+                found = connection.execute(sql.LEASE_DUE, {**params, "lease_id": lease}).fetchone()
+                return int(found[0]) if found else 0
+
+            left -= sum(pool.map(take, connections))
+            connections[0].execute(sql.ACKNOWLEDGE_LEASE, {"lease_id": lease})
+        for each in connections:
+            each.close()
+
+
+class Memory:
+    """Watches the Python workers of this program for their largest resident size."""
+
+    def __init__(self) -> None:
+        self.megabytes = 0
+        self._pool = ThreadPoolExecutor(1)
+        self._is_over = False
+
+    def __enter__(self) -> Memory:
+        self._pool.submit(self._watch)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._is_over = True
+        self._pool.shutdown()
+
+    def _watch(self) -> None:
+        while not self._is_over:
+            for child in psutil.Process().children(recursive=True):
+                try:
+                    if "python" in child.name():
+                        self.megabytes = max(self.megabytes, child.memory_info().rss >> 20)
+                except psutil.NoSuchProcess:
+                    continue
+            time.sleep(0.2)
+
+
+def embedded_tcp() -> dict[str, Any]:
+    """Return port and password of the embedded server, which JDBC can reach by TCP only."""
+    from example_project.postgres import EmbeddedPostgres
+
+    return conninfo_to_dict(EmbeddedPostgres().url)
+
+
+def draw_scaling(points: list[tuple[int, float]]) -> None:
+    from benchmarks.plots import draw
+
+    lines = [Line("import", [(float(x), y) for x, y in points])]
+    title = "Rows offered per second by executors of one core, one server"
+    draw([Plot(title, "executors", "rows/s", lines)], SCALING)
+    say(f"{SCALING}, on {os.cpu_count()} cores shared with the server")
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    main()

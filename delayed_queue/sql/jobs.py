@@ -1,0 +1,251 @@
+"""Jobs of topics: one key over the kinds of all shards and ways, as the HTTP side sees them.
+
+The kinds of a topic follow from its shards. What looks for one job reads their number in the
+statement itself: a number that was read earlier may have grown since.
+"""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from delayed_queue.sql.fragments import CLOCK, FIRST_DUE, PLACES, REPLACE
+
+# What is offered, numbered in input order as a batch of messages is; nothing when the topic has
+# another number of shards than the kinds were chosen for.
+_OFFERED: Final[LiteralString] = """,
+topic AS MATERIALIZED (
+    SELECT 1
+    FROM delayed_queue_topic
+    WHERE name = %(topic)s
+        AND shards = %(shards)s::integer
+),
+offered AS MATERIALIZED (
+    SELECT
+        nextval('delayed_queue_id_seq') AS id,
+        job.key,
+        job.kind,
+        job.payload,
+        COALESCE(job.schedule_at, now + job.delay) AS due_at,
+        job.headers,
+        now AS created_at
+    FROM unnest(
+        %(keys)b::text[], %(kinds)b::text[], %(payloads)b::bytea[], %(schedules)b::bigint[],
+        %(delays)b::bigint[], %(headers)s::jsonb[]
+    ) AS job (key, kind, payload, schedule_at, delay, headers)
+    CROSS JOIN clock
+    CROSS JOIN topic
+)"""
+
+_COLUMNS: Final[LiteralString] = """
+    INSERT INTO delayed_queue AS stored (
+        id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+    )
+    SELECT id, key, kind, payload, due_at, due_at, created_at, headers
+    FROM offered"""
+
+# Add jobs whose ids no job of the topic has, in any kind, dead ones included. The first column
+# says whether the shards were right: otherwise nothing was done. A job that is not returned
+# exists. To run under LOCK_JOBS: a unique index holds within one kind only. Scalar sub-selects,
+# because NOT EXISTS may become a join that reads the whole table.
+# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
+ADD_JOBS: Final[LiteralString] = (
+    CLOCK
+    + _OFFERED
+    + """,
+added AS ("""
+    + _COLUMNS
+    + """
+    WHERE COALESCE(
+            (
+                SELECT false
+                FROM delayed_queue
+                WHERE "pKey" = offered.key
+                    AND "pKind" = ANY (%(places)b::text[])
+                LIMIT 1
+            ),
+            (
+                SELECT false
+                FROM delayed_queue_dead_letter
+                WHERE "pKey" = offered.key
+                    AND "pKind" = ANY (%(places)b::text[])
+                LIMIT 1
+            ),
+            true
+        )
+    ORDER BY key COLLATE "C"
+    ON CONFLICT ("pKey", "pKind") DO NOTHING
+    RETURNING "pKey", "scheduledAt"
+)
+SELECT EXISTS (SELECT 1 FROM topic), added."pKey", true, added."scheduledAt", clock.now
+FROM clock
+LEFT JOIN added ON true
+"""
+)
+
+# Add jobs or replace those of the same ids, also in another kind of the topic: one that gets or
+# loses its url moves. Unlike an offer it compares the headers too, which hold the url. A job
+# that is not returned is as it was offered. Dead jobs stay beside. To run under LOCK_JOBS.
+# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
+PUT_JOBS: Final[LiteralString] = (
+    CLOCK
+    + _OFFERED
+    + """,
+moved AS (
+    DELETE FROM delayed_queue
+    WHERE id = ANY (ARRAY(
+        SELECT elsewhere.id
+        FROM offered
+        CROSS JOIN LATERAL (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKey" = offered.key
+                AND "pKind" = ANY (%(places)b::text[])
+                AND "pKind" <> offered.kind
+            OFFSET 0
+        ) AS elsewhere
+    ))
+    RETURNING "pKey"
+),
+added AS ("""
+    + _COLUMNS
+    + """
+    ORDER BY key COLLATE "C" """
+    + REPLACE
+    + """
+    WHERE stored.payload <> EXCLUDED.payload
+        OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
+        OR stored.headers IS DISTINCT FROM EXCLUDED.headers
+    RETURNING "pKey", xmax = 0 AS created, "scheduledAt"
+)
+SELECT
+    EXISTS (SELECT 1 FROM topic),
+    added."pKey",
+    added.created AND added."pKey" NOT IN (SELECT "pKey" FROM moved),
+    added."scheduledAt",
+    clock.now
+FROM clock
+LEFT JOIN added ON true
+"""
+)
+
+# The job as it stands: living, or else its newest dead letter, in one snapshot, so that one on
+# its way to the dead letters is found in one of the two places.
+# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
+FIND_JOB: Final[LiteralString] = (
+    CLOCK
+    + ","
+    + PLACES
+    + """
+SELECT
+    false, message.id, "pKind", "scheduledAt", "createdAt", "lockUuid", attempts, headers::text,
+    "lastError", '', now
+FROM delayed_queue AS message
+CROSS JOIN clock
+WHERE "pKey" = %(key)s
+    AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+UNION ALL
+(
+    SELECT
+        true, letter.id, "pKind", "diedAt", "createdAt", NULL, attempts, headers::text,
+        "lastError", reason, now
+    FROM delayed_queue_dead_letter AS letter
+    CROSS JOIN clock
+    WHERE "pKey" = %(key)s
+        AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
+)
+ORDER BY 1, 2 DESC
+LIMIT 1
+"""
+)
+
+# Delete the job by its id whatever its state, as DROP does a message.
+# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex.
+DROP_JOB: Final[LiteralString] = (
+    "\nWITH"
+    + PLACES
+    + """
+DELETE FROM delayed_queue
+WHERE "pKey" = %(key)s
+    AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+RETURNING id
+"""
+)
+
+# Delete the dead letters of the job. Reads: topic_name, dead_letter_key.
+DROP_DEAD_JOB: Final[LiteralString] = (
+    "\nWITH"
+    + PLACES
+    + """
+DELETE FROM delayed_queue_dead_letter
+WHERE "pKey" = %(key)s
+    AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
+RETURNING id
+"""
+)
+
+# The dead letters of one job. Reads: topic_name, dead_letter_key.
+JOB_LETTERS: Final[LiteralString] = (
+    "\nWITH"
+    + PLACES
+    + """
+SELECT id
+FROM delayed_queue_dead_letter
+WHERE "pKey" = %(key)s
+    AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
+"""
+)
+
+# REDRIVE for jobs: a letter whose job lives again in any kind of the topic stays dead. A row for
+# each letter that went back. To run under LOCK_JOBS.
+# Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
+KICK_JOBS: Final[LiteralString] = (
+    CLOCK
+    + ","
+    + PLACES
+    + """,
+locked AS MATERIALIZED (
+    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
+    FROM delayed_queue_dead_letter
+    WHERE id = ANY (%(ids)b::bigint[])
+        AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+    ORDER BY id
+    FOR UPDATE SKIP LOCKED
+),
+newest AS MATERIALIZED (
+    SELECT DISTINCT ON ("pKey")
+        id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
+    FROM locked
+    ORDER BY "pKey", id DESC
+),
+offered AS (
+    INSERT INTO delayed_queue (
+        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+    )
+    SELECT
+        "pKey", "pKind", payload, now, """
+    + FIRST_DUE
+    + """, now, headers
+    FROM newest
+    CROSS JOIN clock
+    WHERE COALESCE(
+            (
+                SELECT false
+                FROM delayed_queue AS living
+                WHERE living."pKey" = newest."pKey"
+                    AND living."pKind" = ANY ((SELECT kinds FROM places)::text[])
+                LIMIT 1
+            ),
+            true
+        )
+    ORDER BY "pKey" COLLATE "C"
+    ON CONFLICT ("pKey", "pKind") DO NOTHING
+    RETURNING "pKey", "pKind"
+)
+DELETE FROM delayed_queue_dead_letter AS letter
+USING newest, offered
+WHERE letter.id = newest.id
+    AND newest."pKey" = offered."pKey"
+    AND newest."pKind" = offered."pKind"
+RETURNING letter.id, letter."pKind"
+"""
+)

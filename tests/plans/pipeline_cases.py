@@ -1,0 +1,114 @@
+"""The cases of the pipeline: the ledger, the merges, the streams, the archives."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tests.plans.case import DUE, KEYS, LEASE, LEASES, PAUSES, PRIMARY, Case
+from tests.plans.conftest import NOW
+
+ARCHIVES: Final = "delayed_queue_archive_pkey"
+UNFINISHED: Final = "archive_unfinished"
+REPORTS: Final = "delayed_queue_report_pkey"
+
+LEDGER: Final = "delayed_queue_offer_ledger_pkey"
+CHUNKS: Final = "offer_ledger_chunk"
+RECORDED: Final = "offer_ledger_recorded"
+ATTEMPTS: Final = "offer_stage_attempt"
+STAGED: Final = "offer_stage_recorded"
+
+
+def chunks_of_jobs() -> list[Case]:
+    job = {"job": "job-700", "batch": 0}
+    claim = {**job, "partition": 3, "chunk": 5, "digest": "new", "rows": 1000, "now": NOW}
+    hour, day = 3_600_000, 24 * 3_600_000
+    prune: dict[str, Any] = {"n": 1000, "rows": 4, "buffers": 30, "fixed": 300}
+    return [
+        *(
+            Case("CLAIM_CHUNK", {**claim, "job": name}, {CHUNKS}, buffers=60)
+            for name in ("job-700", "new")
+        ),
+        *(
+            Case("CLOSE_JOB", {**claim, "job": name}, {CHUNKS}, buffers=60)
+            for name in ("job-700", "new")
+        ),
+        Case("SETTLE_CHUNK", {"id": 1, "created": 1, "updated": 0}, {LEDGER}, buffers=60),
+        Case("IS_CLOSED", job, {CHUNKS}),
+        Case("COUNT_JOB", job, {CHUNKS}, n=10, rows=3),
+        *(
+            Case("PRUNE_LEDGER", {"age": age, "limit": 1000, "now": NOW}, {RECORDED}, **prune)
+            for age in (hour, day)
+        ),
+        Case("LOOK_AROUND", {}, set(), rows=0, buffers=30),
+        Case("DRAW_IDS", {"count": 1000}, set(), rows=0, n=1000),
+    ]
+
+
+def merges() -> list[Case]:
+    turn = {"kind": "bulk|json", "now": NOW, "turn": 0}
+    whole = {**turn, "job": "job-7", "attempts": ["attempt-14", "attempt-15"]}
+    cost: dict[str, Any] = {"n": 1000, "rows": 4, "buffers": 40, "fixed": 300}
+    staged = {"delayed_queue_offered"}
+    which = {"job": "job-7", "attempts": ["attempt-14"]}
+    return [
+        Case("MERGE_IF_NOT_EXISTS", turn, {KEYS}, scans=staged, **cost),
+        Case("MERGE_OR_UPDATE", turn, {KEYS}, scans=staged, **cost),
+        Case("MERGE_STAGE_IF_NOT_EXISTS", whole, {KEYS, ATTEMPTS}, **cost),
+        Case("MERGE_STAGE_OR_UPDATE", whole, {KEYS, ATTEMPTS}, **cost),
+        Case("COUNT_STAGED", which, {ATTEMPTS}, n=500, rows=3),
+        Case("CLEAR_STAGE", {"job": "job-7"}, {ATTEMPTS}, **cost),
+        Case(
+            "PRUNE_STAGE", {"age": 600_000, "limit": 1000, "now": NOW}, {STAGED}, **cost
+        ),
+    ]  # fmt: skip
+
+
+def streams() -> list[Case]:
+    lease = {"lease_id": "mine", "lease": LEASE, "now": NOW}
+    held = {"lease_id": "lease-1760", "now": NOW}
+    ids = {"first": 50_000, "last": 51_000, "now": NOW}
+    return [
+        *(
+            Case(
+                "LEASE_DUE",
+                {"kind": kind, "limit": limit, "cutoff": cutoff, **lease},
+                {DUE, PRIMARY, PAUSES},
+                n=limit, rows=5, buffers=40, fixed=400,
+            )
+            for kind in ("bulk|json", "due|json", "mixed|json")
+            for limit in (100, 1000)
+            for cutoff in (None, NOW)
+        ),
+        Case("LEASED_RANGE", held, {LEASES}, n=2, rows=2),
+        Case("RENEW_LEASE", {**lease, **held}, {LEASES}, n=100, rows=4, buffers=40, fixed=300),
+        Case("ID_RANGE", {"now": NOW}, {PRIMARY}, n=2, rows=2, fixed=300),
+        Case("READ_RANGE", ids, {PRIMARY}, n=1000, rows=3, buffers=5, fixed=100),
+        Case("READ_LEASED", {**held, "first": 0, "last": 10**9}, {LEASES}, n=100, rows=6),
+    ]  # fmt: skip
+
+
+def archives() -> list[Case]:
+    held = {"id": 2600, "holder": "host:1:x", "now": NOW}
+    plan = {
+        "source": "table-60", "key": "id", "age": "at", "lower": "1", "upper": "2",
+        "only": "{}", "cutoff": 0, "expected": 1, "destination": "lake", "holder": "me",
+        "lease": LEASE, "now": NOW,
+    }  # fmt: skip
+    step = {
+        "state": "published", "to": "pruned", "staging": None, "rows": None, "digest": None,
+        "files": None, "changed": 0,
+    }  # fmt: skip
+    return [
+        Case("PLAN_ARCHIVE", plan, {UNFINISHED}, rows=0, buffers=60),
+        Case("UNFINISHED_ARCHIVE", {"source": "table-20", "now": NOW}, {UNFINISHED}),
+        Case("HOLD_ARCHIVE", {**held, "dead": "x", "lease": LEASE}, {ARCHIVES}, buffers=60),
+        Case("ADVANCE_ARCHIVE", {**held, **step}, {ARCHIVES}, buffers=60),
+        Case("COUNT_PRUNED", {**held, "deleted": 1, "lease": LEASE}, {ARCHIVES}, buffers=60),
+        Case(
+            "SAVE_REPORT", {"figures": "{}", "plots": "{}", "keep": 30, "now": NOW}, {REPORTS},
+            n=130, rows=3, buffers=6,
+        ),
+    ]  # fmt: skip
+
+
+PIPELINE_CASES: Final = [*archives(), *chunks_of_jobs(), *merges(), *streams()]

@@ -1,0 +1,1 @@
+"""Drivers of Spark that tests start, kill and start again."""

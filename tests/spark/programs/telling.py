@@ -1,0 +1,42 @@
+"""Use the source in every way, with all that Spark can tell about it: ``telling.py DIRECTORY``."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+
+from delayed_queue.spark import build_session, drain
+from tests.spark.support import QUIET
+
+
+def main(directory: str) -> None:
+    conf = {
+        **QUIET,
+        "spark__ui__enabled": "true",
+        "spark__ui__port": "0",
+        "spark__eventLog__enabled": "true",
+        "spark__eventLog__compress": "false",
+        "spark__eventLog__dir": f"file://{directory}",
+        "spark__local__dir": directory,
+    }
+    spark = build_session("telling", "local-cluster[1,1,1024]", **conf)
+    print("APPLICATION", spark.sparkContext.applicationId)  # noqa: T201
+    spark.sparkContext.setLogLevel("INFO")
+    rows = spark.range(4).selectExpr("concat('k', id) AS key", "'1' AS payload")
+    rows.write.format("delayed_queue").option("queue", "orders").mode("append").save()
+    read = spark.read.format("delayed_queue").options(queue="orders", pushdown="true").load()
+    read.explain("extended")
+    read.collect()
+    stream = spark.readStream.format("delayed_queue").option("queue", "orders").load()
+    drain(stream.writeStream.format("noop"), f"{directory}/checkpoint")
+    context = spark.sparkContext
+    base = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
+    for page in ("environment", "sql?details=true", "jobs", "stages?details=true"):
+        with urllib.request.urlopen(f"{base}/{page}") as answer:  # noqa: S310 - the session's own
+            sys.stdout.write(answer.read().decode())
+    print("TOLD")  # noqa: T201
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

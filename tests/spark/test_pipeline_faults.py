@@ -1,0 +1,300 @@
+"""The pipeline's commands in processes of their own: killed, stopped, submitted, broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from django.core.management import call_command
+
+from delayed_queue import DelayedQueue
+from delayed_queue.models import ArchiveManifest, DeadLetter, Message
+from delayed_queue.spark import cli
+from delayed_queue.spark.bundle import bundle
+from delayed_queue.spark.jobs import archives
+from delayed_queue.spark.session import find_java_home
+from tests.processes import ROOT, wait_until
+from tests.spark.archiver import STEPS
+from tests.spark.support import with_jvm
+from tests.spark.test_pipeline_jobs import archive, letters, lines
+
+pytestmark = [*with_jvm, pytest.mark.slow]
+
+SMALL = ["--memory", "1g", "--conf", "spark.ui.enabled=false"]
+PATIENCE = 240
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "PYSPARK_PYTHON": sys.executable,
+        **more,
+    }
+
+
+@contextmanager
+def command(*arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command of the pipeline, and kill at the end what is left of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "delayed_queue.spark", *arguments, *SMALL],
+        cwd=ROOT, env=environment(**more), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        kill(process.pid)
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def executors_of(pid: int) -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie too
+            if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
+
+
+def kill(pid: int) -> None:
+    """Kill the process and all that it has started."""
+    try:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for each in family:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == cli.DONE, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+class TestArchive:
+    """P8: a crash at any step repeats from the manifest."""
+
+    @pytest.mark.parametrize("step", STEPS)
+    def test_killed_at(
+        self, step: str, queue: DelayedQueue, spark: Any, lake: str, other: Any
+    ) -> None:
+        letters(50)
+        original = set(DeadLetter.objects.values_list("id", "key"))
+        gateway = spark.sparkContext._gateway.gateway_parameters
+        cutoff = 2_000_000_000_000
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.spark.archiver", step, lake, str(cutoff)],
+            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
+            env=environment(
+                PYSPARK_GATEWAY_PORT=str(gateway.port), PYSPARK_GATEWAY_SECRET=gateway.auth_token
+            ),
+        )  # fmt: skip
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        left = set(DeadLetter.objects.values_list("id", "key"))
+        assert left <= original
+        assert ArchiveManifest.objects.exclude(state="pruned").count() == 1
+        self.check_nothing_is_lost(spark, lake, original, left)
+
+        found = archive(spark, lake, rows_per_file=20, bite=10)
+
+        assert DeadLetter.objects.count() == 0
+        manifest = ArchiveManifest.objects.get()
+        assert (manifest.state, manifest.rows, manifest.deleted, manifest.changed) == (
+            "pruned", 50, 50, 0,
+        )  # fmt: skip
+        assert found.archives == 1
+        rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter").collect()
+        assert sorted((row["id"], row["pKey"]) for row in rows) == sorted(original)
+
+    def check_nothing_is_lost(
+        self, spark: Any, lake: str, original: set[Any], left: set[Any]
+    ) -> None:
+        """What is no longer in the table is in files that have their name."""
+        if left != original:
+            rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter").collect()
+            assert original - left <= {(row["id"], row["pKey"]) for row in rows}
+
+    def test_another_process_at_work_is_waited_for(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A holder that is alive keeps its archive until its lease ends; then it has lost it."""
+        letters(5)
+        stage = archives._Archive._stage
+
+        def lose(self: Any, manifest: Any) -> None:
+            stage(self, manifest)
+            ArchiveManifest.objects.update(holder="elsewhere:1:x")
+
+        monkeypatch.setattr(archives._Archive, "_stage", lose)
+        with pytest.raises(Exception, match="taken over by another process"):
+            archive(spark, lake, lease_ms=600_000)
+        assert DeadLetter.objects.count() == 5
+        monkeypatch.undo()
+        ArchiveManifest.objects.update(held_until=datetime(2020, 1, 1, tzinfo=UTC))
+        assert archive(spark, lake).deleted == 5
+
+
+class TestImport:
+    """P6: the parts are the whole, whatever dies."""
+
+    def test_an_executor_is_killed_while_it_offers(
+        self, queue: DelayedQueue, known: str, other: Any, tmp_path: Path
+    ) -> None:
+        records = [{"key": f"k{n}", "payload": {"n": n}} for n in range(60_000)]
+        path = lines(tmp_path / "in.jsonl", records)
+        with command(
+            "import", path, "--queue", "orders", "--format", "json",
+            "--master", "local-cluster[2,1,1024]",
+        ) as process:  # fmt: skip
+            wait_until(lambda: count(other) > 0 or process.poll() is not None, PATIENCE)
+            executors_of(process.pid)[0].kill()
+            report = answer(process)
+        assert (report["created"], report["ignored"], report["input"]) == (60_000, 0, 60_000)
+        assert count(other) == 60_000
+
+    def test_submitted_to_a_cluster(
+        self, queue: DelayedQueue, known: str, other: Any, tmp_path: Path
+    ) -> None:
+        """The package travels as a zip; neither machine of the cluster has it installed."""
+        path = lines(tmp_path / "in.jsonl", [{"key": f"k{n}", "payload": n} for n in range(500)])
+        with cluster(tmp_path) as master:
+            program = tmp_path / "program.py"
+            source = ROOT / "delayed_queue" / "spark" / "__main__.py"
+            program.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+            done = subprocess.run(
+                [
+                    *spark_tool("spark-submit"), "--master", master, "--py-files", str(bundle()),
+                    "--conf", "spark.ui.enabled=false", "--conf", "spark.executor.memory=512m",
+                    "--conf", "spark.driver.host=127.0.0.1", str(program), "import", path,
+                    "--queue", "orders", "--format", "json",
+                ],
+                cwd=tmp_path, env=without_package(), capture_output=True, text=True,
+                timeout=PATIENCE, check=False,
+            )  # fmt: skip
+        assert done.returncode == cli.DONE, done.stderr
+        report = json.loads(done.stdout.strip().splitlines()[-1])
+        assert (report["created"], count(other)) == (500, 500)
+        assert "password" not in done.stdout + done.stderr
+
+
+class TestDrain:
+    """P7: Ctrl-C and SIGTERM end it, and the last batch is acknowledged."""
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_a_signal_ends_a_continuous_one(
+        self, number: signal.Signals, queue: DelayedQueue, known: str, tmp_path: Path
+    ) -> None:
+        for n in range(20):
+            queue.offer_or_update(f"k{n}", n)
+        with command(
+            "drain", "--queue", "orders", "--to", str(tmp_path / "lake"), "--continuous",
+            "--format", "json", "--master", "local[1,4]",
+        ) as process:  # fmt: skip
+            assert process.stderr is not None
+            said = next(line for line in process.stderr if "20 messages" in line)
+            assert "batch 0" in said
+            process.send_signal(number)
+            report = answer(process)
+        assert report["messages"] == 20
+        assert Message.objects.count() == 0
+
+
+class TestErrors:
+    def test_a_sentence_and_no_stack(self, known: str, tmp_path: Path) -> None:
+        arguments = ["import", "nothing.csv", "--queue", "orders", "--master", "local[1,4]"]
+        with command(*arguments) as process:
+            out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == cli.FAILED
+        assert out == ""
+        told = [line for line in err.splitlines() if not re.match(r"\[ +[\d.]+ s\] ", line)]
+        assert len(told) == 1, err
+        assert "Path does not exist" in told[0]
+        assert "starting Spark on local[1,4]" in err
+
+    def test_the_command_of_manage_py_gives_the_connection_through_the_environment(
+        self, transactional_db: None, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        monkeypatch.delenv("DELAYED_QUEUE_DSN", raising=False)
+        call_command("queuepipeline", "bundle")
+        assert capsys.readouterr().out.strip() == str(bundle())
+        with psycopg.connect(os.environ["DELAYED_QUEUE_DSN"]) as connection:
+            assert connection.execute("SELECT count(*) FROM delayed_queue").fetchone() == (0,)
+        with pytest.raises(SystemExit) as ended:
+            call_command("queuepipeline", "drain", "--queue", "orders")
+        assert ended.value.code == cli.FAILED
+
+
+def count(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("SELECT count(*) FROM delayed_queue").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def spark_tool(name: str) -> list[str]:
+    import pyspark
+
+    return [str(Path(pyspark.__file__).parent / "bin" / name)]
+
+
+def without_package() -> dict[str, str]:
+    """Return an environment in which the package is not on the path, as on a cluster's machines."""
+    found = environment(JAVA_HOME=str(find_java_home()), SPARK_LOCAL_IP="127.0.0.1")
+    del found["PYTHONPATH"]
+    return found
+
+
+@contextmanager
+def cluster(directory: Path) -> Iterator[str]:
+    """Run a master and two workers, each a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    master = f"spark://127.0.0.1:{port}"
+    deploy = "org.apache.spark.deploy"
+    with ExitStack() as stack:
+        start = [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port),
+                 "--webui-port", "0"]  # fmt: skip
+        out = started(stack, directory / "master.log", start)
+        wait_until(lambda: "I have been elected leader" in out.read_text(), PATIENCE)
+        for number in range(2):
+            log = directory / f"worker-{number}.log"
+            start = [f"{deploy}.worker.Worker", "--cores", "1", "--memory", "600m",
+                     "--webui-port", "0", "--work-dir", str(directory / f"work-{number}"),
+                     "--host", "127.0.0.1", master]  # fmt: skip
+            started(stack, log, start)
+        wait_until(lambda: out.read_text().count("Registering worker") == 2, PATIENCE)
+        yield master
+
+
+def started(stack: ExitStack, log: Path, arguments: list[str]) -> Path:
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*spark_tool("spark-class"), *arguments],
+            env={**without_package(), "SPARK_DAEMON_MEMORY": "256m"},
+            stdout=out, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    stack.callback(process.wait)
+    stack.callback(kill, process.pid)
+    return log

@@ -1,0 +1,232 @@
+"""Draining and filling queues with streams, on a real session of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.db.models import F
+
+from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.models import Message
+from delayed_queue.spark import acknowledge_checkpoint, counts, drain
+from tests.processes import wait_until, worker
+from tests.spark.support import keys_of, with_jvm
+from tests.workerapp.models import Effect
+
+pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
+
+
+def stream(spark: Any, **options: str) -> Any:
+    given = {"queue": "orders", "leaseConnections": "1", "numPartitions": "2", **options}
+    return spark.readStream.format("delayed_queue").options(**given).load()
+
+
+def fill(count: int, name: str = "orders") -> set[str]:
+    keys = [f"k{each:04}" for each in range(count)]
+    DelayedQueue(name).offer_batch([ScheduledMessage(key, 1) for key in keys])
+    return set(keys)
+
+
+def to_lake(frame: Any, lake: str) -> Any:
+    return frame.writeStream.format("parquet").option("path", f"{lake}/rows")
+
+
+def in_lake(spark: Any, lake: str) -> list[str]:
+    return [row.key for row in spark.read.parquet(f"{lake}/rows").select("key").collect()]
+
+
+class TestDraining:
+    @pytest.mark.parametrize("prefetch", ["false", "true"])
+    def test_every_message_once_and_the_last_batch_is_acknowledged(
+        self, spark: Any, lake: str, prefetch: str
+    ):
+        keys = fill(25)
+        options = {"maxMessagesPerTrigger": "10", "prefetch": prefetch}
+        query = drain(to_lake(stream(spark, **options), lake), f"{lake}/checkpoint")
+        assert sorted(in_lake(spark, lake)) == sorted(keys)
+        assert Message.objects.count() == 0
+        assert [each["numInputRows"] for each in query.recentProgress][:3] == [10, 10, 5]
+
+    def test_an_empty_queue_ends_at_once(self, spark: Any, lake: str):
+        for _ in range(2):
+            query = drain(to_lake(stream(spark), lake), f"{lake}/checkpoint")
+            assert sum(each["numInputRows"] for each in query.recentProgress) == 0
+
+    def test_a_stream_that_was_stopped_is_acknowledged_by_its_checkpoint(
+        self, spark: Any, lake: str
+    ):
+        fill(5)
+        writer = to_lake(stream(spark), lake).option("checkpointLocation", f"{lake}/checkpoint")
+        # So slow that it never asks for what comes after the first batch.
+        query = writer.trigger(processingTime="1 hour").start()
+        wait_until(lambda: Path(f"{lake}/checkpoint/commits/0").exists())
+        query.stop()
+        assert Message.objects.filter(lease_id__isnull=False).count() == 5
+        assert acknowledge_checkpoint(spark, f"{lake}/checkpoint") == 1
+        assert Message.objects.count() == 0
+
+    def test_a_checkpoint_without_a_finished_batch(self, spark: Any, lake: str):
+        assert acknowledge_checkpoint(spark, lake) == 0
+
+    def test_progress_that_is_written_later_is_refused(self, spark: Any, lake: str):
+        with pytest.raises(Exception, match="async"):
+            to_lake(stream(spark), lake).option("asyncProgressTrackingEnabled", "true").option(
+                "checkpointLocation", f"{lake}/checkpoint"
+            ).start()
+        with pytest.raises(Exception, match="acknowledged before"):
+            stream(spark, asyncProgressTrackingEnabled="true")
+
+
+def run_batches(frame: Any, lake: str, function: Callable[[Any, int], None], **trigger: Any) -> Any:
+    query = (
+        frame.writeStream.foreachBatch(function)
+        .option("checkpointLocation", f"{lake}/checkpoint")
+        .trigger(**(trigger or {"availableNow": True}))
+        .start()
+    )
+    query.awaitTermination()
+    return query
+
+
+class TestReplays:
+    """The first run fails in its batch; the second one goes on from the checkpoint."""
+
+    def fail(self, spark: Any, lake: str) -> list[str]:
+        seen: list[str] = []
+
+        def look_and_break(frame: Any, batch: int) -> None:
+            seen.extend(row.key for row in frame.collect())
+            raise ValueError("the sink broke")
+
+        with pytest.raises(Exception, match="the sink broke"):
+            run_batches(stream(spark), lake, look_and_break)
+        return sorted(seen)
+
+    def again(self, spark: Any, lake: str) -> list[str]:
+        seen: list[str] = []
+
+        def look(frame: Any, batch: int) -> None:
+            seen.extend(row.key for row in frame.collect())
+
+        run_batches(stream(spark), lake, look)
+        return sorted(seen)
+
+    def test_within_the_lease_the_same_rows(self, spark: Any, lake: str):
+        keys = sorted(fill(6))
+        assert self.fail(spark, lake) == keys
+        assert self.again(spark, lake) == keys
+        assert Message.objects.count() == 0
+
+    def test_after_it_those_that_nobody_else_has_taken(
+        self, spark: Any, lake: str, queue: DelayedQueue
+    ):
+        keys = sorted(fill(6))
+        assert self.fail(spark, lake) == keys
+        Message.objects.filter(key__lt="k0002").update(scheduled_at=F("created_at"))
+        theirs = queue.try_poll_many(9)
+        assert self.again(spark, lake) == keys[2:]
+        assert theirs.acknowledge() == 2
+        assert Message.objects.count() == 0
+
+
+class TestSlowBatches:
+    @pytest.mark.parametrize("renew", ["true", "false"])
+    def test_a_lease_shorter_than_the_batch(
+        self, spark: Any, lake: str, queue: DelayedQueue, renew: str
+    ):
+        fill(4)
+        taken: list[str] = []
+        start = Message.objects.get(key="k0000").created_at
+
+        def wait_for_the_lease_to_run_out(frame: Any, batch: int) -> None:
+            frame.collect()
+            if batch == 0 and renew == "true":
+                beyond = start + timedelta(seconds=4)
+                wait_until(lambda: Message.objects.get(key="k0000").scheduled_at > beyond)
+            if batch == 0:
+                wait_until(lambda: taken_over(queue, taken) or renew == "true")
+
+        options = {"lease": "1s", "renew": renew}
+        run_batches(stream(spark, **options), lake, wait_for_the_lease_to_run_out)
+        # Renewed, all were the batch's to the end. Without it somebody else took one, and the
+        # batch did not delete what was no longer its own.
+        assert len(taken) == (0 if renew == "true" else 1)
+        assert set(Message.objects.values_list("key", flat=True)) == set(taken)
+
+
+def taken_over(queue: DelayedQueue, taken: list[str]) -> bool:
+    envelope = queue.try_poll()
+    if envelope is not None:
+        taken.append(envelope.key)
+    return envelope is not None
+
+
+class TestFilling:
+    """A stream of files into a queue."""
+
+    def source(self, spark: Any, lake: str) -> Any:
+        rows = spark.range(0, 40, 1, 2).selectExpr("concat('k', id) AS key", "'1' AS payload")
+        rows.write.mode("append").parquet(f"{lake}/files")
+        return spark.readStream.schema(rows.schema).parquet(f"{lake}/files")
+
+    def fill(self, source: Any, lake: str, **options: str) -> Any:
+        query = (
+            source.writeStream.format("delayed_queue")
+            .options(queue="orders", chunk="7", **options)
+            .option("checkpointLocation", f"{lake}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return query
+
+    def test_a_replayed_batch_changes_nothing_and_counts_once(
+        self, spark: Any, lake: str, queue: DelayedQueue
+    ):
+        source = self.source(spark, lake)
+        query = self.fill(source, lake)
+        assert queue.try_poll_many(10).acknowledge() == 10
+        # As if the driver had died between the sink and its commit log.
+        for name in ("0", ".0.crc"):
+            Path(f"{lake}/checkpoint/commits/{name}").unlink()
+        again = self.fill(source, lake)
+        assert again.id == query.id
+        assert Message.objects.count() == 30
+        found = counts(query.id)
+        assert (found.created, found.updated, found.ignored) == (40, 0, 0)
+        assert found.is_complete
+
+    def test_a_job_id_is_for_batches(self, spark: Any, lake: str):
+        with pytest.raises(Exception, match="counted under the id of its query"):
+            self.fill(self.source(spark, lake), lake, job="mine")
+
+    def test_asynchronous_progress_is_refused(self, spark: Any, lake: str):
+        with pytest.raises(Exception, match="async"):
+            self.fill(self.source(spark, lake), lake, asyncProgressTrackingEnabled="true")
+
+
+@pytest.mark.slow
+def test_django_workers_and_a_stream_share_a_queue(
+    spark: Any, lake: str, other: psycopg.Connection[Any]
+):
+    """Both lease from one queue at the same time: each message goes to one of them."""
+    keys = fill(3000, "ledger")
+    frame = stream(spark, queue="ledger", maxMessagesPerTrigger="200")
+    with ThreadPoolExecutor(1) as pool:
+        draining = pool.submit(drain, to_lake(frame, lake), f"{lake}/checkpoint")
+        # The worker needs less time to begin than the stream has batches.
+        wait_until(lambda: len(keys_of(other)) < 3000)
+        with worker("--queue", "ledger"):
+            draining.result(120)
+            wait_until(lambda: keys_of(other) == [])
+    ours = in_lake(spark, lake)
+    theirs = list(Effect.objects.values_list("key", flat=True))
+    assert ours
+    assert theirs
+    assert sorted(ours + theirs) == sorted(keys)
