@@ -131,6 +131,11 @@ class Notification(models.Model):
         return f"<Notification {self.id} {self.channel} {self.status}>"
 
     @property
+    def code_untold(self) -> str:
+        """The error's class or code, unless the outcome says it already."""
+        return "" if self.outcome.endswith(f": {self.error_class}") else self.error_class
+
+    @property
     def queue_name(self) -> str:
         return queue_name(self.priority, self.channel)
 

@@ -182,7 +182,8 @@ RETURNING id, status, callback_url
 """
 
 # Fail what is still open though its message became a dead letter: of a handler that killed its
-# process each time, nobody else writes the end. Looks at the newest letters of one queue only.
+# process each time, nobody else writes the end. One that was PROCESSING may have been sent, and a
+# delivery tells so. Looks at the newest letters of one queue only, and locks in the order of ids.
 # Whether its message lives is asked of each letter: NOT EXISTS may be a join with all messages.
 # Reads: dead_letter_kind_died, the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
 FAIL_DEAD: Final[LiteralString] = """
@@ -193,22 +194,37 @@ WITH letter AS MATERIALIZED (
         AND "pKey" ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
     ORDER BY "diedAt" DESC, id DESC
     LIMIT %(limit)s
+),
+held AS MATERIALIZED (
+    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted, letter.reason
+    FROM notifications_notification AS n
+    JOIN letter ON n.id = letter."pKey"::uuid
+    WHERE n.status IN ('ENQUEUED', 'PROCESSING')
+        AND (
+            SELECT TRUE
+            FROM delayed_queue AS m
+            WHERE m."pKey" = letter."pKey"
+                AND m."pKind" = %(kind)s
+        ) IS NULL
+    ORDER BY n.id
+    FOR UPDATE OF n
+),
+interrupted AS (
+    INSERT INTO notifications_delivery (
+        notification_id, attempt, provider, provider_id, outcome, error_class, detail
+    )
+    SELECT id, attempts, '', '', 'unfinished', '', ''
+    FROM held
+    WHERE was_interrupted
 )
 UPDATE notifications_notification AS n
 SET
     status = 'FAILED',
     lease_id = NULL,
     ended_at = clock_timestamp(),
-    outcome = 'given up: ' || letter.reason
-FROM letter
-WHERE n.id = letter."pKey"::uuid
-    AND n.status IN ('ENQUEUED', 'PROCESSING')
-    AND (
-        SELECT TRUE
-        FROM delayed_queue AS m
-        WHERE m."pKey" = letter."pKey"
-            AND m."pKind" = %(kind)s
-    ) IS NULL
+    outcome = 'given up: ' || held.reason
+FROM held
+WHERE n.id = held.id
 RETURNING n.id, n.status, n.callback_url
 """
 

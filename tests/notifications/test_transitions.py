@@ -186,7 +186,16 @@ def test_n3_a_dead_letter_fails_its_notification():
     notification.refresh_from_db()
     assert notification.status == Status.FAILED
     assert notification.outcome == "given up: crashed 10 times"
+    # It may have been sent, and that is told.
+    assert [each.outcome for each in notification.deliveries.all()] == ["unfinished"]
     assert services.fail_dead() == 0
+
+
+def test_n3_a_dead_letter_of_one_that_was_never_begun_leaves_no_doubt():
+    notification = enqueue()
+    assert lease(notification).reject("crashed before it began")
+    assert services.fail_dead() == 1
+    assert not notification.deliveries.exists()
 
 
 def test_n3_a_retried_one_is_not_failed_by_its_old_letter():

@@ -20,6 +20,7 @@ from example_project.demo.processes import Child
 from example_project.demo.stage import LOOPBACK, Stage
 from example_project.notifications.conf import get_settings
 from example_project.notifications.consumer import Consumer
+from example_project.notifications.parking import Tally
 
 QUEUE: Final = "notifications-demo"
 MEMORY: Final = "memory://"
@@ -36,8 +37,8 @@ class Broker(Protocol):
     def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Put bodies into the queue, each with its id."""
 
-    def taken(self) -> int:
-        """Return how many messages were stored, found to be duplicates, or parked."""
+    def tally(self) -> Tally:
+        """Return how many messages were stored, found to be duplicates, and parked."""
 
     def stop(self) -> int:
         """Stop the consumer; return its exit code."""
@@ -80,9 +81,9 @@ class RabbitMQ(_Kombu):
         )  # fmt: skip
         self.name = f"RabbitMQ, queue {QUEUE}, read by the process {self._child.pid}"
 
-    def taken(self) -> int:
+    def tally(self) -> Tally:
         found = _TALLY.findall(self._child.log.read_text(errors="replace"))
-        return sum(int(number) for counts in found for number in counts)
+        return sum((Tally(*map(int, counts)) for counts in found), Tally())
 
     def stop(self) -> int:
         [code] = self._stage.children.stop([self._child], STOP_SECONDS)
@@ -111,9 +112,8 @@ class Memory(_Kombu):
         finally:
             connection.close()
 
-    def taken(self) -> int:
-        tally = self._consumer.tally
-        return tally.accepted + tally.duplicates + tally.parked
+    def tally(self) -> Tally:
+        return self._consumer.tally
 
     def stop(self) -> int:
         self._consumer.stop()

@@ -22,6 +22,7 @@ from example_project.demo.notifications.traffic import (
 from example_project.demo.notifications.trouble import Trouble
 from example_project.notifications.channels import signing_secrets
 from example_project.notifications.models import Channel, ParkedRequest
+from example_project.notifications.parking import Tally
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Evidence:
     rows: Mapping[str, Row]
     answers: Sequence[Answer]
     published: int
-    taken: int
+    tally: Tally
     parked: Sequence[Parked]
     campaign: Counts
     cancelled: Sequence[str]
@@ -58,7 +59,8 @@ class Evidence:
     unsigned: int
     in_flight: set[str]
     unfinished: set[str]
-    left: tuple[int, int]
+    messages: int
+    dead_letters: set[str]
     exit_codes: Sequence[int]
     waits: Mapping[str, Waits]
     busiest_second: int
@@ -74,7 +76,7 @@ class Evidence:
     def accepted(self, way: Way) -> int:
         """Return how many requests of the way were accepted, duplicates included."""
         if way is Way.BROKER:
-            return self.taken - sum(each.times for each in self.parked)
+            return self.tally.accepted + self.tally.duplicates
         if way is Way.CAMPAIGN:
             return self.campaign.stored + self.campaign.duplicates
         return sum(bool(each.id) for each in self.answers if each.way is way)
@@ -98,17 +100,17 @@ class Evidence:
 
 
 def gather(
-    posting: Posting, strangers: Strangers, trouble: Trouble, taken: int, codes: Sequence[int],
+    posting: Posting, strangers: Strangers, trouble: Trouble, tally: Tally, codes: Sequence[int],
     seconds: float,
 ) -> Evidence:  # fmt: skip
     """Gather it; nothing may run any more."""
-    killed = trouble.killed
+    killed, rows = trouble.killed, figures.rows()
     return Evidence(
         traffic=posting.traffic,
-        rows=figures.rows(),
+        rows=rows,
         answers=posting.answers,
         published=posting.published,
-        taken=taken,
+        tally=tally,
         parked=_parked(),
         campaign=posting.campaign,
         cancelled=posting.cancelled,
@@ -117,7 +119,8 @@ def gather(
         unsigned=_unsigned(strangers),
         in_flight=trouble.in_flight,
         unfinished=figures.unfinished(),
-        left=figures.left_in_queues(),
+        messages=figures.messages(),
+        dead_letters=figures.dead_letters() & rows.keys(),
         exit_codes=codes,
         waits=_waits(posting),
         busiest_second=figures.busiest_second(),

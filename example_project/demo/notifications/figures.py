@@ -138,10 +138,14 @@ def campaign_ended_at(tenant: str) -> float:
     return at or 0.0
 
 
-def left_in_queues() -> tuple[int, int]:
-    """Return how many messages and how many dead letters there are in the lanes."""
-    messages = Message.objects.filter(kind__in=KINDS).count()
-    return messages, DeadLetter.objects.filter(kind__in=KINDS).count()
+def messages() -> int:
+    """Return how many messages there are in the lanes."""
+    return Message.objects.filter(kind__in=KINDS).count()
+
+
+def dead_letters() -> set[str]:
+    """Return the keys of the dead letters of the lanes, which are ids of notifications."""
+    return set(DeadLetter.objects.filter(kind__in=KINDS).values_list("key", flat=True))
 
 
 def _fetch(statement: str, **params: Any) -> list[tuple[Any, ...]]:

@@ -66,8 +66,8 @@ def _ends(found: Evidence) -> Iterator[tuple[str, str]]:
 
 def _doubts(counts: dict[str, int]) -> str:
     return (
-        "whose answer never came; the provider knew the key of "
-        f"{counts['doubtful_sent']:,}, and was asked again"
+        f"whose answer was lost; {counts['doubtful_sent']:,} were asked for again under the same "
+        "key, and sent once"
     )
 
 

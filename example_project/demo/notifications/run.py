@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
+from dataclasses import astuple
 from typing import Final
 
 from example_project.demo.acts import Outcome
@@ -21,6 +22,7 @@ from example_project.demo.notifications.trouble import Trouble
 from example_project.demo.notifications.upstream import Upstream
 from example_project.demo.processes import Child
 from example_project.demo.stage import Stage
+from example_project.notifications import services
 from example_project.notifications.models import OPEN_STATUSES, queue_name
 from example_project.notifications.samples import set_up
 from example_project.notifications.services import LANES
@@ -78,11 +80,12 @@ class NotificationsAct:
             posting = Posting(traffic, broker, lambda: Upstream(address, token))
             stack.callback(posting.stop)
             self._play(posting)
-            taken, codes = broker.taken(), [broker.stop()]
+            codes = [broker.stop()]
+            tally = broker.tally()
         running = [each for each in self._trouble.dispatchers if each.is_running]
         codes += stage.children.stop(running)
         seconds = time.monotonic() - began
-        found = gather(posting, self._strangers, self._trouble, taken, codes, seconds)
+        found = gather(posting, self._strangers, self._trouble, tally, codes, seconds)
         return _outcome(found)
 
     def left(self) -> str:
@@ -113,6 +116,7 @@ class NotificationsAct:
         while True:
             self._stage.children.check()
             moment = _moment(posting)
+            sweep()
             progress.show(moment, self._trouble.dispatchers)
             self._trouble.look(moment.share, moment.seconds)
             if _is_done(posting, moment) and self._trouble.is_over:
@@ -123,21 +127,36 @@ class NotificationsAct:
         self._stage.console.keep()
 
 
+def sweep() -> None:
+    """Do at once what the schedule ``notifications-sweeps`` does once a minute.
+
+    It ends those whose attempts were used up when their dispatcher was killed.
+    """
+    services.expire_overdue()
+    services.fail_dead()
+
+
 def _moment(posting: Posting) -> Moment:
     seconds = time.time() - posting.traffic.began_at
+    tally = posting.broker.tally()
     refused = sum(not each.id for each in posting.answers)
-    accepted = len(posting.answers) - refused + posting.broker.taken()
+    accepted = len(posting.answers) - refused + tally.accepted + tally.duplicates
     accepted += posting.campaign.stored + posting.campaign.duplicates
     share = seconds / posting.traffic.seconds
-    return Moment(seconds, share, accepted, refused, figures.statuses())
+    return Moment(seconds, share, accepted, refused + tally.parked, figures.statuses())
 
 
 def _is_done(posting: Posting, moment: Moment) -> bool:
-    if not posting.is_done or posting.broker.taken() < posting.published or _open(moment):
+    if (
+        not posting.is_done
+        or sum(astuple(posting.broker.tally())) < posting.published
+        or _open(moment)
+    ):
         return False
     # The moment may be from before the last came in.
-    messages, _ = figures.left_in_queues()
-    return messages == 0 and not any(figures.statuses()[status] for status in OPEN_STATUSES)
+    return figures.messages() == 0 and not any(
+        figures.statuses()[status] for status in OPEN_STATUSES
+    )
 
 
 def _open(moment: Moment) -> int:

@@ -103,10 +103,11 @@ def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
         ],
         "times": [_milliseconds(each) for each in (figures.median_ms, figures.slow_ms)],
         "last_error": figures.last_error,
-        "name": figures.name or "interrupted",
-        "share": f"{figures.share_failing:.1%}",
-        "percent": round(figures.share_failing * 100),
-        "is_failing": figures.share_failing > ALARMING_SHARE,
+        "name": figures.name or "dispatcher lost",
+        # What a lost dispatcher leaves in doubt is no provider's failure.
+        "share": f"{figures.share_failing:.1%}" if figures.name else "—",
+        "percent": round(figures.share_failing * 100) if figures.name else 0,
+        "is_failing": bool(figures.name) and figures.share_failing > ALARMING_SHARE,
         "last_failure": "" if at is None else moment(at, relative(at, now)),
     }
 

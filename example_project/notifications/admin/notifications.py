@@ -144,7 +144,7 @@ class NotificationAdmin(ShownOnly):
 
     @admin.display(description="outcome")
     def provider_column(self, row: Notification) -> SafeString:
-        words = [each for each in (row.provider, row.outcome, row.error_class) if each]
+        words = [each for each in (row.provider, row.outcome, row.code_untold) if each]
         if not words:
             return formats.NOTHING
         first, *rest = words
