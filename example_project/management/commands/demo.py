@@ -26,12 +26,14 @@ from example_project.demo.console import Console
 from example_project.demo.exceptions import DemoError
 from example_project.demo.jobs.run import JobsAct
 from example_project.demo.orders.run import Options, OrdersAct
+from example_project.demo.pipeline.run import PipelineAct
 from example_project.demo.stage import Stage
 from example_project.orders import InputError
 from example_project.postgres import LauncherError
 
 ORDERS: Final = Path(settings.BASE_DIR) / "example_project" / "data" / "orders.jsonl"
-ACTS: Final = ("orders", "jobs")
+ACTS: Final = ("orders", "jobs", "pipeline")
+SPARK: Final = "pipeline"
 INTERRUPTED: Final = 130
 
 
@@ -42,7 +44,8 @@ class Command(BaseCommand):
         "Show the system at work, in acts that each end in a report and checks. orders: orders "
         "from a file are offered to be closed at their deadline, most are paid before, worker "
         "processes close the others, one of them is killed. jobs: a client that knows only "
-        "HTTP has orders closed, refunds looked after and upstreams told."
+        "HTTP has orders closed, refunds looked after and upstreams told. "
+        "pipeline: Spark imports a campaign, archives what has ended, and measures it."
     )
     requires_system_checks: list[str] = []  # the database may not have been started yet
 
@@ -55,6 +58,9 @@ class Command(BaseCommand):
             "--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C"
         )
         parser.add_argument("--format", choices=["text", "json"], default="text")
+        parser.add_argument(
+            "--no-spark", action="store_true", help="without the act pipeline, which needs Java"
+        )
         _add_orders(parser)
 
     def handle(self, *args: str, **options: Any) -> None:
@@ -141,7 +147,15 @@ def _acts(options: dict[str, Any]) -> list[Act]:
     unknown = [each for each in wanted if each not in ACTS]
     if unknown:
         raise CommandError(f"There is no act {unknown[0]!r}; there are: {', '.join(ACTS)}.")
-    known: dict[str, Act] = {"orders": OrdersAct(_order_options(options)), "jobs": JobsAct()}
+    if options["no_spark"]:
+        wanted = [each for each in wanted if each != SPARK]
+    if not wanted:
+        raise CommandError("No act is left: pipeline is the one that needs Spark.")
+    known: dict[str, Act] = {
+        "orders": OrdersAct(_order_options(options)),
+        "jobs": JobsAct(),
+        "pipeline": PipelineAct(),
+    }
     return [known[name] for name in ACTS if name in wanted]
 
 
