@@ -64,6 +64,7 @@ EXTRAS["test"] = [
     *EXTRAS["api"],
     *EXTRAS["callbacks"],
     *EXTRAS["spark"],
+    # The demo and the tests of it run where there is no Java.
     *EXTRAS["spark-jre"],
     # What the example project sends and listens with.
     "aiosmtpd>=1.4.6",

@@ -10,8 +10,8 @@ from django.db.models.functions import Now
 
 from delayed_queue import Envelope, Reject, RetryPolicy, handler
 from example_project.gateway import GatewayRefusal, GatewayTimeout, void_payment
-from example_project.models import Closing, Delivery, Order, SalesReport
-from example_project.shop import QUEUE_NAME, SALES_QUEUE_NAME
+from example_project.models import Closing, Delivery, ExpiredVoucher, Order, SalesReport
+from example_project.shop import QUEUE_NAME, SALES_QUEUE_NAME, VOUCHERS_QUEUE_NAME
 
 
 @handler(QUEUE_NAME, retry=RetryPolicy.ladder("1s 2s"))
@@ -72,3 +72,12 @@ def report_sales(envelope: Envelope) -> None:
         key=envelope.key, planned_at=envelope.scheduled_at, closed=totals["orders"],
         amount=totals["amount"] or 0, worker=os.getpid(),
     )  # fmt: skip
+
+
+@handler(VOUCHERS_QUEUE_NAME)
+def expire_voucher(envelope: Envelope) -> None:
+    """Expire the voucher, unless a delivery before this one has."""
+    if envelope.payload["shop"] == "closed-shop":
+        raise Reject("the shop is gone")
+    if not ExpiredVoucher.objects.filter(number=envelope.key).exists():
+        ExpiredVoucher.objects.create(number=envelope.key, due_at=envelope.due_at)

@@ -90,3 +90,14 @@ class SalesReport(models.Model):
 
     def __str__(self) -> str:
         return f"{self.planned_at:%H:%M:%S}"
+
+
+class ExpiredVoucher(models.Model):
+    """One expiry that took effect. Nothing makes it unique: two of a voucher are two rows."""
+
+    number = models.CharField(max_length=MAX_KEY_LENGTH, db_index=True)
+    due_at = models.DateTimeField()
+    expired_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return f"{self.number} at {self.expired_at:%H:%M:%S}"

@@ -13,8 +13,10 @@ from example_project.models import Order
 
 QUEUE_NAME: Final = "close-unpaid-orders"
 SALES_QUEUE_NAME: Final = "sales-reports"
+VOUCHERS_QUEUE_NAME: Final = "vouchers"
 queue: Final = DelayedQueue(QUEUE_NAME)
 sales_queue: Final = DelayedQueue(SALES_QUEUE_NAME)
+vouchers: Final = DelayedQueue(VOUCHERS_QUEUE_NAME)
 
 
 @transaction.atomic

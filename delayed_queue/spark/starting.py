@@ -135,9 +135,18 @@ def _pass_on(reading: int, kept: int) -> None:
 def session(
     settings: SparkSettings, console: Console, name: str, *, is_verbose: bool = False
 ) -> Iterator[SparkSession]:
-    """Start Spark, saying so while one waits, and stop it at the end whatever happens."""
-    from delayed_queue.spark.session import build_session
+    """Start Spark, saying so while one waits, and stop it at the end whatever happens.
 
+    A session that this process has open is taken as it is, and stays open.
+    """
+    from pyspark.sql import SparkSession
+
+    from delayed_queue.spark.session import build_session, register
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield register(running)
+        return
     master = master_of(settings)
     console.progress(f"starting Spark on {master} …")
     conf: Mapping[str, str] = conf_of(settings, master, is_verbose=is_verbose)

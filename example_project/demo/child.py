@@ -1,4 +1,4 @@
-"""Run a management command, or uvicorn, until it ends or the process that started it is gone."""
+"""Run a management command, uvicorn or the pipeline's desk, until it or its parent has ended."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import os
 import signal
 import sys
 import threading
+from queue import SimpleQueue
+from typing import Final
 
 from django.core.management import execute_from_command_line
 
+_heard: Final[SimpleQueue[bytes]] = SimpleQueue()
+
 
 def _end_with_parent() -> None:
-    """Wait for the end of standard input, which the parent holds open, then stop in order."""
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
+    """Pass on what the parent says, until it closes our standard input; then stop in order."""
+    # Not by ``sys.stdin``: a thread that waits in there aborts the interpreter's end.
+    rest = b""
+    while data := os.read(sys.stdin.fileno(), 64 * 1024):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            _heard.put(line)
     main = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
         # To that thread, not the process: only so is a sleeping system call of it interrupted.
@@ -28,6 +36,10 @@ def _main(arguments: list[str]) -> None:
         import uvicorn
 
         uvicorn.main(arguments[1:])
+    elif arguments[0] == "pipeline":
+        from example_project.demo.pipeline import desk
+
+        desk.serve(_heard.get)
     else:
         execute_from_command_line(["manage.py", *arguments])
 

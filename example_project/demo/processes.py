@@ -55,6 +55,16 @@ class Child:
         self.process.wait()
         self._close()
 
+    def tell(self, line: str) -> None:
+        """Write a line to its input."""
+        if self.process.stdin is None:
+            raise DemoError(f"The {self.name} does not listen.")
+        try:
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise DemoError(f"The {self.name} has ended:\n{self.tail()}") from None
+
     def tail(self, lines: int = 15) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 

@@ -20,6 +20,12 @@ def losing(rows: Iterable[dict[str, Any]]) -> Counts:
     return Counts(created=sum(1 for _ in rows) - 1)
 
 
+def spread(rows: Iterable[dict[str, Any]]) -> Counts:
+    """Take rows by whether they come with a delay."""
+    delays = [row["delay"] for row in rows]
+    return Counts(created=sum(each is not None for each in delays), ignored=delays.count(None))
+
+
 def picky(rows: Iterable[dict[str, Any]]) -> Counts:
     """Take rows that its own check has let through."""
     return Counts(updated=sum(1 for row in rows if row["payload"]["amount"] > 0))

@@ -22,7 +22,7 @@ from delayed_queue import DelayedQueue, RetryPolicy
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message, PipelineReport
-from delayed_queue.spark import doctor
+from delayed_queue.spark import doctor, starting
 from delayed_queue.spark.jobs import archives, drains, imports, replays, reports, snapshots
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.counts import Counts
@@ -31,6 +31,7 @@ from delayed_queue.spark.jobs.inputs import Input
 from delayed_queue.spark.jobs.records import Rules
 from delayed_queue.spark.jobs.spreading import Spread
 from delayed_queue.spark.jobs.tables import KNOWN
+from delayed_queue.spark.settings import SparkSettings
 from tests.spark.support import with_jvm
 
 pytestmark = with_jvm
@@ -257,12 +258,27 @@ class TestImport:
         assert (found.updated, found.quarantined) == (4, 1)
         assert found.reasons == (("The amount is not above 0.", 1),)
 
+    def test_a_target_is_told_by_how_much_a_row_is_spread(
+        self, known: str, spark: Any, tmp_path: Path
+    ) -> None:
+        path = lines(tmp_path / "in.jsonl", [{"key": f"k{n}", "payload": n} for n in range(5)])
+        over = Spread.of(None, timedelta(hours=1), None)
+        asked = options(tmp_path, path, target=f"{TARGETS}:spread", spread=over)
+        assert imports.run(spark, asked, CONSOLE).created == 5
+        assert imports.run(spark, replace(asked, spread=None), CONSOLE).ignored == 5
+
     def test_a_target_that_miscounts_is_found_out(
         self, known: str, spark: Any, tmp_path: Path
     ) -> None:
         path = lines(tmp_path / "in.jsonl", [{"key": "a", "payload": 1}])
         with pytest.raises(InvalidConfiguration, match="1 messages were given out and 0 were"):
             imports.run(spark, options(tmp_path, path, target=f"{TARGETS}:losing"), CONSOLE)
+
+
+def test_a_session_that_is_open_is_taken_and_stays_open(known: str, spark: Any) -> None:
+    with starting.session(SparkSettings(), CONSOLE, "again") as taken:
+        assert taken.sparkContext is spark.sparkContext
+    assert spark.range(3).count() == 3
 
 
 def drain(spark: Any, tmp_path: Path, **changes: Any) -> drains.Drained:

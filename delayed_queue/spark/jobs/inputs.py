@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.spark.jobs.loading import load_application
+from delayed_queue.spark.jobs.loading import close_connections, load_application
 from delayed_queue.spark.jobs.records import Checker, Rules, parse_json, plain
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ class _Checking:
             ]
             yield _batch(out)
         yield _batch(ends.rows())
+        if check is not None:
+            close_connections()
 
     def _read_line(self, data: bytes, place: tuple[str, int, int]) -> Any:
         """Return the record of the line, None where there is none, or why it cannot be read."""

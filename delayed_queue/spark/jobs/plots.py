@@ -17,6 +17,7 @@ COLOURS: Final = (
 # More lines than this are no longer told apart: the rest are added up.
 MOST_KINDS: Final = 7
 OTHERS: Final = "all others"
+_FEW_MINUTES: Final = 10
 _SIZE: Final = (9.0, 4.5)
 
 
@@ -110,6 +111,10 @@ def _throughput(axes: Any, rows: list[dict[str, Any]]) -> None:
             minutes, values, color=colour, label=_short(kind), linewidth=1.5, marker=marker,
             markersize=3,
         )  # fmt: skip
+    if len(minutes) < _FEW_MINUTES:
+        # Else a single minute stands between years.
+        margin = timedelta(minutes=_FEW_MINUTES / 2)
+        axes.set_xlim(minutes[0] - margin, minutes[-1] + margin)
     locator: Any = AutoDateLocator()  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]

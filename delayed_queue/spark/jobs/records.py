@@ -117,8 +117,8 @@ class Checker:
 
     def _checked_row(self, found: Checked, check_row: Callable[[Any], Any]) -> Checked:
         row = row_of(
-            str(found.kind), str(found.key), found.payload or b"", found.schedule_ms,
-            found.headers, self._rules.codec,
+            str(found.kind), str(found.key), found.payload or b"",
+            (found.schedule_ms, found.delay_ms), found.headers, self._rules.codec,
         )  # fmt: skip
         reasons = tuple(str(each) for each in check_row(row) or ())
         return Checked(reasons=reasons) if reasons else found
@@ -196,14 +196,21 @@ class Checker:
 
 
 def row_of(
-    kind: str, key: str, payload: bytes, schedule_ms: int | None, headers: str | None, codec: str
+    kind: str,
+    key: str,
+    payload: bytes,
+    when: tuple[int | None, int | None],
+    headers: str | None,
+    codec: str,
 ) -> dict[str, Any]:
-    """Return the row that a target is given: values, not columns."""
+    """Return the row that a target is given: values, not columns; ``when`` in milliseconds."""
+    schedule_ms, delay_ms = when
     return {
         "queue": kind.rpartition("|")[0],
         "key": key,
         "payload": codec_named(codec).decode(payload),
         "schedule_at": None if schedule_ms is None else from_milliseconds(schedule_ms),
+        "delay": None if delay_ms is None else timedelta(milliseconds=delay_ms),
         "headers": None if headers is None else json.loads(headers),
     }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from delayed_queue.spark.jobs.counts import Counts
-from delayed_queue.spark.jobs.loading import load_application
+from delayed_queue.spark.jobs.loading import close_connections, load_application
 from delayed_queue.spark.jobs.records import row_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ class _Delivery:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         function: Target = load_application(self._target)
-        counted = function(self._rows(batches))
+        try:
+            counted = function(self._rows(batches))
+        finally:
+            close_connections()
         yield pa.RecordBatch.from_pylist(
             [
                 {
@@ -54,6 +57,6 @@ class _Delivery:
         for batch in batches:
             for row in batch.to_pylist():
                 yield row_of(
-                    row["kind"], row["key"], row["payload"], row["schedule_ms"], row["headers"],
-                    self._codec,
+                    row["kind"], row["key"], row["payload"],
+                    (row["schedule_ms"], row["delay_ms"]), row["headers"], self._codec,
                 )  # fmt: skip

@@ -27,12 +27,14 @@ from example_project.demo.exceptions import DemoError
 from example_project.demo.jobs.run import JobsAct
 from example_project.demo.notifications.run import NotificationsAct
 from example_project.demo.orders.run import Options, OrdersAct
+from example_project.demo.pipeline.run import PipelineAct
 from example_project.demo.stage import Stage
 from example_project.orders import InputError
 from example_project.postgres import LauncherError
 
 ORDERS: Final = Path(settings.BASE_DIR) / "example_project" / "data" / "orders.jsonl"
-ACTS: Final = ("orders", "jobs", "notifications")
+ACTS: Final = ("orders", "jobs", "notifications", "pipeline")
+SPARK: Final = "pipeline"
 INTERRUPTED: Final = 130
 
 
@@ -45,7 +47,8 @@ class Command(BaseCommand):
         "processes close the others, one of them is killed. jobs: a client that knows only "
         "HTTP has orders closed, refunds looked after and upstreams told. notifications: emails, "
         "texts and webhooks are asked for by HTTP and broker, and sent through providers that "
-        "fail; a dispatcher is killed."
+        "fail; a dispatcher is killed. pipeline: Spark imports a campaign, archives what has "
+        "ended, and measures it."
     )
     requires_system_checks: list[str] = []  # the database may not have been started yet
 
@@ -58,6 +61,9 @@ class Command(BaseCommand):
             "--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C"
         )
         parser.add_argument("--format", choices=["text", "json"], default="text")
+        parser.add_argument(
+            "--no-spark", action="store_true", help="without the act pipeline, which needs Java"
+        )
         _add_orders(parser)
         notifications = parser.add_argument_group("the act notifications")
         notifications.add_argument(
@@ -148,10 +154,15 @@ def _acts(options: dict[str, Any]) -> list[Act]:
     unknown = [each for each in wanted if each not in ACTS]
     if unknown:
         raise CommandError(f"There is no act {unknown[0]!r}; there are: {', '.join(ACTS)}.")
+    if options["no_spark"]:
+        wanted = [each for each in wanted if each != SPARK]
+    if not wanted:
+        raise CommandError("No act is left: pipeline is the one that needs Spark.")
     known: dict[str, Act] = {
         "orders": OrdersAct(_order_options(options)),
         "jobs": JobsAct(),
         "notifications": NotificationsAct(options["notifications"]),
+        "pipeline": PipelineAct(),
     }
     return [known[name] for name in ACTS if name in wanted]
 

@@ -1,0 +1,216 @@
+"""The act of the pipeline: real Spark, real workers, and checks that can fail."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from django.core.management import CommandError, call_command
+
+from delayed_queue.models import ArchiveManifest, DeadLetter, Message
+from delayed_queue.spark import session
+from example_project.data import make_campaign, make_vouchers
+from example_project.demo.pipeline import evidence
+from example_project.demo.pipeline.checks import Facts, checks
+from example_project.demo.pipeline.evidence import Archived, Before
+from example_project.notifications.models import Notification
+
+
+def answer(**changes: int) -> dict[str, Any]:
+    parts = {"created": 90, "updated": 0, "ignored": 0, "duplicates": 4, "quarantined": 6}
+    return {"input": 100, **parts, **changes}
+
+
+def archived(source: str, rows: int, **changes: Any) -> Archived:
+    found = Archived(source, rows, rows, rows, left=0, in_files=rows, wrong_files=(), unfinished=0)
+    return replace(found, **changes)
+
+
+@pytest.fixture
+def good() -> Facts:
+    counts = Counter(
+        {
+            ("email", "SUCCESSFULLY_PROCESSED"): 60,
+            ("email", "CANCELLED"): 10,
+            ("sms", "SUCCESSFULLY_PROCESSED"): 20,
+        }
+    )
+    kinds = [
+        {"kind": "email", "messages": 70, "done": 60},
+        {"kind": "sms", "messages": 20, "done": 20},
+        {"kind": "vouchers|json", "messages": 2, "done": 0},
+        {"kind": "somebody else's", "messages": 1, "done": 0},
+    ]
+    return Facts(
+        lines=100,
+        campaign=answer(),
+        again=answer(created=0, ignored=90),
+        vouchers=answer(input=50, created=48, duplicates=0, quarantined=2),
+        records=50,
+        before=Before(counts, dead=2, attempts=3),
+        expired=Counter(f"voucher-{number}" for number in range(46)),
+        archives=[archived("letters", 2), archived("attempts", 3), archived("notifications", 90)],
+        report={"kinds": kinds},
+        plots=["lateness.png"],
+    )
+
+
+def failed(facts: Facts) -> list[str]:
+    return [each.name for each in checks(facts) if not each.passed]
+
+
+def test_a_good_run_passes_every_check(good: Facts):
+    assert failed(good) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"lines": 101}, "campaign adds up"),
+        ({"campaign": answer(updated=1)}, "campaign adds up"),
+        ({"records": 51}, "vouchers adds up"),
+        ({"again": answer(created=1, ignored=89)}, "imported again"),
+        ({"again": answer(created=0, ignored=90, quarantined=5, duplicates=5)}, "imported again"),
+        ({"expired": Counter(f"voucher-{number}" for number in range(45))}, "vouchers lost 1"),
+        ({"plots": []}, "plots 0"),
+    ],
+)
+def test_what_does_not_add_up_is_seen(good: Facts, changes: dict[str, Any], name: str):
+    assert failed(replace(good, **changes)) == [name]
+
+
+def test_a_notification_that_is_lost_or_open_is_seen(good: Facts):
+    counts = good.before.notifications.copy()
+    counts["sms", "SUCCESSFULLY_PROCESSED"] -= 1
+    assert "campaign open 0" in failed(
+        replace(good, before=replace(good.before, notifications=counts))
+    )
+    counts["sms", "PROCESSING"] += 1
+    assert "campaign open 1" in failed(
+        replace(good, before=replace(good.before, notifications=counts))
+    )
+
+
+def test_one_that_failed_is_seen(good: Facts):
+    counts = good.before.notifications + Counter({("sms", "FAILED"): 1})
+    counts["sms", "SUCCESSFULLY_PROCESSED"] -= 1
+    assert "campaign open 0" in failed(
+        replace(good, before=replace(good.before, notifications=counts))
+    )
+
+
+def test_a_voucher_that_expired_twice_is_seen(good: Facts):
+    assert failed(replace(good, expired=good.expired + Counter(["voucher-7"]))) == [
+        "expired twice 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": 89},
+        {"deleted": 91},
+        {"expected": 89},
+        {"left": 1},
+        {"in_files": 89},
+        {"wrong_files": ("part-0.parquet",)},
+        {"unfinished": 1},
+    ],
+)
+def test_an_archive_that_is_not_what_was_deleted_is_seen(good: Facts, changes: dict[str, Any]):
+    archives = [*good.archives[:2], replace(good.archives[2], **changes)]
+    assert failed(replace(good, archives=archives)) == ["archived notifications"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_report_that_counts_otherwise_is_seen(good: Facts, place: int):
+    kinds = [dict(each) for each in good.report["kinds"]]
+    kinds[place]["messages"] += 1
+    assert failed(replace(good, report={"kinds": kinds})) == ["report wrong 1"]
+    assert failed(replace(good, report={"kinds": kinds[3:]})) == ["report wrong 3"]
+
+
+# The files
+
+
+def test_the_campaign_is_the_same_at_every_run_and_partly_bad():
+    lines = list(make_campaign.lines())
+    assert lines == list(make_campaign.lines())
+    bad = sum(1 for number in range(make_campaign.COUNT) if number % make_campaign.BAD_EVERY == 79)
+    assert (len(lines), len(set(lines)), bad) == (4008, 4000, 50)
+
+
+def test_so_are_the_vouchers(tmp_path: Path):
+    make_vouchers.write(tmp_path / "vouchers.parquet")
+    numbers = pq.read_table(tmp_path / "vouchers.parquet").column("number").to_pylist()
+    assert (len(numbers), numbers.count(None)) == (2000, 10)
+
+
+@pytest.mark.django_db
+def test_a_file_that_was_changed_and_one_too_many_are_seen(tmp_path: Path):
+    manifest = ArchiveManifest.objects.create(
+        source="letters", key_column="id", age_column="at", lower="1", upper="2", cutoff=0,
+        expected=1, destination=str(tmp_path), state="pruned", held_until=0, created_at=0,
+    )  # fmt: skip
+    directory = tmp_path / "letters" / f"archive={manifest.pk:08d}"
+    directory.mkdir(parents=True)
+    for name in ("a.parquet", "b.parquet"):
+        make_vouchers.write(directory / name, 10)
+    sums = {each.name: evidence.sha256(each) for each in directory.glob("*.parquet")}
+    manifest.files = [{"name": name, "sha256": found} for name, found in sums.items()]
+    manifest.save()
+    said = {"tables": [{"source": "letters", "rows": 20, "deleted": 20}]}
+    assert not evidence.archived(said, 20, 0, tmp_path).wrong_files
+    make_vouchers.write(directory / "b.parquet", 11)
+    make_vouchers.write(directory / "c.parquet", 1)
+    found = evidence.archived(said, 20, 0, tmp_path)
+    assert (found.wrong_files, found.in_files) == (("b.parquet", "c.parquet"), 22)
+
+
+# The act
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_java_it_says_what_to_install_and_fails(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.raises(CommandError, match=r"Failed: Spark can start \(pipeline\)"):
+        call_command("demo", "pipeline", "--format", "json", stdout=out, stderr=err)
+    assert "apt-get install openjdk-17-jre-headless" in err.getvalue()
+    act = json.loads(out.getvalue())["acts"]["pipeline"]
+    assert "pip install 'django-delayed-queue[spark-jre]'" in act["missing"]
+
+
+def test_without_spark_there_must_be_another_act():
+    with pytest.raises(CommandError, match="No act is left"):
+        call_command("demo", "pipeline", "--no-spark")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.django_db(transaction=True)
+def test_the_campaign_comes_in_and_the_archive_and_the_report_go_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Directories that stay after the demo are made there.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    out, err = io.StringIO(), io.StringIO()
+    call_command("demo", "pipeline", "--format", "json", stdout=out, stderr=err)
+    act = json.loads(out.getvalue())["acts"]["pipeline"]
+    assert act["passed"] is True
+    assert act["campaign"]["created"] == act["archived"]["notifications_notification"] == 3950
+    assert (act["campaign"]["quarantined"], act["vouchers"]["quarantined"]) == (50, 10)
+    assert act["expired"] + act["dead"] == act["vouchers"]["created"]
+    assert all(Path(each).read_bytes().startswith(b"\x89PNG") for each in act["plots"])
+    assert Path(act["lake"]).is_relative_to(tmp_path)
+    assert "waiting for Spark" in err.getvalue()
+    for model in (Notification, Message, DeadLetter):
+        assert not model.objects.exists()
