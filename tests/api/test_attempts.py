@@ -78,7 +78,7 @@ def test_j13_pages_tell_nothing_of_topics_that_the_token_does_not_cover(
     log("a", "orders", 1)
     log("a", "bills", *range(5))
     log("a", "orders", 2)
-    assert shown(client, job="a", limit=2) == [("orders", 1), ("orders", 2)]
+    assert shown(client, job="a", limit="2") == [("orders", 1), ("orders", 2)]
 
 
 @pytest.mark.parametrize("query", [{}, {"job": ""}, {"job": "a\0"}, {"job": "x" * 201}])
