@@ -62,6 +62,10 @@ def is_empty_when_due() -> bool:
     return not Message.objects.exists()
 
 
+def has_way(way: tuple[Any, ...]) -> bool:
+    return way in ways()
+
+
 def ways() -> list[tuple[Any, ...]]:
     return list(
         CallbackAttempt.objects.order_by("id").values_list("key", "attempt", "status", "failure")
@@ -371,7 +375,7 @@ class TestDeletion:
         assert envelope is not None
         assert delete_job(TOPIC, "a")
         off = time.time() + skew
-        monkeypatch.setattr(delivery.time, "time", lambda: off)
+        monkeypatch.setattr("time.time", lambda: off)
         assert async_to_sync(delivery._is_still_held)(envelope) is not asks
 
 
@@ -470,6 +474,6 @@ class TestLog:
         with running(callback_worker()):
             for n in range(3):
                 add(f"new{n}", receiver.url)
-                wanted = (f"new{n}", 1, 200, "")
-                wait_until(partial(lambda each: each in ways(), wanted), 20)
+                new = (f"new{n}", 1, 200, "")
+                wait_until(partial(has_way, new), 20)
             assert len(ways()) == 3
