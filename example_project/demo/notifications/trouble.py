@@ -18,7 +18,7 @@ SLOW_FROM: Final = 0.65
 FEWEST_IN_HAND: Final = 4
 WANTED_IN_HAND: Final = 30
 # The others have ended by then what they had in hand.
-STANDSTILL_SECONDS: Final = TIMEOUT_SECONDS + 0.6
+STANDSTILL_SECONDS: Final = TIMEOUT_SECONDS + 1.0
 
 
 @dataclass(slots=True)

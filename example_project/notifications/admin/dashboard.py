@@ -61,7 +61,7 @@ def _figures() -> dict[str, Any]:
         "cap": f"{monitor.CAP:,}",
         "parked": monitor.parked(),
         "failures": [
-            (each, moment(each.ended_at, relative(each.ended_at, now)))
+            (each, moment(each.ended_at, relative(min(each.ended_at, now), now)))
             for each in failing
             if each.ended_at is not None
         ],
@@ -108,7 +108,7 @@ def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
         "share": f"{figures.share_failing:.1%}" if figures.name else "—",
         "percent": round(figures.share_failing * 100) if figures.name else 0,
         "is_failing": bool(figures.name) and figures.share_failing > ALARMING_SHARE,
-        "last_failure": "" if at is None else moment(at, relative(at, now)),
+        "last_failure": "" if at is None else moment(at, relative(min(at, now), now)),
     }
 
 
