@@ -11,13 +11,19 @@ from typing import Any, Final
 import pytest
 from django.conf import settings
 
-# Of the tests of Spark those that start no JVM. The others stay in one worker of xdist, for a
-# session takes seconds and half a gigabyte. By name: under pytest 9.2 the mark "xdist_group" of
-# xdist 3.8 has no effect.
+# Of the tests of Spark those that start no JVM. Of the others, those on the session of the run stay
+# in one worker of xdist, for it takes seconds and half a gigabyte, and those that start JVMs of
+# their own in a second. By name: under pytest 9.2 the mark "xdist_group" of xdist 3.8 does nothing.
 _WITHOUT_JVM: Final = tuple(
     f"tests/spark/test_{name}.py"
     for name in ("leases", "ledger", "offers", "options", "secrets", "session", "staging")
 )
+_OWN_JVM: Final = (
+    "tests/spark/test_processes.py",
+    "tests/spark/test_pipeline_faults.py",
+    "tests/integration/test_demo_pipeline.py",
+)
+_ON_THE_SESSION: Final = "tests/spark/test_pipeline_faults.py::TestArchive"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -26,6 +32,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadGroupScheduling):  # type: ignore[misc] # untyped
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(_OWN_JVM) and not nodeid.startswith(_ON_THE_SESSION):
+                return "jvm processes"
             if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_JVM):
                 return "jvm"
             return str(super()._split_scope(nodeid))

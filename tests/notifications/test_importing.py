@@ -32,7 +32,9 @@ def test_rows_become_notifications_of_the_queues_name():
     assert [(each.tenant, each.source, each.dedupe_key) for each in found] == [
         ("spring", "import", "a"), ("autumn", "import", "b"),
     ]  # fmt: skip
-    assert services.queue_of("normal", "sms").try_poll().key == str(found[1].id)
+    envelope = services.queue_of("normal", "sms").try_poll()
+    assert envelope is not None
+    assert envelope.key == str(found[1].id)
 
 
 def test_a_partition_that_is_given_again_changes_nothing():

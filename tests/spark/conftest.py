@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -15,14 +15,27 @@ from django.db import connections
 from delayed_queue import DelayedQueue
 from delayed_queue.spark.connecting import VARIABLE, dsn_from_django
 from delayed_queue.spark.room import TASKS
-from tests.processes import ROOT
+from tests.processes import ROOT, wait_until
 from tests.races.concurrency import raw_connection
 from tests.spark.support import QUIET
 
+_OTHERS: Final = """
+    SELECT application_name, state, query FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
 
 @pytest.fixture(scope="session")
-def dsn(django_db_setup: None) -> str:
-    return dsn_from_django(connections["default"].settings_dict)
+def dsn(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    """The test database; it is left when no process of Spark is connected to it any more.
+
+    Python workers of a session that was stopped, and servers of processes that were killed, end a
+    moment later, and a database that is in use cannot be dropped.
+    """
+    yield dsn_from_django(connections["default"].settings_dict)
+    with django_db_blocker.unblock(), raw_connection() as connection:
+        connections["default"].close()
+        wait_until(lambda: connection.execute(_OTHERS).fetchall() == [])
 
 
 @pytest.fixture
