@@ -439,7 +439,7 @@ class TestLimits:
         with running(workers[0]), running(workers[1]):
             receiver.wait_for_requests(13)
             wait_until(lambda: not Message.objects.exists(), 20)
-        assert most == [2]
+        assert 1 <= most[0] <= 2
         assert sum(worker.tally.failed for worker in workers) == 0
 
 
