@@ -1,7 +1,7 @@
 """The way in for a campaign: many requests at once, from rows and not over the wire.
 
-The only place that knows how rows become notifications: whoever reads them elsewhere, as a
-pipeline does, hands batches over here.
+The act hands them to the intake itself; ``example_project.notifications.importing`` does so for
+rows that Spark reads, as the act of the pipeline shows.
 """
 
 from __future__ import annotations
