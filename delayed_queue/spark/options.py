@@ -52,7 +52,6 @@ class Options:
     ledgerDays: int = 30
 
     numPartitions: int = 8
-    pushdown: bool = False
     snapshot: str | None = None
     mustExist: bool = False
 
@@ -94,6 +93,12 @@ def _refuse_unsafe(name: str, text: str) -> None:
         raise InvalidConfiguration(
             "The option asyncProgressTrackingEnabled cannot be used with queues: a batch would "
             "be acknowledged before Spark has written down that it was done."
+        )
+    if name.lower() == "pushdown":
+        raise InvalidConfiguration(
+            "The option pushdown cannot be used: Spark keeps the filters of one query for the "
+            "next ones on the same frame, whose answers would lack rows. "
+            "Choose by queue or kind."
         )
 
 
@@ -186,7 +191,6 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "pollInterval": _duration,
     "ledgerDays": _whole(1, 36_500),
     "numPartitions": _whole(1, 10_000),
-    "pushdown": _flag,
     "mustExist": _flag,
     "maxMessagesPerTrigger": _whole(1, 10_000_000),
     "lease": _duration,

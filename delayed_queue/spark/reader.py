@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql as composed
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from delayed_queue import sql
@@ -16,7 +16,7 @@ from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.spark.answers import converted
 from delayed_queue.spark.connecting import connect
 from delayed_queue.spark.drivers import DriverError, Session
-from delayed_queue.spark.filters import Condition, condition_of
+from delayed_queue.spark.filters import Condition
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.room import look_around
 from delayed_queue.spark.schema import check_read, source_columns, source_schema
@@ -42,7 +42,11 @@ class IdRange(InputPartition):
 
 
 class QueueReader(DataSourceReader):
-    """Read the messages that are stored, whatever their state, and lease none."""
+    """Read the messages that are stored, whatever their state, and lease none.
+
+    It takes no filters of a query: Spark 4.3 keeps a reader that was given some with the frame,
+    and uses it for the other queries of the frame too, whose rows it then lacks.
+    """
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_read(schema)
@@ -88,18 +92,6 @@ class QueueReader(DataSourceReader):
             raise ResourceUnavailable(f"The read failed: {error}") from None
         finally:
             session.close()
-
-
-class PushingReader(QueueReader):
-    """The same with filters, for sessions in which Spark hands them out."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        for each in filters:
-            condition = condition_of(each)
-            if condition is None:
-                yield each
-            else:
-                self._conditions.append(condition)
 
 
 def ranges(

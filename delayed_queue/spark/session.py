@@ -35,8 +35,6 @@ _NO_JAVA: Final = (
 )
 DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
-    # Without it Spark refuses a source that takes filters.
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     # What a worker process holds at a time, however large the payloads are.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1024 * 1024),

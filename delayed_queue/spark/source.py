@@ -14,7 +14,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from delayed_queue.spark.options import parse_options
-from delayed_queue.spark.reader import PushingReader, QueueReader
+from delayed_queue.spark.reader import QueueReader
 from delayed_queue.spark.schema import read_schema
 from delayed_queue.spark.stream_reader import LeasingReader
 from delayed_queue.spark.stream_writer import StreamOfferWriter
@@ -40,7 +40,7 @@ class DelayedQueueDataSource(DataSource):
         return read_schema(self._parsed.kind)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return (PushingReader if self._parsed.pushdown else QueueReader)(self._parsed, schema)
+        return QueueReader(self._parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return OfferWriter(self._parsed, schema, overwrite=overwrite)

@@ -10,15 +10,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    In,
-    IsNotNull,
-    LessThan,
-    StringStartsWith,
-)
 from pyspark.sql.types import (
     DataType,
     IntegerType,
@@ -34,7 +25,7 @@ from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.payloads import codec_named
 from delayed_queue.spark.drivers import bound
-from delayed_queue.spark.filters import Condition, condition_of
+from delayed_queue.spark.filters import Condition
 from delayed_queue.spark.offering import in_key_order
 from delayed_queue.spark.offers import chunks, digest_of, due_times, offers_of
 from delayed_queue.spark.options import parse_options
@@ -176,41 +167,7 @@ class TestRanges:
         assert ranges(None, None, parse_options({})) == [(0, 0)]
 
 
-class TestFilters:
-    @pytest.mark.parametrize(
-        ("given_filter", "condition"),
-        [
-            (EqualTo(("key",), "a'b"), Condition("key", "=", "a'b")),
-            (In(("kind",), ("a", "b")), Condition("kind", "IN", ["a", "b"])),
-            (LessThan(("attempts",), 3), Condition("attempts", "<", 3)),
-            (IsNotNull(("lock_uuid",)), Condition("lock_uuid", "IS NOT NULL")),
-            (
-                GreaterThan(("due_at",), datetime(2026, 1, 1, tzinfo=UTC)),
-                Condition("due_at", ">", 1767225600000),
-            ),
-        ],
-    )
-    def test_what_means_the_same_is_pushed(self, given_filter: Filter, condition: Condition):
-        assert condition_of(given_filter) == condition
-
-    @pytest.mark.parametrize(
-        "given_filter",
-        [
-            GreaterThan(("key",), "a"),  # another order of texts
-            EqualTo(("queue",), "orders"),  # made from the kind
-            EqualTo(("payload",), "x"),
-            EqualTo(("key",), "a\x00"),
-            StringStartsWith(("key",), "a"),
-            In(("key",), ()),
-            In(("key",), ("a", None)),
-            EqualTo(("headers", "a"), "b"),
-            # Between two milliseconds: in the column there is no such instant.
-            EqualTo(("due_at",), datetime(2026, 1, 1, microsecond=1, tzinfo=UTC)),
-        ],
-    )
-    def test_the_rest_is_left_to_spark(self, given_filter: Filter):
-        assert condition_of(given_filter) is None
-
+class TestConditions:
     def test_values_cannot_become_sql(self):
         evil = "x' OR true; DROP TABLE delayed_queue; --\\"
         wrapped, params = wrap("SELECT 1 AS key", ["key"], [Condition("key", "=", evil)])

@@ -24,7 +24,7 @@ def main(directory: str) -> None:
     spark.sparkContext.setLogLevel("INFO")
     rows = spark.range(4).selectExpr("concat('k', id) AS key", "'1' AS payload")
     rows.write.format("delayed_queue").option("queue", "orders").mode("append").save()
-    read = spark.read.format("delayed_queue").options(queue="orders", pushdown="true").load()
+    read = spark.read.format("delayed_queue").options(queue="orders").load()
     read.explain("extended")
     read.collect()
     stream = spark.readStream.format("delayed_queue").option("queue", "orders").load()
