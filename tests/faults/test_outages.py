@@ -67,7 +67,7 @@ def test_a_worker_that_lost_its_connection_asleep_listens_again(proxy: Proxy, lo
         LOSSES[loss](proxy)
         wait_until_asleep(proxy, seen)
         queue.offer_or_update("after", 1)
-        wait_until(partial(is_handled, "after"), 5)
+        wait_until(partial(is_handled, "after"), 30)
         # Its own connections once each, and the handler's: not one more for every look.
         assert proxy.accepted - accepted <= 10
 
