@@ -66,9 +66,7 @@ class Pool:
 
     def ahead(self, batch_size: int) -> int:
         """Return how many messages may be leased beyond what the pool handles at a time."""
-        # One by one was asked for; or nobody knows yet how long a message takes, and what is
-        # leased ahead of that is kept from an idle worker.
-        if batch_size == 1 or not self.completed:
+        if batch_size == 1:  # one by one was asked for
             return 0
         return min(int(self.capacity * AHEAD_SECONDS / self.seconds_each), 2 * batch_size)
 
