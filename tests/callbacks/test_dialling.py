@@ -103,6 +103,8 @@ def test_the_name_that_was_checked_is_looked_up(host: str) -> None:
         target = read_url(url, Policy())
     except UrlRefused:
         return
+    if target.address is not None:  # digits can make an address, of which nobody is asked
+        return
     resolver = Answering("10.0.0.1")
     result, _ = audited_send(url, CLOSED, partial(_itself, resolver))
     assert result.failure is Failure.BLOCKED

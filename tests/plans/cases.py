@@ -409,9 +409,10 @@ def jobs() -> list[Case]:
         ),
         Case("READ_DEAD_JOB", {"id": 5}, {DEAD_PRIMARY}),
         *(
+            # The rows of its two CTEs may be joined by nested loops, in memory.
             Case(
                 "KICK_JOBS", {"topic": "due", "ids": n, "now": NOW},
-                {DEAD_PRIMARY, KEYS, TOPICS}, n=n, rows=16, buffers=60, fixed=300,
+                {DEAD_PRIMARY, KEYS, TOPICS}, n=n, rows=300, buffers=60, fixed=300,
             )
             for n in (1, 200)
         ),

@@ -55,7 +55,7 @@ def merges() -> list[Case]:
         Case("MERGE_OR_UPDATE", turn, {KEYS}, scans=staged, **cost),
         Case("MERGE_STAGE_IF_NOT_EXISTS", whole, {KEYS, ATTEMPTS}, **cost),
         Case("MERGE_STAGE_OR_UPDATE", whole, {KEYS, ATTEMPTS}, **cost),
-        Case("COUNT_STAGED", which, {ATTEMPTS}, n=500, rows=3),
+        Case("COUNT_STAGED", which, {ATTEMPTS}, n=500, rows=4),
         Case("CLEAR_STAGE", {"job": "job-7"}, {ATTEMPTS}, **cost),
         Case(
             "PRUNE_STAGE", {"age": 600_000, "limit": 1000, "now": NOW}, {STAGED}, **cost

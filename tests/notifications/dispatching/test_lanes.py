@@ -24,9 +24,13 @@ def enqueue_sms(text: str = "", **values: Any) -> Notification:
 def test_n5_two_dispatchers_with_batch_two_process_three_events_in_parallel(
     dispatch: dict[str, Any], sms: FakeSms, claim: str
 ):
-    """The test of the original design. The provider answers none before it has all three."""
+    """The test of the original design. The provider answers none before it has all three.
+
+    Two at a time, claimed one by one: by larger batches a worker leases ahead, and the third could
+    wait behind the two of the same dispatcher.
+    """
     events = [enqueue_sms("[wait]") for _ in range(3)]
-    options: dict[str, Any] = {"claim": claim, "batch_size": 2, "async_concurrency": 2}
+    options: dict[str, Any] = {"claim": claim, "batch_size": 1, "async_concurrency": 2}
     with running(dispatcher(**options)), running(dispatcher(**options)):
         wait_until(lambda: sms.hanging == 3)
         assert ended() == 0
