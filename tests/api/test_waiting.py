@@ -241,6 +241,7 @@ def test_a_job_claimed_for_who_vanished_is_given_back(
         first.vanish()
         wait_until(lambda: waiting(server) == (1, 1))  # its claim is still under way
 
+    wait_until(lambda: waiting(server)[1] == 0)
     wait_until(lambda: Message.objects.get(key="a").lease_id is None)
     row = Message.objects.get(key="a")
     assert row.attempts == 0
