@@ -221,13 +221,16 @@ class MessageManager(models.Manager[M]):
         lease_id: str | None,
         ids: Sequence[int],
         *,
-        delay: int = 0,
+        delay: int | None = 0,
         refund: int = 0,
         error: str | None = None,
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[int]:
-        """End the lease of those messages, due again after the delay; return their ids."""
+        """End the lease of those messages, due again after the delay; return their ids.
+
+        Without a delay they are due when they were before the lease.
+        """
         params = {
             "lease_id": lease_id, "ids": list(ids), "delay": delay, "refund": refund,
             "error": error, "now": now,

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from delayed_queue import sql
-from delayed_queue.statements import Row, fetch_all
+from delayed_queue.statements import Row, fetch_all_and_notify
 
 # A statement and its parameters.
 Step = tuple[str, dict[str, Any]]
@@ -66,9 +66,12 @@ def acknowledging_members(lease_ids: Sequence[str], ids: Sequence[int]) -> Step:
 
 
 def releasing(
-    lease_id: str, ids: Sequence[int], delay: int, refund: int, error: str | None
+    lease_id: str, ids: Sequence[int], delay: int | None, refund: int, error: str | None
 ) -> Step:
-    """End the lease of messages, due again after the delay; answered by their ids."""
+    """End the lease of messages, due again after the delay; answered by their ids.
+
+    Without a delay they are due when they were.
+    """
     params = {
         "lease_id": lease_id, "ids": list(ids), "delay": delay, "refund": refund,
         "error": error, "now": None,
@@ -99,6 +102,9 @@ def looking_ahead(kind: str, horizon: int) -> Step:
     return sql.NEXT_DUE, {"kind": kind, "horizon": horizon, "now": None}
 
 
-def run(using: str, steps: Sequence[Step]) -> list[list[Row]]:
-    """Return each step's rows; either all have taken effect or, when it raises, none."""
-    return fetch_all(using, steps)
+def run(using: str, steps: Sequence[Step], channels: Sequence[str] = ()) -> list[list[Row]]:
+    """Return each step's rows; either all have taken effect or, when it raises, none.
+
+    Then those who listen on the channels are woken.
+    """
+    return fetch_all_and_notify(using, steps, channels)

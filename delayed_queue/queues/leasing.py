@@ -96,12 +96,14 @@ class Leasing(QueueBase):
     def give_back(self, lease_id: str, ids: Sequence[int], *, refund: int = 0) -> int:
         """Release members of a lease, due now; return how many.
 
-        ``refund=1`` takes back the attempt, for messages that no handler has seen.
+        ``refund=1`` takes back the attempt, for messages that no handler has seen; these have
+        their place in the queue again.
         """
         release = partial(
             self._messages.release,
             lease_id,
             ids,
+            delay=None if refund else 0,
             refund=refund,
             now=self._now(),
             using=self.using,

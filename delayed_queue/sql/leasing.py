@@ -166,14 +166,17 @@ WHERE "lockUuid" = %(lease_id)s
 """
 
 # Give messages back, due after the delay; %(refund)s takes deliveries that were none off the
-# count (a snooze, a message a stopping worker never started). With a NULL lease it moves rows
-# that are not leased: "deliver now".
+# count (a snooze, a message nobody has begun). With a NULL delay they are due when they were before
+# the lease, so that what was not begun does not go behind a long backlog. With a NULL lease it
+# moves rows that are not leased: "deliver now".
 # Reads: the primary key.
 RELEASE: Final[LiteralString] = (
     CLOCK
     + """
 UPDATE delayed_queue
-SET "scheduledAt" = (SELECT now FROM clock) + %(delay)s::bigint,
+SET "scheduledAt" = COALESCE(
+        (SELECT now FROM clock) + %(delay)s::bigint, "dueAt", (SELECT now FROM clock)
+    ),
     "lockUuid" = NULL,
     attempts = GREATEST(attempts - %(refund)s::integer, 0),
     "firstError" = COALESCE("firstError", %(error)s::text),

@@ -160,19 +160,19 @@ class InMemoryMessages(_Messages):
         lease_id: str | None,
         ids: Sequence[int],
         *,
-        delay: int = 0,
+        delay: int | None = 0,
         refund: int = 0,
         error: str | None = None,
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[int]:
-        due_at = instant(now) + delay
+        at = instant(now)
         with self._store.lock:
             released = [
                 self._store.put(
                     replace(
                         row,
-                        scheduled_at=due_at,
+                        scheduled_at=_due_again(row, at, delay),
                         lease_id=None,
                         attempts=max(row.attempts - refund, 0),
                         first_error=error if row.first_error is None else row.first_error,
@@ -277,6 +277,13 @@ class InMemoryMessages(_Messages):
             for row in rows:
                 self._store.remove(row)
         return [row.id for row in rows]
+
+
+def _due_again(row: Row, at: int, delay: int | None) -> int:
+    """Without a delay a released message has the place in the queue that it had."""
+    if delay is None:
+        return at if row.due_at is None else row.due_at
+    return at + delay
 
 
 def _letter(letter_id: int, row: Row, reason: str, error: str | None, at: int) -> Letter:

@@ -12,6 +12,13 @@ from delayed_queue.messages import Envelope
 from delayed_queue.workers.lanes import Lane
 
 
+class NotBegun(Snooze):
+    """Nobody has begun the message: it goes back to its place in the queue, for anybody."""
+
+    def __init__(self) -> None:
+        super().__init__(timedelta(0))
+
+
 class Claim:
     """The messages of one lease on their way through a worker.
 
@@ -60,8 +67,8 @@ class Claim:
         return envelope.lease_lost or now > self.leased_at + self.lease_seconds
 
     def leave(self, envelope: Envelope) -> None:
-        """Have a message released unhandled, if the lease should still hold after all."""
-        self.failures.append((envelope, Snooze(timedelta(0))))
+        """Have a message given back that nobody has begun, if the lease still holds it."""
+        self.failures.append((envelope, NotBegun()))
 
     @property
     def unhandled(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from delayed_queue import signals
 from delayed_queue.handlers import Reject
@@ -23,10 +24,15 @@ from delayed_queue.workers.fleet import Fleet
 from delayed_queue.workers.lanes import CRASHED, DOZING, Lane
 from delayed_queue.workers.leasekeeper import LeaseKeeper
 from delayed_queue.workers.options import WorkerOptions
-from delayed_queue.workers.pools import AHEAD_SECONDS, Pool, Work
+from delayed_queue.workers.pools import Pool, Work
 from delayed_queue.workers.transactions import Job
 
+logger = logging.getLogger("delayed_queue")
+
 Rows = list[tuple[Any, ...]]
+
+# How much a transaction takes at a time: what it handles in so many seconds.
+BATCH_SECONDS: Final = 0.25
 
 
 class ClaimPlan:
@@ -218,7 +224,12 @@ class Dispatcher:
         claim.failures.extend((each, Reject(CRASHED)) for each in spent)
         return [each for each in claim.envelopes if each.attempt <= most]
 
-    def feed_suspects(self) -> None:
+    def tend(self) -> None:
+        """Go on with what was claimed: hand over the next suspect, keep nothing that waits long."""
+        self._feed_suspects()
+        self._leave_stalled()
+
+    def _feed_suspects(self) -> None:
         """Hand over the next message that may have killed a worker: one at a time.
 
         So if the process dies again, that message is to blame, and what else was in hand is not.
@@ -231,11 +242,24 @@ class Dispatcher:
             self._suspect = claim
             self.pool_of(claim.lane).submit(claim, [envelope])
 
+    def _leave_stalled(self) -> None:
+        """Give back what was leased ahead of handlers that take longer than those before them."""
+        for pool in self.pools:
+            taken = pool.take_back_stalled()
+            for claim, envelope in taken:
+                if claim.is_suspect:  # given back, it would be nobody's suspect
+                    pool.submit(claim, [envelope])
+                else:
+                    claim.leave(envelope)
+                    self._claimed -= 1
+            if taken:
+                logger.info("event=messages_given_back count=%s", len(taken))
+
     # Transactional lanes
 
     def _start_jobs(self, lane: Lane) -> None:
         while self._wants_job(lane) and self.room_left:
-            worth = max(int(AHEAD_SECONDS / lane.seconds_each), 1)
+            worth = max(int(BATCH_SECONDS / lane.seconds_each), 1)
             look = lane.begin_look(min(lane.limit, worth, self.room_left))
             job = Job(
                 lane, look, self.jobs_ended, self._bell, self._board,
@@ -271,6 +295,7 @@ class Dispatcher:
         self._suspects.clear()
         for pool in self.pools:
             taken.extend(pool.take_back())
+        self.executor.cancel_jobs()
         return taken
 
     def stop(self, seconds: float) -> None:

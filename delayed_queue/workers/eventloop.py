@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import repeat
 
 from asgiref.sync import sync_to_async
@@ -26,6 +26,7 @@ from delayed_queue.workers.pools import (
     SOON_SECONDS,
     Pool,
     Work,
+    emptied,
 )
 
 
@@ -54,17 +55,19 @@ class EventLoop(Pool):
 
     def submit(self, claim: Claim, envelopes: Iterable[Envelope]) -> None:
         self._inbox.extend(zip(repeat(claim), envelopes))
+        self._submitted_at = time.monotonic()
         self._loop.call_soon_threadsafe(self._begin)
 
     def waiting(self) -> int:
         return len(self._inbox) + sum(map(len, list(self._parked.values())))
 
     def take_back(self) -> list[Work]:
-        return [
-            work
-            for inbox in (self._inbox, *list(self._parked.values()))
-            for work in _emptied(inbox)
-        ]
+        inboxes = [self._inbox, *list(self._parked.values())]
+        taken = [work for inbox in inboxes for work in emptied(inbox)]
+        if taken:
+            # The loop may have been about to begin one, found none, and left others waiting.
+            self._loop.call_soon_threadsafe(self._begin)
+        return taken
 
     def stop(self, seconds: float) -> None:
         """Cancel what still runs; its messages were given back by now."""
@@ -112,8 +115,10 @@ class EventLoop(Pool):
     def _next(self) -> Work | None:
         """Return what may begin; of a lane that has its share of the seats, nothing."""
         try:
-            for lane in list(self._parked):
-                if self._may_run(lane):
+            for lane, parked in list(self._parked.items()):
+                if not parked:  # all of it was taken back
+                    del self._parked[lane]
+                elif self._may_run(lane):
                     return self._unpark(lane)
             while True:
                 work = self._inbox.popleft()
@@ -201,11 +206,3 @@ class EventLoop(Pool):
             self._is_tidy.clear()
             await tidy(idle=True)
             await asyncio.sleep(TIDY_SECONDS)
-
-
-def _emptied(inbox: deque[Work]) -> Iterator[Work]:
-    try:
-        while True:
-            yield inbox.popleft()
-    except IndexError:
-        return

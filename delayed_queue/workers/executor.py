@@ -16,7 +16,7 @@ from delayed_queue.messages import Envelope
 from delayed_queue.wakeups import Doorbell
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim
-from delayed_queue.workers.pools import GATHER_SECONDS, Pool, Work
+from delayed_queue.workers.pools import GATHER_SECONDS, Pool, Work, emptied
 
 # How often a busy thread looks whether its connections have outlived CONN_MAX_AGE, and how long
 # an idle one waits for more work before it does. After an error it looks at once.
@@ -52,7 +52,6 @@ class Executor(Pool):
         self._seats: list[Seat] = []
         self._threads: list[threading.Thread] = []
         self._is_stopped = False
-        self._submitted_at = 0.0
 
     def start(self) -> None:
         for number in range(self.capacity):
@@ -97,16 +96,17 @@ class Executor(Pool):
         return len(self._inbox)
 
     def take_back(self) -> list[Work]:
-        taken: list[Work] = []
-        try:
-            while True:
-                claim, envelope = self._inbox.popleft()
-                if envelope is None:
-                    claim.cancel()  # type: ignore[attr-defined] # a job
-                else:
-                    taken.append((claim, envelope))
-        except IndexError:
-            return taken
+        taken = list(emptied(self._inbox))
+        jobs = [each for each in taken if each[1] is None]
+        self._inbox.extend(jobs)
+        # A thread that found nothing in between sleeps.
+        self._rouse(len(jobs))
+        return [(claim, envelope) for claim, envelope in taken if envelope is not None]
+
+    def cancel_jobs(self) -> None:
+        """Let no job begin that nobody has begun."""
+        for job, _ in emptied(self._inbox):
+            job.cancel()  # type: ignore[attr-defined]
 
     def stop(self, seconds: float) -> None:
         """Wait for the threads, so that they close their connections before the process ends."""

@@ -202,6 +202,11 @@ class Lane:
         self.wake()
         self.look_at = at
 
+    def look_back(self) -> None:
+        """Messages are due again that may lie below the mark."""
+        self.wake()
+        self._back_look_at = 0.0
+
     def wake(self) -> None:
         """Something may have been offered: look at once."""
         self.look_at = 0.0

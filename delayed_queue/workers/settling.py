@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from delayed_queue import signals
+from delayed_queue.conf import get_settings
 from delayed_queue.handlers import Snooze, Verdict, judge, storable
 from delayed_queue.managers import (
     Step,
@@ -17,7 +18,8 @@ from delayed_queue.managers import (
     releasing,
 )
 from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.workers.claims import Claim
+from delayed_queue.payloads import channel_of
+from delayed_queue.workers.claims import Claim, NotBegun
 from delayed_queue.workers.lanes import Lane
 from delayed_queue.workers.tally import Tally
 
@@ -37,10 +39,17 @@ class _Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """A statement, and what to note once its transaction has committed."""
+    """A statement, what to note once its transaction has committed, and whom to wake then."""
 
     step: Step
     note: Callable[[Rows], None]
+    channel: str | None = None
+
+
+def channels_of(settlements: Iterable[Settlement]) -> list[str]:
+    """Return whom to wake once they are written: each once."""
+    channels = {each.channel: None for each in settlements if each.channel is not None}
+    return list(channels) if get_settings().NOTIFY else []
 
 
 class Settler:
@@ -89,7 +98,8 @@ class Settler:
         for claim, envelope, error in failures:
             verdict = judge(error, envelope.attempt, claim.lane.policy)
             alike = isinstance(error, Snooze)
-            key = (envelope.lease_id, verdict.delay) if alike else envelope.message_id
+            put_off = (envelope.lease_id, type(error), verdict.delay)
+            key = put_off if alike else envelope.message_id
             if key not in groups and len(groups) == MOST_FAILURES:
                 break
             groups.setdefault(key, []).append(_Failure(claim, envelope, error, verdict))
@@ -124,17 +134,19 @@ class Settler:
             signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
 
     def _of_failures(self, alike: list[_Failure]) -> Settlement:
-        _, envelope, _, verdict = alike[0]
-        text = verdict.error or None
+        claim, envelope, error, verdict = alike[0]
+        note, text = partial(self._note_failures, alike), verdict.error or None
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
-            step = burying(envelope.lease_id, envelope.message_id, reason, text)
-        else:
-            step = releasing(
-                envelope.lease_id, [each.envelope.message_id for each in alike],
-                verdict.delay // MILLISECOND, 0 if verdict.counts else 1, text,
+            return Settlement(
+                burying(envelope.lease_id, envelope.message_id, reason, text), note
             )  # fmt: skip
-        return Settlement(step, partial(self._note_failures, alike))
+        ids = [each.envelope.message_id for each in alike]
+        if isinstance(error, NotBegun):
+            step = releasing(envelope.lease_id, ids, None, 1, None)
+            return Settlement(step, note, channel_of(claim.lane.queue.kind))
+        delay, refund = verdict.delay // MILLISECOND, 0 if verdict.counts else 1
+        return Settlement(releasing(envelope.lease_id, ids, delay, refund, text), note)
 
     def _note_failures(self, alike: list[_Failure], rows: Rows) -> None:
         written = {row[0] for row in rows}
@@ -154,6 +166,9 @@ class Settler:
             signals.announce(
                 signals.dead, self._sender, envelope=envelope, reason=verdict.reason
             )  # fmt: skip
+            return
+        if isinstance(error, NotBegun):
+            lane.look_back()
             return
         if verdict.counts:
             self._tally.failed += 1

@@ -32,7 +32,7 @@ from delayed_queue.workers.options import WorkerOptions
 from delayed_queue.workers.pools import GATHER_SECONDS
 from delayed_queue.workers.puttingoff import LOCK_WAIT_MS, PuttingOff, waited_too_long
 from delayed_queue.workers.schema import check_schema
-from delayed_queue.workers.settling import Settlement, Settler
+from delayed_queue.workers.settling import Settlement, Settler, channels_of
 from delayed_queue.workers.tally import Tally
 from delayed_queue.workers.transactions import Job
 
@@ -183,7 +183,7 @@ class Worker:
         self._board.turn()
         self._give_up_late_ones()
         self._note_jobs()
-        self._dispatcher.feed_suspects()
+        self._dispatcher.tend()
         if not self._stop.is_set():
             self._look_after_fleet(listener)
         claimed = self._exchange(self._plan())
@@ -248,7 +248,7 @@ class Worker:
         waits = [limiting_waits(LOCK_WAIT_MS)] if steps else []
         if plan is not None:
             steps += plan.steps
-        answers = run(self.options.using, [*waits, *steps])[len(waits) :]
+        answers = run(self.options.using, [*waits, *steps], channels_of(settlements))[len(waits) :]
         self._exchanged_at = time.monotonic()
         self._unanswered = []
         self._note(settlements, answers[len(returned) > 0 :])
@@ -324,6 +324,7 @@ class Worker:
             self.options.poll_interval.total_seconds(),
             get_settings().WATCHDOG.total_seconds() / 4,
             self._putting_off.nap(),
+            *(pool.nap() for pool in self._dispatcher.pools),
             self._dispatcher.looks_at() - now,
             self._fleet.next_at - now,
         ]

@@ -136,6 +136,19 @@ class TestRelease:
         assert leased(queue).attempt == 1
         assert queue.give_back(envelope.lease_id, [envelope.message_id]) == 0
 
+    @pytest.mark.parametrize(("refund", "first"), [(1, "a"), (0, "b")])
+    def test_q26_what_no_handler_saw_has_its_place_in_the_queue_again(
+        self, queue: DelayedQueue, manual_clock: ManualClock, refund: int, first: str
+    ):
+        queue.offer_or_update("a", 1)
+        manual_clock.advance(SECOND)
+        queue.offer_or_update("b", 1)
+        manual_clock.advance(SECOND)
+        envelope = leased(queue)
+        queue.give_back(envelope.lease_id, [envelope.message_id], refund=refund)
+        assert envelope.key == "a"
+        assert leased(queue).key == first
+
 
 class TestExtend:
     def test_q26_prolongs_a_lease(

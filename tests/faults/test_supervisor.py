@@ -64,14 +64,47 @@ def test_w6_messages_of_a_killed_child_come_back_at_once() -> None:
     with worker("--queue", "conduct", "--concurrency", "1", *LEASE) as process:
         wait_until(Effect.objects.exists)
         queue.offer_batch([ScheduledMessage(f"k{each}", "fine") for each in range(10)])
-        # Leased ahead behind the one that hangs.
-        wait_until(lambda: Message.objects.filter(lease_id__isnull=False).count() > 1)
         (child,) = children_of(process)
         os.kill(child, signal.SIGKILL)
         wait_until(lambda: not Message.objects.exists(), 30)
-    # The delivery that hung was counted; those that were not begun were not.
     assert attempts() == {"hangs": [1, 2], **{f"k{each}": [1] for each in range(10)}}
     assert child not in Effect.objects.filter(attempt=2).values_list("pid", flat=True)
+
+
+def leased() -> set[str]:
+    return set(Message.objects.filter(lease_id__isnull=False).values_list("key", flat=True))
+
+
+def halt_while_it_holds_several(child: int) -> set[str]:
+    """Stop a process of one thread while it has leased ahead; return what it holds."""
+    held: set[str] = set()
+
+    def is_halted() -> bool:
+        os.kill(child, signal.SIGSTOP)
+        held.update(leased())
+        if len(held) < 3:
+            held.clear()
+            os.kill(child, signal.SIGCONT)
+        return bool(held)
+
+    wait_until(is_halted)
+    return held
+
+
+def test_w6_what_a_killed_child_had_leased_ahead_comes_back_uncounted() -> None:
+    offer(DelayedQueue("conduct"), 1000)
+    with worker("--queue", "conduct", "--concurrency", "1", *LEASE) as process:
+        wait_until(lambda: Effect.objects.count() > 50)
+        (child,) = children_of(process)
+        held = halt_while_it_holds_several(child)
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: not Message.objects.exists(), 30)
+    found = attempts()
+    assert len(found) == 1000
+    # Of all that it held, the one in hand at most; what was handled and not yet acknowledged is
+    # handled again, uncounted.
+    assert len({key for key, counted in found.items() if 2 in counted}) <= 1
+    assert {key for key, counted in found.items() if len(counted) > 1} <= held
 
 
 def test_w5_poison_message_under_a_supervisor_spares_the_rest() -> None:

@@ -106,3 +106,23 @@ def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
     assert calls.attempts == [1]
     assert worker.tally == Tally(done=1)
     assert not Message.objects.exists()
+
+
+def test_what_was_given_back_by_an_exchange_whose_answer_was_swallowed_is_not_lost(
+    queue: DelayedQueue, proxy: Proxy, calls: Calls
+):
+    """Leased ahead of one that takes long: uncounted, and handled once."""
+    calls.go_on.set()
+    worker = worker_of(calls, concurrency=1, batch_size=10)
+    with running(worker):
+        queue.offer_batch([ScheduledMessage(f"quick{each}", None, PAST) for each in range(20)])
+        wait_until(lambda: worker.tally.done == 20)
+        calls.go_on.clear()
+        proxy.swallow_answer("UPDATE 9")
+        queue.offer_batch([ScheduledMessage(f"k{each}", None, PAST) for each in range(10)])
+        wait_until(lambda: proxy.swallowed_tag is None)
+        wait_until(lambda: Message.objects.filter(lease_id=None, attempts=0).count() == 9)
+        calls.go_on.set()
+        wait_until(lambda: not Message.objects.exists())
+    assert worker.tally == Tally(done=30)
+    assert calls.attempts == [1] * 30

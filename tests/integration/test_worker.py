@@ -15,7 +15,7 @@ from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Registry
 from delayed_queue.messages import MessageState
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.workers import Tally, Worker, WorkerOptions
+from delayed_queue.workers import Tally, Worker, WorkerOptions, pools
 from tests.processes import wait_until
 from tests.running import SOON, handler_of, registry_of, registry_with, running
 from tests.workerapp.models import Effect
@@ -181,7 +181,10 @@ class TestLeases:
         assert stored is not None
         assert stored.payload == "new"
 
-    def test_w4_stop_gives_unstarted_messages_back_uncounted(self) -> None:
+    def test_w4_stop_gives_unstarted_messages_back_uncounted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pools, "AHEAD_SECONDS", 60.0)  # it has leased ahead, and keeps that
         entered, leave = threading.Event(), threading.Event()
 
         def slow(envelope: Envelope) -> None:
@@ -193,6 +196,7 @@ class TestLeases:
         worker = Worker(WorkerOptions(queues=("slow",), concurrency=1), registry_of(slow=slow))
         with running(worker) as thread:
             assert entered.wait(20)
+            wait_until(lambda: queue.stats().leased == 10)
             worker.stop()
             wait_until(lambda: queue.stats().due == 9)
             assert queue.stats().leased == 1

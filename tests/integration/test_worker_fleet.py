@@ -21,7 +21,7 @@ from delayed_queue.models import Message
 from delayed_queue.models import Worker as WorkerRow
 from delayed_queue.statements import notify
 from delayed_queue.wakeups import channel_of
-from delayed_queue.workers import Tally, Worker, WorkerOptions, eventloop, fleet
+from delayed_queue.workers import Tally, Worker, WorkerOptions, eventloop, fleet, pools
 from delayed_queue.workers.heartbeat import Heartbeat
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
@@ -383,6 +383,8 @@ class TestTurns:
                 ScheduledMessage(f"k{n}", 1, headers={"stuck": "yes"}) for n in range(100)
             )
             wait_until(lambda: present == ["quick"] * 16, 10)
+            # What was leased beyond its share, and parked, is kept from no other worker.
+            wait_until(lambda: Message.objects.filter(lease_id=None).count() == 84, 10)
             offer("good", 50)
             wait_until(lambda: not Message.objects.filter(kind="good|json").exists(), 10)
             assert worker._dispatcher._loop is not None
@@ -408,7 +410,11 @@ class TestTurns:
         source.worker(own, burst=True, batch_size=1, concurrency=1).run()
         assert order.index("sourced") < 5
 
-    def test_what_is_stuck_and_handed_back_at_the_end_is_not_lost(self) -> None:
+    def test_what_is_stuck_and_handed_back_at_the_end_is_not_lost(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pools, "AHEAD_SECONDS", 60.0)  # it has leased ahead, and keeps that
+
         async def handle(envelope: Envelope) -> None:
             await asyncio.Event().wait()
 

@@ -163,6 +163,7 @@ def leases() -> list[Case]:
         ),
         *of_ids("COUNT_CRASH", PRIMARY, (1, 100), lease_id="crashed", now=NOW + LEASE),
         *of_ids("RELEASE", PRIMARY, (1, 100), **release),
+        *of_ids("RELEASE", PRIMARY, (2, 99), **{**release, "delay": None, "refund": 1}),
         *of_ids("BURY", PRIMARY, (1, 100), **lease, **error, reason="rejected"),
         *(
             Case(

@@ -15,6 +15,7 @@ from delayed_queue.managers import NO_FLOOR, Step
 from delayed_queue.managers.steps import (
     acknowledging_leases,
     acknowledging_members,
+    releasing,
     returning_leases,
     run,
 )
@@ -38,6 +39,8 @@ STEPS: Final[dict[str, Callable[[str, int], Step]]] = {
     "ACKNOWLEDGE_MEMBERS": lambda lease_id, message_id: acknowledging_members(
         [lease_id], [message_id]
     ),
+    # As what nobody has begun is given back.
+    "RELEASE": lambda lease_id, message_id: releasing(lease_id, [message_id], None, 1, None),
     "RELEASE_LEASES": lambda lease_id, message_id: returning_leases([lease_id]),
     "EXPIRE": expiring,
     "COUNT_CRASH": counting_crash,
