@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -130,6 +130,41 @@ def test_n3_a_dispatcher_killed_after_the_end_was_written_does_not_send_again(
         wait_until(lambda: is_everything_ended(1))
     assert sms.seen == {str(notification.id): 1}
     assert connection.vendor == "postgresql"
+
+
+def is_waiting_for_a_lock() -> bool:
+    with connection.cursor() as cursor:
+        # A transaction sees the same activity for as long as it lasts, unless it is told.
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return bool(cursor.fetchone() == (1,))
+
+
+@pytest.mark.parametrize("text", ["Your code.", "[wait] Your code."], ids=["begin", "settle"])
+def test_n3_a_dispatcher_killed_while_it_begins_or_settles_sends_once(
+    smtp: FakeSmtp, sms: FakeSms, text: str
+):
+    """Its notification is held by another transaction, so that it waits in the statement."""
+    notification = enqueue(channel="sms", recipient="+40721234567", body=text)
+    with ExitStack() as stack:
+        if text.startswith("["):
+            process = stack.enter_context(dispatchers(smtp, sms, "--processes", "1"))
+            wait_until(lambda: sms.hanging == 1)
+        with transaction.atomic():
+            Notification.objects.select_for_update().get()
+            if text.startswith("["):
+                sms.release()
+            else:
+                process = stack.enter_context(dispatchers(smtp, sms, "--processes", "1"))
+            wait_until(is_waiting_for_a_lock)
+            kill_one(process)
+            wait_until(lambda: len(children_of(process)) == 1)
+        wait_until(lambda: is_everything_ended(1))
+    assert statuses() == {SENT: 1}
+    assert sms.accepted == {str(notification.id): 1}
 
 
 FATES: Final[dict[str, tuple[str, int]]] = {
