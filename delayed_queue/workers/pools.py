@@ -85,10 +85,11 @@ class Pool:
 
     def room(self, batch_size: int, unhandled: int) -> int:
         """Return how many messages to claim now: none rather than few, unless it is idle."""
-        wanted = self.capacity + self.ahead(batch_size, unhandled)
-        free = min(wanted - unhandled, batch_size)
-        # Not in small change: a claim costs much the same for one message as for fifty.
-        if free < min(wanted, batch_size) / 2:
+        ahead = self.ahead(batch_size, unhandled)
+        free = min(self.capacity + ahead - unhandled, batch_size)
+        # Not in small change: a claim costs much the same for one message as for fifty. But while
+        # half of what was leased ahead is there yet, so that no seat has to wait for it.
+        if free < min(ahead, batch_size) / 2:
             return max(min(self.capacity - unhandled, batch_size), 0)
         return free
 

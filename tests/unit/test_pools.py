@@ -69,6 +69,18 @@ def test_what_will_begin_within_a_tenth_of_a_second_is_leased_ahead(
     assert pool.ahead(1, seats) == 0
 
 
+@pytest.mark.parametrize("seconds", [0.001, 0.0099, 0.09, 0.25])
+def test_the_next_are_leased_before_a_seat_has_to_wait_and_not_one_by_one(
+    clock: Clock, seconds: float
+):
+    pool = pool_of(8)
+    end(pool, clock, 1, seconds)
+    ahead = pool.ahead(100, 8)
+    unhandled = next(each for each in range(8 + ahead, 0, -1) if pool.room(100, each))
+    assert unhandled > 8
+    assert pool.room(100, unhandled) >= min(ahead, 100) / 2
+
+
 def test_behind_handlers_that_take_longer_than_those_before_nothing_is_leased(clock: Clock):
     pool = pool_of(8)
     end(pool, clock, 20, 0.001)
