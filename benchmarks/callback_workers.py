@@ -15,6 +15,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any, Final
 
 import psycopg
@@ -23,8 +24,12 @@ from psycopg.conninfo import conninfo_to_dict
 from benchmarks.callbacks import BODY, receiving
 from benchmarks.database import benchmark_database, embedded_server
 from benchmarks.figures import Report, Table, parser_for, percentile, say
+from delayed_queue.payloads import channel_of
+from delayed_queue.sql import NOTIFY
 
 TOPIC: Final = "orders"
+# Of those to the dead host, where they have one of their own.
+OTHER_TOPIC: Final = "others"
 # Receives nothing, answers nothing: connections are accepted by the kernel alone.
 ADD: Final = """
 INSERT INTO delayed_queue (
@@ -58,12 +63,13 @@ def main() -> None:
     server = options.database_url or embedded_server()
     report = Report({"cores": str(os.cpu_count()), "Python": platform.python_version()})
     with receiving() as ports, silent() as hole, benchmark_database(server) as connection:
-        _make_topic(connection)
-        report.tables += [
-            _throughput(connection, ports, options),
-            _lateness(connection, ports[0], options),
-            _beside_a_dead_host(connection, ports[0], hole, options),
-        ]
+        _make_topics(connection)
+        works = {
+            "throughput": lambda: _throughput(connection, ports, options),
+            "lateness": lambda: _lateness(connection, ports[0], options),
+            "dead": lambda: _beside_a_dead_host(connection, ports[0], hole, options),
+        }
+        report.tables += [work() for name, work in works.items() if name in options.only]
     report.write(options)
 
 
@@ -72,10 +78,14 @@ def _options() -> Namespace:
     parser.add_argument("--count", type=int, help="jobs of a throughput run (20000; quick 2000)")
     parser.add_argument("--seconds", type=float, help="over which jobs fall due (60; quick 5)")
     parser.add_argument("--dead", type=int, help="jobs to the dead host (50000; quick 2000)")
+    parser.add_argument("--rounds", type=int, help="with a dead host, the median (3; quick 1)")
+    parser.add_argument("--only", choices=("throughput", "lateness", "dead"), nargs="+")
     parser.add_argument("--concurrency", type=int, default=100, help="callbacks at a time (100)")
     options = parser.parse_args()
+    options.only = options.only or ["throughput", "lateness", "dead"]
     options.count = options.count or (2_000 if options.quick else 20_000)
     options.seconds = options.seconds or (5.0 if options.quick else 60.0)
+    options.rounds = options.rounds or (1 if options.quick else 3)
     options.dead = options.dead or (2_000 if options.quick else 50_000)
     return options
 
@@ -101,23 +111,25 @@ def silent() -> Iterator[int]:
         process.join()
 
 
-def _make_topic(connection: psycopg.Connection[Any]) -> None:
+def _make_topics(connection: psycopg.Connection[Any]) -> None:
     connection.execute(
         'INSERT INTO delayed_queue_topic (name, shards, ladder, jitter, "createdAt") '
-        "VALUES (%s, 1, '', 0, 0)",
-        [TOPIC],
+        "SELECT name, 1, '', 0, 0 FROM unnest(%s::text[]) AS name",
+        [[TOPIC, OTHER_TOPIC]],
     )
 
 
 def _add(
     connection: psycopg.Connection[Any], count: int, port: int, *, prefix: str = "k",
-    first: float = 0, spread: float = 0,
+    first: float = 0, spread: float = 0, topic: str = TOPIC,
 ) -> None:  # fmt: skip
+    kind = f"{topic}|callback"
     params = {
-        "prefix": prefix, "kind": f"{TOPIC}|callback", "body": BODY, "first": first,
+        "prefix": prefix, "kind": kind, "body": BODY, "first": first,
         "url": f"http://127.0.0.1:{port}/hook", "spread": spread, "count": count,
     }  # fmt: skip
     connection.execute(ADD, params)
+    connection.execute(NOTIFY, {"channel": channel_of(kind)})
 
 
 @contextmanager
@@ -207,21 +219,38 @@ def _lateness(connection: psycopg.Connection[Any], port: int, options: Namespace
 def _beside_a_dead_host(
     connection: psycopg.Connection[Any], port: int, hole: int, options: Namespace
 ) -> Table:
-    title = f"1,000 jobs to a healthy host behind {options.dead:,} to a dead one, in one topic"
-    table = Table(title, ("dead host", "seconds until the healthy were sent"))
+    title = f"Seconds until 1,000 jobs were sent, {options.dead:,} to a dead host before them"
+    table = Table(title, ("dead host", "in one topic", "in topics of their own"))
     for name, dead in (("none", None), ("refuses", 9), ("answers nothing", hole)):
-        with _worker(connection, [port, hole, 9], options.concurrency):
-            _add(connection, 200, port, prefix="warm")
-            _wait(connection)
-            began = time.perf_counter()
-            if dead is not None:
-                _add(connection, options.dead, dead, prefix="dead", first=-1000)
-            _add(connection, 1000, port, prefix="good")
-            seconds = _wait(connection, "good%") - began
-            connection.execute('UPDATE delayed_queue_host SET "openUntil" = NULL')
-        table.rows.append([name, f"{seconds:.1f}"])
+        seconds = [
+            median(
+                _seconds_beside(connection, port, dead, topic, options)
+                for _ in range(options.rounds)
+            )
+            for topic in (TOPIC, OTHER_TOPIC)
+        ]
+        table.rows.append([name, *(f"{each:.2f}" for each in seconds)])
         say(" ".join(table.rows[-1]))
     return table
+
+
+def _seconds_beside(
+    connection: psycopg.Connection[Any], port: int, dead: int | None, topic: str,
+    options: Namespace,
+) -> float:  # fmt: skip
+    """Return the seconds from the commit that offers all until the healthy ones were sent."""
+    ports = [port, *([] if dead is None else [dead])]
+    with _worker(connection, ports, options.concurrency):
+        _add(connection, 200, port, prefix="warm")
+        _wait(connection)
+        with connection.transaction():
+            if dead is not None:
+                _add(connection, options.dead, dead, prefix="dead", first=-1000, topic=topic)
+            _add(connection, 1000, port, prefix="good")
+        began = time.perf_counter()
+        seconds = _wait(connection, "good%") - began
+    connection.execute("TRUNCATE delayed_queue_host")
+    return seconds
 
 
 if __name__ == "__main__":
