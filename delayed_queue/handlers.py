@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -117,6 +117,8 @@ class Handler:
     transactional: bool = False
     batch_size: int | None = None
     claim: str = "fast"
+    # Asked before each claim for the urls whose messages it is to pass over, by their beginnings.
+    passes_over: Callable[[], Sequence[str]] | None = field(default=None, compare=False)
 
     @property
     def is_async(self) -> bool:

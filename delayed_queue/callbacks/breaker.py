@@ -39,6 +39,13 @@ MOST_WAITING: Final = 64
 WAIT_SECONDS: Final = 0.5
 SHORT_WAIT: Final = (0.5, 1.5)
 LONGEST_EXCESS: Final = 60.0
+# A host that has answered nothing yet and has its window full is believed to be silent after so
+# long; one that has answered, after so many times what its answers took, if that is longer than
+# an answer that is quick.
+SILENCE: Final = 0.25
+SILENT_TIMES: Final = 4
+# How long what else is due for a host waits that is silent, or that somebody probes.
+OTHERS_WAIT: Final = timedelta(seconds=1)
 # So many messages are put off by the same delay, so that one statement writes them.
 SAME_DELAY: Final = 64
 MAX_HOSTS: Final = 10_000
@@ -77,6 +84,32 @@ class HostState:
     same_delay: float = 0.0
     same_until: float = 0.0
     same_left: int = 0
+    # When it answered last, or was first sent what it has not answered.
+    heard_at: float = 0.0
+
+    def delay_of_others(self) -> timedelta | None:
+        """Return how long what else is due for it waits at least; None if it takes some now.
+
+        Of an open host that is zero: until the end of its pause, which the table knows.
+        """
+        now = time.monotonic()
+        if self.is_half_open:
+            is_probed = self.is_probing or now < self.open_until
+            return OTHERS_WAIT if is_probed else None
+        if now < self.open_until:
+            return timedelta(0)
+        return OTHERS_WAIT if self._is_silent(now) else None
+
+    def _is_silent(self, now: float) -> bool:
+        longest = SILENCE
+        if self.has_answered:
+            longest = max(QUICK.total_seconds(), SILENT_TIMES * self.seconds_each)
+        return self.running >= self.window and now - self.heard_at >= longest
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether any of its last callbacks succeeded."""
+        return any(self.results)
 
     def call_in(self) -> None:
         """Let the next one go that waits for room in the window."""
@@ -151,12 +184,16 @@ class Breaker:
 
     async def _wait(self, state: HostState) -> bool:
         """Return whether the window had room before long."""
-        if len(state.waiting) >= MOST_WAITING:
+        longest = WAIT_SECONDS
+        if not state.has_answered:
+            # It may never answer: then who waits here keeps others of the topic from its seats.
+            longest = min(state.heard_at + SILENCE - time.monotonic(), longest)
+        if longest <= 0 or len(state.waiting) >= MOST_WAITING:
             return False
         turn = asyncio.get_running_loop().create_future()
         state.waiting.append(turn)
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with asyncio.timeout(longest):
                 await turn
         except TimeoutError:
             return False
@@ -171,12 +208,15 @@ class Breaker:
         Returns the name of the probe that it is, or nothing.
         """
         probe = await self._probe(state) if state.is_half_open else ""
+        if not state.running:
+            state.heard_at = time.monotonic()
         state.running += 1
         return probe
 
     async def end(self, state: HostState, probe: str, result: CallbackResult | None) -> None:
         """Note how it went; None is one that was not sent after all."""
         state.running -= 1
+        state.heard_at = time.monotonic()
         state.call_in()
         is_failure = result is not None and _tells_of_trouble(result)
         if result is not None:
@@ -204,6 +244,9 @@ class Breaker:
         state.read_until = asked_at + TRUST_SECONDS
         state.is_half_open = row is not None and row.open_for <= 0
         state.open_until = 0.0 if row is None else now + row.open_for / 1000
+        if row is not None and not state.is_half_open:
+            # Then it is half open, which only the table says: what was put off comes back at once.
+            state.read_until = min(state.read_until, state.open_until)
         if row is not None and state.is_half_open and (row.probed_for or 0) > 0:
             state.open_until = now + min((row.probed_for or 0) / 1000, TRUST_SECONDS)
 

@@ -16,6 +16,7 @@ from zlib import crc32
 from django.db import Error
 
 from delayed_queue.callbacks.attempts import AttemptLog
+from delayed_queue.callbacks.backlogs import Backlogs
 from delayed_queue.callbacks.breaker import Breaker, PutOff
 from delayed_queue.callbacks.client import send
 from delayed_queue.callbacks.endpoints import Endpoints, KnownEndpoint, Place, place_of
@@ -59,6 +60,7 @@ class Desk:
     def __init__(self, using: str) -> None:
         self.endpoints = Endpoints(using)
         self.breaker = Breaker(using)
+        self.backlogs = Backlogs(using)
         self.slots = Slots(using)
         self.log = AttemptLog(using)
         self._keeper: AsyncGenerator[None] | None = None
@@ -72,6 +74,7 @@ class Desk:
         try:
             yield
         finally:
+            await self.backlogs.close()
             await self.log.close()
             await _quietly(self.slots.close())
 
@@ -84,7 +87,12 @@ class Desk:
         endpoint = await self.endpoints.of(place)
         if endpoint.is_disabled:
             raise PutOff(random.uniform(*DISABLED_WAIT))  # noqa: S311 - to spread a herd
-        result = await self._within_limits(callback, endpoint, place)
+        try:
+            result = await self._within_limits(callback, endpoint, place)
+        except PutOff:
+            host, due_at_ms = self.breaker.state_of(place.host), callback.envelope.due_at_ms
+            self.backlogs.meet(host, callback.kind, callback.url, due_at_ms)
+            raise
         self._logged(callback, endpoint, result)
         if result.disables_endpoint:
             await _quietly(self.endpoints.disable(endpoint, "The receiver answered 410 Gone."))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
+from delayed_queue.callbacks.backlogs import passed_over
 from delayed_queue.callbacks.delivery import deliverer
 from delayed_queue.handlers import Handler
 from delayed_queue.models import Topic
@@ -26,7 +28,8 @@ def handlers_of_topics(using: str) -> Iterator[Handler]:
         for topic in topics:
             for kind in kinds_of_topic(topic.name, topic.shards, Way.CALLBACK):
                 function = deliverer(using, topic.name, kind, topic.ladder, topic.jitter)
-                yield Handler(topic.name, function, codec, kind, _POLICY)
+                passes_over = partial(passed_over, using, kind)
+                yield Handler(topic.name, function, codec, kind, _POLICY, passes_over=passes_over)
         if len(topics) < PAGE:
             return
         after = topics[-1].name

@@ -36,6 +36,21 @@ class HostRow(NamedTuple):
     probed_for: int | None
 
 
+class Beginning(NamedTuple):
+    """Behind which message a bite of a backlog begins: its due time, its id."""
+
+    due_at: int
+    id: int = 0
+
+
+class BiteRow(NamedTuple):
+    """How many messages a bite put off, and the last it looked at; None: there were no more."""
+
+    put_off: int
+    due_at: int | None
+    id: int | None
+
+
 class AttemptRow(NamedTuple):
     """One callback as it is logged; ``started_at`` and ``duration`` in milliseconds."""
 
@@ -149,6 +164,26 @@ class HostManager(models.Manager[M]):
             "now": now,
         }  # fmt: skip
         return bool(fetch(using, sql.END_PROBE, params))
+
+    def put_off_backlog(
+        self, host: str, kind: str, prefixes: Sequence[str], after: Beginning, *, limit: int,
+        ahead: int, spread: int, half: int, delay: int | None = None, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> BiteRow | None:  # fmt: skip
+        """Put off what is due of the kind under these beginnings of urls, of ``limit`` messages.
+
+        Until the host's pause is over or ``delay`` ms from now, whichever is later, and over the
+        ``spread`` in ms behind that: the first half of it takes ``half`` messages, of which
+        ``ahead`` were put off before. Returns None, and has changed nothing, if another does it
+        at this moment, or if the host is not open and there is no delay.
+        """
+        params = {
+            "host": host, "kind": kind, "prefixes": list(prefixes), "after": after.due_at,
+            "after_id": after.id, "limit": limit, "ahead": ahead, "spread": spread, "half": half,
+            "delay": delay, "now": now,
+        }  # fmt: skip
+        rows = fetch(using, sql.PUT_OFF_BACKLOG, params)
+        return BiteRow._make(rows[0]) if rows else None
 
 
 class AttemptManager(models.Manager[M]):

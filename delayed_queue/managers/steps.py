@@ -44,6 +44,21 @@ def claiming(
     return (sql.CLAIM_STRICT, params | {"waits": waits}) if strict else (sql.CLAIM, params)
 
 
+def claiming_past(
+    kind: str, limit: int, lease_id: str, retaken_id: str, lease: int, passed: Sequence[str],
+    after: tuple[int, int], *, now: int | None = None,
+) -> Step:  # fmt: skip
+    """Lease as ``claiming`` does behind a due time and id, but nothing with such a url.
+
+    ``passed`` are beginnings of urls that reach at least to the sign behind the host.
+    """
+    params = {
+        "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
+        "lease": lease, "passed": list(passed), "after": after[0], "after_id": after[1], "now": now,
+    }  # fmt: skip
+    return sql.CLAIM_PASSING, params
+
+
 def trying_alone(kind: str) -> Step:
     """Answered by whether a strict claim behind it, in the same transaction, has its turn."""
     return sql.TRY_ALONE, {"kind": kind}

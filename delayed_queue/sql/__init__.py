@@ -35,6 +35,7 @@ from delayed_queue.sql.callbacks import (
     OPEN_HOST,
     PROBE_HOST,
     PRUNE_ATTEMPTS,
+    PUT_OFF_BACKLOG,
     READ_HOST,
 )
 from delayed_queue.sql.consuming import (
@@ -72,6 +73,7 @@ from delayed_queue.sql.leasing import (
     ACKNOWLEDGE_MEMBERS,
     BURY,
     CLAIM,
+    CLAIM_PASSING,
     CLAIM_STRICT,
     CONSUME,
     COUNT_CRASH,
@@ -164,6 +166,7 @@ __all__ = [
     "BURY",
     "CLAIM",
     "CLAIM_CHUNK",
+    "CLAIM_PASSING",
     "CLAIM_STRICT",
     "CLEAR_STAGE",
     "CLOSE_JOB",
@@ -242,6 +245,7 @@ __all__ = [
     "PRUNE_STAGE",
     "PRUNE_WORKERS",
     "PUT_JOBS",
+    "PUT_OFF_BACKLOG",
     "READ",
     "READ_ANSWER",
     "READ_DEAD_JOB",

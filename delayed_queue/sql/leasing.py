@@ -84,6 +84,26 @@ RETURNING
 """
 CLAIM: Final[LiteralString] = _LEASE + _EARLIEST_DUE + _LEASED
 
+# The same behind a message, and none whose url begins in one of these ways: they are being put off
+# (PUT_OFF_BACKLOG), and would be leased in vain. What is passed over is read, so the next one goes
+# on behind the last that was taken, whatever its due time, and does not read it again.
+# Reads: as CLAIM.
+CLAIM_PASSING: Final[LiteralString] = (
+    _LEASE
+    + """
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
+                AND "scheduledAt" <= (SELECT now FROM clock)
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
+                AND ((headers ->> 'url') || '/' ^@ ANY (%(passed)b::text[])) IS NOT TRUE"""
+    + _IN_ORDER
+    + _LEASED
+)
+
 # The same, and no two at a time: of two claims of two that meet two messages, CLAIM may give
 # each one, because each passes over what the other has just locked; here one gets both and the
 # other none (N6). Still one statement. Reads: as CLAIM.

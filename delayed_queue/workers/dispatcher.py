@@ -190,8 +190,9 @@ class Dispatcher:
             plan.lane.wait_for_turn()
             return 0
         ahead = answers[-2] if plan.look.looks_ahead else []
-        latest = rows[-1][4] if rows else None
-        plan.lane.end_look(plan.look, len(rows), latest, ahead[0][0] if ahead else None)
+        latest, last_id = (rows[-1][4], rows[-1][0]) if rows else (None, 0)
+        wait_ms = ahead[0][0] if ahead else None
+        plan.lane.end_look(plan.look, len(rows), latest, wait_ms, last_id=last_id)
         self._claimed += len(rows)
         if rows:
             self._hand_over(plan, rows)

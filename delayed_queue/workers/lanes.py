@@ -12,7 +12,14 @@ from typing import Any, Final
 from delayed_queue.exceptions import HandlerNotFound
 from delayed_queue.handlers import Handler, Registry
 from delayed_queue.instruments import wrap
-from delayed_queue.managers import NO_FLOOR, Step, claiming, looking_ahead, trying_alone
+from delayed_queue.managers import (
+    NO_FLOOR,
+    Step,
+    claiming,
+    claiming_past,
+    looking_ahead,
+    trying_alone,
+)
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.queues import DelayedQueue
 from delayed_queue.retries import RetryPolicy
@@ -37,6 +44,8 @@ TURN_SECONDS: Final = 0.005
 DOZING: Final = math.inf
 # What a look that took long is believed to cost the first time.
 DOUBT_SECONDS: Final = 0.005
+# How long, at most, a lane sleeps that passes over messages: it may be to look from before them.
+PASSING_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class Look:
     looks_ahead: bool
     began_at: float
     looks_back: bool = False
+    passed: tuple[str, ...] = ()
 
     @property
     def is_full(self) -> bool:
@@ -66,6 +76,9 @@ class Lane:
     long sleep, one begins well below it, for messages that are due earlier than what was taken
     since: offered by a transaction that committed late. More rarely one begins at the start of
     the queue, for those offered into the past.
+
+    While its handler names messages to pass over, a look begins behind the last one taken since,
+    and the marks stay where they are.
     """
 
     handler: Handler
@@ -93,6 +106,9 @@ class Lane:
     _full_seconds: float = 0.0
     _has_looked_back: bool = False
     _has_looked_fully: bool = False
+    # What the last look passed over, and the due time and id behind which the next one begins.
+    _passed: tuple[str, ...] = ()
+    _behind: tuple[int, int] | None = None
 
     @property
     def is_async(self) -> bool:
@@ -122,6 +138,8 @@ class Lane:
 
     def begin_look(self, limit: int) -> Look:
         now = time.monotonic()
+        if self._note_passed():
+            return Look(limit, self._floor, self._was_short, now, passed=self._passed)
         floor, looks_back = self._floor, now >= self._back_look_at
         if now >= self._full_look_at:
             floor = NO_FLOOR
@@ -129,18 +147,39 @@ class Lane:
             floor = max(floor - BACK_MS, NO_FLOOR)
         return Look(limit, floor, self._was_short, now, looks_back or floor == NO_FLOOR)
 
+    def _note_passed(self) -> bool:
+        """Ask the handler what to pass over; return whether there is anything."""
+        asked = self.handler.passes_over
+        if asked is None:
+            return False
+        passed = tuple(asked())
+        if self._passed and not set(self._passed) <= set(passed):
+            # What is not passed over any more may be anywhere.
+            self._behind = None
+        self._passed = passed
+        return bool(passed)
+
     def claim_steps(self, look: Look, lease_id: str, retaken_id: str) -> list[Step]:
         """Return the statements of a look that leases what it finds."""
-        claim = claiming(
-            self.queue.kind, look.limit, lease_id, retaken_id,
-            self.queue.lease_duration // MILLISECOND, floor=look.floor, strict=self.is_strict,
-        )  # fmt: skip
+        claim = self._claim(look, lease_id, retaken_id)
         if not look.looks_ahead:
             return [claim]
         ahead = looking_ahead(self.queue.kind, self.queue.poll_interval // MILLISECOND)
         # Only before a sleep is it worth knowing why nothing was found.
         turn = [trying_alone(self.queue.kind)] if self.is_strict else []
         return [*turn, ahead, claim]
+
+    def _claim(self, look: Look, lease_id: str, retaken_id: str) -> Step:
+        lease = self.queue.lease_duration // MILLISECOND
+        if look.passed:
+            after = self._behind or (look.floor, 0)
+            return claiming_past(
+                self.queue.kind, look.limit, lease_id, retaken_id, lease, look.passed, after
+            )
+        return claiming(
+            self.queue.kind, look.limit, lease_id, retaken_id, lease,
+            floor=look.floor, strict=self.is_strict,
+        )  # fmt: skip
 
     def wait_for_turn(self) -> None:
         """Look again soon: nothing was found because another worker was claiming."""
@@ -153,11 +192,14 @@ class Lane:
         latest: int | None,
         wait_ms: int | None,
         seconds: float | None = None,
+        last_id: int = 0,
     ) -> None:
         """Note what a look found: how many, the latest due time, and the wait for the next.
 
-        And how long it took, if it did not end just now.
+        And how long it took, if it did not end just now, and the id of the last it found.
         """
+        if look.passed and latest is not None:
+            self._behind, latest = (latest, last_id), None
         if look.looks_back:
             now = time.monotonic()
             self._note_depth(look, now - look.began_at if seconds is None else seconds)
@@ -191,6 +233,8 @@ class Lane:
             looks = [look.began_at + wait_ms / 1000]
         else:
             looks = [DOZING if self.is_shared else look.began_at + self.longest_sleep]
+        if look.passed:
+            return min(*looks, look.began_at + PASSING_SECONDS)
         if not self._has_looked_back:
             looks.append(self._back_look_at)
         if not self._has_looked_fully:

@@ -13,7 +13,7 @@ from django.test import override_settings
 from delayed_queue.callbacks.source import handlers_of_topics
 from delayed_queue.handlers import Registry, Source
 from delayed_queue.models import Message
-from delayed_queue.topics import add_job, job_from
+from delayed_queue.topics import add_job, add_jobs, job_from
 from delayed_queue.topics.kinds import BELL
 from delayed_queue.workers import Worker, WorkerOptions
 from tests.callbacks.sending import reaching
@@ -33,6 +33,17 @@ def permitted(*receivers: Receiver, **more: Any) -> Iterator[None]:
 
 def add(job_id: str, url: str, topic: str = TOPIC, **fields: Any) -> None:
     add_job(job_from({"jobId": job_id, "topic": topic, "url": url, "body": {"n": 1}, **fields}))
+
+
+def add_many(prefix: str, count: int, url: str, topic: str = TOPIC, **fields: Any) -> None:
+    """Add jobs whose urls end in their ids, in that order."""
+    add_jobs([
+        job_from({
+            "jobId": f"{prefix}{n}", "topic": topic, "url": f"{url}/{prefix}{n}", "body": {"n": 1},
+            **fields,
+        })
+        for n in range(count)
+    ])  # fmt: skip
 
 
 def callback_worker(**options: Any) -> Worker:

@@ -12,7 +12,7 @@ DELAYED_QUEUE = {
         "ENABLED": True,
         "ALLOWED_NETWORKS": ["127.0.0.0/8"],
         "ALLOWED_PORTS": [int(port) for port in os.environ.get("RECEIVERS", "").split()],
-        "BREAKER_FAILURES": 1000,
+        "BREAKER_FAILURES": int(os.environ.get("BREAKER_FAILURES", "1000")),
         "TOTAL_TIMEOUT": timedelta(seconds=10),
     }
 }

@@ -25,9 +25,11 @@ PRODUCTION: Final = {"DEBUG": "off", "SECRET_KEY": "of the tests"}
 class Program:
     """A Python program and its children; which of them does the work is theirs to decide."""
 
-    def __init__(self, *command: str, url: str | None = None) -> None:
+    def __init__(self, *command: str, url: str | None = None, **variables: str) -> None:
         self._command = command
-        self._environment = environment() | PRODUCTION | ({"DATABASE_URL": url} if url else {})
+        self._environment = environment() | PRODUCTION | variables
+        if url:
+            self._environment["DATABASE_URL"] = url
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the program
         # Children as they were last seen: those of a parent that was killed have another one.
         self._family: set[psutil.Process] = set()
@@ -101,8 +103,8 @@ def _has_port(process: psutil.Process, port: int) -> bool:
 
 
 @contextmanager
-def running(*command: str, url: str | None = None) -> Iterator[Program]:
-    program = Program(*command, url=url)
+def running(*command: str, url: str | None = None, **variables: str) -> Iterator[Program]:
+    program = Program(*command, url=url, **variables)
     try:
         yield program
     finally:
@@ -110,10 +112,10 @@ def running(*command: str, url: str | None = None) -> Iterator[Program]:
 
 
 @contextmanager
-def working(*arguments: str, url: str | None = None) -> Iterator[Program]:
+def working(*arguments: str, url: str | None = None, **variables: str) -> Iterator[Program]:
     """Run a worker on the queues of the test app."""
     command = ("manage.py", "runqueueworker", "--no-cron", "--poll-interval", "0.2", *arguments)
-    with running(*command, url=url) as program:
+    with running(*command, url=url, **variables) as program:
         yield program
 
 

@@ -16,10 +16,13 @@ import psycopg
 import pytest
 from django.db import connection
 
-from delayed_queue.models import Message
+from delayed_queue.models import Host, Message
 from delayed_queue.topics import delete_job, forget_topics
-from tests.callbacks.delivering import TOPIC, add
+from tests.callbacks.delivering import TOPIC, add, add_many, make_due
 from tests.callbacks.servers import Receiver, answering, silent
+from tests.faults.aiming import CLAIM_PASSING, PUT_OFF, Stage
+from tests.faults.programs import kill, suspended, wait_while_tending, working
+from tests.faults.proxy import Proxy
 from tests.processes import children_of, wait_until, worker
 from tests.races.concurrency import raw_connection
 
@@ -62,6 +65,12 @@ def kill_child(supervisor: subprocess.Popen[str]) -> None:
 
 def is_sent() -> bool:
     return not Message.objects.exists()
+
+
+def is_sent_when_due() -> bool:
+    Host.objects.update(open_until=None)
+    make_due()
+    return is_sent()
 
 
 def is_waited_for(holder: psycopg.Connection[Any]) -> bool:
@@ -166,6 +175,42 @@ class TestKills:
         for each in receiver.requests:
             by_path[each.path].add(each.headers["webhook-id"])
         assert {len(found) for found in by_path.values()} == {1}
+
+
+class TestBacklogs:
+    @pytest.mark.parametrize("stage", Stage)
+    @pytest.mark.parametrize("end", ["killed", "cut off"])
+    @pytest.mark.parametrize("point", ["a bite", "a claim that passes over them"])
+    def test_j12_while_it_puts_off_a_backlog_nothing_is_lost(
+        self, receiver: Receiver, proxy: Proxy, stage: Stage, end: str, point: str
+    ) -> None:
+        """What was not on the wire then is delivered once."""
+        receiver.behaviour = answering(500)
+        add_many("k", 5000, receiver.url)
+        pattern, nth = (PUT_OFF, 2) if point == "a bite" else (CLAIM_PASSING, 1)
+        aim = proxy.aim_at(pattern, stage, nth=nth)
+        with Receiver() as healthy:
+            add_many("good", 300, healthy.url)
+            with working(
+                "--callbacks-only", "--no-reload", url=proxy.url,
+                RECEIVERS=f"{receiver.port} {healthy.port}", BREAKER_FAILURES="5",
+                DJANGO_SETTINGS_MODULE="tests.callbacks.settings",
+            ) as program:  # fmt: skip
+                aim.wait()
+                if end == "killed":
+                    kill(suspended(program, aim))
+                else:
+                    proxy.cut_aimed()
+                dialled = {each.path for each in receiver.requests}
+                assert len(dialled) < 200
+                receiver.behaviour = answering()
+                wait_while_tending(program, is_sent_when_due)
+            times = Counter(each.path for each in healthy.requests)
+        assert set(times) == {f"/hook/good{n}" for n in range(300)}
+        assert sum(times.values()) <= 400
+        times = Counter(each.path for each in receiver.requests)
+        assert set(times) == {f"/hook/k{n}" for n in range(5000)}
+        assert {path for path, count in times.items() if count > 1} <= dialled
 
 
 class TestDeletes:

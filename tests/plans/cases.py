@@ -74,6 +74,7 @@ def claims() -> list[Case]:
         for limit in (1, 100, 1000)
     ]
     lease = {"lease_id": "mine", "retaken_id": "again", "lease": LEASE}
+    passed = {"passed": ["https://host-1/", "https://HOST-1/"]}
     cost: dict[str, Any] = {"rows": 5, "buffers": 40, "fixed": 400}
     return [
         *(
@@ -82,6 +83,14 @@ def claims() -> list[Case]:
                 ("CLAIM", lease), ("CLAIM_STRICT", {**lease, "waits": False}), ("CONSUME", {}),
             )
             for each in due
+        ),
+        *(
+            Case(
+                "CLAIM_PASSING", {**each, **lease, "after": after, "after_id": 0, **passed},
+                {DUE, PRIMARY, PAUSES}, n=each["limit"], **{**cost, "rows": 6},
+            )
+            for each in due
+            for after in (0, NOW - 80_000)
         ),
         Case("TRY_ALONE", {"kind": "bulk|json"}, set(), rows=0),
         *(
@@ -470,6 +479,11 @@ def callbacks() -> list[Case]:
         "are_ambiguous": [False] * many, "endpoint_ids": [1] * many,
     }  # fmt: skip
     page = {"after": 0, "limit": 100}
+    backlog = {
+        "host": "host-1:443", "prefixes": ["https://host-1/", "https://HOST-1/"], "after_id": 0,
+        "ahead": 4000, "spread": 30_000, "half": 20_000, "delay": LEASE,
+    }  # fmt: skip
+    closed = {**backlog, "kind": "bulk|json", "limit": 2000, "after": 0, "delay": None}
     return [
         Case(
             "ENDPOINTS", {"origin": "https://host-100", "limit": 10_000}, {ENDPOINTS}, n=10, rows=3,
@@ -493,6 +507,20 @@ def callbacks() -> list[Case]:
             "END_PROBE",
             {**host, "by": "me", "outcome": "failed", "pause": 1, "longest": 9}, {HOSTS},
         ),
+        *(
+            Case(
+                "PUT_OFF_BACKLOG",
+                {**backlog, "kind": kind, "limit": limit, "after": after, "now": NOW},
+                {DUE, HOSTS}, n=limit, rows=4, buffers=40, fixed=100,
+            )
+            for kind, after in [
+                ("bulk|json", 0), ("bulk|json", NOW - 60_000), ("due|json", 0), ("mixed|json", 0),
+                ("due|json", NOW - 80_000), ("scheduled|json", 0), ("leased|json", 0), ("new", 0),
+            ]
+            for limit in (10, 2000)
+        ),
+        # Of a host that is not open, not one is looked at.
+        Case("PUT_OFF_BACKLOG", {**closed, "now": NOW}, {HOSTS}, rows=1, buffers=5, fixed=5),
         Case("LOCK_SLOTS", {"id": 1_000_100}, {ENDPOINT}, buffers=60),
         Case("HOLD_SLOTS", {**slots, "now": NOW}, {SLOTS}, n=10, rows=5, buffers=60),
         Case("ADD_ATTEMPTS", attempt, set(), n=many, rows=0, buffers=40, fixed=300),

@@ -26,11 +26,12 @@ _TABLES: Final = (
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
 # fears most of an index. `n * 7919 % 200000` meets every n once.
 # bulk: 100,000 due at the same millisecond. due: 30,000. scheduled: 40,000 in the coming weeks.
-# leased: 10,000 in batches of 100. mixed: 5,000 each of due, expired, leased, scheduled.
+# leased: 10,000 in batches of 100. mixed: 5,000 each of due, expired, leased, scheduled. Of bulk,
+# due and mixed every other message is a callback to one host, the rest to another.
 _MESSAGES: Final = """
 INSERT INTO delayed_queue (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid",
-    attempts
+    attempts, headers
 )
 SELECT
     'key-' || n,
@@ -55,7 +56,10 @@ SELECT
     %(now)s - 1000000,
     %(now)s - 1000000,
     CASE WHEN n BETWEEN 170000 AND 179999 OR n >= 190000 THEN 'lease-' || n / 100 END,
-    0
+    0,
+    CASE WHEN n NOT BETWEEN 130000 AND 179999 THEN
+        jsonb_build_object('url', 'https://host-' || n %% 2 || '/hook')
+    END
 FROM (SELECT i * 7919::bigint %% %(rows)s AS n FROM generate_series(1, %(rows)s) AS i) AS scrambled
 """
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from delayed_queue import sql
 from delayed_queue.messages import Envelope
 from delayed_queue.workers import WorkerOptions
 from delayed_queue.workers.lanes import (
@@ -13,6 +14,7 @@ from delayed_queue.workers.lanes import (
     DEEP_LOOK_SHARE,
     FULL_LOOK_INTERVALS,
     MARGIN_MS,
+    PASSING_SECONDS,
     Lane,
     Look,
     lanes_of,
@@ -169,3 +171,77 @@ def test_an_idle_lane_has_no_cycle_of_short_naps(lane: Lane, clock: Clock):
         looks += 1
     # Two for each sleep, and a few at the start.
     assert looks <= 2 * 20 + 6
+
+
+class TestPassing:
+    """A lane whose handler names messages to pass over."""
+
+    @pytest.fixture
+    def passed(self) -> list[str]:
+        return []
+
+    @pytest.fixture
+    def lane(self, clock: Clock, passed: list[str]) -> Lane:
+        def handle(envelope: Envelope) -> None: ...
+
+        handler = handler_of("passing", handle, passes_over=lambda: passed)
+        (lane,) = lanes_of(WorkerOptions(), registry_with(handler))
+        return lane
+
+    def behind(self, lane: Lane) -> tuple[int, int] | None:
+        """Return behind what a look would begin now; None of one that passes over nothing."""
+        statement, params = lane.claim_steps(lane.begin_look(LIMIT), "lease", "again")[-1]
+        if statement != sql.CLAIM_PASSING:
+            assert statement == sql.CLAIM
+            return None
+        return params["after"], params["after_id"]
+
+    def take(self, lane: Lane, found: int, latest: int, last_id: int) -> None:
+        lane.end_look(lane.begin_look(LIMIT), found, latest, None, last_id=last_id)
+
+    def test_it_begins_at_the_mark_and_goes_on_behind_what_was_taken(
+        self, lane: Lane, clock: Clock, passed: list[str]
+    ) -> None:
+        look(lane, clock, LIMIT, latest=DUE)
+        assert self.behind(lane) is None
+        passed.append("https://host/")
+        assert self.behind(lane) == (DUE - MARGIN_MS, 0)
+        self.take(lane, LIMIT, DUE + 7000, 12)
+        assert self.behind(lane) == (DUE + 7000, 12)
+        passed.append("https://other/")
+        assert self.behind(lane) == (DUE + 7000, 12)
+
+    def test_what_is_not_passed_over_any_more_may_be_anywhere(
+        self, lane: Lane, clock: Clock, passed: list[str]
+    ) -> None:
+        look(lane, clock, LIMIT, latest=DUE)
+        passed += ["https://host/", "https://other/"]
+        self.take(lane, LIMIT, DUE + 7000, 12)
+        passed.pop()
+        assert self.behind(lane) == (DUE - MARGIN_MS, 0)
+        self.take(lane, LIMIT, DUE + 9000, 13)
+        passed.clear()
+        assert self.behind(lane) is None
+        # The mark has not moved: below what was taken meanwhile there may be some.
+        assert lane.begin_look(LIMIT).floor == DUE - MARGIN_MS
+
+    def test_it_sleeps_no_longer_than_until_they_may_be_wanted(
+        self, lane: Lane, clock: Clock, passed: list[str]
+    ) -> None:
+        passed.append("https://host/")
+        assert not look(lane, clock).looks_ahead
+        second = look(lane, clock)
+        assert second.looks_ahead
+        assert lane.look_at == second.began_at + PASSING_SECONDS
+        look(lane, clock)
+        second = look(lane, clock, wait_ms=300)
+        assert lane.look_at == second.began_at + 0.3
+
+    def test_a_lane_of_a_fleet_does_not_doze_meanwhile(
+        self, lane: Lane, clock: Clock, passed: list[str]
+    ) -> None:
+        lane.is_shared = True
+        passed.append("https://host/")
+        look(lane, clock)
+        look(lane, clock)
+        assert not lane.is_dozing
