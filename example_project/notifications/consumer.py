@@ -8,13 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any, Final
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError, connections
 from kombu import Connection, Queue, compression
 from kombu.exceptions import KombuError
 
 from example_project.notifications.conf import get_settings
+from example_project.notifications.models import MAX_NAME_LENGTH
 from example_project.notifications.parking import Incoming, Tally, take
 
 logger = logging.getLogger("delayed_queue.notifications")
@@ -24,6 +27,7 @@ LINGER_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 0.5
 FIRST_WAIT: Final = 0.2
 LONGEST_WAIT: Final = 30.0
+_MAX_ID: Final = 200
 
 
 class Consumer:
@@ -42,7 +46,8 @@ class Consumer:
         self.url = url or settings.BROKER_URL
         self.queue = queue or settings.BROKER_QUEUE
         self.tenant = tenant or settings.BROKER_TENANT
-        self.batch = batch or settings.BROKER_BATCH
+        self.batch = settings.BROKER_BATCH if batch is None else batch
+        _check(self.tenant, self.batch)
         self.tally = Tally()
         self._stop = threading.Event()
         self._messages: list[Any] = []
@@ -126,6 +131,14 @@ class Consumer:
             each.ack()
 
 
+def _check(tenant: str, batch: int) -> None:
+    # Either would not be told otherwise: every message parked, or none ever taken.
+    if len(tenant) > MAX_NAME_LENGTH:
+        raise ImproperlyConfigured(f"A tenant has at most {MAX_NAME_LENGTH} characters.")
+    if batch < 1:
+        raise ImproperlyConfigured(f"A batch has 1 message or more, not {batch}.")
+
+
 _LOST: Final = (OSError, KombuError, OperationalError, InterfaceError)
 
 
@@ -163,9 +176,14 @@ def _incoming(message: Any, broken: str) -> Incoming:
         body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body),
         str(message.content_type or ""),
         str(message.content_encoding or ""),
-        str((message.properties or {}).get("message_id") or "")[:200],
+        _message_id(str((message.properties or {}).get("message_id") or "")),
         broken,
     )
+
+
+def _message_id(text: str) -> str:
+    """Return an id of at most 200 characters: two that begin alike are not one message."""
+    return text if len(text) <= _MAX_ID else sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def _refuse_compression() -> None:

@@ -264,6 +264,8 @@ class ParkedRequest(models.Model):
 
     digest = models.BinaryField(max_length=32)
     origin = models.CharField(max_length=200, help_text="The broker's queue.")
+    # Whose notification it would have been, and is when it is accepted after all.
+    tenant = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, db_default="")
     message_id = models.CharField(max_length=200, blank=True, default="")
     content_type = models.CharField(max_length=200, blank=True, default="")
     body = models.BinaryField()

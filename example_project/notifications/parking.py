@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError, transaction
 
 from delayed_queue.api import Problem
 from delayed_queue.api.parsing import parse
@@ -36,9 +36,8 @@ class Incoming:
     message_id: str = ""
     broken: str = ""
 
-    @property
-    def digest(self) -> bytes:
-        parts = (self.content_type, self.encoding, self.message_id)
+    def digest_for(self, tenant: str) -> bytes:
+        parts = (tenant, self.content_type, self.encoding, self.message_id)
         return sha256("\n".join(parts).encode("utf-8", "replace") + b"\n" + self.body).digest()
 
 
@@ -72,7 +71,7 @@ def take(messages: Sequence[Incoming], *, tenant: str, origin: str) -> Tally:
     except Exception as error:
         if len(messages) > 1:
             return sum((take([each], tenant=tenant, origin=origin) for each in messages), Tally())
-        return _park_alone(messages[0], origin, type(error).__name__)
+        return _park_alone(messages[0], origin, tenant, type(error).__name__)
 
 
 def _take(messages: Sequence[Incoming], tenant: str, origin: str) -> Tally:
@@ -89,7 +88,7 @@ def _take(messages: Sequence[Incoming], tenant: str, origin: str) -> Tally:
         pairs = zip((each for each, _ in sound), answers, strict=True)
         taken = [answer for answer in answers if not isinstance(answer, Refused)]
         refused += [(each, answer) for each, answer in pairs if isinstance(answer, Refused)]
-        park(refused, origin)
+        park(refused, origin, tenant)
     duplicates = sum(each.is_duplicate for each in taken)
     return Tally(len(taken) - duplicates, duplicates, len(refused))
 
@@ -125,9 +124,9 @@ def _refused(message: str) -> Refused:
     return Refused([FieldError("", message)])
 
 
-def park(refused: Iterable[tuple[Incoming, Refused]], origin: str) -> None:
-    """Keep messages with what is wrong with them, each different one once."""
-    pairs = [(each.digest, each, answer) for each, answer in refused]
+def park(refused: Iterable[tuple[Incoming, Refused]], origin: str, tenant: str) -> None:
+    """Keep messages with what is wrong with them, each different one of a tenant once."""
+    pairs = [(each.digest_for(tenant), each, answer) for each, answer in refused]
     times = Counter(digest for digest, _, _ in pairs)
     # In one order everywhere: two consumers never wait for each other.
     rows = sorted({digest: (each, answer) for digest, each, answer in pairs}.items())
@@ -136,6 +135,7 @@ def park(refused: Iterable[tuple[Incoming, Refused]], origin: str) -> None:
         return
     params: dict[str, Any] = {
         "origin": origin[:MAX_SHOWN],
+        "tenant": tenant,
         "digests": [digest for digest, _ in rows],
         "message_ids": [_storable(each.message_id) for each, _ in kept],
         "content_types": [_storable(each.content_type) for each, _ in kept],
@@ -156,15 +156,23 @@ def _storable(text: str) -> str:
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()[:MAX_SHOWN]
 
 
-def _park_alone(message: Incoming, origin: str, error: str) -> Tally:
+def _park_alone(message: Incoming, origin: str, tenant: str, error: str) -> Tally:
     with transaction.atomic():
-        park([(message, _refused(f"cannot be stored: {error}"))], origin)
+        park([(message, _refused(f"cannot be stored: {error}"))], origin, tenant)
     return Tally(parked=1)
 
 
-@transaction.atomic
 def retry_parked(pk: int) -> bool:
     """Put a parked request through the intake again; accepted, it leaves the parking."""
+    try:
+        return _retry_parked(pk)
+    # What was parked because the database refused it, and is refused again.
+    except (IntegrityError, DataError):
+        return False
+
+
+@transaction.atomic
+def _retry_parked(pk: int) -> bool:
     parked = ParkedRequest.objects.select_for_update().filter(pk=pk).first()
     if parked is None:
         return False
@@ -174,7 +182,7 @@ def retry_parked(pk: int) -> bool:
         return False
     answers = intake.accept(
         [raw],
-        tenant=get_settings().BROKER_TENANT,
+        tenant=parked.tenant or get_settings().BROKER_TENANT,
         source=Source.BROKER,
         fallback_keys=[parked.message_id],
     )

@@ -294,9 +294,9 @@ RETURNING id, status
 # Reads: notification_parked_digest.
 PARK: Final[LiteralString] = """
 INSERT INTO notifications_parkedrequest AS parked (
-    digest, origin, message_id, content_type, body, reason, errors, times
+    digest, origin, tenant, message_id, content_type, body, reason, errors, times
 )
-SELECT digest, %(origin)s, message_id, content_type, body, reason, errors, times
+SELECT digest, %(origin)s, %(tenant)s, message_id, content_type, body, reason, errors, times
 FROM unnest(
     %(digests)s::bytea[], %(message_ids)s::text[], %(content_types)s::text[],
     %(bodies)s::bytea[], %(reasons)s::text[], %(errors)s::jsonb[], %(times)s::int[]

@@ -173,7 +173,7 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
     begin = {"ids": ids, "leases": new, "providers": texts}
     digests = [b"%d" % n for n in range(SOME)]
     parked = {
-        "origin": "notifications", "digests": digests, "message_ids": texts,
+        "origin": "notifications", "tenant": "shop", "digests": digests, "message_ids": texts,
         "content_types": texts, "bodies": digests, "reasons": texts, "errors": ["[]"] * SOME,
         "times": [1] * SOME,
     }  # fmt: skip

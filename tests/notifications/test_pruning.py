@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 
 from example_project.notifications import pruning
 from example_project.notifications.ids import first_id_at, new_id, time_of
@@ -48,6 +48,14 @@ def test_what_ended_before_the_age_goes_with_its_deliveries(monkeypatch):
     assert set(Notification.objects.values_list("pk", flat=True)) == {each.pk for each in kept}
     assert Delivery.objects.count() == len(kept)
     assert pruning.prune(timedelta(days=90)) == 0
+
+
+@pytest.mark.parametrize("days", [0, -1])
+def test_nothing_is_forgotten_that_a_dedupe_key_still_stands_for(days):
+    kept = ended(0, ago=0)
+    with pytest.raises(CommandError, match="DEDUPE_WINDOW"):
+        call_command("prunenotifications", days=days)
+    assert Notification.objects.get() == kept
 
 
 def test_keys_go_with_their_window_and_parked_requests_by_age():

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.db.models import F, Func, IntegerField, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
@@ -27,8 +29,8 @@ class ParkedRequestAdmin(ShownOnly):
     ordering = ("-parked_at", "-id")
     actions = ("retry_selected",)
     readonly_fields = (
-        "reason", "errors_shown", "origin", "times", "message_id", "content_type", "parked_at",
-        "body_shown",
+        "reason", "errors_shown", "origin", "tenant", "times", "message_id", "content_type",
+        "parked_at", "body_shown",
     )  # fmt: skip
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -68,13 +70,23 @@ class ParkedRequestAdmin(ShownOnly):
         text = bytes(row.body[:MAX_SHOWN]).decode("utf-8", "backslashreplace")
         return formats.block(text.replace("\x00", "\\x00"))
 
+    @transaction.atomic
+    def _retry(self, request: HttpRequest, pk: int) -> bool:
+        if not retry_parked(pk):
+            return False
+        user: Any = request.user
+        rows = [ParkedRequest(pk=pk)]
+        message = f"accepted parked request {pk}"
+        LogEntry.objects.log_actions(user.pk, rows, CHANGE, message, single_object=True)
+        return True
+
     @admin.action(description="Put through the intake again", permissions=["retry"])
     def retry_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Accept those that are valid by now, for a template that was missing, say."""
         if not self.has_retry_permission(request):
             raise PermissionDenied
         chosen = list(queryset.values_list("pk", flat=True))
-        accepted = sum(map(retry_parked, chosen))
+        accepted = sum(self._retry(request, pk) for pk in chosen)
         self.message_user(request, f"Accepted: {accepted}.", messages.SUCCESS)
         if left := len(chosen) - accepted:
             text = f"Still refused: {left}."

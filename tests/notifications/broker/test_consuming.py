@@ -8,14 +8,17 @@ import pickle
 import zlib
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 
 from example_project.notifications import intake, services
+from example_project.notifications.consumer import Consumer
 from example_project.notifications.intake import Refused
 from example_project.notifications.models import Notification, ParkedRequest, Source
+from example_project.notifications.parking import Incoming, retry_parked, take
 from example_project.notifications.publishing import publish
 from tests.notifications.broker.brokers import consume
-from tests.notifications.requests import email, sms, webhook
+from tests.notifications.requests import email, sms, template, webhook
 
 COLUMNS = ("channel", "recipient", "recipient_hash", "subject", "body", "priority", "status")
 BAD = [
@@ -146,6 +149,31 @@ def test_n2_a_message_delivered_twice_is_one_notification(broker):
     assert Notification.objects.count() == 3
 
 
+def test_n2_long_ids_that_begin_alike_are_two_messages(broker):
+    for end in ("1", "2"):
+        broker.send(email(), message_id="m" * 220 + end)
+    broker.send(email(), message_id="m" * 220 + "2")
+    consumer = consume(broker, 3)
+    assert (consumer.tally.accepted, consumer.tally.duplicates) == (2, 1)
+
+
+def test_n2_what_one_tenant_had_parked_is_its_own_when_it_is_accepted(broker):
+    """The consumer of another queue, with --tenant; and each tenant's bytes are its own."""
+    raw = json.dumps(email(template="welcome", subject=None, body=None, context={"name": "A"}))
+    raws = [Incoming(raw.encode())]
+    for tenant in ("bank", "shop"):
+        take(raws, tenant=tenant, origin=broker.queue)
+    template().save()
+    assert all(retry_parked(pk) for pk in ParkedRequest.objects.values_list("pk", flat=True))
+    assert sorted(Notification.objects.values_list("tenant", flat=True)) == ["bank", "shop"]
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": -5}, {"tenant": "x" * 101}])
+def test_n2_a_consumer_that_could_take_nothing_does_not_start(options):
+    with pytest.raises(ImproperlyConfigured):
+        Consumer(url="memory://", **options)
+
+
 def test_n2_one_that_the_database_refuses_is_parked_and_the_rest_is_stored(broker):
     with connection.cursor() as cursor:
         cursor.execute(
@@ -155,6 +183,7 @@ def test_n2_one_that_the_database_refuses_is_parked_and_the_rest_is_stored(broke
     try:
         broker.send(email(), email(subject="unforeseen"), email())
         consumer = consume(broker, 3)
+        assert not retry_parked(ParkedRequest.objects.get().pk)
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE notifications_notification DROP CONSTRAINT unforeseen")

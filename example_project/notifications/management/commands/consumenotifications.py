@@ -6,7 +6,8 @@ import signal
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
 
 from example_project.notifications.consumer import Consumer
 
@@ -21,7 +22,10 @@ class Command(BaseCommand):
 
     def handle(self, *, queue: str, tenant: str, batch_size: int | None, **options: Any) -> None:
         """Consume; the first SIGTERM or SIGINT ends it after the batch in hand."""
-        consumer = Consumer(queue=queue, tenant=tenant, batch=batch_size)
+        try:
+            consumer = Consumer(queue=queue, tenant=tenant, batch=batch_size)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
         if consumer.url.startswith("memory:"):
             self.stderr.write("memory:// has the messages of this process alone: set AMQP_URL.")
         for each in (signal.SIGTERM, signal.SIGINT):

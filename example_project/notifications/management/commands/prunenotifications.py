@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from example_project.notifications.conf import get_settings
 from example_project.notifications.pruning import prune
@@ -18,5 +18,11 @@ class Command(BaseCommand):
         parser.add_argument("--days", type=int, help="default: the setting RETENTION")
 
     def handle(self, *, days: int | None, **options: Any) -> None:
-        age = get_settings().RETENTION if days is None else timedelta(days=days)
+        settings = get_settings()
+        age = settings.RETENTION if days is None else timedelta(days=days)
+        if age < settings.DEDUPE_WINDOW:
+            # A dedupe key without its notification would let each repetition through.
+            raise CommandError(
+                f"--days must not be below DEDUPE_WINDOW ({settings.DEDUPE_WINDOW})."
+            )
         self.stdout.write(f"notifications deleted: {prune(age)}")
