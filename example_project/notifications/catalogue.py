@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache
 from typing import Final
 
 from django.db import connection, transaction
 from django.db.models import Max
+from django.template import TemplateSyntaxError
 
 from example_project.notifications.models import Template
 from example_project.notifications.rendering import Compiled, compiled
+
+logger = logging.getLogger("delayed_queue.notifications")
 
 _COMPILED: Final = 1000
 
@@ -33,7 +37,15 @@ def _load(channel: str, name: str, version: int | None) -> Compiled | None:
     if version is not None:
         versions = versions.filter(version=version)
     template = versions.first()
-    return None if template is None else _compile(_Key(template))
+    try:
+        return None if template is None else _compile(_Key(template))
+    except TemplateSyntaxError:
+        # Written past ``add_version``, or when the language had more: no fault of who names it.
+        logger.exception(
+            "event=template_broken name=%s channel=%s version=%s",
+            name, channel, template and template.version,
+        )  # fmt: skip
+        return None
 
 
 class _Key:

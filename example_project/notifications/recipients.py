@@ -20,7 +20,8 @@ from example_project.notifications.models import Channel
 
 MAX_EMAIL: Final = 254
 _E164: Final = re.compile(r"\+[1-9][0-9]{6,14}")
-_check_email: Final = EmailValidator()
+# Without localhost, which is the relay's own.
+_check_email: Final = EmailValidator(allowlist=[])
 
 
 def problem_with(channel: str, recipient: str) -> str:
@@ -34,8 +35,11 @@ def problem_with(channel: str, recipient: str) -> str:
 def _problem_with_email(address: str) -> str:
     try:
         _check_email(address)
-        # Quoted local parts may hold control characters, and hardly a server takes them.
-        is_plain = address.isprintable() and not set(address) & set('" \\')
+        local, _, domain = address.rpartition("@")
+        domain.encode("idna")
+        # Quoted local parts may hold control characters, and hardly a server takes them. The
+        # validator compares without case, and so lets letters through that are none of ASCII's.
+        is_plain = address.isprintable() and not set(address) & set('" \\[') and local.isascii()
     except (ValidationError, UnicodeError):
         is_plain = False
     if not is_plain:
@@ -47,11 +51,17 @@ def _problem_with_phone(number: str) -> str:
     if not _E164.fullmatch(number):
         return "is not a number in E.164 form such as +447700900123"
     try:
-        # By length and country only: the lists of ranges in use are always behind the operators.
-        possible = phonenumbers.is_possible_number(phonenumbers.parse(number))
+        parsed = phonenumbers.parse(number)
     except phonenumbers.NumberParseException:
-        possible = False
-    return "" if possible else "is not a possible number of its country"
+        return "is not a possible number of its country"
+    # By length and country only: the lists of ranges in use are always behind the operators.
+    # Possible, and not just within its town.
+    reason = phonenumbers.is_possible_number_with_reason(parsed)
+    if reason != phonenumbers.ValidationResult.IS_POSSIBLE:
+        return "is not a possible number of its country"
+    # One spelling for each number, or an opt-out would not meet the other: +44 (0)7700 works too.
+    written = phonenumbers.format_number(parsed, phonenumbers.PhoneNumberFormat.E164)
+    return "" if written == number else "has digits that are not dialled from abroad"
 
 
 def problem_with_url(url: str) -> str:

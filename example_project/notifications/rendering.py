@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.template import Context, Engine, TemplateSyntaxError
+from django.template import Engine, TemplateSyntaxError
 from django.template.base import Template as CompiledText
 
 from example_project.notifications.models import Channel, Template
+from example_project.notifications.tags import MeasuredContext, NoRoom
 
 MAX_RENDERED: Final = 256 * 1024
+# What is written in loops within loops counts for each.
+ROOM: Final = 2 * MAX_RENDERED
+_TOO_LONG: Final = f"the text has more than {MAX_RENDERED} characters"
 
 
 class MissingVariable(Exception):
@@ -173,12 +177,15 @@ def _render_text(template: CompiledText, values: dict[str, Any]) -> str:
         return ""
     try:
         # A Context escapes as it says itself, whatever its engine says.
-        text = template.render(
-            Context(values, autoescape=template.engine.autoescape, use_l10n=False, use_tz=False)
+        context = MeasuredContext(
+            values, ROOM, autoescape=template.engine.autoescape, use_l10n=False, use_tz=False
         )
+        text = template.render(context)
+    except NoRoom:
+        raise NotRenderable(_TOO_LONG) from None
     # What filters raise of values that they were not made for.
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         raise NotRenderable(f"the template cannot use a value: {type(error).__name__}") from None
     if len(text) > MAX_RENDERED:
-        raise NotRenderable(f"the text has more than {MAX_RENDERED} characters")
+        raise NotRenderable(_TOO_LONG)
     return str(text)

@@ -188,6 +188,8 @@ class _Reader:
 
     def _check_names(self) -> None:
         for name in self._raw:
+            if len(self.errors) >= MAX_ERRORS:  # a guess takes longer than to send a name
+                return
             if name not in FIELDS:
                 close = get_close_matches(str(name), FIELDS, n=1)
                 hint = f"; did you mean {close[0]}?" if close else ""
@@ -246,7 +248,7 @@ class _Reader:
         if not text:
             return None
         try:
-            at = datetime.fromisoformat(text) if _INSTANT.fullmatch(text) else None
+            at = datetime.fromisoformat(text.upper()) if _INSTANT.fullmatch(text) else None
             at = at and at.astimezone(UTC)
         except (ValueError, OverflowError):
             at = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -107,12 +108,20 @@ def test_n1_what_is_no_object_is_refused(raw):
         (email(to='"a\tb"@example.org'), "to"),
         (email(to="ada@example.org,bob@example.org"), "to"),
         (email(to="a" * 250 + "@example.org"), "to"),
+        (email(to="\u017fam@example.org"), "to"),  # a long s, which equals s without case
+        (email(to="\u212aim@example.org"), "to"),  # the sign of the kelvin
+        (email(to="root@localhost"), "to"),
+        (email(to="ada@[127.0.0.1]"), "to"),
+        (email(to="ada@" + "\u00e4" * 60 + ".org"), "to"),  # too long as it is sent
         (sms(to="0721234567"), "to"),
         (sms(to="+0721234567"), "to"),
         (sms(to="+40 721 234 567"), "to"),
         (sms(to="+407212345678901234"), "to"),
         (sms(to="+1234567"), "to"),
         (sms(to="+999123456789"), "to"),
+        (sms(to="+12345678"), "to"),  # within its town only
+        (sms(to="+400721234567"), "to"),  # another spelling of +40721234567
+        (sms(to="+4407700900123"), "to"),
         (sms(to="+٤٠٧٢١٢٣٤٥٦٧"), "to"),
         (sms(to="+40721234567\n"), "to"),
         (webhook(to="ftp://shop.example/"), "to"),
@@ -165,6 +174,25 @@ def test_n1_what_is_no_object_is_refused(raw):
 )
 def test_n1_each_bad_field_is_named(raw, path):
     assert path in paths(raw)
+
+
+@pytest.mark.parametrize(
+    "number", ["+40721234567", "+390612345678", "+12025550123", "+5491123456789"]
+)
+def test_n1_a_number_is_taken_as_it_is_dialled_from_abroad(number):
+    assert valid(sms(to=number)).recipient == number
+
+
+def test_n1_thousands_of_unknown_fields_cost_next_to_nothing():
+    began = time.process_time()
+    assert len(errors({f"sendAtt{number}": 1 for number in range(100_000)})) == 50
+    assert time.process_time() - began < 1
+
+
+def test_n1_a_time_may_be_written_in_small_letters():
+    assert valid(email(sendAt="2031-05-01t14:30:00z")).send_at == datetime(
+        2031, 5, 1, 14, 30, tzinfo=UTC
+    )
 
 
 def test_n1_every_error_is_told_at_once():
@@ -279,7 +307,15 @@ def test_n9_a_condition_may_ask_for_what_is_missing_but_a_loop_may_not():
     assert missing == [FieldError("context.lines", "is needed by the template")]
 
 
+def test_n9_what_is_another_recipient_has_another_hash():
+    plain = recipient_hash("email", "ada@example.org")
+    for other in ("ada+offers@example.org", "a.da@example.org", "ada@mail.example.org"):
+        assert recipient_hash("email", other) != plain
+
+
 def test_n9_spellings_of_one_address_have_one_hash():
+    idn = recipient_hash("email", "ada@b\u00fccher.example")
+    assert idn == recipient_hash("email", "ADA@XN--BCHER-KVA.example")
     assert recipient_hash("email", "Ada@Example.ORG") == recipient_hash("email", "ada@example.org")
     assert recipient_hash("email", "a@b.org") != recipient_hash("webhook", "a@b.org")
 
