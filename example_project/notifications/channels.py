@@ -17,10 +17,11 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from delayed_queue import RetryPolicy
-from delayed_queue.callbacks.signing import PREFIX
+from delayed_queue.callbacks.signing import PREFIX, sign
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.rates import SharedRate
 from example_project.notifications.circuits import Circuit
-from example_project.notifications.models import Channel
+from example_project.notifications.models import MAX_NAME_LENGTH, Channel
 from example_project.notifications.providers import Provider
 
 SETTING: Final = "DISPATCH"
@@ -99,11 +100,36 @@ def _check_known(what: str, given: Mapping[str, Any], known: set[str]) -> None:
 @cache
 def routes_of(channel: str) -> tuple[Route, ...]:
     """Return the channel's routes in order of preference, made once for this process."""
+    return _made_routes(channel)
+
+
+def _made_routes(channel: str) -> tuple[Route, ...]:
     routes = tuple(map(_route, get_settings().PROVIDERS.get(channel, ())))
     names = [route.name for route in routes]
     if not routes or len(set(names)) < len(names):
         raise ImproperlyConfigured(f"{channel} needs providers, each by a name of its own.")
     return routes
+
+
+def check_dispatch() -> None:
+    """Raise ImproperlyConfigured for what no message could be sent with.
+
+    Said before a worker starts: a dispatcher that finds out by the messages fails them all.
+    """
+    for channel in get_settings().PROVIDERS:
+        for route in _made_routes(channel):
+            route.provider.close()
+    try:
+        for channel in get_settings().THROTTLE:
+            throttle_of(channel, b"")
+        sign(signing_secrets(), "check", 0, b"")
+    except (TypeError, InvalidConfiguration) as error:
+        raise ImproperlyConfigured(f"{SETTING}: {error}") from None
+
+
+def unserved_channels() -> list[str]:
+    """Return the channels that have no provider, of which every notification fails."""
+    return [each for each in Channel.values if each not in get_settings().PROVIDERS]
 
 
 def _route(entry: Mapping[str, Any]) -> Route:
@@ -113,11 +139,13 @@ def _route(entry: Mapping[str, Any]) -> Route:
         options.setdefault("secrets", signing_secrets())
     try:
         provider: Provider = import_string(KINDS.get(kind, kind))(**options)
-    except (ImportError, TypeError) as error:
+        shared = None if rate is None else SharedRate(f"provider:{provider.name}", *rate)
+    except (ImportError, TypeError, ValueError, InvalidConfiguration) as error:
         # Not the options themselves: they may hold passwords.
         reason = f"A provider of the kind {kind!r} cannot be made: {error}"
         raise ImproperlyConfigured(reason) from None
-    shared = None if rate is None else SharedRate(f"provider:{provider.name}", *rate)
+    if not 0 < len(provider.name) <= MAX_NAME_LENGTH:
+        raise ImproperlyConfigured(f"A provider's name has 1 to {MAX_NAME_LENGTH} characters.")
     chosen = get_settings()
     return Route(provider, shared, Circuit(chosen.CIRCUIT_FAILURES, chosen.CIRCUIT_PAUSE))
 

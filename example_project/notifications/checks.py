@@ -21,6 +21,26 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     return []
 
 
+@register
+def check_providers(**_: Any) -> list[CheckMessage]:
+    """Refuse providers, rates and secrets that cannot be used, before a message is tried."""
+    # Not above: few commands need what providers import.
+    from example_project.notifications.channels import check_dispatch, unserved_channels
+
+    try:
+        check_dispatch()
+    except ImproperlyConfigured as error:
+        return [checks.Error(str(error), id="notifications.E002")]
+    return [
+        checks.Warning(
+            f"The channel {channel} has no provider: what is accepted for it will fail.",
+            hint="Add one to DISPATCH['PROVIDERS'] (NOTIFICATION_PROVIDERS).",
+            id="notifications.W002",
+        )
+        for channel in unserved_channels()
+    ]
+
+
 @register(deploy=True)
 def check_hash_key(**_: Any) -> list[CheckMessage]:
     """Warn where opt-outs would be forgotten with the next ``SECRET_KEY``."""

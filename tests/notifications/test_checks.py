@@ -7,7 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from example_project.notifications.checks import check_hash_key, check_settings
+from example_project.notifications.checks import (
+    check_hash_key,
+    check_providers,
+    check_settings,
+)
 from tests.processes import manage
 
 
@@ -25,6 +29,31 @@ def test_a_deployment_without_a_key_for_hashes_is_warned(settings):
     assert [each.id for each in check_hash_key()] == ["notifications.W001"]
     settings.NOTIFICATIONS = {"HASH_KEY": "of its own"}
     assert check_settings() == check_hash_key() == []
+
+
+@pytest.mark.parametrize(
+    "configured",
+    [
+        {"PROVIDERS": {"sms": [{"kind": "http", "name": "a", "urls": "s3cret"}]}},
+        {"PROVIDERS": {"sms": []}},
+        {"PROVIDERS": {"sms": [{"kind": "console", "name": "a", "rate": [0, 1]}]}},
+        {"THROTTLE": {"sms": (1, 0)}},
+        {"SECRETS": ["s3cret"]},
+        {"PROVIDER": {}},
+    ],
+)
+def test_what_would_fail_every_message_is_an_error_before_the_first(settings, configured):
+    settings.DISPATCH = configured
+    (found,) = check_providers()
+    assert found.id == "notifications.E002"
+    assert "s3cret" not in found.msg
+
+
+def test_a_channel_without_providers_is_warned_of(settings):
+    settings.DISPATCH = {"PROVIDERS": {"sms": [{"kind": "console", "name": "a"}]}}
+    assert [each.id for each in check_providers()] == ["notifications.W002"] * 2
+    settings.DISPATCH = {}
+    assert check_providers() == []
 
 
 @pytest.mark.django_db(transaction=True)
