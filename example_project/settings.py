@@ -107,9 +107,11 @@ DELAYED_QUEUE: dict[str, Any] = {
         "ALLOWED_PORTS": env.list("CALLBACK_PORTS", cast=int, default=[]),
         "BREAKER_PAUSE": timedelta(seconds=env.float("CALLBACK_BREAKER_PAUSE", default=30.0)),
     },
-    # Once a minute: notifications that no dispatcher will end.
+    # Notifications that no dispatcher will end: those that can be told at once, and those that are
+    # found by going through all that are open.
     "CRON": [
         {"queue": "notifications-sweeps", "key_prefix": "sweep", "schedule": "* * * * *"},
+        {"queue": "notifications-sweeps", "key_prefix": "lost", "schedule": "*/10 * * * *"},
     ],
 }
 

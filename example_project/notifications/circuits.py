@@ -24,6 +24,11 @@ class Circuit:
     def is_open(self) -> bool:
         return self._failures >= self._most
 
+    def left(self) -> timedelta:
+        """Return how long the provider is left alone; lets no call through."""
+        seconds = self._closed_at - time.monotonic() if self.is_open else 0.0
+        return timedelta(seconds=max(seconds, 0.0))
+
     def wait(self) -> timedelta:
         """Return zero and let a call through, or how long the provider is left alone."""
         if not self.is_open:

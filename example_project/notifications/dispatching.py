@@ -31,6 +31,7 @@ from example_project.notifications.recording import Gatherer
 from example_project.notifications.services import IN_DOUBT, Begun, Call, Settlement
 
 _NOW: Final = timedelta(0)
+_POSTPONED: Final = timedelta(seconds=1)
 _USING: Final = "default"
 _RECORDED: Final = {
     Verdict.ACCEPTED: Delivery.Outcome.SENT,
@@ -71,16 +72,18 @@ class Dispatcher:
         if begun is None:
             return
         end = await Attempt(begun, routes, envelope.attempt, self._turned).run()
-        status = await self._settled.ask(end)
+        # No status: the lease was lost, or this was written before and the answer lost. So what was
+        # to come again is never acknowledged: the lease of the message knows which it was.
+        status = await self._settled.ask(end) or end.status
         if status == Status.ENQUEUED and end.calls:
             raise Retry(end.delay, end.calls[-1].error_class)
         if status == Status.ENQUEUED:
             raise Snooze(end.delay)
 
-    def close(self) -> None:
-        self._begun.close()
-        self._settled.close()
-        self._turned.close()
+    async def aclose(self) -> None:
+        """Write what is still to be written, and close the threads."""
+        for each in (self._begun, self._turned, self._settled):
+            await each.aclose()
 
 
 class Attempt:
@@ -107,6 +110,10 @@ class Attempt:
     async def run(self) -> Settlement:
         if self._begun.in_doubt and not self._may_repeat():
             return self._end(Status.FAILED, IN_DOUBT)
+        self._pauses = [route.circuit.left() for route in self._routes]
+        if all(self._pauses):  # before the recipient's rate, of which it would use up a permit
+            return self._postponed()
+        self._pauses.clear()
         pause = await _throttled(self._begun)
         if pause:
             return self._end(Status.ENQUEUED, self._doubt, pause)
@@ -141,8 +148,9 @@ class Attempt:
     async def _call(self, route: Route) -> Outcome:
         began_at = time.monotonic()
         outcome = await route.provider.send(self._begun)
-        route.circuit.note(is_failure=outcome.blames_provider)
-        if outcome.verdict is not Verdict.LATE:
+        # What was not sent says nothing of the provider.
+        if outcome.verdict in _RECORDED:
+            route.circuit.note(is_failure=outcome.blames_provider)
             self._calls.append(
                 Call(
                     route.name,
@@ -156,7 +164,8 @@ class Attempt:
         return outcome
 
     def _judged(self, outcome: Outcome, route: Route) -> Settlement | None:
-        self._asked = max(self._asked, outcome.retry_after or _NOW)
+        if outcome.verdict is not Verdict.POSTPONED:
+            self._asked = max(self._asked, outcome.retry_after or _NOW)
         match outcome.verdict:
             case Verdict.ACCEPTED:
                 return self._end(Status.SUCCESSFULLY_PROCESSED)
@@ -164,6 +173,9 @@ class Attempt:
                 return self._end(Status.FAILED, f"refused: {outcome.code}")
             case Verdict.LATE:
                 return self._end(Status.EXPIRED, "expired")
+            case Verdict.POSTPONED:
+                self._pauses.append(outcome.retry_after or _POSTPONED)
+                return None
             case Verdict.AMBIGUOUS:
                 may_repeat = route.provider.is_idempotent or route.provider.repeats_in_doubt
                 return self._again(IN_DOUBT) if may_repeat else self._end(Status.FAILED, IN_DOUBT)
@@ -227,7 +239,12 @@ def _begin(starts: Sequence[Start]) -> list[Begun | None]:
     envelopes = [start.envelope for start in starts]
     chosen = {start.envelope.key: start.provider for start in starts}
     found = repeat(_USING, lambda: services.begin_many(envelopes, chosen))
-    return [found.get(each.key) for each in envelopes]
+    return [_own(found.get(each.key), each) for each in envelopes]
+
+
+def _own(begun: Begun | None, envelope: Envelope) -> Begun | None:
+    """Return it only to who asked under its lease; a process may also have an old one in hand."""
+    return begun if begun is not None and str(begun.lease_id) == envelope.lease_id else None
 
 
 def _settle(settlements: Sequence[Settlement]) -> list[Status | None]:
@@ -263,4 +280,4 @@ async def _closing(
         yield
     finally:
         _dispatchers.pop(loop, None)
-        await asyncio.to_thread(dispatcher.close)
+        await dispatcher.aclose()

@@ -13,6 +13,7 @@ from example_project.notifications.models import Channel, Priority, queue_name
 from example_project.notifications.telling import tell
 
 SWEEPS: Final = "notifications-sweeps"
+LOST: Final = "lost"
 # In the order in which a worker looks at its queues.
 LANES = [queue_name(lane, channel) for lane in Priority for channel in Channel]
 
@@ -33,7 +34,13 @@ handler(
 
 @handler(SWEEPS)
 def sweep(envelope: Envelope) -> None:
-    """End what no dispatcher will: what is over while it waits, and what killed its dispatchers."""
+    """End what no dispatcher will: what is over while it waits, and what killed its dispatchers.
+
+    A tick of the prefix ``lost`` goes through all that are open, for those without a message.
+    """
+    if envelope.key.startswith(f"{LOST}/"):
+        services.fail_lost()
+        return
     while services.expire_overdue() == services.SWEEP_LIMIT:
         pass
     services.fail_dead()

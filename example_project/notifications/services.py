@@ -9,7 +9,7 @@ its lease is over; the next ``begin`` takes over.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
@@ -17,8 +17,16 @@ from typing import Any, Final, LiteralString
 from django.db import connection, transaction
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.handlers import storable
 from example_project.notifications import sql
-from example_project.notifications.models import Channel, Delivery, Priority, Status, queue_name
+from example_project.notifications.models import (
+    MAX_NAME_LENGTH,
+    Channel,
+    Delivery,
+    Priority,
+    Status,
+    queue_name,
+)
 
 CALLBACK_QUEUE: Final = "notifications-callbacks"
 SWEEP_LIMIT: Final = 1000
@@ -86,13 +94,14 @@ LANES: Final = {
     for priority in Priority
     for channel in Channel
 }
+_KINDS: Final = {queue.name: queue.kind for queue in LANES.values()}
 
 
 def begin(envelope: Envelope) -> Begun | None:
     """Take the envelope's notification in hand; None when there is nothing to send.
 
     Then it has been sent, cancelled or failed before, or this call found it too late or
-    suppressed: acknowledge the message.
+    suppressed, or the envelope's lease is lost: acknowledge the message.
     """
     return begin_many([envelope]).get(envelope.key)
 
@@ -104,19 +113,20 @@ def begin_many(
 
     ``providers`` are those about to be called, by key.
     """
-    asked = sorted((each.key, each.lease_id) for each in envelopes)
+    asked = sorted((each.key, _KINDS[each.queue], each.lease_id) for each in envelopes)
     chosen = providers or {}
     rows = fetch(
         sql.BEGIN,
         {
-            "ids": [key for key, _ in asked],
-            "leases": [lease for _, lease in asked],
-            "providers": [chosen.get(key, "") for key, _ in asked],
+            "ids": [key for key, _, _ in asked],
+            "kinds": [kind for _, kind, _ in asked],
+            "leases": [lease for _, _, lease in asked],
+            "providers": [chosen.get(key, "") for key, _, _ in asked],
         },
     )
     begun = [(Begun(*row[:-1]), Status(row[-1])) for row in rows]
     ended = [
-        Settlement(each, status, (), _ENDINGS[status])
+        Settlement(each, status, (), _ENDINGS[status] + (_DOUBTED if each.in_doubt else ""))
         for each, status in begun
         if status in _ENDINGS
     ]
@@ -127,6 +137,7 @@ def begin_many(
 
 # The outcome of what waits for another attempt though its last may have been accepted.
 IN_DOUBT: Final = "in doubt"
+_DOUBTED: Final = f", {IN_DOUBT}"
 _ENDINGS: Final = {Status.EXPIRED: "expired", Status.CANCELLED: "suppressed"}
 
 
@@ -182,6 +193,10 @@ def _statuses(rows: list[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:
     return {id_: Status(status) for id_, status in rows}
 
 
+# Some of the texts are a third party's own. What the database cannot store must be seen to here:
+# one of them would keep back the ends of all that are written with it.
+
+
 def _settlement_params(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
     last = [each.calls[-1] if each.calls else None for each in settlements]
     return {
@@ -193,9 +208,9 @@ def _settlement_params(settlements: Sequence[Settlement]) -> dict[str, list[Any]
             call.provider if call else _doubted(each.begun)
             for each, call in zip(settlements, last, strict=True)
         ],
-        "provider_ids": [call.provider_id if call else "" for call in last],
-        "outcomes": [each.outcome for each in settlements],
-        "error_classes": [call.error_class if call else "" for call in last],
+        "provider_ids": [storable(call.provider_id) if call else "" for call in last],
+        "outcomes": [storable(each.outcome) for each in settlements],
+        "error_classes": [_name_of_error(call) if call else "" for call in last],
     }
 
 
@@ -210,12 +225,16 @@ def _call_params(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
         "call_ids": [begun.id for begun, _ in calls],
         "call_attempts": [begun.attempt for begun, _ in calls],
         "call_providers": [call.provider for _, call in calls],
-        "call_provider_ids": [call.provider_id for _, call in calls],
+        "call_provider_ids": [storable(call.provider_id) for _, call in calls],
         "call_outcomes": [call.outcome.value for _, call in calls],
-        "call_error_classes": [call.error_class for _, call in calls],
-        "call_details": [call.detail.replace("\x00", "\ufffd") for _, call in calls],
+        "call_error_classes": [_name_of_error(call) for _, call in calls],
+        "call_details": [storable(call.detail) for _, call in calls],
         "call_durations": [_milliseconds(call.duration) for _, call in calls],
     }
+
+
+def _name_of_error(call: Call) -> str:
+    return storable(call.error_class)[:MAX_NAME_LENGTH]
 
 
 def _milliseconds(duration: timedelta | None) -> int | None:
@@ -269,6 +288,35 @@ def fail_dead(limit: int = SWEEP_LIMIT) -> int:
     """Fail open notifications whose message became a dead letter; return how many."""
     kinds = [queue.kind for queue in LANES.values()]
     return sum(_tell(fetch(sql.FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
+
+
+def fail_lost(limit: int = SWEEP_LIMIT) -> int:
+    """Fail open notifications that have no message, so that nobody would send them.
+
+    Goes through all that are open, ``limit`` with each statement; returns how many it failed.
+    """
+    return sum(
+        _fail_lost(lost)
+        for status in (Status.ENQUEUED, Status.PROCESSING)
+        for lost in _without_message(status, limit)
+        if lost
+    )
+
+
+def _without_message(status: Status, limit: int) -> Iterator[list[uuid.UUID]]:
+    after = uuid.UUID(int=0)
+    while True:
+        params = {"status": status.value, "after": after, "limit": limit}
+        rows = fetch(sql.WITHOUT_MESSAGE, params)
+        yield [id_ for id_, is_lost in rows if is_lost]
+        if len(rows) < limit:
+            return
+        after = rows[-1][0]
+
+
+@transaction.atomic
+def _fail_lost(ids: list[uuid.UUID]) -> int:
+    return _tell(fetch(sql.FAIL_LOST, {"ids": ids}))
 
 
 def _tell(ended: list[tuple[Any, ...]]) -> int:

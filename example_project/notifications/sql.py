@@ -11,14 +11,16 @@ from typing import Final, LiteralString
 # nothing, so that a lost answer can be asked for again.
 # "provider" is the one that is about to be called; it comes back as it is, unless the last call
 # may have been accepted ("in doubt"): then as the one that was called.
+# Only for who holds the message now: one that was stopped or cut off for longer than its lease
+# must not take over from the one that has the message since, and end what that one is sending.
 # Rows are locked in the order of their ids: batches that overlap wait, and never for each other.
 # Expiry is by the clock, not the statement's start: the wait for a lock counts.
-# Reads: the primary key, notification_suppression.
+# Reads: the primary key, notification_suppression, delayed_queue__PKeyPlusKindUniqueIndex.
 BEGIN: Final[LiteralString] = """
 WITH asked AS (
-    SELECT id, lease_id, provider
-    FROM unnest(%(ids)s::uuid[], %(leases)s::uuid[], %(providers)s::text[])
-        AS asked (id, lease_id, provider)
+    SELECT id, kind, lease_id, provider
+    FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(leases)s::uuid[], %(providers)s::text[])
+        AS asked (id, kind, lease_id, provider)
 ),
 held AS MATERIALIZED (
     SELECT
@@ -44,6 +46,12 @@ held AS MATERIALIZED (
     FROM notifications_notification AS n
     JOIN asked ON asked.id = n.id
     WHERE n.status IN ('ENQUEUED', 'PROCESSING')
+        AND (
+            SELECT m."lockUuid"
+            FROM delayed_queue AS m
+            WHERE m."pKey" = asked.id::text
+                AND m."pKind" = asked.kind
+        ) = asked.lease_id::text
     ORDER BY n.id
     FOR UPDATE OF n
 ),
@@ -84,8 +92,10 @@ RETURNING id
 
 # Write how attempts ended, with a delivery for each call of a provider. Fenced: only while the
 # notification is PROCESSING under that lease. The deliveries are written all the same, because
-# the provider has seen them. What would be tried again after its expiry is EXPIRED at once.
-# Rows are locked in the order of their ids, as above. Reads: the primary key.
+# the provider has seen them; once, for a statement whose answer was lost is sent again, and an
+# attempt calls no provider twice. What would be tried again after its expiry is EXPIRED at once.
+# Rows are locked in the order of their ids, as above.
+# Reads: the primary key, the index of deliveries by notification.
 SETTLE: Final[LiteralString] = """
 WITH settled AS (
     SELECT id, lease_id, status, delay, provider, provider_id, outcome, error_class
@@ -107,7 +117,12 @@ held AS MATERIALIZED (
         END AS status,
         settled.provider,
         settled.provider_id,
-        settled.outcome,
+        CASE
+            WHEN settled.status = 'ENQUEUED'
+                AND settled.outcome = ''
+                AND n.expires_at <= clock_timestamp() + settled.delay THEN 'expired'
+            ELSE settled.outcome
+        END AS outcome,
         settled.error_class
     FROM notifications_notification AS n
     JOIN settled ON settled.id = n.id AND settled.lease_id = n.lease_id
@@ -128,6 +143,14 @@ recorded AS (
     ) AS call (
         notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
     )
+    WHERE (
+            SELECT TRUE
+            FROM notifications_delivery AS d
+            WHERE d.notification_id = call.notification_id
+                AND d.attempt = call.attempt
+                AND d.provider = call.provider
+            LIMIT 1
+        ) IS NULL
 )
 UPDATE notifications_notification AS n
 SET
@@ -143,11 +166,15 @@ WHERE n.id = held.id
 RETURNING n.id, n.status
 """
 
-# Cancel what waits; what is PROCESSING may be at the provider already, and is left.
+# Cancel what waits; what is PROCESSING may be at the provider already, and is left. What waits to
+# be asked for again may have been sent by the first call, and goes on saying so.
 # Reads: the primary key.
 CANCEL: Final[LiteralString] = """
 UPDATE notifications_notification
-SET status = 'CANCELLED', ended_at = clock_timestamp(), outcome = %(reason)s
+SET
+    status = 'CANCELLED',
+    ended_at = clock_timestamp(),
+    outcome = %(reason)s || CASE WHEN outcome = 'in doubt' THEN ', in doubt' ELSE '' END
 WHERE id = %(id)s::uuid
     AND status = 'ENQUEUED'
 RETURNING priority, channel, callback_url
@@ -168,7 +195,10 @@ RETURNING priority, channel
 # transaction holds is being sent, cancelled or expired. Reads: notification_expires.
 EXPIRE: Final[LiteralString] = """
 UPDATE notifications_notification
-SET status = 'EXPIRED', ended_at = clock_timestamp(), outcome = 'expired'
+SET
+    status = 'EXPIRED',
+    ended_at = clock_timestamp(),
+    outcome = CASE WHEN outcome = 'in doubt' THEN 'expired, in doubt' ELSE 'expired' END
 WHERE id = ANY (ARRAY(
         SELECT id
         FROM notifications_notification
@@ -223,6 +253,73 @@ SET
     lease_id = NULL,
     ended_at = clock_timestamp(),
     outcome = 'given up: ' || held.reason
+FROM held
+WHERE n.id = held.id
+RETURNING n.id, n.status, n.callback_url
+"""
+
+# Of the next open notifications in one state those that have no message, so that no dispatcher will
+# ever come to them: somebody dropped it on the page of its queue, or it was one of more dead
+# letters than FAIL_DEAD looks at. Locks nothing, so what it finds is only suspected. A row for each
+# that was looked at, to go on from the last. Whether there is a message is asked of each, as above.
+# Reads: notification_status_id, delayed_queue__PKeyPlusKindUniqueIndex.
+WITHOUT_MESSAGE: Final[LiteralString] = """
+SELECT
+    waiting.id,
+    (
+        SELECT TRUE
+        FROM delayed_queue AS m
+        WHERE m."pKey" = waiting.id::text
+            AND m."pKind"
+                = 'notifications-' || waiting.priority || '-' || waiting.channel || '|json'
+    ) IS NULL AS is_lost
+FROM (
+    SELECT id, priority, channel
+    FROM notifications_notification
+    WHERE (status, id) > (%(status)s, %(after)s::uuid)
+        AND status <= %(status)s
+    ORDER BY status, id
+    LIMIT %(limit)s
+) AS waiting
+ORDER BY waiting.id
+"""
+
+# Fail those of them that still have no message, looked at anew: by now one may have been retried.
+# One that was PROCESSING may have been sent, and a delivery tells so. Locks in the order of ids.
+# Reads: the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
+FAIL_LOST: Final[LiteralString] = """
+WITH held AS MATERIALIZED (
+    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted
+    FROM notifications_notification AS n
+    WHERE n.id = ANY (%(ids)s::uuid[])
+        AND n.status IN ('ENQUEUED', 'PROCESSING')
+        AND (
+            SELECT TRUE
+            FROM delayed_queue AS m
+            WHERE m."pKey" = n.id::text
+                AND m."pKind" = 'notifications-' || n.priority || '-' || n.channel || '|json'
+        ) IS NULL
+    ORDER BY n.id
+    FOR UPDATE OF n
+),
+interrupted AS (
+    INSERT INTO notifications_delivery (
+        notification_id, attempt, provider, provider_id, outcome, error_class, detail
+    )
+    SELECT id, attempts, '', '', 'unfinished', '', ''
+    FROM held
+    WHERE was_interrupted
+)
+UPDATE notifications_notification AS n
+SET
+    status = 'FAILED',
+    lease_id = NULL,
+    ended_at = clock_timestamp(),
+    outcome = 'its message is gone'
+        || CASE
+            WHEN held.was_interrupted OR n.outcome = 'in doubt' THEN ', in doubt'
+            ELSE ''
+        END
 FROM held
 WHERE n.id = held.id
 RETURNING n.id, n.status, n.callback_url

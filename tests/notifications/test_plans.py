@@ -170,7 +170,9 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "ids": new[1:], "window": timedelta(hours=1),
     }  # fmt: skip
     page = {"before": LAST_ID, "limit": SOME, "statuses": STATES}
-    begin = {"ids": ids, "leases": new, "providers": texts}
+    kinds = ["notifications-normal-email|json"] * SOME
+    begin = {"ids": ids, "kinds": kinds, "leases": new, "providers": texts}
+    by_key = "delayed_queue__PKeyPlusKindUniqueIndex"
     digests = [b"%d" % n for n in range(SOME)]
     parked = {
         "origin": "notifications", "tenant": "shop", "digests": digests, "message_ids": texts,
@@ -179,18 +181,25 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
     }  # fmt: skip
     old = first_id_at(datetime.now(UTC) - timedelta(hours=2))
     return {
-        "BEGIN": Case(begin, 6 * SOME, {PRIMARY, suppressed}),
+        "BEGIN": Case(begin, 6 * SOME, {PRIMARY, suppressed, by_key}),
         "TURN_TO": Case(
             {"id": one, "lease_id": new[0], "provider": "smtp"}, 2, {PRIMARY, BY_STATE}
         ),
-        "SETTLE": Case(settlement, 4 * SOME, {PRIMARY, BY_STATE}),
+        "SETTLE": Case(
+            settlement, 5 * SOME, {PRIMARY, BY_STATE, "notifications_delivery_notification_id_"}
+        ),
         "CANCEL": Case({"id": one, "reason": "cancelled"}, 2, {PRIMARY, BY_STATE}),
         "RETRY": Case({"id": one}, 2, {PRIMARY, BY_STATE}),
         "EXPIRE": Case({"limit": SOME}, 2 * SOME, {PRIMARY, "notification_expires"}),
         "FAIL_DEAD": Case(
             {"kind": "notifications-normal-email|json", "limit": SOME}, 4 * SOME,
-            {PRIMARY, "dead_letter_kind_died", "delayed_queue__PKeyPlusKindUniqueIndex"},
+            {PRIMARY, "dead_letter_kind_died", by_key},
         ),
+        "WITHOUT_MESSAGE": Case(
+            {"status": "ENQUEUED", "after": uuid.UUID(int=0), "limit": SOME}, 3 * SOME,
+            {BY_STATE, by_key},
+        ),
+        "FAIL_LOST": Case({"ids": ids}, 4 * SOME, {PRIMARY, BY_STATE, by_key}),
         "CLAIM_KEYS": Case(claims, 0, {"notification_dedupe"}),
         "HOLDERS": Case(claims, 3 * SOME, {PRIMARY, "notification_dedupe"}),
         "INSERT": Case(requests, SOME, {suppressed}),

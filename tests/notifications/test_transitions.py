@@ -96,6 +96,30 @@ def test_n3_a_stale_dispatcher_changes_no_state_but_its_calls_are_kept():
     assert services.finish(current, [SENT]) == Status.SUCCESSFULLY_PROCESSED
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_n3_one_whose_lease_is_over_does_not_take_over_from_who_holds_it(has_begun):
+    """It was stopped, or cut off from the database, before it could begin."""
+    notification = enqueue()
+    old = lease(notification)
+    lose_lease(old)
+    current = lease(notification)
+    begun = services.begin(current) if has_begun else None
+    assert services.begin(old) is None
+    begun = begun or services.begin(current)
+    assert begun is not None
+    assert not begun.in_doubt
+    assert services.finish(begun, [SENT]) == Status.SUCCESSFULLY_PROCESSED
+
+
+def test_n3_what_is_written_twice_is_told_once():
+    notification = enqueue()
+    begun = services.begin(lease(notification))
+    assert begun is not None
+    services.defer(begun, [REFUSED], timedelta(0))
+    assert services.defer(begun, [REFUSED], timedelta(0)) is None
+    assert outcomes(notification) == ["refused"]
+
+
 def test_n3_failed_for_good_and_retried_by_an_operator():
     notification = enqueue()
     envelope = lease(notification)
@@ -129,6 +153,23 @@ def test_n9_what_would_be_tried_after_its_expiry_expires_at_once():
     begun = services.begin(lease(notification))
     assert begun is not None
     assert services.defer(begun, [], timedelta(hours=2)) == Status.EXPIRED
+    notification.refresh_from_db()
+    assert notification.outcome == "expired"
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+def test_n8_what_ends_unsent_though_it_may_have_been_sent_says_so(end):
+    notification = enqueue(expires_at=in_an_hour())
+    begun = services.begin(lease(notification))
+    assert begun is not None
+    services.defer(begun, [SENT], timedelta(0), services.IN_DOUBT)
+    if end == "cancelled":
+        assert services.cancel(notification.id)
+    else:
+        Notification.objects.update(expires_at=datetime.now(UTC))
+        assert services.expire_overdue() == 1
+    notification.refresh_from_db()
+    assert notification.outcome == f"{end}, in doubt"
 
 
 def test_n9_an_expired_one_is_never_handed_out():
@@ -196,6 +237,46 @@ def test_n3_a_dead_letter_of_one_that_was_never_begun_leaves_no_doubt():
     assert lease(notification).reject("crashed before it began")
     assert services.fail_dead() == 1
     assert not notification.deliveries.exists()
+
+
+def test_n3_what_waits_without_a_message_is_failed_and_can_be_retried():
+    """An operator dropped it on the page of its queue."""
+    lost = [enqueue() for _ in range(3)]
+    for each in lost:
+        services.queue_of("normal", "email").drop_message(str(each.pk))
+    kept = [enqueue() for _ in range(3)] + [enqueue(channel="sms", send_at=in_an_hour())]
+    assert services.fail_lost(limit=2) == 3
+    found = dict(Notification.objects.values_list("pk", "status"))
+    assert {found[each.pk] for each in lost} == {Status.FAILED}
+    assert {found[each.pk] for each in kept} == {Status.ENQUEUED}
+    assert Notification.objects.filter(outcome="its message is gone").count() == 3
+    assert services.fail_lost() == 0
+    assert services.retry(lost[0].pk)
+    assert services.fail_lost() == 0
+
+
+def test_n3_one_in_hand_whose_message_is_gone_is_failed_in_doubt():
+    notification = enqueue()
+    services.begin(lease(notification))
+    services.queue_of("normal", "email").drop_message(str(notification.pk))
+    assert services.fail_lost() == 1
+    notification.refresh_from_db()
+    assert notification.outcome == "its message is gone, in doubt"
+    assert outcomes(notification) == ["unfinished"]
+
+
+def test_n3_more_dead_letters_than_a_sweep_looks_at_are_failed_all_the_same():
+    dead = [enqueue() for _ in range(3)]
+    for each in dead:
+        assert lease(each).reject("crashed")
+    assert services.fail_dead(limit=1) == 1
+    assert services.fail_dead(limit=1) == 0
+    assert services.fail_lost() == 2
+
+
+def test_n3_what_has_a_message_again_when_it_is_looked_at_anew_is_left():
+    notification = enqueue()
+    assert services._fail_lost([notification.pk]) == 0
 
 
 def test_n3_a_retried_one_is_not_failed_by_its_old_letter():

@@ -271,7 +271,7 @@ class FakeSms(Server):
 
 
 class FakeHook(Server):
-    """A webhook. What it does stands in its path: ``/503,1``, ``/drop-after,1``, ``/410``."""
+    """A webhook. What it does stands in its path: ``/503,1``, ``/drop-after,1``, ``/hang``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,6 +302,8 @@ class FakeHook(Server):
         behaviour = self.behaviour(request.match_info["behaviour"], self.seen[key])
         if behaviour.isdigit():
             return web.Response(status=int(behaviour))
+        if behaviour == "hang":
+            await self.hang()
         self.requests.append((dict(request.headers), await request.read()))
         self.accepted[key] = 1  # it acts once for each id, as it is told to
         self.began_at.setdefault(key, began_at)

@@ -13,6 +13,7 @@ from example_project.notifications.services import Begun
 MAX_DETAIL: Final = 500
 _LONG_NUMBER: Final = re.compile(r"\+?\d[\d ()-]{5,}\d")
 _ADDRESS: Final = re.compile(r"[^\s<>@]+@[^\s<>@]+")
+_CODE: Final = re.compile(r"[A-Za-z0-9_.:-]{1,50}")
 
 
 class Verdict(StrEnum):
@@ -20,7 +21,7 @@ class Verdict(StrEnum):
 
     ACCEPTED: the provider has it. TRANSIENT: it has not, and another try, or another provider,
     may do. PERMANENT: no other try will. AMBIGUOUS: it may have it. LATE: not sent, because its
-    time was over.
+    time was over. POSTPONED: not sent, because there is no room for it now; no attempt.
     """
 
     ACCEPTED = "accepted"
@@ -28,6 +29,7 @@ class Verdict(StrEnum):
     PERMANENT = "permanent"
     AMBIGUOUS = "ambiguous"
     LATE = "late"
+    POSTPONED = "postponed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ def failed(verdict: Verdict, error: BaseException | str, **more: Any) -> Outcome
     """Return the outcome of an error that is no answer: named, without its text."""
     code = error if isinstance(error, str) else type(error).__name__
     return Outcome(verdict, code, blames_provider=verdict is not Verdict.PERMANENT, **more)
+
+
+def shown_code(text: str) -> str:
+    """Return a provider's code, which is logged and listed; empty for what is more than a code."""
+    return text if _CODE.fullmatch(text) and cleaned(text) == text else ""
 
 
 def cleaned(text: str) -> str:

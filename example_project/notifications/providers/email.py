@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parseaddr
 from typing import Any, Final
 
@@ -43,7 +43,7 @@ class EmailProvider:
 
     The Message-ID is that of the notification at every attempt, so that whoever gets it twice
     can tell. SMTP has no idempotency key, so a message whose fate is unknown is not repeated,
-    unless ``repeats_in_doubt``. ``timeout`` bounds each wait for the server, in seconds.
+    unless ``repeats_in_doubt``. ``timeout`` bounds each answer of the server, in seconds.
     """
 
     is_idempotent = False
@@ -107,10 +107,13 @@ class EmailProvider:
     def _try(self, kept: _Kept, begun: Begun) -> tuple[Outcome, bool]:
         """Return the outcome, and whether the connection was lost."""
         try:
-            message = self._message(begun, kept.backend)
             # Opened here, so that send_messages() leaves it open.
             kept.backend.open()
-            kept.backend.send_messages([message])
+        except (smtplib.SMTPException, OSError) as error:
+            _abandon(kept.backend)
+            return _unopened(error), False
+        try:
+            kept.backend.send_messages([self._message(begun, kept.backend)])
         except (smtplib.SMTPException, OSError) as error:
             outcome = _outcome_of(error, may_have_sent=_may_have_sent(kept.backend))
             is_lost = not isinstance(
@@ -145,6 +148,17 @@ def _may_have_sent(backend: Any) -> bool:
 def _abandon(backend: Any) -> None:
     if isinstance(backend, TrackedBackend):
         backend.abandon()
+
+
+def _unopened(error: Exception) -> Outcome:
+    """Return what it means that the server, or its login, refuses us: nothing about a message.
+
+    Whatever the code: 554 to all who connect and no STARTTLS today are no reason to give up mails.
+    """
+    if isinstance(error, smtplib.SMTPResponseException):
+        answered = _answered(Verdict.TRANSIENT, error.smtp_code, error.smtp_error)
+        return replace(answered, blames_provider=True)
+    return failed(Verdict.TRANSIENT, error)
 
 
 def _outcome_of(error: Exception, *, may_have_sent: bool) -> Outcome:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, Final
 
 from aiohttp import (
@@ -23,6 +23,7 @@ from example_project.notifications.providers.base import (
     Verdict,
     cleaned,
     failed,
+    shown_code,
 )
 from example_project.notifications.services import Begun
 
@@ -39,6 +40,21 @@ STATUSES: Final[Mapping[int, Verdict]] = {
     **dict.fromkeys((401, 402, 403, 407, 408, 421, 425, 429, 501, 503, 505), Verdict.TRANSIENT),
     **dict.fromkeys((409, 500, 502, 504), Verdict.AMBIGUOUS),
 }
+
+
+@dataclass(slots=True)
+class _Wire:
+    """How far one call has come: sent, and what of its answer has arrived."""
+
+    is_sent: bool = False
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the answer is no 2xx, whatever becomes of its body."""
+        return self.status != 0 and not 200 <= self.status <= 299
 
 
 class HttpSmsProvider:
@@ -81,22 +97,29 @@ class HttpSmsProvider:
 
     async def send(self, begun: Begun) -> Outcome:
         session = await self._session()
-        wire = SimpleNamespace(is_sent=False)
+        wire = _Wire()
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._post(session, begun, wire)
+                await self._post(session, begun, wire)
         except (ClientError, OSError, TimeoutError) as error:
-            return failed(Verdict.AMBIGUOUS if wire.is_sent else Verdict.TRANSIENT, error)
+            if not wire.is_refused:
+                return failed(Verdict.AMBIGUOUS if wire.is_sent else Verdict.TRANSIENT, error)
+        return self._read(wire)
 
-    async def _post(self, session: ClientSession, begun: Begun, wire: SimpleNamespace) -> Outcome:
+    async def _post(self, session: ClientSession, begun: Begun, wire: _Wire) -> None:
         filled = self._filled(begun)
         content: dict[str, Any] = {"json": filled} if self._is_json else {"data": filled}
         async with session.post(
             self._url, headers=self._headers_for(begun), allow_redirects=False,
             trace_request_ctx=wire, **content,
         ) as response:  # fmt: skip
-            text = (await response.content.read(MAX_ANSWER)).decode("utf-8", "replace")
-            return self._read(response.status, response.headers, text)
+            wire.status, wire.headers = response.status, response.headers
+            # To its end: what has arrived first may be half of it, and lack the code.
+            while len(wire.body) < MAX_ANSWER:
+                chunk = await response.content.read(MAX_ANSWER - len(wire.body))
+                if not chunk:
+                    return
+                wire.body += chunk
 
     def _filled(self, begun: Begun) -> dict[str, str]:
         # Not str.format: it would let a field reach into the objects.
@@ -108,14 +131,15 @@ class HttpSmsProvider:
             return self._headers
         return {**self._headers, self._idempotency_header: str(begun.id)}
 
-    def _read(self, status: int, headers: Mapping[str, str], text: str) -> Outcome:
+    def _read(self, wire: _Wire) -> Outcome:
+        status, text = wire.status, wire.body.decode("utf-8", "replace")
         answer = _object_of(text)
         code = str(answer.get(self._code_field, ""))
-        verdict = self._verdict(status, code)
+        verdict, shown = self._verdict(status, code), shown_code(code) or str(status)
         if verdict is Verdict.ACCEPTED:
-            return Outcome(verdict, code or str(status), str(answer.get(self._id_field, ""))[:200])
+            return Outcome(verdict, shown, str(answer.get(self._id_field, ""))[:200])
         return Outcome(
-            verdict, code[:100] or str(status), retry_after=_wait_of(headers),
+            verdict, shown, retry_after=_wait_of(wire.headers),
             detail=cleaned(text), blames_provider=status >= 500 or status in (401, 402, 403),
         )  # fmt: skip
 
@@ -144,6 +168,9 @@ class HttpSmsProvider:
             connector=TCPConnector(limit=0),
             cookie_jar=DummyCookieJar(),
             timeout=ClientTimeout(total=None, connect=self._connect_timeout, ceil_threshold=1e9),
+            # 64 KiB of it would be 64 MiB of what they stand for.
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
             trace_configs=[trace],
         )
 
@@ -173,7 +200,7 @@ async def _note_sent(session: ClientSession, context: Any, params: Any) -> None:
 def _object_of(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -11,7 +11,10 @@ from pytest_django import Settings
 
 from delayed_queue import RetryPolicy
 from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
+from tests.faults.conftest import admin, other, proxied, proxy
 from tests.notifications.dispatchers import email_entry, sms_entry
+
+__all__ = ["admin", "other", "proxied", "proxy"]
 
 
 @pytest.fixture
@@ -37,3 +40,11 @@ def dispatch(settings: Settings, smtp: FakeSmtp, sms: FakeSms) -> dict[str, Any]
     }
     found: dict[str, Any] = settings.DISPATCH
     return found
+
+
+@pytest.fixture
+def two(dispatch: dict[str, Any], sms: FakeSms) -> Iterator[FakeSms]:
+    """A second SMS provider, behind the first."""
+    with FakeSms() as second:
+        dispatch["PROVIDERS"]["sms"].append(sms_entry(second, "second"))
+        yield second

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from pytest_django import Settings
 
-from delayed_queue import RetryPolicy
 from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
-from example_project.notifications.models import Notification, Status, Suppression
+from example_project.notifications.models import Notification, Status
 from tests.notifications.dispatchers import (
     SENT,
     dispatch_all,
@@ -178,14 +177,6 @@ def test_n8_an_address_nobody_listens_at_is_transient(dispatch: dict[str, Any]):
 # N8: failover
 
 
-@pytest.fixture
-def two(settings: Settings, dispatch: dict[str, Any], sms: FakeSms) -> Any:
-    """A second SMS provider, behind the first."""
-    with FakeSms() as second:
-        dispatch["PROVIDERS"]["sms"].append(sms_entry(second, "second"))
-        yield second
-
-
 def test_n8_a_transient_failure_goes_to_the_next_provider_at_once(
     dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
 ):
@@ -283,90 +274,6 @@ def test_n8_a_provider_that_fails_again_and_again_is_left_alone(
     assert dispatch_all(60, async_concurrency=1) == {SENT: 60}
     assert sum(sms.seen.values()) == 3
     assert len(two.accepted) == 60
-
-
-# N9 at the time of sending
-
-
-def test_n9_what_is_too_late_is_not_sent(dispatch: dict[str, Any], smtp: FakeSmtp):
-    notification = enqueue(expires_at=datetime.now(UTC) - timedelta(seconds=1))
-    dispatch_all(1)
-    assert end_of(notification) == (Status.EXPIRED, "expired")
-    assert smtp.seen == {}
-
-
-def test_n9_what_became_too_late_while_a_provider_failed_goes_to_no_other(
-    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
-):
-    sms.delay_of_failures = 0.6
-    sms.is_down = True
-    notification = enqueue_sms(expires_at=datetime.now(UTC) + timedelta(seconds=0.5))
-    dispatch_all(1)
-    assert end_of(notification) == (Status.EXPIRED, "expired")
-    assert two.seen == {}
-
-
-def test_n9_what_became_too_late_while_it_waited_for_a_thread_is_not_sent(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
-    dispatch["PROVIDERS"]["email"][0] |= {"threads": 1, "timeout": 20.0}
-    enqueue(recipient="hang+ada@example.org")
-    late = enqueue(expires_at=datetime.now(UTC) + timedelta(seconds=0.5))
-    with running(dispatcher()):
-        wait_until(lambda: smtp.hanging == 1)
-        wait_until(lambda: datetime.now(UTC) > expiry_of(late))
-        smtp.release()
-        wait_until(lambda: end_of(late)[0] in (SENT, Status.EXPIRED))
-    assert end_of(late) == (Status.EXPIRED, "expired")
-    assert str(late.id) not in smtp.seen
-
-
-def expiry_of(notification: Notification) -> datetime:
-    assert notification.expires_at is not None
-    return notification.expires_at
-
-
-def test_n9_a_retry_that_would_be_too_late_is_not_made(dispatch: dict[str, Any], sms: FakeSms):
-    dispatch["RETRY"] = RetryPolicy.ladder("1h")
-    notification = enqueue_sms("[503]", expires_at=datetime.now(UTC) + timedelta(minutes=5))
-    dispatch_all(1)
-    assert end_of(notification)[0] == Status.EXPIRED
-    assert len(calls_of(notification)) == 1
-
-
-def test_n9_who_was_suppressed_since_the_intake_gets_nothing(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
-    notification = enqueue()
-    Suppression.objects.create(channel="email", recipient_hash=notification.recipient_hash)
-    dispatch_all(1)
-    assert end_of(notification) == (Status.CANCELLED, "suppressed")
-    assert smtp.seen == {}
-
-
-def test_n9_a_recipient_gets_no_more_than_the_throttle_allows_and_others_do(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
-    dispatch["THROTTLE"] = {"email": (1 / 3600, 2)}
-    for number in range(5):
-        enqueue(recipient_hash=b"\x01" * 16, recipient=f"one{number}@example.org")
-    others = [enqueue(recipient_hash=bytes([number]) * 16) for number in range(2, 8)]
-    with running(dispatcher()):
-        wait_until(lambda: statuses()[SENT] == 2 + len(others))
-        wait_until(lambda: statuses()[Status.ENQUEUED] == 3)
-    assert len(smtp.accepted) == 2 + len(others)
-
-
-def test_n9_a_provider_is_asked_no_more_often_than_its_rate_by_all_dispatchers(
-    dispatch: dict[str, Any], sms: FakeSms
-):
-    dispatch["PROVIDERS"]["sms"][0]["rate"] = (1 / 3600, 5)
-    for _ in range(12):
-        enqueue_sms()
-    with running(dispatcher()), running(dispatcher()):
-        wait_until(lambda: statuses()[SENT] == 5)
-        wait_until(lambda: statuses()[Status.ENQUEUED] == 7)
-    assert len(sms.accepted) == 5
 
 
 # N7

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DataError
+from django.db import DataError, InternalError, OperationalError
 from pytest_django import Settings
 
+from delayed_queue.exceptions import ResourceUnavailable
 from example_project.demo.notifications.fakes import FakeHook
+from example_project.notifications import recording
 from example_project.notifications.channels import get_settings, routes_of, signing_secrets
 from example_project.notifications.circuits import Circuit
 from example_project.notifications.providers.base import cleaned
@@ -27,12 +30,13 @@ class Calls:
     """Notes what each call was given; refuses negative numbers."""
 
     def __init__(self) -> None:
+        self.error: Exception = DataError("negative")
         self.made: list[list[int]] = []
 
     def __call__(self, items: Sequence[int]) -> list[int]:
         self.made.append(list(items))
         if any(item < 0 for item in items):
-            raise DataError("negative")
+            raise self.error
         return [item * 10 for item in items]
 
 
@@ -62,23 +66,60 @@ def test_what_is_asked_at_the_same_time_is_one_call_and_each_gets_its_own_answer
     assert calls.made == [[1, 2, 3]]
 
 
-def test_an_item_that_breaks_a_call_fails_alone(calls: Calls, gatherer: Gatherer[int, int]):
+@pytest.mark.parametrize(
+    "error", [DataError("negative"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), KeyError()]
+)
+def test_an_item_that_breaks_a_call_fails_alone(
+    calls: Calls, gatherer: Gatherer[int, int], error: Exception
+):
+    calls.error = error
     one, bad, two = ask(gatherer, 1, -1, 2)
     assert (one, two) == (10, 20)
-    assert isinstance(bad, DataError)
+    assert bad is error
     assert calls.made == [[1, -1, 2], [1], [-1], [2]]
 
 
-def test_an_error_of_the_call_is_that_of_all_who_asked_and_of_nobody_later():
-    def fail(items: Sequence[int]) -> list[int]:
-        if items == [1, 2]:
-            raise RuntimeError("no")
+def test_while_the_database_is_away_the_call_is_made_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recording, "PAUSE_SECONDS", 0.001)
+    full, read_only = OperationalError(), InternalError()
+    full.__cause__ = psycopg.errors.DiskFull()
+    read_only.__cause__ = psycopg.errors.ReadOnlySqlTransaction()
+    away: list[Exception] = [ResourceUnavailable(), full, read_only]
+
+    def call(items: Sequence[int]) -> list[int]:
+        if away:
+            raise away.pop(0)
         return list(items)
 
-    gatherer: Gatherer[int, int] = Gatherer("test", fail, 0.0)
-    assert [type(each) for each in ask(gatherer, 1, 2)] == [RuntimeError, RuntimeError]
-    assert ask(gatherer, 3) == [3]
+    gatherer: Gatherer[int, int] = Gatherer("test", call, 0.0)
+    assert ask(gatherer, 1, 2) == [1, 2]
     gatherer.close()
+
+
+def test_what_was_asked_before_the_end_is_still_called(calls: Calls):
+    async def run() -> None:
+        gatherer: Gatherer[int, int] = Gatherer("test", calls, 0.05)
+        asked = asyncio.get_running_loop().create_task(gatherer.ask(7))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await gatherer.aclose()
+
+    asyncio.run(run())
+    assert calls.made == [[7]]
+
+
+def test_an_outage_at_the_end_is_not_waited_for():
+    def call(items: Sequence[int]) -> list[int]:
+        raise ResourceUnavailable
+
+    async def run() -> object:
+        gatherer: Gatherer[int, int] = Gatherer("test", call, 0.0)
+        asked = asyncio.get_running_loop().create_task(gatherer.ask(7))
+        await asyncio.sleep(0)
+        await gatherer.aclose()
+        return (await asyncio.gather(asked, return_exceptions=True))[0]
+
+    assert isinstance(asyncio.run(run()), ResourceUnavailable)
 
 
 # Circuits
@@ -128,6 +169,9 @@ def test_unknown_keys_are_refused(settings: Settings, wrong: dict[str, Any]):
         [{"kind": "console", "name": "a"}, {"kind": "console", "name": "a"}],
         [{"kind": "nobody.knows.This", "name": "a"}],
         [{"kind": "http", "name": "a", "password": "s3cret"}],
+        [{"kind": "http", "name": "a", "url": "s3cret", "codes": {"blocked": "sent"}}],
+        [{"kind": "console", "name": "a", "rate": [0, 0]}],
+        [{"kind": "console", "name": "a" * 101}],
     ],
 )
 def test_providers_that_cannot_be_made_are_refused_without_their_options(

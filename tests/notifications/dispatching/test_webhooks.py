@@ -13,13 +13,14 @@ from standardwebhooks import Webhook
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
+from example_project import settings as project
 from example_project.demo.notifications.fakes import FakeHook
 from example_project.notifications import services
 from example_project.notifications.channels import signing_secrets
-from example_project.notifications.handlers import sweep
-from example_project.notifications.models import Notification, Status
+from example_project.notifications.handlers import LOST, sweep
+from example_project.notifications.models import Delivery, Notification, Status
 from example_project.notifications.telling import tell
-from tests.notifications.dispatchers import SENT, dispatch_all
+from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher
 from tests.notifications.factories import enqueue, lease
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
@@ -35,6 +36,11 @@ def hook(settings: Settings, dispatch: dict[str, Any]) -> Iterator[FakeHook]:
             "CALLBACKS": {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "ALLOWED_PORTS": [server.port]}
         }
         yield server
+
+
+def status_of(notification: Notification) -> str:
+    notification.refresh_from_db()
+    return notification.status
 
 
 def enqueue_webhook(url: str) -> Notification:
@@ -77,6 +83,30 @@ def test_n8_an_address_that_the_guard_refuses_is_refused_for_good(
     assert hook.seen == {}
 
 
+def test_n8_a_host_that_hangs_leaves_places_to_others(hook: FakeHook, settings: Settings):
+    with FakeHook() as well:
+        settings.DELAYED_QUEUE["CALLBACKS"]["ALLOWED_PORTS"] = [hook.port, well.port]
+        for _ in range(60):
+            enqueue_webhook(hook.url("hang"))
+        with running(dispatcher(async_concurrency=20)):
+            wait_until(lambda: hook.hanging > 0)
+            good = enqueue_webhook(well.url())
+            wait_until(lambda: status_of(good) == SENT)
+            assert hook.hanging <= 8
+            hook.release()
+
+
+def test_n8_a_host_that_is_down_is_left_alone_and_its_webhooks_fail_in_time(
+    hook: FakeHook, settings: Settings
+):
+    settings.DELAYED_QUEUE["CALLBACKS"]["BREAKER_FAILURES"] = 2
+    for _ in range(5):
+        enqueue_webhook(hook.url("503"))
+    assert dispatch_all(5) == {Status.FAILED: 5}
+    assert sum(hook.seen.values()) < 20
+    assert Delivery.objects.filter(error_class="host-left-alone").exists()
+
+
 def tell_all(count: int) -> None:
     """Deliver callbacks until so many messages are gone."""
     worker = worker_with(handler_of(services.CALLBACK_QUEUE, tell))
@@ -116,3 +146,15 @@ def test_n3_the_sweep_ends_what_no_dispatcher_does():
     for each in (late, dead):
         each.refresh_from_db()
     assert (late.status, dead.status) == (Status.EXPIRED, Status.FAILED)
+
+
+def test_n3_the_other_sweep_ends_what_has_no_message():
+    lost = enqueue()
+    services.queue_of("normal", "email").drop_message(str(lost.pk))
+    (entry,) = [each for each in project.DELAYED_QUEUE["CRON"] if each["key_prefix"] == LOST]
+    queue = DelayedQueue(entry["queue"])
+    queue.offer_or_update(f"{LOST}/hash/1", None)
+    tick = queue.try_poll()
+    assert tick is not None
+    sweep(tick)
+    assert status_of(lost) == Status.FAILED

@@ -41,8 +41,12 @@ def claim_params(id_: uuid.UUID) -> dict[str, object]:
     return {"tenant": "shop", "keys": ["key:a"], "ids": [id_], "window": timedelta(hours=1)}
 
 
-def begin_params(notification: Notification, lease_id: uuid.UUID) -> dict[str, object]:
-    return {"ids": [notification.pk], "leases": [lease_id], "providers": [""]}
+def begin_params(notification: Notification) -> dict[str, object]:
+    """Lease its message, and return what takes it in hand under that lease."""
+    envelope = lease(notification)
+    kind = services.queue_of(notification.priority, notification.channel).kind
+    ids, leases = [notification.pk], [envelope.lease_id]
+    return {"ids": ids, "kinds": [kind], "leases": leases, "providers": [""]}
 
 
 def status_of(notification: Notification) -> str:
@@ -103,8 +107,9 @@ def test_n3_begin_waits_for_a_cancel(other, admin, end, is_begun):
 @pytest.mark.parametrize(("end", "is_cancelled"), [("COMMIT", False), ("ROLLBACK", True)])
 def test_n1_cancel_waits_for_a_begin_and_answers_409_after_it(other, admin, end, is_cancelled):
     notification = enqueue()
+    params = begin_params(notification)
     other.execute("BEGIN")
-    other.execute(sql.BEGIN, begin_params(notification, uuid.uuid4()))
+    other.execute(sql.BEGIN, params)
     with calling(partial(services.cancel, notification.pk)) as cancelled:
         wait_until_blocked(admin, cancelled)
         other.execute(end)
@@ -124,8 +129,9 @@ def begun_and_lost() -> tuple[Notification, Begun]:
 
 def test_n3_a_stale_end_waits_for_the_takeover_and_changes_nothing(other, admin):
     notification, stale = begun_and_lost()
+    params = begin_params(notification)
     other.execute("BEGIN")
-    other.execute(sql.BEGIN, begin_params(notification, uuid.uuid4()))
+    other.execute(sql.BEGIN, params)
     with calling(partial(services.fail, stale, [SENT], "too late")) as settled:
         wait_until_blocked(admin, settled)
         other.execute("COMMIT")
@@ -161,6 +167,18 @@ def test_n3_overlapping_batches_wait_in_one_order(other, admin):
             wait_until_blocked(admin, second)
             other.execute("COMMIT")
             assert len(first.answer()) == len(second.answer()) == 2
+
+
+def test_n3_looking_for_lost_ones_waits_for_a_cancel_and_leaves_what_it_ended(other, admin):
+    notification = enqueue()
+    services.queue_of("normal", "email").drop_message(str(notification.pk))
+    other.execute("BEGIN")
+    other.execute(sql.CANCEL, {"id": notification.pk, "reason": "cancelled"})
+    with calling(services.fail_lost) as failed:
+        wait_until_blocked(admin, failed)
+        other.execute("COMMIT")
+        assert failed.answer() == 0
+    assert status_of(notification) == Status.CANCELLED
 
 
 def test_n1_of_two_retries_one_counts():

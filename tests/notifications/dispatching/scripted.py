@@ -1,0 +1,91 @@
+"""Third parties that say what a test has them say, as slowly as it has them say it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from example_project.demo.notifications.fakes import Server
+
+
+class Scripted(Server):
+    """A server of which a subclass says what it does with one connection."""
+
+    async def _start(self) -> None:
+        self._talks: set[asyncio.Task[None] | None] = set()
+        self._server = await asyncio.start_server(self._converse, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _stop(self) -> None:
+        self._server.close()
+        talks = [each for each in self._talks if each is not None]
+        for each in talks:
+            each.cancel()
+        await asyncio.gather(*talks, return_exceptions=True)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._talks.add(asyncio.current_task())
+        try:
+            await self.converse(reader, writer)
+        except ConnectionError:
+            pass  # who asked has hung up
+        finally:
+            writer.close()
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise NotImplementedError
+
+    async def say(self, writer: asyncio.StreamWriter, *parts: bytes) -> None:
+        """Send each part in a packet of its own."""
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(self.latency)
+
+
+class ScriptedHttp(Scripted):
+    """Answers a POST with these parts, and hangs up after them unless it is to hang."""
+
+    def __init__(self, parts: Sequence[bytes], *, hangs: bool = False) -> None:
+        super().__init__(latency=0.02)
+        self._parts = parts
+        self._hangs = hangs
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/messages"
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+        await reader.readexactly(int(length))
+        self.total += 1
+        await self.say(writer, *self._parts)
+        if self._hangs:
+            await self.hang()
+
+
+class ScriptedSmtp(Scripted):
+    """Greets like this; and once it is told to, says ``250-and`` for ever, a line at a time."""
+
+    def __init__(self, greeting: bytes = b"220 hello", *, drips_at: bytes = b"") -> None:
+        super().__init__(latency=0.01)
+        self._greeting = greeting
+        self._drips_at = drips_at
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.say(writer, self._greeting + b"\r\n")
+        is_body = False
+        while read := await reader.readline():
+            line = read.strip()
+            command = b"" if is_body and line != b"." else line.upper().partition(b" ")[0]
+            if command and command == self._drips_at:
+                await self._drip(writer)
+            if is_body and line != b".":
+                continue
+            is_body = command == b"DATA"
+            await self.say(writer, b"354 go on\r\n" if is_body else b"250 fine\r\n")
+
+    async def _drip(self, writer: asyncio.StreamWriter) -> None:
+        while not self._released.is_set():
+            await self.say(writer, b"250-and\r\n")

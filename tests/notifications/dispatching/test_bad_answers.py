@@ -1,0 +1,162 @@
+"""Providers whose answers are cut, split, dripped, nonsense, or not theirs to store (N7, N8)."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from example_project.demo.notifications.fakes import FakeSmtp, Server
+from example_project.notifications import services
+from example_project.notifications.models import Delivery, Status
+from example_project.notifications.providers import Outcome, Verdict
+from example_project.notifications.providers.email import EmailProvider
+from example_project.notifications.providers.http import HttpSmsProvider
+from example_project.notifications.services import Begun, Call, Settlement
+from tests.notifications.dispatchers import SENDER
+from tests.notifications.dispatching.scripted import ScriptedHttp, ScriptedSmtp
+from tests.notifications.factories import enqueue, lease
+
+BEGUN = Begun(
+    uuid.uuid4(), uuid.uuid4(), "shop", "sms", "normal", "", "+40721234567", b"\x01" * 16, "Hello",
+    "Code 7.", "", None, "", 1, False, "texts", False,
+)  # fmt: skip
+CODES = {"blocked": "permanent"}
+
+
+def answer(status: str, body: bytes, *parts: bytes, length: int = 0) -> list[bytes]:
+    """An HTTP answer; its body may come in parts, and be shorter than it says."""
+    total = length or len(body) + sum(map(len, parts))
+    return [b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status.encode(), total), body, *parts]
+
+
+def asked(parts: Sequence[bytes], *, hangs: bool = False, **options: Any) -> Outcome:
+    """Return what an SMS provider makes of that answer."""
+
+    async def ask(url: str) -> Outcome:
+        provider = HttpSmsProvider("texts", url=url, codes=CODES, **{"timeout": 5.0} | options)
+        try:
+            return await provider.send(BEGUN)
+        finally:
+            await provider.aclose()
+
+    with ScriptedHttp(parts, hangs=hangs) as server:
+        outcome = asyncio.run(ask(server.url))
+        assert server.total == 1
+        return outcome
+
+
+def test_n8_a_refusal_that_comes_in_parts_is_read_to_its_end():
+    outcome = asked(answer("200 OK", b'{"co', b'de": "blo', b'cked"}'))
+    assert (outcome.verdict, outcome.code) == (Verdict.PERMANENT, "blocked")
+
+
+@pytest.mark.parametrize(
+    ("parts", "hangs", "verdict", "code"),
+    [
+        (answer("200 OK", b'{"id": 1', length=99), False, "ambiguous", "ClientPayloadError"),
+        (answer("200 OK", b'{"id": 1', length=99), True, "ambiguous", "TimeoutError"),
+        (answer("400 Bad Request", b"{", length=99), False, "permanent", "400"),
+        (answer("400 Bad Request", b"{", length=99), True, "permanent", "400"),
+        (answer("503 Busy", b"", length=99), True, "transient", "503"),
+        (answer("200 OK", b"[" * 60_000), False, "accepted", "200"),
+        (answer("200 OK", b"9" * 60_000), False, "accepted", "200"),
+        (answer("200 OK", b"x" * 300_000), False, "accepted", "200"),
+        ([b"SSH-2.0-OpenSSH\r\n"], False, "ambiguous", "ClientResponseError"),
+    ],
+    ids=[
+        "cut", "silent", "refused-cut", "refused-silent", "busy-silent", "deep", "huge number",
+        "long", "another protocol",
+    ],
+)  # fmt: skip
+def test_n8_what_became_of_an_answer_decides_only_what_its_status_does_not(
+    parts: list[bytes], hangs: bool, verdict: str, code: str
+):
+    outcome = asked(parts, hangs=hangs, timeout=0.5)
+    assert (outcome.verdict, outcome.code) == (verdict, code)
+
+
+def test_n8_an_answer_that_nobody_asked_to_be_compressed_is_not_decompressed():
+    body = gzip.compress(b'{"id": "' + b"7" * 1_000_000 + b'"}')
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    outcome = asked([head, body])
+    assert (outcome.verdict, outcome.provider_id) == (Verdict.ACCEPTED, "")
+
+
+@pytest.mark.parametrize(
+    "told", ["no route to +40721234567", "40721234567", "ada@example.org", "x" * 51, "a\\nb", ""]
+)
+def test_n4_what_a_provider_says_in_place_of_a_code_is_not_shown_as_one(told: str):
+    """It is listed and logged, and may be the recipient."""
+    outcome = asked(answer("400 Bad Request", b'{"code": "%s"}' % told.encode()))
+    assert outcome.code == "400"
+
+
+@pytest.mark.django_db
+def test_n3_ids_that_cannot_be_stored_keep_no_end_from_being_written():
+    rows = [enqueue(channel=each) for each in ("email", "sms")]
+    begun = [services.begin(lease(each)) for each in rows]
+    calls = [
+        [Call("texts", Delivery.Outcome.SENT, "a\x00b\ud800c", "\ud800" * 200, "\x00\ud800")],
+        [Call("mail", Delivery.Outcome.SENT, "fine")],
+    ]
+    settlements = [
+        Settlement(each, Status.SUCCESSFULLY_PROCESSED, made)
+        for each, made in zip(begun, calls, strict=True)
+        if each is not None
+    ]
+    assert set(services.settle_many(settlements).values()) == {Status.SUCCESSFULLY_PROCESSED}
+    rows[0].refresh_from_db()
+    assert rows[0].provider_id == "a\ufffdb?c"
+
+
+# SMTP
+
+
+def mailed(server: Server, **options: Any) -> Outcome:
+    """Return what came of a mail over this server; fails where a thread would be held for ever."""
+    provider = EmailProvider(
+        "mail", sender=SENDER, host="127.0.0.1", port=server.port, threads=1, timeout=0.5, **options
+    )
+    mail = Begun(
+        uuid.uuid4(), uuid.uuid4(), "shop", "email", "normal", "", "ada@example.org", b"", "Hello",
+        "Hello.", "", None, "", 1, False, "mail", False,
+    )  # fmt: skip
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(provider.send_now, mail).result(20)
+    finally:
+        server.release()
+        pool.shutdown(wait=False)
+        provider.close()
+
+
+@pytest.mark.parametrize("greeting", [b"554 nobody may connect", b"421 later", b"nonsense"])
+def test_n8_a_server_that_refuses_all_who_connect_refuses_no_message(greeting: bytes):
+    with ScriptedSmtp(greeting) as server:
+        outcome = mailed(server)
+    assert (outcome.verdict, outcome.blames_provider) == (Verdict.TRANSIENT, True)
+
+
+@pytest.mark.parametrize("options", [{"use_tls": True}, {"username": "a", "password": "b"}])
+def test_n8_a_server_without_what_we_need_of_it_refuses_no_message(options: dict[str, Any]):
+    with FakeSmtp() as server:
+        outcome = mailed(server, **options)
+        assert not server.seen
+    assert (outcome.verdict, outcome.blames_provider) == (Verdict.TRANSIENT, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "verdict"),
+    [(b"EHLO", "transient"), (b"MAIL", "transient"), (b"RCPT", "transient"), (b".", "ambiguous")],
+)
+def test_n7_a_server_that_drips_holds_its_thread_no_longer_than_one_that_is_silent(
+    command: bytes, verdict: str
+):
+    with ScriptedSmtp(drips_at=command) as server:
+        assert mailed(server).verdict == verdict

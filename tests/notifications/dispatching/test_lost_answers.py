@@ -1,0 +1,110 @@
+"""The database goes away between the provider's answer and our writing it down (N3, N7, N8)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
+from example_project.notifications import dispatching, services
+from example_project.notifications.dispatching import Start
+from example_project.notifications.models import Notification
+from tests.faults.aiming import Stage
+from tests.faults.proxy import Proxy
+from tests.notifications.dispatchers import SENT, dispatcher
+from tests.notifications.factories import enqueue, lease, lose_lease
+from tests.processes import wait_until
+from tests.running import running
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SETTLE = r"status = held\.status"
+
+
+def status_of(notification: Notification) -> str:
+    notification.refresh_from_db()
+    return notification.status
+
+
+def outcomes(notification: Notification) -> list[str]:
+    return list(notification.deliveries.order_by("id").values_list("outcome", flat=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "made"), [("[503,1]", ["failed", "sent"]), ("[500,1]", ["ambiguous", "sent"])]
+)
+def test_n3_a_deferral_whose_answer_is_lost_comes_again_and_is_told_once(
+    dispatch: dict[str, Any], sms: FakeSms, proxied: None, proxy: Proxy, text: str, made: list[str]
+):
+    """Taken for lost, its message would be acknowledged, and nobody would ever send it."""
+    notification = enqueue(channel="sms", recipient="+40721234567", body=f"{text} Your code is 7.")
+    aim = proxy.aim_at(SETTLE, Stage.COMMITTED)
+    with running(dispatcher()):
+        aim.wait()
+        proxy.cut_aimed()
+        wait_until(lambda: status_of(notification) == SENT)
+    assert sms.accepted == {str(notification.id): 1}
+    assert outcomes(notification) == made
+
+
+def test_n3_a_snooze_whose_answer_is_lost_comes_again(
+    dispatch: dict[str, Any], sms: FakeSms, proxied: None, proxy: Proxy
+):
+    dispatch |= {"CIRCUIT_FAILURES": 1, "CIRCUIT_PAUSE": timedelta(seconds=0.3)}
+    notification = enqueue(channel="sms", recipient="+40721234567", body="[503,1] Your code is 7.")
+    aim = proxy.aim_at(SETTLE, Stage.COMMITTED, nth=2)
+    with running(dispatcher()):
+        aim.wait()
+        proxy.cut_aimed()
+        wait_until(lambda: status_of(notification) == SENT)
+    assert outcomes(notification) == ["failed", "sent"]
+
+
+def test_n3_an_end_whose_answer_is_lost_is_told_once(
+    dispatch: dict[str, Any], smtp: FakeSmtp, proxied: None, proxy: Proxy
+):
+    notification = enqueue()
+    queue = services.queue_of("normal", "email")
+    aim = proxy.aim_at(SETTLE, Stage.COMMITTED)
+    with running(dispatcher()):
+        aim.wait()
+        proxy.cut_aimed()
+        wait_until(lambda: not queue.contains_message(str(notification.id)))
+    assert status_of(notification) == SENT
+    assert outcomes(notification) == ["sent"]
+
+
+def test_n8_an_answer_is_not_forgotten_over_an_outage_longer_than_all_retries(
+    dispatch: dict[str, Any],
+    smtp: FakeSmtp,
+    proxied: None,
+    proxy: Proxy,
+    caplog: pytest.LogCaptureFixture,
+):
+    """Without idempotency keys it would end as a doubt, which an operator may well repeat."""
+    dispatch["PROVIDERS"]["email"][0]["timeout"] = 30.0
+    notification = enqueue(recipient="hang-after+ada@example.org")
+    with running(dispatcher()):
+        wait_until(lambda: smtp.hanging == 1)
+        proxy.refuse()
+        smtp.release()
+        wait_until(lambda: "event=database_away step=settle" in caplog.text)
+        proxy.accept()
+        connection.close()
+        wait_until(lambda: status_of(notification) == SENT)
+    assert smtp.accepted == {str(notification.id): 1}
+    assert outcomes(notification) == ["sent"]
+
+
+def test_n3_who_lost_its_lease_gets_nothing_even_beside_who_holds_it():
+    notification = enqueue()
+    old = lease(notification)
+    lose_lease(old)
+    new = lease(notification)
+    stale, current = dispatching._begin([Start(old, "texts"), Start(new, "texts")])
+    assert stale is None
+    assert current is not None
+    assert str(current.lease_id) == new.lease_id
