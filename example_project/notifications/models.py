@@ -136,6 +136,11 @@ class Notification(models.Model):
         return "" if self.outcome.endswith(f": {self.error_class}") else self.error_class
 
     @property
+    def is_in_doubt(self) -> bool:
+        """Whether it may have been sent though it ended otherwise."""
+        return self.outcome.endswith("in doubt")
+
+    @property
     def queue_name(self) -> str:
         return queue_name(self.priority, self.channel)
 

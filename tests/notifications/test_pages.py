@@ -121,6 +121,23 @@ def test_n12_no_list_shows_a_recipient():
         assert "ada@example.org</" not in response.content.decode()
 
 
+def test_n12_a_dedupe_key_may_name_a_customer():
+    notification = enqueue(dedupe_key="reset-ada@example.org")
+    html = page(operator("view_notification"), url_of(notification))
+    assert "dedupe key (hidden)" in html
+    assert "reset-ada" not in html
+    html = page(operator("view_notification", "view_recipient"), url_of(notification))
+    assert "dedupe key reset-ada@example.org" in html
+
+
+def test_n12_a_recipient_that_can_have_got_nothing_is_not_an_empty_list():
+    client = operator("view_notification", "view_recipient")
+    for wrong in ("+40 721 234 567", "0721234567"):
+        response = client.post(f"{LIST}find/", {"channel": "sms", "recipient": wrong})
+        assert response["Location"] == DASHBOARD
+        assert "is not a number in E.164 form" in told(response)[-1]
+
+
 def test_n12_a_timeline_in_order():
     notification = failed(expires_at=datetime.now(UTC) + timedelta(hours=1))
     services.retry(notification.pk)
@@ -217,6 +234,38 @@ def test_n12_many_at_once_and_only_those_in_the_state_for_it():
     assert response.status_code == 200
 
 
+def doubtful(**values: Any) -> Notification:
+    notification = enqueue(**values)
+    envelope = lease(notification)
+    begun = services.begin(envelope)
+    assert begun is not None
+    call = Call("smtp-1", Delivery.Outcome.AMBIGUOUS, "", "TimeoutError")
+    services.fail(begun, [call], services.IN_DOUBT)
+    envelope.acknowledge()
+    return notification
+
+
+def test_n12_retrying_many_sends_nothing_twice_unless_it_is_asked_for():
+    refused, unknown = failed(), doubtful(channel="sms")
+    client = operator("view_notification", "retry_notification")
+    chosen = {"_selected_action": [refused.pk, unknown.pk]}
+    response = client.post(LIST, {"action": "retry_selected"} | chosen)
+    assert [each.partition(".")[0] for each in told(response)] == [
+        "Put back into the queue: 1", "Left alone: 1",
+    ]  # fmt: skip
+    unknown.refresh_from_db()
+    assert unknown.status == Status.FAILED
+    response = client.post(LIST, {"action": "retry_doubtful_selected"} | chosen)
+    unknown.refresh_from_db()
+    assert unknown.status == Status.ENQUEUED
+
+
+def test_n12_the_page_of_one_in_doubt_warns_of_sending_it_twice():
+    client = operator("view_notification", "retry_notification")
+    assert "may send it twice" in page(client, url_of(doubtful(channel="sms")))
+    assert "may send it twice" not in page(client, url_of(failed()))
+
+
 def test_n12_what_was_parked_and_why():
     body = b'{"channel": "sms", "to": "secret-number"}'
     parking.take([Incoming(body)], tenant="shop", origin="notifications")
@@ -251,22 +300,38 @@ def test_n12_parked_requests_that_are_valid_by_now_are_accepted():
     assert ParkedRequest.objects.count() == 2
     response = operator("view_parkedrequest", "retry_parkedrequest").post(PARKED, data)
     assert told(response) == ["Accepted: 1.", "Still refused: 1."]
+    assert LogEntry.objects.get().change_message.startswith("accepted parked request")
     assert bytes(ParkedRequest.objects.get().body) == b"{"
     assert Notification.objects.get().template == "welcome"
 
 
 def test_n9_templates_are_added_as_versions():
     client = operator("view_template", "add_template")
-    good = {"name": "hello", "channel": "sms", "body": "Hello {{ name }}"}
+    good = {"name": "hello", "channel": "sms", "body": "Hello {{ name }}\r\n\r\nBye"}
     for _ in range(2):
         assert client.post("/admin/notifications/template/add/", good).status_code == 302
     assert list(Template.objects.values_list("version", flat=True)) == [1, 2]
+    assert Template.objects.get(version=1).body == "Hello {{ name }}\n\nBye"
     bad = client.post("/admin/notifications/template/add/", good | {"body": "{% include 'x' %}"})
     assert "does not compile" in bad.content.decode()
     html = page(
         client, f"/admin/notifications/template/{Template.objects.get(version=1).pk}/change/"
     )
     assert 'name="_save"' not in html
+
+
+def test_n9_a_version_begins_with_the_one_before_it():
+    first = template()
+    first.save()
+    client = operator("view_template", "add_template")
+    add = "/admin/notifications/template/add/"
+    html = page(client, f"/admin/notifications/template/{first.pk}/change/")
+    assert f'href="{add}?from={first.pk}"' in html
+    assert "Dear {{ name }}, welcome." in page(client, f"{add}?from={first.pk}")
+    for wrong in ("x", "-1", "9" * 30, ""):
+        assert "Dear" not in page(client, f"{add}?from={wrong}")
+    html = page(operator("view_template"), f"/admin/notifications/template/{first.pk}/change/")
+    assert "New version" not in html
 
 
 def test_n9_suppressions_are_added_by_recipient_and_kept_as_hashes():

@@ -21,7 +21,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from example_project.notifications import queries, sql
+from example_project.notifications import queries, sql, sweeping
 from example_project.notifications.ids import first_id_at
 from example_project.notifications.listing import LAST_ID
 from example_project.notifications.models import Status
@@ -189,7 +189,7 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
             settlement, 5 * SOME, {PRIMARY, BY_STATE, "notifications_delivery_notification_id_"}
         ),
         "CANCEL": Case({"id": one, "reason": "cancelled"}, 2, {PRIMARY, BY_STATE}),
-        "RETRY": Case({"id": one}, 2, {PRIMARY, BY_STATE}),
+        "RETRY": Case({"id": one, "even_in_doubt": False}, 2, {PRIMARY, BY_STATE}),
         "EXPIRE": Case({"limit": SOME}, 2 * SOME, {PRIMARY, "notification_expires"}),
         "FAIL_DEAD": Case(
             {"kind": "notifications-normal-email|json", "limit": SOME}, 4 * SOME,
@@ -231,7 +231,9 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
 
 
 STATEMENTS: Final = {
-    name: text for name, text in (vars(sql) | vars(queries)).items() if name.isupper()
+    name: text
+    for name, text in (vars(sql) | vars(sweeping) | vars(queries)).items()
+    if name.isupper()
 }
 NAMES: Final = sorted(STATEMENTS)
 

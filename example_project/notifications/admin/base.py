@@ -49,10 +49,16 @@ class ShownOnly(Base):
     paginator = CappedPaginator
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
+    list_heading = ""
 
     class Media:
         css = {"all": ["delayed_queue/admin.css", "notifications/pages.css"]}
         js = [forms.Script("delayed_queue/live.js", defer=True)]
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        """Head the list by what is in it: nothing needs to be selected."""
+        heading = {"title": self.list_heading} if self.list_heading else {}
+        return super().changelist_view(request, {**heading, **(extra_context or {})})
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from django.contrib import admin, messages
@@ -33,7 +34,7 @@ from example_project.notifications.admin.lists import (
 )
 from example_project.notifications.admin.timelines import timeline_of
 from example_project.notifications.models import Channel, Notification, Status
-from example_project.notifications.recipients import recipient_hash
+from example_project.notifications.recipients import problem_with, recipient_hash
 
 TEXTS: Final = ("recipient", "recipient_hash", "subject", "body", "html")
 MAX_DELIVERIES: Final = 200
@@ -54,7 +55,7 @@ class NotificationAdmin(ShownOnly):
     search_help_text = "An id, exactly as the API answered it."
     change_list_template = "admin/notifications/notification/change_list.html"
     change_form_template = "admin/notifications/notification/detail.html"
-    actions = ("cancel_selected", "retry_selected")
+    actions = ("cancel_selected", "retry_selected", "retry_doubtful_selected")
     fieldsets = (
         (None, {"fields": ("state", "about", "asked", "attempts_column", "provider_column")}),
         ("Timeline", {"fields": ("timeline",)}),
@@ -83,6 +84,10 @@ class NotificationAdmin(ShownOnly):
         if channel not in Channel.values or not recipient:
             self.message_user(request, "Choose a channel and a recipient.", messages.WARNING)
             return HttpResponseRedirect(self.list_url())
+        if problem := problem_with(channel, recipient):
+            # An empty list would read as "nothing was sent to them".
+            self.message_user(request, f"What you look for {problem}.", messages.WARNING)
+            return HttpResponseRedirect(reverse("admin:notifications_dashboard"))
         return HttpResponseRedirect(
             self.list_url(**{RECIPIENT: recipient_hash(channel, recipient).hex()})
         )
@@ -205,8 +210,10 @@ class NotificationAdmin(ShownOnly):
         return format_html("{}, {}", self.channel_column(row), self.about_column(row))
 
     @admin.display(description="asked for by")
-    def asked(self, row: Notification) -> SafeString:
-        key = f", dedupe key {row.dedupe_key}" if row.dedupe_key else ""
+    def asked(self, row: Any) -> SafeString:
+        # Often made of a customer's name or address.
+        shown = row.dedupe_key if row.shows_texts else "(hidden)"
+        key = f", dedupe key {shown}" if row.dedupe_key else ""
         return format_html("{} by {}{}", row.tenant, row.get_source_display(), key)
 
     @admin.display(description="what happened")
@@ -242,8 +249,12 @@ class NotificationAdmin(ShownOnly):
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         self._operate(request, "cancel", _ticked(request))
 
-    @admin.action(description="Retry", permissions=["retry"])
+    @admin.action(description="Retry what was not sent", permissions=["retry"])
     def retry_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        self._operate(request, "retry", _ticked(request), even_in_doubt=False)
+
+    @admin.action(description="Retry, even what may have been sent", permissions=["retry"])
+    def retry_doubtful_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         self._operate(request, "retry", _ticked(request))
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
@@ -252,17 +263,27 @@ class NotificationAdmin(ShownOnly):
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return may(request, "retry_notification")
 
-    def _operate(self, request: HttpRequest, operation: str, ids: list[uuid.UUID]) -> None:
+    def _operate(
+        self,
+        request: HttpRequest,
+        operation: str,
+        ids: list[uuid.UUID],
+        *,
+        even_in_doubt: bool = True,
+    ) -> None:
         """Do it to each that is still in the state for it, with an entry in the admin's log."""
         if not may(request, f"{operation}_notification") or not self.has_view_permission(request):
             raise PermissionDenied
-        act = services.cancel if operation == "cancel" else services.retry
+        again = partial(services.retry, even_in_doubt=even_in_doubt)
+        act = services.cancel if operation == "cancel" else again
         done = [id_ for id_ in ids if self._act(request, act, operation, id_)]
         past = "Cancelled" if operation == "cancel" else "Put back into the queue"
         if done:
             self.message_user(request, f"{past}: {len(done)}.", messages.SUCCESS)
         if left := len(ids) - len(done):
-            wanted = "waits" if operation == "cancel" else "has failed and is not too late"
+            failed = "has failed and is not too late"
+            failed += "" if even_in_doubt else ", and was certainly not sent,"
+            wanted = "waits" if operation == "cancel" else failed
             text = f"Left alone: {left}. Only what {wanted} can be."
             self.message_user(request, text, messages.WARNING)
 

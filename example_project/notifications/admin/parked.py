@@ -9,6 +9,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import F, Func, IntegerField, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -25,12 +26,13 @@ MAX_SHOWN = 20_000
 class ParkedRequestAdmin(ShownOnly):
     """The latest first."""
 
-    list_display = ("reason", "origin", "times", "size_column", "parked_at")
+    list_heading = "Parked requests"
+    list_display = ("reason", "origin", "tenant", "times", "size_column", "parked_column")
     ordering = ("-parked_at", "-id")
     actions = ("retry_selected",)
     readonly_fields = (
         "reason", "errors_shown", "origin", "tenant", "times", "message_id", "content_type",
-        "parked_at", "body_shown",
+        "parked_column", "body_shown",
     )  # fmt: skip
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -44,7 +46,7 @@ class ParkedRequestAdmin(ShownOnly):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         size = Func(F("body"), function="octet_length", output_field=IntegerField())
-        rows: QuerySet[Any] = super().get_queryset(request).annotate(size=size)
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(size=size, read_at=Now())
         return rows.defer("body")
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
@@ -56,6 +58,10 @@ class ParkedRequestAdmin(ShownOnly):
     @admin.display(description="size")
     def size_column(self, row: Any) -> str:
         return f"{row.size:,} bytes"
+
+    @admin.display(description="last parked")
+    def parked_column(self, row: Any) -> SafeString:
+        return formats.moment(row.parked_at, formats.relative(row.parked_at, row.read_at))
 
     @admin.display(description="errors")
     def errors_shown(self, row: ParkedRequest) -> SafeString:

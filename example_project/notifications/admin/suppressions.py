@@ -18,7 +18,11 @@ from example_project.notifications.validation import check_category
 class SuppressionForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptable at run time
     """Takes a recipient, and stores its hash."""
 
-    recipient = forms.CharField(max_length=2048, help_text="Only its hash is kept.")
+    recipient = forms.CharField(
+        max_length=2048,
+        help_text="Only its hash is kept.",
+        widget=forms.TextInput(attrs={"class": "vTextField"}),
+    )
 
     class Meta:
         model = Suppression
@@ -43,6 +47,7 @@ class SuppressionAdmin(ShownOnly):
     """Newest first; nobody can read back whom they are about."""
 
     form = SuppressionForm
+    list_heading = "Suppressions"
     list_display = ("id", "channel", "category_column", "reason", "created_at")
     ordering = ("-id",)
 

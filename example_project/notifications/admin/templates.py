@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django import forms
 from django.contrib import admin
 from django.http import HttpRequest
 from django.template import TemplateSyntaxError
+from django.utils.safestring import SafeString
 
+from delayed_queue.admin import formats
 from example_project.notifications.admin.base import ShownOnly, may
 from example_project.notifications.catalogue import add_version
 from example_project.notifications.models import Template
 from example_project.notifications.rendering import compiled
 from example_project.notifications.validation import check_category
+
+WRITTEN: Final = ["name", "channel", "subject", "body", "html", "category"]
+TEXTS: Final = ("body", "html")
 
 
 class TemplateForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptable at run time
@@ -21,12 +26,14 @@ class TemplateForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptab
 
     class Meta:
         model = Template
-        fields = ["name", "channel", "subject", "body", "html", "category"]
+        fields = WRITTEN
         labels = {"html": "HTML"}
         widgets = {"subject": forms.TextInput(attrs={"class": "vTextField"})}
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        # As browsers send them; an SMS would pay for each carriage return.
+        cleaned |= {name: str(cleaned.get(name) or "").replace("\r\n", "\n") for name in TEXTS}
         if problem := check_category(cleaned.get("category") or ""):
             self.add_error("category", f"It {problem}.")
         if not self.errors:
@@ -42,6 +49,7 @@ class TemplateAdmin(ShownOnly):
     """The last version of a name and channel counts."""
 
     form = TemplateForm
+    list_heading = "Templates"
     list_display = ("name", "channel", "version", "subject", "category", "created_at")
     list_filter = ("channel",)
     search_fields = ("name",)
@@ -54,5 +62,27 @@ class TemplateAdmin(ShownOnly):
         add_version(obj)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = ["name", "channel", "subject", "body", "html", "category"]
-        return fields if obj is None else [*fields[:2], "version", *fields[2:], "created_at"]
+        if obj is None:
+            return WRITTEN
+        return [
+            "name", "channel", "version", "subject", "body_shown", "html_shown", "category",
+            "created_at",
+        ]  # fmt: skip
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [] if obj is None else self.get_fields(request, obj)
+
+    @admin.display(description="body")
+    def body_shown(self, row: Template) -> SafeString:
+        return formats.block(row.body)
+
+    @admin.display(description="HTML")
+    def html_shown(self, row: Template) -> SafeString:
+        return formats.block(row.html) if row.html else formats.NOTHING
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """Begin with the version that is to have a successor: ``?from=`` and its number."""
+        number = request.GET.get("from", "")
+        is_number = number.isascii() and number.isdigit() and len(number) < 19
+        found = Template.objects.filter(pk=int(number)).first() if is_number else None
+        return {name: getattr(found, name) for name in WRITTEN} if found else {}
