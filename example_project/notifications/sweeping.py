@@ -67,6 +67,10 @@ SET
     lease_id = NULL,
     ended_at = clock_timestamp(),
     outcome = 'given up: ' || held.reason
+        || CASE
+            WHEN held.was_interrupted OR n.outcome = 'in doubt' THEN ', in doubt'
+            ELSE ''
+        END
 FROM held
 WHERE n.id = held.id
 RETURNING n.id, n.status, n.callback_url

@@ -121,6 +121,18 @@ def test_n12_no_list_shows_a_recipient():
         assert "ada@example.org</" not in response.content.decode()
 
 
+def test_n12_the_page_of_one_that_waits_tells_until_when():
+    later = datetime.now(UTC) + timedelta(hours=1)
+    notification = enqueue(send_at=later)
+    client = operator("view_notification")
+    assert "attempt 1 from here on" in page(client, url_of(notification))
+    services.queue_of("normal", "email").drop_message(str(notification.pk))
+    assert "it has no message" in page(client, url_of(notification))
+    leased = enqueue(channel="sms")
+    lease(leased)
+    assert "a dispatcher has its message" in page(client, url_of(leased))
+
+
 def test_n12_a_dedupe_key_may_name_a_customer():
     notification = enqueue(dedupe_key="reset-ada@example.org")
     html = page(operator("view_notification"), url_of(notification))

@@ -226,7 +226,8 @@ def test_n3_a_dead_letter_fails_its_notification():
     assert services.fail_dead() == 1
     notification.refresh_from_db()
     assert notification.status == Status.FAILED
-    assert notification.outcome == "given up: crashed 10 times"
+    assert notification.outcome == "given up: crashed 10 times, in doubt"
+    assert notification.is_in_doubt
     # It may have been sent, and that is told.
     assert [each.outcome for each in notification.deliveries.all()] == ["unfinished"]
     assert services.fail_dead() == 0
@@ -237,6 +238,8 @@ def test_n3_a_dead_letter_of_one_that_was_never_begun_leaves_no_doubt():
     assert lease(notification).reject("crashed before it began")
     assert services.fail_dead() == 1
     assert not notification.deliveries.exists()
+    notification.refresh_from_db()
+    assert notification.outcome == "given up: crashed before it began"
 
 
 def test_n3_what_waits_without_a_message_is_failed_and_can_be_retried():
