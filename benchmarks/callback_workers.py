@@ -50,7 +50,10 @@ settings.configure(**__import__("json").loads(sys.argv[1]))
 django.setup()
 from datetime import timedelta
 from delayed_queue.workers import Worker, WorkerOptions
-worker = Worker(WorkerOptions(cron=False, only_sourced=True, async_concurrency=int(sys.argv[2])))
+worker = Worker(WorkerOptions(
+    cron=False, only_sourced=True, async_concurrency=int(sys.argv[2]),
+    shutdown_timeout=timedelta(seconds=1),
+))
 __import__("signal").signal(15, lambda *_: worker.stop())
 __import__("gc").freeze()
 worker.run()

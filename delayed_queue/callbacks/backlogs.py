@@ -26,8 +26,9 @@ logger = logging.getLogger("delayed_queue")
 ENOUGH: Final = 16
 # How many messages a statement looks at; it is a transaction of its own, of some 10 ms.
 BITE: Final = 1000
-# How many times as long as a bite took there is none: that time is for others.
-REST: Final = 2
+# How many times as long as a bite took there is none, a second at most: that time is for others.
+REST: Final = 4
+MOST_REST: Final = 1.0
 # Who is told that another is at it tries again: so soon, in seconds, and so often.
 MISSED_SECONDS: Final = 0.1
 MOST_MISSED: Final = 10
@@ -157,7 +158,7 @@ class Backlogs:
                 break
             after = Beginning(bite.due_at, bite.id)
             self._pass_over(backlog)
-            await asyncio.sleep(REST * (time.monotonic() - began))
+            await asyncio.sleep(min(REST * (time.monotonic() - began), MOST_REST))
         return count
 
     async def _bite(

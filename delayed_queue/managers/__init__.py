@@ -41,6 +41,7 @@ from delayed_queue.managers.steps import (
     returning_leases,
     run,
     trying_alone,
+    without_edge,
 )
 from delayed_queue.managers.tokens import ApiTokenManager, TokenRow
 from delayed_queue.managers.topics import (
@@ -115,4 +116,5 @@ __all__ = [
     "returning_leases",
     "run",
     "trying_alone",
+    "without_edge",
 ]

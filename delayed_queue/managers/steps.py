@@ -46,17 +46,25 @@ def claiming(
 
 def claiming_past(
     kind: str, limit: int, lease_id: str, retaken_id: str, lease: int, passed: Sequence[str],
-    after: tuple[int, int], *, now: int | None = None,
+    after: tuple[int, int], looked: int, *, now: int | None = None,
 ) -> Step:  # fmt: skip
     """Lease as ``claiming`` does behind a due time and id, but nothing with such a url.
 
-    ``passed`` are beginnings of urls that reach at least to the sign behind the host.
+    ``passed`` are beginnings of urls that reach at least to the sign behind the host. At most so
+    many messages are looked at; ``without_edge`` reads the answer.
     """
     params = {
         "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
-        "lease": lease, "passed": list(passed), "after": after[0], "after_id": after[1], "now": now,
+        "lease": lease, "passed": list(passed), "after": after[0], "after_id": after[1],
+        "looked": looked, "now": now,
     }  # fmt: skip
     return sql.CLAIM_PASSING, params
+
+
+def without_edge(rows: list[Row]) -> tuple[list[Row], tuple[int, int] | None]:
+    """Return what ``claiming_past`` leased, and behind which due time and id there is more."""
+    edges = [(row[4], row[0]) for row in rows if row[1] is None]
+    return [row for row in rows if row[1] is not None], edges[0] if edges else None
 
 
 def trying_alone(kind: str) -> Step:

@@ -85,23 +85,63 @@ RETURNING
 CLAIM: Final[LiteralString] = _LEASE + _EARLIEST_DUE + _LEASED
 
 # The same behind a message, and none whose url begins in one of these ways: they are being put off
-# (PUT_OFF_BACKLOG), and would be leased in vain. What is passed over is read, so the next one goes
-# on behind the last that was taken, whatever its due time, and does not read it again.
+# (PUT_OFF_BACKLOG), and would be leased in vain. What is passed over is read, so no more than
+# "looked" messages are; if there are more, a row without a key says where the next claim goes on.
 # Reads: as CLAIM.
 CLAIM_PASSING: Final[LiteralString] = (
-    _LEASE
-    + """
+    CLOCK
+    + """,
+looked AS MATERIALIZED (
+    SELECT due_at, id
+    FROM (
+        SELECT "scheduledAt" AS due_at, id
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
+            AND "scheduledAt" <= (SELECT now FROM clock)
+            AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
+        ORDER BY "scheduledAt", id
+        LIMIT (SELECT %(looked)s::integer)
+    ) AS due
+    OFFSET %(looked)s::integer - 1
+    LIMIT 1
+),
+leased AS (
+    UPDATE delayed_queue
+    SET "lockUuid" = CASE
+            WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
+        END,
+        "dueAt" = "scheduledAt",
+        "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
+        attempts = attempts + 1
+    WHERE id = ANY (ARRAY(
         SELECT id
         FROM (
             SELECT id
             FROM delayed_queue
             WHERE "pKind" = %(kind)s
                 AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
-                AND "scheduledAt" <= (SELECT now FROM clock)
+                AND ("scheduledAt", id) <= (
+                    COALESCE((SELECT due_at FROM looked), (SELECT now FROM clock)),
+                    COALESCE((SELECT id FROM looked), 9223372036854775807)
+                )
                 AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
                 AND ((headers ->> 'url') || '/' ^@ ANY (%(passed)b::text[])) IS NOT TRUE"""
     + _IN_ORDER
-    + _LEASED
+    + """
+    ))
+    RETURNING
+        id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
+        headers::text, "lockUuid" = %(retaken_id)s::varchar AS "isRetaken"
+)
+SELECT
+    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts, headers,
+    "isRetaken"
+FROM leased
+UNION ALL
+SELECT id, NULL, NULL, NULL, due_at, NULL, NULL, NULL, NULL
+FROM looked
+"""
 )
 
 # The same, and no two at a time: of two claims of two that meet two messages, CLAIM may give

@@ -13,7 +13,7 @@ from typing import Any, Final
 from delayed_queue import signals
 from delayed_queue.handlers import Reject
 from delayed_queue.logs import log_poll
-from delayed_queue.managers import Step, earliest_first
+from delayed_queue.managers import Step, earliest_first, without_edge
 from delayed_queue.messages import Envelope
 from delayed_queue.wakeups import Doorbell
 from delayed_queue.workers.board import Board
@@ -184,15 +184,19 @@ class Dispatcher:
 
     def accept(self, plan: ClaimPlan, answers: list[Rows]) -> int:
         """Take over what a claim returned; return how many messages that was."""
-        rows = earliest_first(answers[-1])
+        answer, edge = without_edge(answers[-1]) if plan.look.passed else (answers[-1], None)
+        rows = earliest_first(answer)
         log_poll(plan.lane.queue.name, [row[1] for row in rows])
         if not rows and plan.was_refused(answers):
             plan.lane.wait_for_turn()
             return 0
         ahead = answers[-2] if plan.look.looks_ahead else []
-        latest, last_id = (rows[-1][4], rows[-1][0]) if rows else (None, 0)
-        wait_ms = ahead[0][0] if ahead else None
-        plan.lane.end_look(plan.look, len(rows), latest, wait_ms, last_id=last_id)
+        last = (rows[-1][4], rows[-1][0]) if rows else None
+        is_full = len(rows) == plan.look.limit
+        plan.lane.end_look(
+            plan.look, len(rows), last and last[0], ahead[0][0] if ahead else None,
+            behind=last if is_full else edge or last, has_more=edge is not None,
+        )  # fmt: skip
         self._claimed += len(rows)
         if rows:
             self._hand_over(plan, rows)

@@ -46,6 +46,8 @@ DOZING: Final = math.inf
 DOUBT_SECONDS: Final = 0.005
 # How long, at most, a lane sleeps that passes over messages: it may be to look from before them.
 PASSING_SECONDS: Final = 1.0
+# How many messages a claim that passes over some looks at: a few milliseconds.
+MOST_LOOKED: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +176,9 @@ class Lane:
         if look.passed:
             after = self._behind or (look.floor, 0)
             return claiming_past(
-                self.queue.kind, look.limit, lease_id, retaken_id, lease, look.passed, after
-            )
+                self.queue.kind, look.limit, lease_id, retaken_id, lease, look.passed, after,
+                MOST_LOOKED,
+            )  # fmt: skip
         return claiming(
             self.queue.kind, look.limit, lease_id, retaken_id, lease,
             floor=look.floor, strict=self.is_strict,
@@ -192,14 +195,17 @@ class Lane:
         latest: int | None,
         wait_ms: int | None,
         seconds: float | None = None,
-        last_id: int = 0,
+        *,
+        behind: tuple[int, int] | None = None,
+        has_more: bool = False,
     ) -> None:
         """Note what a look found: how many, the latest due time, and the wait for the next.
 
-        And how long it took, if it did not end just now, and the id of the last it found.
+        And how long it took, if it did not end just now. If it passed over some: behind which due
+        time and id the next one goes on, and whether it knows of more there.
         """
-        if look.passed and latest is not None:
-            self._behind, latest = (latest, last_id), None
+        if look.passed:
+            self._behind, latest = behind or self._behind, None
         if look.looks_back:
             now = time.monotonic()
             self._note_depth(look, now - look.began_at if seconds is None else seconds)
@@ -207,7 +213,7 @@ class Lane:
             # A deep look that met old messages has more of them to expect.
             floor = NO_FLOOR if look.looks_back else self._floor
             self._floor = max(floor, latest - MARGIN_MS)
-        if found == look.limit:
+        if found == look.limit or has_more:
             self._was_short = self._has_looked_back = self._has_looked_fully = False
         elif not look.looks_ahead:
             self._was_short = True

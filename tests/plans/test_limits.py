@@ -20,7 +20,7 @@ PARAMS: Final = {
     "kind": "hostile|json", "limit": LIMIT, "lease_id": "mine", "retaken_id": "again",
     "lease": 1000, "floor": NO_FLOOR, "now": NOW,
     "kinds": ["empty|json", "hostile|json"], "ttr": None, "default_ttr": 1000,
-    "passed": ["https://host-2/"], "after": NO_FLOOR, "after_id": 0,
+    "passed": ["https://host-2/"], "looked": DUE + 1, "after": NO_FLOOR, "after_id": 0,
     "prefixes": ["https://host-1/"], "host": "host-1:443", "delay": 100, "ahead": 0,
     "spread": 1000, "half": LIMIT,
 }  # fmt: skip

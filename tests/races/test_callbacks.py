@@ -11,7 +11,7 @@ import pytest
 from django.utils import timezone
 
 from delayed_queue import DelayedQueue, sql
-from delayed_queue.managers import NO_FLOOR, Beginning, BiteRow
+from delayed_queue.managers import NO_FLOOR, Beginning, BiteRow, without_edge
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message, Slot
 from delayed_queue.topics import delete_job, forget_topics
@@ -350,7 +350,10 @@ class TestBacklogs:
 
 
 def claim_past(connection: psycopg.Connection[Any], limit: int = 100, **more: Any) -> list[Any]:
-    params = {**CLAIM, "passed": [PREFIX], "after": NO_FLOOR, "after_id": 0, "limit": limit}
+    params = {
+        **CLAIM, "passed": [PREFIX], "after": NO_FLOOR, "after_id": 0, "looked": 1000,
+        "limit": limit,
+    }  # fmt: skip
     return sorted(connection.execute(sql.CLAIM_PASSING, {**params, **more}).fetchall())
 
 
@@ -378,6 +381,18 @@ class TestPassing:
         Message.objects.filter(id=made[0].id).update(lease_id=None, scheduled_at=at)
         behind = {"after": first[-1][4], "after_id": first[-1][0]}
         assert [row[0] for row in claim_past(other, **behind)] == [each.id for each in made[2:]]
+
+    def test_j12_of_many_it_looks_at_no_more_than_it_may(
+        self, other: psycopg.Connection[Any]
+    ) -> None:
+        at = timezone.now()
+        dead = due(20, scheduled_at=at)
+        healthy = due(1, "https://example.org/hook", scheduled_at=at)
+        rows, edge = without_edge(claim_past(other, looked=20))
+        assert (rows, edge) == ([], (to_milliseconds(at), dead[-1].id))
+        behind = {"after": present(edge)[0], "after_id": present(edge)[1]}
+        rows, edge = without_edge(claim_past(other, looked=20, **behind))
+        assert ([row[0] for row in rows], edge) == ([healthy[0].id], None)
 
     def test_j12_what_it_passes_over_it_does_not_hold(
         self, other: psycopg.Connection[Any], impatient: DelayedQueue

@@ -197,7 +197,7 @@ class TestPassing:
         return params["after"], params["after_id"]
 
     def take(self, lane: Lane, found: int, latest: int, last_id: int) -> None:
-        lane.end_look(lane.begin_look(LIMIT), found, latest, None, last_id=last_id)
+        lane.end_look(lane.begin_look(LIMIT), found, latest, None, behind=(latest, last_id))
 
     def test_it_begins_at_the_mark_and_goes_on_behind_what_was_taken(
         self, lane: Lane, clock: Clock, passed: list[str]
@@ -224,6 +224,20 @@ class TestPassing:
         assert self.behind(lane) is None
         # The mark has not moved: below what was taken meanwhile there may be some.
         assert lane.begin_look(LIMIT).floor == DUE - MARGIN_MS
+
+    def test_what_it_may_not_look_at_yet_is_for_the_next_look_at_once(
+        self, lane: Lane, clock: Clock, passed: list[str]
+    ) -> None:
+        passed.append("https://host/")
+        for n in range(3):
+            edge = (DUE, 5000 * (n + 1))
+            lane.end_look(lane.begin_look(LIMIT), 0, None, None, behind=edge, has_more=True)
+            assert lane.look_at <= clock.now
+            assert self.behind(lane) == edge
+        look(lane, clock)
+        look(lane, clock)
+        assert lane.look_at > clock.now
+        assert self.behind(lane) == (DUE, 15_000)
 
     def test_it_sleeps_no_longer_than_until_they_may_be_wanted(
         self, lane: Lane, clock: Clock, passed: list[str]
