@@ -36,7 +36,10 @@ class Redrive(Operation):
     def run(self, call: Call) -> Report:
         report = Report("Redriven", "dead letter")
         with call.transaction():
-            rows = cast("list[LetterRow]", lock(call, parse_ids(call.tokens), report))
+            ids = parse_ids(call.tokens)
+            # Before the letters: who deletes a job locks it first, then its letters.
+            _letters().hold_jobs(ids, using=call.using)
+            rows = cast("list[LetterRow]", lock(call, ids, report))
             answers = _letters().redrive(
                 [row.id for row in rows], overwrite=self.overwrites, using=call.using
             )

@@ -14,6 +14,7 @@ from delayed_queue.managers.callbacks import (
     LoggedRow,
 )
 from delayed_queue.managers.letters import DeadLetterManager, RedrivenRow
+from delayed_queue.managers.locks import MOST_JOBS, topic_of
 from delayed_queue.managers.messages import (
     ConsumedRow,
     ExtendedRow,
@@ -48,6 +49,7 @@ from delayed_queue.managers.topics import (
     AddedRow,
     AnswerRow,
     DeadJobRow,
+    DroppedRow,
     IdempotencyKeyManager,
     JobRow,
     OfferedJob,
@@ -63,6 +65,7 @@ from delayed_queue.managers.workers import (
 )
 
 __all__ = [
+    "MOST_JOBS",
     "NO_FLOOR",
     "AddedRow",
     "AnswerRow",
@@ -74,6 +77,7 @@ __all__ = [
     "ConsumedRow",
     "DeadJobRow",
     "DeadLetterManager",
+    "DroppedRow",
     "EndpointManager",
     "EndpointRow",
     "EnlistedRow",
@@ -115,6 +119,7 @@ __all__ = [
     "releasing",
     "returning_leases",
     "run",
+    "topic_of",
     "trying_alone",
     "without_edge",
 ]

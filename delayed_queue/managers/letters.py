@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue import sql
-from delayed_queue.statements import execute, fetch
+from delayed_queue.managers.locks import MOST_JOBS, locking_letters, topic_of
+from delayed_queue.statements import execute, fetch, fetch_all
 
 M = TypeVar("M", bound=models.Model)
+_BITE: Final = 1000
 
 
 class RedrivenRow(NamedTuple):
@@ -33,9 +35,29 @@ class DeadLetterManager(models.Manager[M]):
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[RedrivenRow]:
-        """Offer those letters again; the ones not returned do not exist, or are locked."""
+        """Offer those letters again; the ones not returned do not exist, or are locked.
+
+        Under the locks of the jobs they belong to, in one round trip.
+        """
         params = {"ids": list(ids), "overwrite": overwrite, "kind": kind, "now": now}
-        return list(map(RedrivenRow._make, fetch(using, sql.REDRIVE, params)))
+        steps = [*locking_letters(ids, kind), (sql.REDRIVE, params)]
+        return list(map(RedrivenRow._make, fetch_all(using, steps)[-1]))
+
+    def bite(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
+        """Return how many letters of the kind to redrive at a time.
+
+        Of a topic's no more than it holds jobs: with more it would keep all others waiting.
+        """
+        topic = topic_of(kind)
+        is_topic = topic is not None and fetch(using, sql.READ_TOPIC, {"topic": topic})
+        return MOST_JOBS if is_topic else _BITE
+
+    def hold_jobs(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Hold the jobs of the letters until the end of the transaction.
+
+        For who locks the letters before ``redrive``: who deletes a job locks it, then its letters.
+        """
+        fetch_all(using, locking_letters(ids, None))
 
     def next_ids(
         self,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue import sql
+from delayed_queue.managers.locks import locking_jobs
 from delayed_queue.managers.steps import Step
 from delayed_queue.statements import Row, execute, fetch, fetch_all, fetch_all_and_notify
 
@@ -36,12 +37,22 @@ class OfferedJob(NamedTuple):
 
 
 class AddedRow(NamedTuple):
-    """A job that was written: whether anew, when it is due, and the instant of writing."""
+    """A job that was written: whether anew, when it is due, and the instant of writing.
+
+    None as the due time is one that was not: who held it may have put it back, in another row.
+    """
 
     key: str
     is_created: bool
-    scheduled_at: int
+    scheduled_at: int | None
     now: int
+
+
+class DroppedRow(NamedTuple):
+    """Whether there was a job, and whether one was gone that may have been put back."""
+
+    was_there: bool
+    is_doubtful: bool
 
 
 class JobRow(NamedTuple):
@@ -96,23 +107,16 @@ class AnswerRow(NamedTuple):
     answer: str
 
 
-def locking_jobs(topic_lock: int, job_locks: Sequence[int]) -> Step:
-    """Hold jobs, and the shards of their topic, until the end of the transaction.
-
-    The locks of jobs must be distinct and in ascending order.
-    """
-    return sql.LOCK_JOBS, {"topic_lock": topic_lock, "job_locks": list(job_locks)}
-
-
 class TopicManager(models.Manager[M]):
-    """The statements of topics and jobs, in the manner of MessageManager.
-
-    ``topic_lock`` and ``job_locks`` are the numbers that ``topics.locks`` makes of names.
-    """
+    """The statements of topics and their jobs, in the manner of MessageManager."""
 
     def create_once(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Create the topic; return False when it exists."""
-        return bool(fetch(using, sql.CREATE_TOPIC, {"topic": topic, "now": None}))
+        """Create the topic; return False when it exists.
+
+        Holds it alone until the end of the transaction: waits for redrives of a queue of its name.
+        """
+        steps = [_locking_topic(topic), (sql.CREATE_TOPIC, {"topic": topic, "now": None})]
+        return bool(fetch_all(using, steps)[1])
 
     def read(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
         rows = fetch(using, sql.READ_TOPIC, {"topic": topic})
@@ -123,9 +127,9 @@ class TopicManager(models.Manager[M]):
         rows = fetch(using, sql.TOPICS, {"after": topic, "limit": limit})
         return list(map(TopicRow._make, rows))
 
-    def lock(self, topic_lock: int, *, using: str = DEFAULT_DB_ALIAS) -> None:
+    def lock(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
         """Hold the number of shards for a change, until the end of the transaction."""
-        fetch(using, sql.LOCK_TOPIC, {"topic_lock": topic_lock})
+        fetch(using, *_locking_topic(topic))
 
     def configure(self, topic: TopicRow, *, using: str = DEFAULT_DB_ALIAS) -> bool:
         """Change a topic; return False when there is none of that name."""
@@ -142,21 +146,19 @@ class TopicManager(models.Manager[M]):
         jobs: Sequence[OfferedJob],
         places: Sequence[str],
         *,
-        topic_lock: int,
-        job_locks: Sequence[int],
         can_update: bool,
         channels: Sequence[str] = (),
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[AddedRow] | None:
         """Write jobs under their locks, wake the channels; None when the shards are others.
 
-        Keys are distinct. What exists already (or, with ``can_update``, is just so) is left out.
+        Keys are distinct. What exists already (or, with ``can_update``, is just so) is left out;
+        rows without a due time were not written, and are to be asked for again.
         """
-        steps = [locking_jobs(topic_lock, job_locks)]
-        if can_update:
-            held = {"keys": [job.key for job in jobs], "places": list(places)}
-            steps.append((sql.HOLD_DEAD_JOBS, held))
-        steps.append(_adding(topic, shards, jobs, places, can_update=can_update))
+        steps = [
+            locking_jobs(topic, [job.key for job in jobs]),
+            _adding(topic, shards, jobs, places, can_update=can_update),
+        ]
         rows = fetch_all_and_notify(using, steps, channels)[-1]
         if not rows[0][0]:
             return None
@@ -167,28 +169,15 @@ class TopicManager(models.Manager[M]):
         rows = fetch(using, sql.FIND_JOB, {**_of_job(topic, key), "now": None})
         return JobRow._make(rows[0]) if rows else None
 
-    def drop(
-        self,
-        topic: str,
-        key: str,
-        *,
-        topic_lock: int,
-        job_locks: Sequence[int],
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> bool:
-        """Delete the job, living and dead, under its lock; return whether there was one.
+    def drop(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> DroppedRow:
+        """Delete the job, living and dead, under its lock.
 
-        Looks for it as a living one twice: one that dies meanwhile is found by the second look,
-        one that is redriven meanwhile by the third.
+        One that dies while its row is waited for is found by the second look.
         """
         job = _of_job(topic, key)
-        steps = [
-            locking_jobs(topic_lock, job_locks),
-            (sql.DROP_JOB, job),
-            (sql.DROP_DEAD_JOB, job),
-            (sql.DROP_JOB, job),
-        ]
-        return any(fetch_all(using, steps)[1:])
+        steps = [locking_jobs(topic, [key]), (sql.DROP_JOB, job), (sql.DROP_DEAD_JOB, job)]
+        _, [(found, dropped)], dead = fetch_all(using, steps)
+        return DroppedRow(bool(dropped or dead), found > dropped)
 
     def pop(
         self,
@@ -250,14 +239,13 @@ class TopicManager(models.Manager[M]):
         self,
         topic: str,
         ids: Sequence[int],
+        keys: Sequence[str],
         *,
-        topic_lock: int,
-        job_locks: Sequence[int],
         using: str = DEFAULT_DB_ALIAS,
     ) -> dict[int, str]:
-        """Put dead jobs back under their locks, due now; return the kind of each that went."""
+        """Put dead jobs of those keys back under their locks, due now; return each one's kind."""
         params = {"topic": topic, "ids": list(ids), "now": None}
-        steps: list[Step] = [locking_jobs(topic_lock, job_locks), (sql.KICK_JOBS, params)]
+        steps: list[Step] = [locking_jobs(topic, keys), (sql.KICK_JOBS, params)]
         return dict(fetch_all(using, steps)[1])
 
     def peek(
@@ -304,6 +292,10 @@ class IdempotencyKeyManager(models.Manager[M]):
     def prune(self, age: int, *, limit: int = 1000, using: str = DEFAULT_DB_ALIAS) -> int:
         """Delete up to ``limit`` answers older than the age; return how many."""
         return execute(using, sql.PRUNE_ANSWERS, {"age": age, "limit": limit, "now": None})
+
+
+def _locking_topic(topic: str) -> Step:
+    return sql.LOCK_TOPIC, {"topic": topic}
 
 
 def _of_job(topic: str, key: str) -> dict[str, Any]:

@@ -103,7 +103,9 @@ class Inspection(QueueBase):
         """Offer those dead letters again, due now; return the outcome of each one found.
 
         IGNORED stayed dead: its key lives again, or a newer letter of that key was redriven.
-        ``overwrite`` replaces the living message instead. Raises OutcomeUnknown when the
+        ``overwrite`` replaces the living message instead. Where the queue is a topic, the letters'
+        jobs are locked to the end of the transaction, of more than 200 the whole topic; it waits
+        for calls that are adding, deleting or kicking them. Raises OutcomeUnknown when the
         connection was lost meanwhile and a letter is not there.
         """
         rows = self._repeat(
@@ -125,12 +127,14 @@ class Inspection(QueueBase):
     ) -> Counter[OfferOutcome]:
         """Redrive all dead letters whose reason starts with the text, a thousand at a time.
 
-        All there are when it begins: those that die again meanwhile wait for the next call.
+        Of a topic two hundred. All there are when it begins: those that die again meanwhile wait
+        for the next call.
         """
         outcomes: Counter[OfferOutcome] = Counter()
         ids = self._letter_ids(reason)
-        for start in range(0, len(ids), _BITE):
-            bite = ids[start : start + _BITE]
+        size = self._repeat(lambda: self._letters.bite(self.kind, using=self.using))
+        for start in range(0, len(ids), size):
+            bite = ids[start : start + size]
             outcomes.update(self.redrive(bite, overwrite=overwrite).values())
         return outcomes
 

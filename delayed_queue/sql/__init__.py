@@ -61,7 +61,6 @@ from delayed_queue.sql.jobs import (
     DROP_DEAD_JOB,
     DROP_JOB,
     FIND_JOB,
-    HOLD_DEAD_JOBS,
     JOB_LETTERS,
     KICK_JOBS,
     PUT_JOBS,
@@ -94,6 +93,12 @@ from delayed_queue.sql.letters import (
     DROP_DEAD_LETTERS,
     PRUNE_DEAD_LETTERS,
     REDRIVE,
+)
+from delayed_queue.sql.locks import (
+    LOCK_JOBS,
+    LOCK_JOBS_OF_LETTERS,
+    LOCK_TOPIC,
+    LOCK_TOPICS_OF_LETTERS,
 )
 from delayed_queue.sql.offering import (
     NOTIFY,
@@ -141,8 +146,6 @@ from delayed_queue.sql.tokens import FIND_TOKEN, USE_TOKEN
 from delayed_queue.sql.topics import (
     CONFIGURE_TOPIC,
     CREATE_TOPIC,
-    LOCK_JOBS,
-    LOCK_TOPIC,
     PRUNE_ANSWERS,
     READ_ANSWER,
     READ_TOPIC,
@@ -201,7 +204,6 @@ __all__ = [
     "FINISH_JOB",
     "HELD",
     "HOLD_ARCHIVE",
-    "HOLD_DEAD_JOBS",
     "HOLD_SLOTS",
     "ID_RANGE",
     "IS_CLOSED",
@@ -214,9 +216,11 @@ __all__ = [
     "LEASE_DUE",
     "LIMIT_WAITS",
     "LOCK_JOBS",
+    "LOCK_JOBS_OF_LETTERS",
     "LOCK_SCHEDULE",
     "LOCK_SLOTS",
     "LOCK_TOPIC",
+    "LOCK_TOPICS_OF_LETTERS",
     "LOOK_AROUND",
     "MERGE_IF_NOT_EXISTS",
     "MERGE_OR_UPDATE",

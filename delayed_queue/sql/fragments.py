@@ -54,6 +54,11 @@ places AS MATERIALIZED (
     ) AS kinds
 )"""
 
+# The topic of a kind, as topics.kinds reads it; NULL for a kind that is none of a topic.
+TOPIC: Final[LiteralString] = (
+    """substring("pKind" FROM '^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$')"""
+)
+
 # When a letter of which a message is made again is said to be first due: now, as everything of its
 # new life. But who received a callback knows it by its first schedule, and must know it again.
 FIRST_DUE: Final[LiteralString] = """

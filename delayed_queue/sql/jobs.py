@@ -82,54 +82,43 @@ LEFT JOIN added ON true
 """
 )
 
-# Hold the dead letters of jobs that are about to be replaced, until the end of the transaction. A
-# redrive, which takes no job's lock, passes over them, or is waited for and then seen by PUT_JOBS.
-# Reads: dead_letter_key, then the primary key.
-HOLD_DEAD_JOBS: Final[LiteralString] = """
-SELECT id
-FROM delayed_queue_dead_letter
-WHERE id = ANY (ARRAY(
-    SELECT letter.id
-    FROM unnest(%(keys)b::text[]) AS job (key)
-    CROSS JOIN LATERAL (
-        SELECT id
-        FROM delayed_queue_dead_letter
-        WHERE "pKey" = job.key
-            AND COALESCE("pKind" = ANY (%(places)b::text[]), false)
-        OFFSET 0
-    ) AS letter
-))
-ORDER BY id
-FOR NO KEY UPDATE
-"""
-
 # Add jobs or replace those of the same ids, also in another kind of the topic: one that gets or
 # loses its url moves. Unlike an offer it compares the headers too, which hold the url. A job
 # that is not returned is as it was offered. Dead jobs stay beside. To run under LOCK_JOBS.
+# A job that was there to be moved, and was gone when its row had been waited for, is not written,
+# and returned without a due time: a transaction that had consumed it may have put it back, in a
+# row that this snapshot does not see. The caller asks again for those.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
 PUT_JOBS: Final[LiteralString] = (
     CLOCK
     + _OFFERED
     + """,
+elsewhere AS MATERIALIZED (
+    SELECT offered.key, place.id
+    FROM offered
+    CROSS JOIN LATERAL (
+        SELECT id
+        FROM delayed_queue
+        WHERE "pKey" = offered.key
+            AND "pKind" = ANY (%(places)b::text[])
+            AND "pKind" <> offered.kind
+        OFFSET 0
+    ) AS place
+),
 moved AS (
     DELETE FROM delayed_queue
-    WHERE id = ANY (ARRAY(
-        SELECT elsewhere.id
-        FROM offered
-        CROSS JOIN LATERAL (
-            SELECT id
-            FROM delayed_queue
-            WHERE "pKey" = offered.key
-                AND "pKind" = ANY (%(places)b::text[])
-                AND "pKind" <> offered.kind
-            OFFSET 0
-        ) AS elsewhere
-    ))
-    RETURNING "pKey"
+    WHERE id = ANY (ARRAY(SELECT id FROM elsewhere))
+    RETURNING id, "pKey"
+),
+missed AS MATERIALIZED (
+    SELECT DISTINCT key
+    FROM elsewhere
+    WHERE id <> ALL (ARRAY(SELECT id FROM moved))
 ),
 added AS ("""
     + _COLUMNS
     + """
+    WHERE key <> ALL (ARRAY(SELECT key FROM missed))
     ORDER BY key COLLATE "C" """
     + REPLACE
     + """
@@ -137,15 +126,18 @@ added AS ("""
         OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
         OR stored.headers IS DISTINCT FROM EXCLUDED.headers
     RETURNING "pKey", xmax = 0 AS created, "scheduledAt"
+),
+written AS (
+    SELECT "pKey", created AND "pKey" NOT IN (SELECT "pKey" FROM moved) AS created, "scheduledAt"
+    FROM added
+    UNION ALL
+    SELECT key, false, NULL
+    FROM missed
 )
 SELECT
-    EXISTS (SELECT 1 FROM topic),
-    added."pKey",
-    added.created AND added."pKey" NOT IN (SELECT "pKey" FROM moved),
-    added."scheduledAt",
-    clock.now
+    EXISTS (SELECT 1 FROM topic), written."pKey", written.created, written."scheduledAt", clock.now
 FROM clock
-LEFT JOIN added ON true
+LEFT JOIN written ON true
 """
 )
 
@@ -179,16 +171,26 @@ LIMIT 1
 """
 )
 
-# Delete the job by its id whatever its state, as DROP does a message.
-# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex.
+# Delete the job by its id whatever its state, as DROP does a message; return how many were found
+# and how many deleted. Fewer: one was gone when its row had been waited for, and may have been put
+# back by a transaction that had consumed it, in a row that this snapshot does not see.
+# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
 DROP_JOB: Final[LiteralString] = (
     "\nWITH"
     + PLACES
-    + """
-DELETE FROM delayed_queue
-WHERE "pKey" = %(key)s
-    AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
-RETURNING id
+    + """,
+found AS MATERIALIZED (
+    SELECT id
+    FROM delayed_queue
+    WHERE "pKey" = %(key)s
+        AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+),
+dropped AS (
+    DELETE FROM delayed_queue
+    WHERE id = ANY (ARRAY(SELECT id FROM found))
+    RETURNING id
+)
+SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM dropped)
 """
 )
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK, FIRST_DUE, REPLACE
+from delayed_queue.sql.fragments import CLOCK, FIRST_DUE, REPLACE, TOPIC
 
 # The kinds of a topic are one family, in which a key is one job; any other kind is one for itself.
-_FAMILY: Final[LiteralString] = (
-    """regexp_replace("pKind", '^([^#|]+)(#[0-9]+)?[|](json|callback)$', '\\1|')"""
-)
+_FAMILY: Final[LiteralString] = "COALESCE(" + TOPIC + """ || '|', "pKind")"""
 
 # Put dead letters back, due now, as first attempts. Several letters of one key: the newest is
 # offered, the others stay. %(overwrite)s decides about a key that lives again meanwhile.
 # A row for each letter found: created true or false, or NULL for one that stayed dead. A letter
-# whose key lives in another kind of its family stays dead, overwriting or not.
+# whose key lives in another kind of its family stays dead, overwriting or not. To run behind
+# LOCK_JOBS_OF_LETTERS: a job that is being put into another kind could not be seen.
 # A NULL kind stands for any. Inside COALESCE no index serves the comparison: what is wanted are a
 # few ids, not all the letters of the kind.
 # Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.

@@ -1,4 +1,4 @@
-"""Topics, the locks of their jobs, and the answers that idempotency keys replay."""
+"""Topics, and the answers that idempotency keys replay."""
 
 from __future__ import annotations
 
@@ -6,21 +6,7 @@ from typing import Final, LiteralString
 
 from delayed_queue.sql.fragments import CLOCK
 
-# Hold the jobs, and the number of shards, until the end of the transaction. In a statement of its
-# own: what comes after it has a snapshot that sees what earlier holders committed. The caller
-# passes the jobs' locks distinct and in order, so that no two can wait for each other.
-LOCK_JOBS: Final[LiteralString] = """
-SELECT
-    pg_advisory_xact_lock_shared(%(topic_lock)s::bigint) IS NULL,
-    count(pg_advisory_xact_lock(job))
-FROM unnest(%(job_locks)b::bigint[]) AS job
-"""
-
-# Hold the number of shards for a change. Waits for those who are adding jobs.
-LOCK_TOPIC: Final[LiteralString] = """
-SELECT pg_advisory_xact_lock(%(topic_lock)s::bigint) IS NULL
-"""
-
+# To run under LOCK_TOPIC: a redrive that found no topic holds that in its place.
 # Reads: topic_name.
 CREATE_TOPIC: Final[LiteralString] = (
     CLOCK

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.managers import DeadLetterManager, RedrivenRow
+from delayed_queue.managers import DeadLetterManager, RedrivenRow, topic_of
 from delayed_queue.models import DeadLetter
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
 
@@ -35,20 +35,30 @@ class InMemoryLetters(_Letters):
         at = instant(now)
         with self._store.lock:
             found = [letter for letter in self._store.letters_of(kind) if letter.id in ids]
-            newest = {(letter.key, letter.kind): letter for letter in found}
+            newest = {_name(letter): letter for letter in found}
+            elsewhere = {
+                _name(row) for row in self._store.rows.values() if self._is_elsewhere(row, newest)
+            }
             created = {
                 newest[name].id: self._offer(newest[name], overwrite=overwrite, at=at)
                 for name in sorted(newest)
+                if name not in elsewhere
             }
         return [RedrivenRow(each.id, created.get(each.id), each.kind) for each in found]
+
+    def _is_elsewhere(self, row: Row, newest: dict[tuple[str, str], Letter]) -> bool:
+        letter = newest.get(_name(row))
+        return letter is not None and letter.kind != row.kind
 
     def _offer(self, letter: Letter, *, overwrite: bool, at: int) -> bool | None:
         living = self._store.find(letter.kind, letter.key)
         if living is not None and not overwrite:
             return None
         row_id = self._store.new_id() if living is None else living.id
+        # Who received a callback knows it by its first schedule.
+        first = letter.scheduled_at_initially if letter.kind.endswith("|callback") else at
         self._store.put(
-            Row(row_id, letter.kind, letter.key, letter.payload, at, at, at, letter.headers)
+            Row(row_id, letter.kind, letter.key, letter.payload, at, first, at, letter.headers)
         )
         del self._store.letters[letter.id]
         return living is None
@@ -70,6 +80,12 @@ class InMemoryLetters(_Letters):
             if letter.id > after and letter.reason.startswith(reason or "")
         ]
         return ids[:limit]
+
+    def bite(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
+        return 1000
+
+    def hold_jobs(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Nothing: a transaction of the store holds all of it."""
 
     def prune(
         self,
@@ -94,3 +110,9 @@ class InMemoryLetters(_Letters):
             for letter_id in found:
                 del self._store.letters[letter_id]
         return len(found)
+
+
+def _name(row: Row | Letter) -> tuple[str, str]:
+    """Return what is one: a key in its kind or, where that is a topic's, in all of the topic."""
+    topic = topic_of(row.kind)
+    return row.key, row.kind if topic is None else f"{topic}|"

@@ -11,7 +11,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.managers import AddedRow, OfferedJob, TopicRow
+from delayed_queue.managers import MOST_JOBS, AddedRow, OfferedJob, TopicRow
 from delayed_queue.messages import MILLISECOND, OfferOutcome, from_milliseconds, to_milliseconds
 from delayed_queue.models import Topic
 from delayed_queue.resilience import repeat
@@ -19,12 +19,9 @@ from delayed_queue.topics.catalogue import create_topic, ensure_topic
 from delayed_queue.topics.finding import find_job
 from delayed_queue.topics.jobs import AddedJob, IfExists, JobState, NewJob
 from delayed_queue.topics.kinds import kind_of_job, kinds_of_topic
-from delayed_queue.topics.locks import lock_of_topic, locks_of_jobs
 from delayed_queue.wakeups import channel_of
 
-# Each job holds an advisory lock until the commit, and a server has room for about 64 of them
-# for each connection it allows.
-BITE: Final = 200
+BITE: Final = MOST_JOBS
 _TRIES: Final = 100
 
 
@@ -77,15 +74,21 @@ def _add_bite(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[A
 
 def _add(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedRow]:
     topic = ensure_topic(jobs[0].topic, using=using)
+    written: list[AddedRow] = []
     for _ in range(_TRIES):
         attempt = partial(_try, topic, jobs, if_exists, using)
         rows: list[AddedRow] | None = repeat(
             using, attempt, doubt=partial(_is_doubtful, len(jobs), if_exists)
         )
-        if rows is not None:
-            return rows
-        # Deleted, or given other shards, since this process has read it.
-        topic = create_topic(topic.name, using=using)
+        if rows is None:
+            # Deleted, or given other shards, since this process has read it.
+            topic = create_topic(topic.name, using=using)
+            continue
+        missed = {row.key for row in rows if row.scheduled_at is None}
+        written += [row for row in rows if row.key not in missed]
+        jobs = [job for job in jobs if job.job_id in missed]
+        if not jobs:
+            return written
     raise ResourceUnavailable(f"The topic {topic.name!r} does not stand still.")
 
 
@@ -102,8 +105,6 @@ def _try(
         topic.shards,
         offered,
         kinds_of_topic(topic.name, topic.shards),
-        topic_lock=lock_of_topic(topic.name),
-        job_locks=locks_of_jobs(topic.name, [job.job_id for job in jobs]),
         can_update=if_exists is IfExists.UPDATE,
         channels=_channels(offered),
         using=using,
@@ -130,7 +131,7 @@ def _channels(offered: list[OfferedJob]) -> list[str]:
 
 
 def _outcome(job: NewJob, row: AddedRow | None, if_exists: IfExists, using: str) -> AddedJob:
-    if row is not None:
+    if row is not None and row.scheduled_at is not None:
         state = JobState.READY if row.scheduled_at <= row.now else JobState.DELAYED
         outcome = OfferOutcome.CREATED if row.is_created else OfferOutcome.UPDATED
         due_at = from_milliseconds(row.scheduled_at)

@@ -26,7 +26,6 @@ from delayed_queue.topics.kinds import (
     topics_in,
 )
 from delayed_queue.topics.ladders import MAX_TTR, check_ladder
-from delayed_queue.topics.locks import lock_of_topic
 from delayed_queue.wakeups import channel_of
 
 # How long a process goes by what it has read of a topic. What must not be stale, the number of
@@ -64,8 +63,16 @@ def ensure_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
 
 
 def create_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
-    """Create the topic unless it exists; return how it treats its jobs, as it is now."""
+    """Create the topic unless it exists; return how it treats its jobs, as it is now.
+
+    To create it waits for who redrives a queue of that name, and holds it to the end of the
+    transaction.
+    """
     check_topic(topic)
+    # Looked for first: creating takes the topic's lock alone, for which those who add would wait.
+    row = repeat(using, partial(Topic.objects.read, topic, using=using))
+    if row is not None:
+        return _remember(row, using)
     if repeat(using, partial(Topic.objects.create_once, topic, using=using)):
         notify(using, channel_of(BELL))
     return read_topic(topic, using=using)
@@ -96,7 +103,7 @@ def configure_topic(
 
 def _configure(topic: str, changes: dict[str, Any], using: str) -> TopicRow:
     with transaction.atomic(using=using):
-        Topic.objects.lock(lock_of_topic(topic), using=using)
+        Topic.objects.lock(topic, using=using)
         before = read_topic(topic, using=using)
         after = before._replace(**changes)
         _check_empty(_beyond(before, after.shards), using)

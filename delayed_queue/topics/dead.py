@@ -21,7 +21,6 @@ from delayed_queue.topics.finding import find_row, last_line
 from delayed_queue.topics.jobs import Answer, DeadJob, read_headers, url_of
 from delayed_queue.topics.kinds import check_topic, kinds_of_topic, parse_kind
 from delayed_queue.topics.ladders import initial_retry
-from delayed_queue.topics.locks import lock_of_topic, locks_of_jobs
 
 MAX_KICK: Final = 10_000
 
@@ -125,14 +124,7 @@ def replay(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> Answer:
 
 
 def _kick(topic: str, ids: Sequence[int], job_ids: Sequence[str], using: str) -> dict[int, str]:
-    kick = partial(
-        Topic.objects.kick,
-        topic,
-        ids,
-        topic_lock=lock_of_topic(topic),
-        job_locks=locks_of_jobs(topic, job_ids),
-        using=using,
-    )
+    kick = partial(Topic.objects.kick, topic, ids, job_ids, using=using)
     kicked: dict[int, str] = repeat(using, kick, doubt=nothing)
     wake(sorted(set(kicked.values())), using=using)
     return kicked

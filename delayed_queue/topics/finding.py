@@ -6,17 +6,17 @@ from functools import partial
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.managers import JobRow
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.managers import DroppedRow, JobRow
 from delayed_queue.messages import check_key, from_milliseconds
 from delayed_queue.models import Topic
-from delayed_queue.queues.base import nothing
 from delayed_queue.resilience import repeat
 from delayed_queue.topics.jobs import Job, JobState, read_headers, url_of
 from delayed_queue.topics.kinds import check_topic
 from delayed_queue.topics.ladders import initial_retry
-from delayed_queue.topics.locks import lock_of_topic, locks_of_jobs
 
 _MAX_ERROR: int = 500
+_TRIES: int = 100
 
 
 def find_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> Job | None:
@@ -75,12 +75,15 @@ def delete_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> boo
     """
     check_topic(topic)
     check_key(job_id)
-    drop = partial(
-        Topic.objects.drop,
-        topic,
-        job_id,
-        topic_lock=lock_of_topic(topic),
-        job_locks=locks_of_jobs(topic, [job_id]),
-        using=using,
-    )
-    return bool(repeat(using, drop, doubt=nothing))
+    drop = partial(Topic.objects.drop, topic, job_id, using=using)
+    was_there = False
+    for _ in range(_TRIES):
+        row = repeat(using, drop, doubt=None if was_there else _found_nothing)
+        was_there = was_there or row.was_there
+        if not row.is_doubtful:
+            return was_there
+    raise ResourceUnavailable(f"The job {job_id!r} does not stand still.")
+
+
+def _found_nothing(row: DroppedRow) -> bool:
+    return not row.was_there

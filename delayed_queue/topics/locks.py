@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import blake2b
 
 
@@ -10,12 +9,3 @@ def lock_of(*names: str) -> int:
     """Return the lock's number; two names may share one, and then only wait for each other."""
     digest = blake2b("\0".join(names).encode(), digest_size=8, person=b"delayed_queue").digest()
     return int.from_bytes(digest, signed=True)
-
-
-def lock_of_topic(topic: str) -> int:
-    return lock_of("topic", topic)
-
-
-def locks_of_jobs(topic: str, job_ids: Iterable[str]) -> list[int]:
-    """Return the locks of jobs as LOCK_JOBS wants them: distinct, and in order."""
-    return sorted({lock_of("job", topic, each) for each in job_ids})

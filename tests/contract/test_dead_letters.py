@@ -70,6 +70,36 @@ class TestRedrive:
         assert queue.read("a") == before
         assert_dead(queue, "a")
 
+    @pytest.mark.parametrize("overwrite", [False, True])
+    @pytest.mark.parametrize("kind", ["orders|callback", "orders#3|json"])
+    def test_j5_leaves_a_key_that_lives_in_another_kind_of_the_topic(
+        self, queue: DelayedQueue, make_queue: MakeQueue, kind: str, overwrite: bool
+    ):
+        letter = bury(queue, "a", "old")
+        make_queue("orders", kind=kind).offer_or_update("a", "new")
+        assert queue.redrive([letter.id], overwrite=overwrite) == {letter.id: IGNORED}
+        assert not queue.contains_message("a")
+
+    @pytest.mark.parametrize("kind", ["orders", "orders|text", "orders2|json"])
+    def test_j5_a_key_of_another_topic_is_another(
+        self, queue: DelayedQueue, make_queue: MakeQueue, kind: str
+    ):
+        letter = bury(queue, "a", "old")
+        make_queue("orders", kind=kind).offer_or_update("a", "new")
+        assert queue.redrive([letter.id]) == {letter.id: CREATED}
+
+    def test_a_callback_keeps_its_first_schedule(
+        self, make_queue: MakeQueue, manual_clock: ManualClock
+    ):
+        calls = make_queue("orders", kind="orders|callback", clock=manual_clock)
+        first = manual_clock()
+        letter = bury(calls, "a")
+        manual_clock.advance(DAY)
+        calls.redrive([letter.id])
+        stored = calls.read("a")
+        assert stored is not None
+        assert (stored.scheduled_at_initially, stored.state) == (first, "due")
+
     def test_q29_overwrites_when_asked(self, queue: DelayedQueue):
         letter = bury(queue, "a", "old")
         queue.offer_or_update("a", "new")

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from django.db import connections
 
-from delayed_queue import DelayedQueue
+from delayed_queue import DelayedQueue, sql
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.models import IdempotencyKey, Message, Topic
 from delayed_queue.topics import (
@@ -53,6 +53,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.servers import private_server
 from tests.faults.test_lost_connections import pid, terminate
 from tests.processes import wait_until
+from tests.races.concurrency import calling, wait_until_blocked
 from tests.topics.support import URL, add, found, popped
 
 TOKEN: Final = "held-by-the-test"
@@ -153,7 +154,7 @@ class TestSwallowedAnswers:
 
     @pytest.mark.parametrize(
         ("call", "tag"),
-        [("delete", "DELETE 1"), ("kick", "DELETE 1"), ("replay", "DELETE 1"),
+        [("delete", "SELECT 1"), ("kick", "DELETE 1"), ("replay", "DELETE 1"),
          ("finish", "SELECT 1"), ("delete dead", "DELETE 1")],
     )  # fmt: skip
     def test_what_finds_nothing_the_second_time_does_not_say_so(
@@ -183,6 +184,36 @@ class TestSwallowedAnswers:
         assert isinstance(given, KeptAnswer)
         assert (given.status, given.body) == (202, "created")
         assert Message.objects.filter(key="new").count() == IdempotencyKey.objects.count() == 1
+
+
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize("step", ["the locks", "the redrive"])
+def test_j5_a_redriver_that_dies_gives_up_the_jobs_it_held(
+    other: psycopg.Connection[Any], admin: psycopg.Connection[Any], step: str
+) -> None:
+    """And has changed nothing, for an update that waited for it."""
+    params = {"ids": [letter()], "kind": None, "overwrite": False, "now": None, "most": 200}
+    other.execute("BEGIN")
+    other.execute(sql.LOCK_TOPICS_OF_LETTERS, params)
+    other.execute(sql.LOCK_JOBS_OF_LETTERS, params)
+    if step == "the redrive":
+        assert other.execute(sql.REDRIVE, params).fetchall()
+    with calling(lambda: add("dead", url=URL, if_exists="update").outcome) as update:
+        wait_until_blocked(admin, update)
+        terminate(admin, other.info.backend_pid)
+        assert update.answer() == "created"
+    assert Message.objects.get(key="dead").kind == "orders|callback"
+    assert len(dead_jobs()) == 1
+
+
+@pytest.mark.usefixtures("scene")
+def test_j5_a_redrive_of_a_topic_whose_answer_was_swallowed_is_made_once(proxy: Proxy) -> None:
+    letters = [letter()]
+    proxy.swallow_answer("SELECT 1")
+    with pytest.raises(OutcomeUnknown):
+        DelayedQueue("orders").redrive(letters)
+    assert found("dead").state is JobState.READY
+    assert dead_jobs() == []
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -14,11 +15,12 @@ from django.db import DatabaseError, connection, transaction
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue import DelayedQueue
+from delayed_queue import DelayedQueue, sql
 from delayed_queue.admin.message_operations import Seen, lease_of
 from delayed_queue.admin.operations import Call
 from delayed_queue.handlers import handler, registry
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.topics import create_topic
 from delayed_queue.wakeups import channel_of
 from tests.factories import DeadLetterFactory, MessageFactory
 from tests.integration.admin_support import (
@@ -31,6 +33,7 @@ from tests.integration.admin_support import (
     tokens,
     told,
 )
+from tests.races.concurrency import calling, raw_connection, wait_until_blocked
 
 pytestmark = pytest.mark.django_db
 
@@ -590,6 +593,29 @@ def test_redrive_does_not_hang_behind_a_handler(
     ]
     assert DeadLetter.objects.count() == 1
     assert LogEntry.objects.count() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_redrive_and_a_deletion_of_the_job_do_not_wait_for_each_other(
+    other: psycopg.Connection[Any], admin_client: Client
+):
+    """The jobs first, then their letters: as who deletes a job locks them."""
+    create_topic("orders")
+    letter = DeadLetterFactory.create(key="a", kind="orders|json")
+    job = {"topic": "orders", "key": "a"}
+    other.execute("BEGIN")
+    other.execute(sql.LOCK_JOBS, {"topic": "orders", "keys": ["a"]})
+    with raw_connection() as admin:
+        redrive = partial(post, admin_client, LETTERS, "redrive", [str(letter.pk)])
+        with calling(redrive) as redriving:
+            wait_until_blocked(admin, redriving)
+            other.execute("SET LOCAL lock_timeout = '500ms'")
+            assert other.execute(sql.DROP_DEAD_JOB, job).rowcount == 1
+            other.execute("COMMIT")
+            assert told(redriving.answer()) == [
+                f"Left alone 1 dead letter, no longer there: id {letter.pk}."
+            ]
+    assert not Message.objects.exists()
 
 
 # Several databases

@@ -234,6 +234,29 @@ def letters() -> list[Case]:
             for kind in ("due|json", None)
         ),
         *(
+            Case(
+                "LOCK_TOPICS_OF_LETTERS", {"ids": n, "kind": kind, "most": 200}, reads,
+                n=n, rows=2, buffers=4,
+            )
+            for n in (1, 1000)
+            for kind, reads in (("due|json", set[str]()), (None, {DEAD_PRIMARY}))
+        ),
+        *(
+            Case(
+                "LOCK_JOBS_OF_LETTERS", {"ids": n, "kind": kind, "most": 200}, {*reads, TOPICS},
+                n=n, rows=5, buffers=8,
+            )
+            for n in (1, 200)
+            for kind, reads in (
+                ("due|json", {DEAD_PRIMARY}), (None, {DEAD_PRIMARY}), ("no topic|json", set[str]())
+            )
+        ),
+        # No job is locked where there are too many.
+        Case(
+            "LOCK_JOBS_OF_LETTERS", {"ids": 1000, "kind": "due|json", "most": 200}, set(), n=1000,
+            rows=0,
+        ),
+        *(
             # Half of the letters have another reason, and three quarters another kind.
             Case(
                 "DEAD_LETTER_IDS", {**page, "kind": kind, "after": 0, "reason": reason},
@@ -342,10 +365,11 @@ def topics() -> list[Case]:
         Case("READ_TOPIC", {"topic": "bulk"}, {TOPICS}),
         Case("TOPICS", {"after": "topic-2", "limit": 100}, {TOPICS}, n=100, fixed=150),
         Case("CONFIGURE_TOPIC", {"topic": "topic-5", **settings}, {TOPICS}, buffers=60),
-        Case("LOCK_TOPIC", {"topic_lock": 1}, set(), rows=0),
+        Case("LOCK_TOPIC", {"topic": "bulk"}, set(), rows=0),
         Case("TRY_KEY", {"lock": 1}, set(), rows=0),
         *(
-            Case("LOCK_JOBS", {"topic_lock": 1, "job_locks": list(range(n))}, set(), n=n)
+            Case("LOCK_JOBS", {"topic": "bulk", "keys": [str(each) for each in range(n)]}, set(),
+                 n=n)
             for n in (1, 200)
         ),
         Case("READ_ANSWER", {"scope": "token-5", "key": "key-5", "age": 10**8, "now": NOW},
@@ -373,17 +397,8 @@ def jobs() -> list[Case]:
             for n in (1, 200)
         ),
         Case("FIND_JOB", {**one, "now": NOW}, {TOPICS, KEYS, DEAD_KEYS}, rows=20, fixed=40),
-        Case("DROP_JOB", one, {TOPICS, KEYS}, rows=20, fixed=40),
+        Case("DROP_JOB", one, {TOPICS, KEYS, PRIMARY}, rows=20, fixed=40),
         Case("DROP_DEAD_JOB", {**one, "key": "dead-5"}, {TOPICS, DEAD_KEYS}, rows=20, fixed=40),
-        *(
-            Case(
-                "HOLD_DEAD_JOBS",
-                {"keys": [f"dead-{each}" for each in range(n)],
-                 "places": kinds_of_topic("due", 4)},
-                {DEAD_KEYS, DEAD_PRIMARY}, n=n, rows=5, buffers=20, fixed=40,
-            )
-            for n in (1, 200)
-        ),
         Case("JOB_LETTERS", {**one, "key": "dead-5"}, {TOPICS, DEAD_KEYS}, rows=20, fixed=40),
         Case(
             "FINISH_JOB", {"topic": "leased", "key": "key-170000", "lease_id": "lease-1700"},

@@ -11,6 +11,7 @@ from delayed_queue import DelayedQueue, OfferOutcome
 from delayed_queue.exceptions import InvalidJob
 from delayed_queue.models import Message, Topic
 from delayed_queue.topics import (
+    Answer,
     IfExists,
     JobState,
     add_jobs,
@@ -19,6 +20,7 @@ from delayed_queue.topics import (
     configure_topic,
     delete_job,
     find_job,
+    finish_job,
     forget_topics,
     job_from,
     jobs,
@@ -278,3 +280,35 @@ def test_j7_shards_can_be_added_at_any_time_and_every_job_is_still_found_once() 
 def test_an_id_that_a_queue_has_is_taken() -> None:
     DelayedQueue("orders").offer_or_update("a", 1)
     assert add(url=URL).outcome is None
+
+
+class TestBesideOffers:
+    """An offer of a queue takes no job's lock, and looks in its own kind alone."""
+
+    @pytest.fixture(autouse=True)
+    def two_of_an_id(self) -> None:
+        add("a", url=URL, body="job")
+        assert DelayedQueue("orders").offer_or_update("a", "offer") is OfferOutcome.CREATED
+
+    def test_an_offer_beside_a_job_with_a_url_is_another_of_its_id(self) -> None:
+        assert sorted(Message.objects.values_list("kind", flat=True)) == [
+            "orders|callback", "orders|json"
+        ]  # fmt: skip
+        assert found("a").url is None  # the newer one
+
+    def test_a_deletion_takes_both(self) -> None:
+        assert delete_job("orders", "a")
+        assert find_job("orders", "a") is None
+
+    @pytest.mark.parametrize("url", [None, URL])
+    def test_an_update_leaves_one(self, url: str | None) -> None:
+        assert add("a", url=url, body="new", if_exists="update").outcome is OfferOutcome.UPDATED
+        assert Message.objects.get().payload == b'"new"'
+        assert found("a").url == url
+
+    def test_each_is_finished_for_itself(self) -> None:
+        assert finish_job("orders", "a", popped().lease_token) is Answer.DONE
+        assert found("a").url == URL
+
+    def test_no_more_can_be_added(self) -> None:
+        assert add("a").outcome is None
