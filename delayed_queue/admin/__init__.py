@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from delayed_queue.admin.attempts import CallbackAttemptAdmin
-from delayed_queue.admin.hosts import HostAdmin
 from delayed_queue.admin.letters import DeadLetterAdmin
 from delayed_queue.admin.messages import MessageAdmin
 from delayed_queue.admin.reports import PipelineReportAdmin
@@ -18,7 +17,6 @@ __all__ = [
     "ApiTokenAdmin",
     "CallbackAttemptAdmin",
     "DeadLetterAdmin",
-    "HostAdmin",
     "MessageAdmin",
     "PipelineReportAdmin",
     "ScheduleAdmin",
@@ -29,5 +27,6 @@ __all__ = [
 # What only callbacks fill is shown where they can be made: with the extra of that name.
 if find_spec("aiohttp") and find_spec("cryptography"):
     from delayed_queue.admin.endpoints import EndpointAdmin
+    from delayed_queue.admin.hosts import HostAdmin
 
-    __all__ += ["EndpointAdmin"]
+    __all__ += ["EndpointAdmin", "HostAdmin"]

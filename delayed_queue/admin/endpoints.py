@@ -8,18 +8,17 @@ from urllib.parse import urlsplit
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE
 from django.db import router
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.hosts import breaker_state
+from delayed_queue.admin.hosts import breaker_state, note_recalled
 from delayed_queue.admin.keysets import KeysetChangeList
-from delayed_queue.admin.letter_operations import parse_ids
-from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock, record
+from delayed_queue.admin.operations import Call, Report, Switch
 from delayed_queue.admin.records import MadeByForm
+from delayed_queue.callbacks.recalling import recall_endpoint
 from delayed_queue.callbacks.registering import (
     disable_endpoint,
     enable_endpoint,
@@ -78,34 +77,10 @@ class EndpointForm(_Form):
         return cleaned
 
 
-class Switch(Operation):
-    """Something done to each of the chosen endpoints."""
-
-    past: str
-    left = ""
-
-    def run(self, call: Call) -> Report:
-        report = Report(self.past, "endpoint")
-        with call.transaction():
-            rows = lock(call, parse_ids(call.tokens), report)
-            changed = [row for row in rows if self._change(row, call, report)]
-            report.changed += [row.prefix for row in changed]
-            record(call, CHANGE, [Entry(row, f"{self.past}.") for row in changed])
-        return report
-
-    def _change(self, row: Any, call: Call, report: Report) -> bool:
-        if self.change(row, call, report):
-            return True
-        report.leave(self.left, row.prefix)
-        return False
-
-    def change(self, row: Any, call: Call, report: Report) -> bool:
-        raise NotImplementedError
-
-
 class Enable(Switch):
     name, label, past, left = "enable", "Enable", "Enabled", "not disabled"
-    help = "Send to it again; jobs that were put off come within a quarter of an hour."
+    noun = "endpoint"
+    help = "Send to it again, what was put off included."
     permission = "disable_endpoint"
 
     def fits(self, row: Any) -> bool:
@@ -114,9 +89,13 @@ class Enable(Switch):
     def change(self, row: Any, call: Call, report: Report) -> bool:
         return enable_endpoint(row, using=call.using)
 
+    def follow(self, row: Any, call: Call, report: Report) -> None:
+        note_recalled(row, recall_endpoint(row, using=call.using), report)
+
 
 class Disable(Switch):
     name, label, past, left = "disable", "Disable", "Disabled", "disabled already"
+    noun = "endpoint"
     help = "Send nothing more to it; its jobs wait."
     permission = "disable_endpoint"
     warning = "Nothing more is sent to these endpoints; their jobs wait until they are enabled."
@@ -131,6 +110,7 @@ class Disable(Switch):
 
 class Rotate(Switch):
     name, label, past = "rotate", "Rotate the secret", "Rotated the secret of"
+    noun = "endpoint"
     help = "Make a new secret, shown once; the old one's signature goes along for 24 h."
     permission = "rotate_endpoint"
     warning = (

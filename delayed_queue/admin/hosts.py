@@ -2,21 +2,93 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
+from django import forms
 from django.contrib import admin
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.operations import Call, Report, Switch
 from delayed_queue.admin.records import RecordAdmin
+from delayed_queue.callbacks.breaker import LONGEST_PAUSE
+from delayed_queue.callbacks.recalling import recall_host
+from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Host
+
+_MINUTE: Final = timedelta(minutes=1)
+
+
+class OpenForm(forms.Form):
+    """For how long a host is left alone, and why."""
+
+    minutes = forms.IntegerField(
+        min_value=1, max_value=LONGEST_PAUSE // _MINUTE, initial=30,
+        help_text="Then one job is sent to it, and the others when that was received.",
+    )  # fmt: skip
+    reason = forms.CharField(
+        max_length=400, required=False, widget=forms.TextInput(attrs={"size": 60}),
+        help_text="For your colleagues: it is shown beside the host.",
+    )  # fmt: skip
+
+
+class Close(Switch):
+    """Send to hosts again, without waiting for the end of their pause."""
+
+    name, label, past, noun, left = "close", "Close", "Closed", "host", "closed already"
+    help = "Send to the host again now, what was put off included, and forget its failures."
+    permission = "close_host"
+    warning = (
+        "Workers send to these hosts again within a second, and jobs that were put off come from "
+        "three seconds on, 500 a second. A host that still fails is opened again by its failures, "
+        "which count as attempts of its jobs."
+    )
+
+    def fits(self, row: Any) -> bool:
+        return row.open_until is not None
+
+    def change(self, row: Any, call: Call, report: Report) -> bool:
+        return Host.objects.close(row.name, using=call.using)
+
+    def follow(self, row: Any, call: Call, report: Report) -> None:
+        note_recalled(row, recall_host(row, using=call.using), report)
+
+
+class Open(Switch):
+    """Leave hosts alone for a while, as if they had failed."""
+
+    name, label, past, noun, left = "open", "Open", "Opened", "host", "open for longer"
+    help = "Send nothing to the host for a while; its jobs are put off, and lose no attempt."
+    permission = "close_host"
+    warning = (
+        "Workers send nothing more to these hosts, from a second on. Their jobs are put off, for "
+        "up to twice that time, unless you close the host before."
+    )
+    form_class = OpenForm
+
+    def change(self, row: Any, call: Call, report: Report) -> bool:
+        why = ": ".join(filter(None, [f"By {call.user.get_username()}", call.options["reason"]]))
+        pause = call.options["minutes"] * _MINUTE // MILLISECOND
+        return Host.objects.shut(row.name, why, pause=pause, using=call.using)
+
+    def audit(self, call: Call) -> str:
+        why = f" {call.options['reason']}" if call.options["reason"] else ""
+        return f"{self.past} for {call.options['minutes']} min.{why}"
+
+
+def note_recalled(row: Any, recalled: int, report: Report) -> None:
+    """Say how many jobs come back, if any were put off."""
+    if recalled:
+        report.notes.append(f"Jobs put off for {row} that come from now on: {recalled:,}.")
 
 
 @admin.register(Host)
 class HostAdmin(RecordAdmin):
     """The latest that failed first; a host that never failed has no row."""
 
+    operations = (Close(), Open())
     list_display = (
         "key_column", "state_column", "since_column", "again_column", "openings_column",
         "reason_column",

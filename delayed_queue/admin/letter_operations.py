@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from django.contrib.admin.models import DELETION
 
 from delayed_queue.admin.message_operations import wake
-from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock, record
+from delayed_queue.admin.operations import (
+    Call,
+    Entry,
+    Operation,
+    Report,
+    lock,
+    parse_ids,
+    record,
+)
 from delayed_queue.admin.rows import LetterRow
 from delayed_queue.managers import DeadLetterManager
 from delayed_queue.models import DeadLetter
 
-_MAX_BIGINT: Final = 2**63
 ALIVE: Final = "as a message lives under their key, or a newer letter of it came first"
 
 
 def _letters() -> DeadLetterManager[DeadLetter]:
     return DeadLetter.objects
-
-
-def parse_ids(tokens: Any) -> list[int]:
-    """Return the ids among the tokens. A letter never changes, so its id is fence enough."""
-    ids = {int(token) for token in tokens if token.isascii() and token.isdigit()}
-    return sorted(each for each in ids if each < _MAX_BIGINT)
 
 
 class Redrive(Operation):

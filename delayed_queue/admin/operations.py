@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from django import forms
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router, transaction
 
@@ -19,6 +19,7 @@ GONE: Final = "no longer there"
 BUSY: Final = "held by another transaction just now, try again"
 _MAX_WAIT: Final = 2000  # milliseconds
 _MAX_NAMED: Final = 10
+_MAX_BIGINT: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,12 @@ def _log_alias() -> str:
     return router.db_for_write(LogEntry)
 
 
+def parse_ids(tokens: Any) -> list[int]:
+    """Return the ids among the tokens of rows that never change, whose id is fence enough."""
+    ids = {int(token) for token in tokens if token.isascii() and token.isdigit()}
+    return sorted(each for each in ids if each < _MAX_BIGINT)
+
+
 def lock(call: Call, ids: Sequence[int], report: Report) -> list[Any]:
     """Lock and return those rows, in id order; report the ones that cannot be had.
 
@@ -153,3 +160,38 @@ def lock(call: Call, ids: Sequence[int], report: Report) -> list[Any]:
         for each in missing:
             report.leave(BUSY if each in held else GONE, held.get(each, f"id {each}"))
     return rows
+
+
+class Switch(Operation):
+    """Something done to each of the chosen rows."""
+
+    past: str
+    noun: str
+    left = ""
+
+    def run(self, call: Call) -> Report:
+        report = Report(self.past, self.noun)
+        with call.transaction():
+            rows = lock(call, parse_ids(call.tokens), report)
+            changed = [row for row in rows if self._change(row, call, report)]
+            report.changed += [str(row) for row in changed]
+            record(call, CHANGE, [Entry(row, self.audit(call)) for row in changed])
+        for row in changed:
+            self.follow(row, call, report)
+        return report
+
+    def _change(self, row: Any, call: Call, report: Report) -> bool:
+        if self.change(row, call, report):
+            return True
+        report.leave(self.left, str(row))
+        return False
+
+    def change(self, row: Any, call: Call, report: Report) -> bool:
+        """Change the row, within the transaction; return False if it is so already."""
+        raise NotImplementedError
+
+    def audit(self, call: Call) -> str:
+        return f"{self.past}."
+
+    def follow(self, row: Any, call: Call, report: Report) -> None:
+        """Do what must wait until the change has committed."""

@@ -12,9 +12,16 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from delayed_queue.admin.formats import human
-from delayed_queue.admin.letter_operations import parse_ids
 from delayed_queue.admin.message_operations import wake
-from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock, record
+from delayed_queue.admin.operations import (
+    Call,
+    Entry,
+    Operation,
+    Report,
+    lock,
+    parse_ids,
+    record,
+)
 from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.handlers import storable

@@ -7,8 +7,15 @@ from typing import Any, Final
 from django.contrib.admin.models import CHANGE
 from django.db import transaction
 
-from delayed_queue.admin.letter_operations import parse_ids
-from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock, record
+from delayed_queue.admin.operations import (
+    Call,
+    Entry,
+    Operation,
+    Report,
+    lock,
+    parse_ids,
+    record,
+)
 from delayed_queue.admin.schedule_rules import declared_entry
 from delayed_queue.cron import installer_of
 from delayed_queue.messages import OfferOutcome, to_milliseconds

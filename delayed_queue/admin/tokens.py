@@ -14,8 +14,15 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.letter_operations import parse_ids
-from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock, record
+from delayed_queue.admin.operations import (
+    Call,
+    Entry,
+    Operation,
+    Report,
+    lock,
+    parse_ids,
+    record,
+)
 from delayed_queue.admin.records import MadeByForm
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import ApiToken

@@ -21,8 +21,7 @@ from django.utils.safestring import SafeString
 from delayed_queue.admin import formats
 from delayed_queue.admin.filters import KIND
 from delayed_queue.admin.keysets import KeysetChangeList
-from delayed_queue.admin.letter_operations import parse_ids
-from delayed_queue.admin.operations import Call, Entry, Operation, Report, record
+from delayed_queue.admin.operations import Call, Entry, Operation, Report, parse_ids, record
 from delayed_queue.admin.pausing import PauseForm
 from delayed_queue.admin.records import MadeByForm
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage

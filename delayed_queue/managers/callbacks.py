@@ -146,6 +146,18 @@ class HostManager(models.Manager[M]):
         params = {"host": host, "reason": reason, "pause": pause, "now": now}
         return bool(fetch(using, sql.OPEN_HOST, params))
 
+    def close(self, host: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Close the host; return False, and change nothing, if it is closed."""
+        return bool(fetch(using, sql.CLOSE_HOST, {"host": host}))
+
+    def shut(
+        self, host: str, reason: str, *, pause: int, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:  # fmt: skip
+        """Open a host that failed once for ``pause`` ms; return False if it is for longer."""
+        params = {"host": host, "reason": reason, "pause": pause, "now": now}
+        return bool(fetch(using, sql.SHUT_HOST, params))
+
     def probe(
         self, host: str, by: str, *, patience: int, now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,

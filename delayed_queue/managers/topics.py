@@ -84,6 +84,14 @@ class PoppedRow(NamedTuple):
     headers: str | None
 
 
+class PutOffRow(NamedTuple):
+    """A message ahead; ``url`` is None for one that was not put off."""
+
+    id: int
+    due_at: int
+    url: str | None
+
+
 class DeadJobRow(NamedTuple):
     """A dead letter of a topic."""
 
@@ -247,6 +255,28 @@ class TopicManager(models.Manager[M]):
         params = {"topic": topic, "ids": list(ids), "now": None}
         steps: list[Step] = [locking_jobs(topic, keys), (sql.KICK_JOBS, params)]
         return dict(fetch_all(using, steps)[1])
+
+    def put_off(
+        self, kind: str, horizon: int, *, after: int, after_id: int, limit: int,
+        now: int | None = None, using: str = DEFAULT_DB_ALIAS,
+    ) -> list[PutOffRow]:  # fmt: skip
+        """Return what falls due within the horizon, in that order from behind that message."""
+        params = {
+            "kind": kind, "horizon": horizon, "after": after, "after_id": after_id,
+            "limit": limit, "now": now,
+        }  # fmt: skip
+        return list(map(PutOffRow._make, fetch(using, sql.JOBS_PUT_OFF, params)))
+
+    def recall(
+        self, ids: Sequence[int], *, wait: int, spread: int, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[int]:  # fmt: skip
+        """Have those that are put off fall due after ``wait`` ms, within ``spread`` ms of that.
+
+        Returns the ids of those that now come earlier, or would have been as early.
+        """
+        params = {"ids": list(ids), "wait": wait, "spread": spread, "now": now}
+        return [row[0] for row in fetch(using, sql.RECALL_JOBS, params)]
 
     def peek(
         self,

@@ -152,6 +152,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "delayed_queue_host",
+                "permissions": [("close_host", "Can close and open the breakers of hosts")],
                 "default_permissions": ["view"],
                 "constraints": [models.UniqueConstraint(fields=("name",), name="host_name")],
             },

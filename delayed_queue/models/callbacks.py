@@ -61,6 +61,7 @@ class Host(models.Model):
         db_table = "delayed_queue_host"
         constraints = [models.UniqueConstraint(fields=["name"], name="host_name")]
         default_permissions = ["view"]
+        permissions = [("close_host", "Can close and open the breakers of hosts")]
 
     def __str__(self) -> str:
         return self.name

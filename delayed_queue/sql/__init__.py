@@ -132,6 +132,7 @@ from delayed_queue.sql.pipeline import (
     SETTLE_CHUNK,
 )
 from delayed_queue.sql.rates import TAKE_PERMITS
+from delayed_queue.sql.recalling import CLOSE_HOST, JOBS_PUT_OFF, RECALL_JOBS, SHUT_HOST
 from delayed_queue.sql.reporting import SAVE_REPORT
 from delayed_queue.sql.schedules import (
     DESCRIBE_SCHEDULE,
@@ -172,6 +173,7 @@ __all__ = [
     "CLAIM_PASSING",
     "CLAIM_STRICT",
     "CLEAR_STAGE",
+    "CLOSE_HOST",
     "CLOSE_JOB",
     "CONFIGURE_TOPIC",
     "CONSUME",
@@ -208,6 +210,7 @@ __all__ = [
     "ID_RANGE",
     "IS_CLOSED",
     "IS_PAUSED",
+    "JOBS_PUT_OFF",
     "JOB_LETTERS",
     "KICK_JOBS",
     "KINDS",
@@ -258,6 +261,7 @@ __all__ = [
     "READ_RANGE",
     "READ_SCHEDULE",
     "READ_TOPIC",
+    "RECALL_JOBS",
     "REDRIVE",
     "RELEASE",
     "RELEASE_LEASES",
@@ -269,6 +273,7 @@ __all__ = [
     "SAVE_REPORT",
     "SAVE_SCHEDULE",
     "SETTLE_CHUNK",
+    "SHUT_HOST",
     "STATS",
     "TAKE_PERMITS",
     "THROUGHPUT",

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -13,10 +14,12 @@ import psutil
 import psycopg
 import pytest
 from django.db import connections
+from django.utils import timezone
 
 from delayed_queue import DelayedQueue, sql
+from delayed_queue.callbacks.recalling import recall_host
 from delayed_queue.exceptions import OutcomeUnknown
-from delayed_queue.models import IdempotencyKey, Message, Topic
+from delayed_queue.models import Host, IdempotencyKey, Message, Topic
 from delayed_queue.topics import (
     Answer,
     IfExists,
@@ -214,6 +217,24 @@ def test_j5_a_redrive_of_a_topic_whose_answer_was_swallowed_is_made_once(proxy: 
         DelayedQueue("orders").redrive(letters)
     assert found("dead").state is JobState.READY
     assert dead_jobs() == []
+
+
+def test_a_recall_goes_on_over_a_new_connection(
+    queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any]
+) -> None:
+    """RECALL_JOBS: a bite whose answer was lost is recalled twice, to as soon."""
+    host = Host.objects.create(name="example.org:443")
+    for name in ("a", "b"):
+        add(name, url=URL)
+    Message.objects.update(scheduled_at=timezone.now() + timedelta(minutes=10))
+    terminate(admin, pid())
+    assert recall_host(host) == 2
+    Message.objects.update(scheduled_at=timezone.now() + timedelta(minutes=10))
+    proxy.swallow_answer("UPDATE 2")
+    recall_host(host)
+    assert proxy.swallowed_tag is None
+    latest = timezone.now() + timedelta(seconds=10)
+    assert Message.objects.filter(scheduled_at__lt=latest).count() == 2
 
 
 @pytest.fixture

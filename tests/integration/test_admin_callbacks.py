@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
@@ -17,6 +19,7 @@ from delayed_queue.managers import AttemptRow
 from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message
 from delayed_queue.topics import add_job, job_from
 from tests.integration.admin_support import MESSAGES, operator, page, post, tokens, told
+from tests.races.concurrency import raw_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -151,6 +154,100 @@ def test_the_breaker_of_a_host_is_shown_with_its_endpoints(
     (row,) = rows(admin_client, ENDPOINTS)
     assert f"enabled {state} " in row
     assert ("timeout" in row) == (until is not None)
+
+
+@pytest.fixture
+def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
+    with raw_connection() as connection:
+        yield connection
+
+
+@pytest.fixture
+def host() -> Host:
+    now = datetime.now(UTC)
+    return Host.objects.create(
+        name="example.com:443", opened_at=now, open_until=now + timedelta(hours=1), openings=9,
+        reason="timeout",
+    )  # fmt: skip
+
+
+def put_off() -> None:
+    """Add a job that was put off for half an hour."""
+    add_job(job_from({"topic": "orders", "jobId": "job-1", "url": URL}))
+    Message.objects.update(scheduled_at=datetime.now(UTC) + timedelta(minutes=14))
+
+
+def is_soon() -> bool:
+    return Message.objects.get().scheduled_at < datetime.now(UTC) + timedelta(seconds=10)
+
+
+def test_closing_a_host_asks_first_and_has_what_was_put_off_come(host: Host):
+    put_off()
+    client = operator("view_host", "close_host")
+    shown = tokens(page(client, HOSTS))
+    assert "are you sure" in post(client, HOSTS, "close", shown).content.decode()
+    assert Host.objects.get().open_until is not None
+    assert told(post(client, HOSTS, "close", shown, confirmed="1")) == [
+        "Closed 1 host: example.com:443. Jobs put off for example.com:443 that come from now on: 1."
+    ]
+    after = Host.objects.get()
+    assert after.open_until is None
+    assert (after.openings, after.probe_by) == (0, None)
+    assert is_soon()
+    assert LogEntry.objects.get().change_message == "Closed."
+    page(client, HOSTS)
+    assert told(post(client, HOSTS, "close", shown, confirmed="1")) == [
+        "Left alone 1 host, closed already: example.com:443."
+    ]
+
+
+def test_opening_a_host_wants_a_time_and_keeps_the_reason(host: Host):
+    Host.objects.close(host.name)
+    client = operator("view_host", "close_host")
+    shown = tokens(page(client, HOSTS))
+    for data in ({"minutes": "0"}, {"minutes": "61"}, {"minutes": ""}):
+        post(client, HOSTS, "open", shown, confirmed="1", reason="", **data)
+    assert Host.objects.get().open_until is None
+    post(client, HOSTS, "open", shown, confirmed="1", minutes="45", reason="maintenance")
+    after = Host.objects.get()
+    wait = after.open_until - datetime.now(UTC)
+    assert timedelta(minutes=44) < wait <= timedelta(minutes=45)
+    assert after.reason.endswith(": maintenance")
+    assert LogEntry.objects.get().change_message == "Opened for 45 min. maintenance"
+    page(client, HOSTS)
+    assert told(post(client, HOSTS, "open", shown, confirmed="1", minutes="5", reason="")) == [
+        "Left alone 1 host, open for longer: example.com:443."
+    ]
+
+
+def test_who_may_only_look_closes_and_opens_no_host(host: Host):
+    client = operator("view_host")
+    for action in ("close", "open"):
+        answer = post(client, HOSTS, action, [str(host.pk)], confirmed="1", minutes="5")
+        assert answer.status_code == 403
+    assert Host.objects.get().openings == 9
+
+
+def test_a_host_that_another_holds_is_not_waited_for(host: Host, other: psycopg.Connection[Any]):
+    client = operator("view_host", "close_host")
+    with other.transaction():
+        other.execute("SELECT FROM delayed_queue_host FOR UPDATE")
+        answer = post(client, HOSTS, "close", [str(host.pk)], confirmed="1")
+    assert told(answer) == [
+        "Left alone 1 host, held by another transaction just now, try again: example.com:443."
+    ]
+
+
+def test_enabling_an_endpoint_has_what_was_put_off_come():
+    register_endpoint(URL)
+    Endpoint.objects.update(disabled_at=datetime.now(UTC))
+    put_off()
+    client = operator("view_endpoint", "disable_endpoint")
+    shown = tokens(page(client, ENDPOINTS))
+    assert told(post(client, ENDPOINTS, "enable", shown)) == [
+        f"Enabled 1 endpoint: {URL}. Jobs put off for {URL} that come from now on: 1."
+    ]
+    assert is_soon()
 
 
 # Attempts

@@ -537,6 +537,25 @@ def callbacks() -> list[Case]:
         ),
         # Of a host that is not open, not one is looked at.
         Case("PUT_OFF_BACKLOG", {**closed, "now": NOW}, {HOSTS}, rows=1, buffers=5, fixed=5),
+        Case("CLOSE_HOST", {"host": "host-100:443"}, {HOSTS}, buffers=60),
+        Case("SHUT_HOST", {**host, "pause": 10**15, "reason": "x"}, {HOSTS}, buffers=60),
+        *(
+            Case(
+                "JOBS_PUT_OFF",
+                {"kind": "scheduled|json", "horizon": 10**8, "after": after, "after_id": 0,
+                 "limit": limit, "now": NOW},
+                {DUE}, n=limit, rows=1,
+            )
+            for after in (0, NOW + 1000)
+            for limit in (1, 500)
+        ),
+        *(
+            Case(
+                "RECALL_JOBS", {"ids": n, "wait": 0, "spread": 1000, "now": NOW}, {PRIMARY},
+                n=n, rows=3, buffers=60,
+            )
+            for n in (1, 500)
+        ),
         Case("LOCK_SLOTS", {"id": 1_000_100}, {ENDPOINT}, buffers=60),
         Case("HOLD_SLOTS", {**slots, "now": NOW}, {SLOTS}, n=10, rows=5, buffers=60),
         Case("ADD_ATTEMPTS", attempt, set(), n=many, rows=0, buffers=40, fixed=300),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -13,8 +14,8 @@ from django.utils import timezone
 from delayed_queue import DelayedQueue, sql
 from delayed_queue.managers import NO_FLOOR, Beginning, BiteRow, without_edge
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message, Slot
-from delayed_queue.topics import delete_job, forget_topics
+from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message, Slot, Topic
+from delayed_queue.topics import IfExists, add_jobs, delete_job, forget_topics, job_from
 from tests.factories import MessageFactory
 from tests.races.answers import present
 from tests.races.concurrency import calling, together, wait_until_blocked
@@ -95,6 +96,94 @@ class TestHosts:
         row = Host.objects.read(HOST, now=NOW + 500)
         assert row is not None
         assert row.open_for == 500
+
+    def test_a_probe_that_was_under_way_when_an_operator_closed_is_not_believed(
+        self, half_open: None
+    ) -> None:
+        assert probing("me")
+        assert Host.objects.close(HOST)
+        assert not ending("me", "failed")
+        assert Host.objects.read(HOST, now=NOW + 2000) is None
+        assert not Host.objects.close(HOST)
+
+    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+    def test_an_operator_who_closes_waits_for_the_end_of_a_probe(
+        self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
+        end: str,
+    ) -> None:  # fmt: skip
+        """CLOSE_HOST: whichever comes last, the host is closed."""
+        probing("me")
+        params = {
+            "host": HOST, "by": "me", "outcome": "failed", "pause": 1000, "longest": 9000,
+            "now": NOW + 2000,
+        }  # fmt: skip
+        other.execute("BEGIN")
+        other.execute(sql.END_PROBE, params)
+        with calling(partial(Host.objects.close, HOST)) as closing:
+            wait_until_blocked(admin, closing)
+            other.execute(end)
+            assert closing.answer()
+        assert Host.objects.get().open_until is None
+
+    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+    def test_an_operator_who_opens_waits_for_a_worker_that_does(
+        self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
+        end: str,
+    ) -> None:  # fmt: skip
+        """SHUT_HOST: the longer pause stands."""
+        Host.objects.close(HOST)
+        other.execute("BEGIN")
+        other.execute(sql.OPEN_HOST, {"host": HOST, "pause": 90_000, "reason": "x", "now": NOW})
+        shutting = partial(Host.objects.shut, HOST, "me", pause=60_000, now=NOW)
+        with calling(shutting) as opening:
+            wait_until_blocked(admin, opening)
+            other.execute(end)
+            assert opening.answer() is (end == "ROLLBACK")
+        row = Host.objects.read(HOST, now=NOW)
+        assert row is not None
+        assert row.open_for == (90_000 if end == "COMMIT" else 60_000)
+
+    def test_a_probe_that_was_under_way_when_an_operator_opened_does_not_close(
+        self, half_open: None
+    ) -> None:
+        assert probing("me")
+        assert Host.objects.shut(HOST, "maintenance", pause=60_000, now=NOW + 1500)
+        assert not ending("me", "succeeded")
+        assert not probing("you", NOW + 2000)
+
+
+class TestRecalling:
+    """RECALL_JOBS: what somebody has in hand, or has changed meanwhile, is left alone."""
+
+    @pytest.fixture
+    def ids(self) -> list[int]:
+        jobs = [{"jobId": name, "topic": "orders", "url": "https://x.example/"} for name in "ab"]
+        add_jobs([job_from(each) for each in jobs])
+        Message.objects.update(scheduled_at=timezone.now() + timedelta(minutes=10))
+        return list(Message.objects.order_by("key").values_list("id", flat=True))
+
+    def test_what_another_holds_is_passed_over(
+        self, ids: list[int], other: psycopg.Connection[Any], impatient: Any
+    ) -> None:
+        with other.transaction():
+            other.execute("SELECT FROM delayed_queue WHERE id = %s FOR UPDATE", [ids[0]])
+            assert Topic.objects.recall(ids, wait=0, spread=1) == ids[1:]
+
+    def test_what_was_updated_or_leased_since_it_was_looked_at_is_left_alone(
+        self, ids: list[int]
+    ) -> None:
+        job = {"jobId": "a", "topic": "orders", "url": "https://x.example/", "delay": 300}
+        add_jobs([job_from(job)], if_exists=IfExists.UPDATE)
+        Message.objects.filter(key="b").update(lease_id="held")
+        assert Topic.objects.recall(ids, wait=0, spread=1) == []
+        soonest = timezone.now() + timedelta(minutes=4)
+        assert not Message.objects.filter(scheduled_at__lt=soonest).exists()
+
+    def test_two_that_recall_the_same_move_each_forward_only(self, ids: list[int]) -> None:
+        answers = together([partial(Topic.objects.recall, ids, wait=0, spread=1)] * 4)
+        assert set().union(*answers) == set(ids)
+        latest = timezone.now() + timedelta(seconds=1)
+        assert Message.objects.filter(scheduled_at__lt=latest).count() == 2
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ HOMES = {
 OF_HTTP = {
     DOCS / "guides/rest-api.md", DOCS / "guides/serving-http.md", DOCS / "guides/callbacks.md",
     DOCS / "guides/admin.md", DOCS / "guides/demo.md", DOCS / "internals/callbacks.md",
-    DOCS / "operations/security.md", DOCS / "benchmarks.md",
+    DOCS / "operations/callbacks.md", DOCS / "operations/security.md", DOCS / "benchmarks.md",
     ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md",
     CONCURRENCY, GLOSSARY,
 }  # fmt: skip

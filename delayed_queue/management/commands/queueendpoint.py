@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.callbacks.endpoints import prefix_of
+from delayed_queue.callbacks.recalling import recall_endpoint
 from delayed_queue.callbacks.registering import (
     disable_endpoint,
     enable_endpoint,
@@ -67,9 +68,11 @@ class Command(BaseCommand):
         self._show(options["prefix"], secret)
 
     def _enable(self, options: dict[str, Any]) -> None:
-        enable_endpoint(self._chosen(options), using=options["database"])
-        self.stdout.write("Enabled. Workers know within seconds; messages that were put off come")
-        self.stdout.write("within a quarter of an hour.")
+        chosen = self._chosen(options)
+        enable_endpoint(chosen, using=options["database"])
+        recalled = recall_endpoint(chosen, using=options["database"])
+        self.stdout.write("Enabled. Workers know within seconds.")
+        self.stdout.write(f"Messages that were put off and come from now on: {recalled}.")
 
     def _disable(self, options: dict[str, Any]) -> None:
         disable_endpoint(self._chosen(options), using=options["database"])
