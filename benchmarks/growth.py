@@ -127,7 +127,7 @@ class _Exchanges:
     def __enter__(self) -> _Exchanges:
         from django.db import connections
 
-        from delayed_queue.statements import keep_plans
+        from delayed_queue.plans import keep_plans
 
         # A new one: what the last one planned was for another table.
         connections["default"].close()
@@ -140,7 +140,7 @@ class _Exchanges:
         from django.db import connections
 
         from delayed_queue.managers import acknowledging_leases, run
-        from delayed_queue.statements import keep_plans
+        from delayed_queue.plans import keep_plans
 
         run("default", [acknowledging_leases(self._leases)])
         keep_plans(keep=False)
@@ -176,7 +176,7 @@ class _Exchanges:
         from django.db import connections, transaction
 
         from delayed_queue.managers import claiming
-        from delayed_queue.statements import plan_each_time
+        from delayed_queue.plans import plan_each_time
 
         connections["default"].ensure_connection()
         plan_each_time("default")

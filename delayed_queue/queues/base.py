@@ -14,10 +14,11 @@ from delayed_queue.handlers import check_claim
 from delayed_queue.messages import MILLISECOND, to_milliseconds
 from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
 from delayed_queue.payloads import Codec, check_kind, codec_named, kind_of
+from delayed_queue.plans import plan_each_time
 from delayed_queue.queues.savepoints import HandlerBlock
 from delayed_queue.resilience import drop_if_lost, repeat
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.statements import check_constraints, plan_each_time
+from delayed_queue.statements import check_constraints
 from delayed_queue.wakeups import channel_of
 
 T = TypeVar("T")

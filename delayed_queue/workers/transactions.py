@@ -15,8 +15,8 @@ from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Reject
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
+from delayed_queue.plans import plan_each_time
 from delayed_queue.resilience import drop_if_lost
-from delayed_queue.statements import plan_each_time
 from delayed_queue.wakeups import Doorbell
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.lanes import CRASHED, MARGIN_MS, Lane, Look

@@ -19,7 +19,7 @@ from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
 from delayed_queue.managers import limiting_waits, returning_leases, run
 from delayed_queue.messages import Envelope
-from delayed_queue.statements import keep_plans
+from delayed_queue.plans import keep_plans
 from delayed_queue.wakeups import Doorbell, Listener, StopSignal
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim

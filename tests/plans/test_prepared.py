@@ -17,7 +17,7 @@ from delayed_queue.managers import (
     returning_leases,
     run,
 )
-from delayed_queue.statements import keep_plans
+from delayed_queue.plans import keep_plans
 
 # More often than PostgreSQL plans before it may keep a plan.
 OFTEN = 10
