@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from django.db import Error, InterfaceError, OperationalError, connections
 
@@ -16,9 +16,16 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 T = TypeVar("T")
+_FEATURE_NOT_SUPPORTED: Final = "0A000"
 
 
-def repeat(using: str, call: Callable[[], T], *, doubt: Callable[[T], bool] | None = None) -> T:
+def repeat(
+    using: str,
+    call: Callable[[], T],
+    *,
+    doubt: Callable[[T], bool] | None = None,
+    lost: Error | None = None,
+) -> T:
     """Return ``call()``, repeated with backoff on transient database errors (Q33).
 
     Never inside a caller's transaction: what went before in it cannot be repeated here, so
@@ -27,10 +34,10 @@ def repeat(using: str, call: Callable[[], T], *, doubt: Callable[[T], bool] | No
     ``doubt`` marks answers that a lost earlier try could explain ("nothing was deleted",
     because that try had deleted it): after a lost connection they raise OutcomeUnknown.
     """
-    connection = connections[using]
-    if connection.in_atomic_block or _is_manual(connection):
+    if is_in_transaction(using):
         return call()
-    attempts = _Attempts(connection)
+    connection = connections[using]
+    attempts = _Attempts(connection, lost)
     while True:
         try:
             answer = call()
@@ -40,6 +47,21 @@ def repeat(using: str, call: Callable[[], T], *, doubt: Callable[[T], bool] | No
             if attempts.lost is not None and doubt is not None and doubt(answer):
                 raise OutcomeUnknown from attempts.lost
             return answer
+
+
+def close_if_lost(using: str, error: Error) -> bool:
+    """Close a connection that the error says is lost, and with it an answer; return whether."""
+    connection = connections[using]
+    is_lost = _is_lost(connection, error)
+    if is_lost:
+        connection.close()
+    return is_lost
+
+
+def is_in_transaction(using: str) -> bool:
+    """Return whether what is run now is part of a transaction of the caller's."""
+    connection = connections[using]
+    return connection.in_atomic_block or _is_manual(connection)
 
 
 def drop_if_lost(using: str) -> None:
@@ -56,14 +78,18 @@ def drop_if_lost(using: str) -> None:
 class _Attempts:
     """The waits that are left to one call, and whether it has lost a connection yet."""
 
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, lost: Error | None = None) -> None:
         self._connection = connection
         self._started_at = time.monotonic()
         self._waits: Iterator[float] | None = None
-        self.lost: Error | None = None
+        self.lost = lost
+        self._is_renewed = False
 
     def wait_after(self, error: Error) -> None:
         """Sleep before the next try, or raise: the error itself if no try would help."""
+        if self._has_stale_plan(error):
+            self._connection.close()
+            return
         if not _is_transient(self._connection, error):
             raise error
         if _is_lost(self._connection, error):
@@ -77,6 +103,16 @@ class _Attempts:
                 f"for {spent:.1f} s: {error}"
             ) from error
         time.sleep(wait)
+
+    def _has_stale_plan(self, error: Error) -> bool:
+        """Return whether the statement was prepared before a column got another type.
+
+        PostgreSQL then refuses it until it is prepared anew, on a new connection. Once only:
+        the SQLSTATE is also that of what a server cannot do at all.
+        """
+        is_stale = _sqlstate(error) == _FEATURE_NOT_SUPPORTED and not self._is_renewed
+        self._is_renewed = self._is_renewed or is_stale
+        return is_stale
 
     def _next_wait(self) -> float | None:
         """Return the seconds to wait; None when retries or time are used up."""

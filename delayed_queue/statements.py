@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,10 +22,13 @@ Row = tuple[Any, ...]
 Cursor = psycopg.Cursor[Row]
 Statement = tuple[str, Mapping[str, Any]]
 Executor = Callable[[Cursor, str, Mapping[str, Any], bool], None]
+AllExecutor = Callable[[psycopg.Connection[Row], Sequence[Statement], bool], list[list[Row]]]
 
 # The savepoint before what the handler of a consumed message writes.
 HANDLER: Final = "delayed_queue_handler"
 _SAVEPOINT: Final = f"SAVEPOINT {HANDLER}"
+# Around the statements of one call in a caller's transaction, which it must leave usable.
+_STEPS: Final = "delayed_queue_steps"
 
 # Statements with only one plan. PostgreSQL keeps the plan of a prepared statement after five
 # executions, and one that was made while the table was small reads it from end to end when it
@@ -65,17 +69,46 @@ def execute(using: str, statement: str, params: Mapping[str, Any]) -> int:
     return _run(connections[using], statement, params, _count)
 
 
-def fetch_all(using: str, statements: Sequence[Statement]) -> list[list[Row]]:
-    """Run several statements in one transaction, outside of one in one round trip."""
+def fetch_all(
+    using: str, statements: Sequence[Statement], *, settings: Sequence[Statement] = ()
+) -> list[list[Row]]:
+    """Run several statements in one transaction, outside of one in one round trip.
+
+    ``settings`` are statements that change settings until its end, and run first; not in a
+    transaction of the caller's, the rest of which they would change too.
+    """
     connection = connections[using]
-    if len(statements) == 1:
-        return [fetch(using, *statements[0])]
-    if connection.in_atomic_block or not _can_pipeline(connection):
+    steps = [*_own_settings(connection, settings), *statements]
+    if len(steps) == 1:
+        return [fetch(using, *steps[0])]
+    if not _can_pipeline(connection):
         with transaction.atomic(using=using):
-            return [fetch(using, *each) for each in statements]
+            return [fetch(using, *each) for each in steps][-len(statements) :]
+    execute_all = _execute_within if connection.in_atomic_block else _execute_all
+    return _pipelined(connection, steps, execute_all)[-len(statements) :]
+
+
+def fetch_all_at_once(using: str, statements: Sequence[Statement]) -> list[list[Row]]:
+    """Run the first statements of a transaction in one round trip with its BEGIN."""
+    connection = connections[using]
+    if not _can_pipeline(connection):
+        return [fetch(using, *each) for each in statements]
+    return _pipelined(connection, statements, _execute_all)
+
+
+def _pipelined(
+    connection: BaseDatabaseWrapper, statements: Sequence[Statement], execute_all: AllExecutor
+) -> list[list[Row]]:
     connection.ensure_connection()
-    prepare = plan_each_time(using)
-    return _directly(connection, lambda raw: _execute_all(raw, statements, prepare))
+    prepare = plan_each_time(connection.alias)
+    return _directly(connection, lambda raw: execute_all(raw, statements, prepare))
+
+
+def _own_settings(
+    connection: BaseDatabaseWrapper, settings: Sequence[Statement]
+) -> Sequence[Statement]:
+    is_own = settings and not connection.in_atomic_block and connection.get_autocommit()
+    return settings if is_own else ()
 
 
 def fetch_and_notify(
@@ -97,22 +130,28 @@ def fetch_and_notify(
 
 
 def fetch_all_and_notify(
-    using: str, statements: Sequence[Statement], channels: Sequence[str]
+    using: str,
+    statements: Sequence[Statement],
+    channels: Sequence[str],
+    *,
+    settings: Sequence[Statement] = (),
 ) -> list[list[Row]]:
     """Run several statements as fetch_all does, and wake listeners as fetch_and_notify does."""
     connection = connections[using]
     if not channels:
-        return fetch_all(using, statements)
+        return fetch_all(using, statements, settings=settings)
     if connection.in_atomic_block or not _can_pipeline(connection):
-        found = fetch_all(using, statements)
+        found = fetch_all(using, statements, settings=settings)
         for channel in channels:
             notify(using, channel)
         return found
+    steps = [*_own_settings(connection, settings), *statements]
     connection.ensure_connection()
     prepare = plan_each_time(using)
-    return _directly(
-        connection, lambda raw: _execute_all_and_notify(raw, statements, channels, prepare)
+    found = _directly(
+        connection, lambda raw: _execute_all_and_notify(raw, steps, channels, prepare)
     )
+    return found[-len(statements) :]
 
 
 def fetch_at_once(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
@@ -206,6 +245,27 @@ def _execute_all(
                 cursors.append(cursor)
     except psycopg.Error as caught:
         _leave_pipeline(raw)
+        raise _first(caught) from None
+    return [cursor.fetchall() for cursor in cursors]
+
+
+def _execute_within(
+    raw: psycopg.Connection[Row], statements: Sequence[Statement], prepare: bool
+) -> list[list[Row]]:
+    """Run statements as a part of a transaction that a failure of them does not end."""
+    try:
+        with raw.pipeline():
+            psycopg.Cursor(raw).execute(f"SAVEPOINT {_STEPS}", prepare=prepare)
+            cursors = [psycopg.Cursor(raw) for _ in statements]
+            for cursor, (statement, params) in zip(cursors, statements, strict=True):
+                _execute(cursor, statement, params, prepare)
+            psycopg.Cursor(raw).execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=prepare)
+    except psycopg.Error as caught:
+        _leave_pipeline(raw)
+        # Not there if the transaction was broken before, or the connection is lost.
+        with suppress(psycopg.Error):
+            raw.execute(f"ROLLBACK TO SAVEPOINT {_STEPS}", prepare=False)
+            raw.execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=False)
         raise _first(caught) from None
     return [cursor.fetchall() for cursor in cursors]
 

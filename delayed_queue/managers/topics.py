@@ -9,8 +9,15 @@ from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue import sql
 from delayed_queue.managers.locks import locking_jobs
-from delayed_queue.managers.steps import Step
-from delayed_queue.statements import Row, execute, fetch, fetch_all, fetch_all_and_notify
+from delayed_queue.managers.steps import Step, limiting_waits
+from delayed_queue.statements import (
+    Row,
+    execute,
+    fetch,
+    fetch_all,
+    fetch_all_and_notify,
+    fetch_all_at_once,
+)
 
 M = TypeVar("M", bound=models.Model)
 
@@ -115,6 +122,15 @@ class AnswerRow(NamedTuple):
     answer: str
 
 
+def keeping_plans(patience: int | None = None) -> Step:
+    """Keep the plan of ADD_JOBS, and limit waits for locks if ``patience`` says so.
+
+    Not before what puts, deletes and kicks: their plans made on an empty table may go by the
+    index of due times when it has filled.
+    """
+    return sql.KEEP_PLANS, {"patience": patience}
+
+
 class TopicManager(models.Manager[M]):
     """The statements of topics and their jobs, in the manner of MessageManager."""
 
@@ -156,18 +172,25 @@ class TopicManager(models.Manager[M]):
         *,
         can_update: bool,
         channels: Sequence[str] = (),
+        patience: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[AddedRow] | None:
         """Write jobs under their locks, wake the channels; None when the shards are others.
 
         Keys are distinct. What exists already (or, with ``can_update``, is just so) is left out;
-        rows without a due time were not written, and are to be asked for again.
+        rows without a due time were not written, and are to be asked for again. In a transaction
+        of its own it waits for another's lock no longer than ``patience`` milliseconds, then
+        raises OperationalError.
         """
         steps = [
             locking_jobs(topic, [job.key for job in jobs]),
             _adding(topic, shards, jobs, places, can_update=can_update),
         ]
-        rows = fetch_all_and_notify(using, steps, channels)[-1]
+        if can_update:
+            settings = [] if patience is None else [limiting_waits(patience)]
+        else:
+            settings = [keeping_plans(patience)]
+        rows = fetch_all_and_notify(using, steps, channels, settings=settings)[-1]
         if not rows[0][0]:
             return None
         return [AddedRow._make(row[1:]) for row in rows if row[1] is not None]
@@ -299,17 +322,18 @@ class TopicManager(models.Manager[M]):
 class IdempotencyKeyManager(models.Manager[M]):
     """The statements of idempotency keys, in the manner of MessageManager."""
 
-    def try_hold(self, lock: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Hold a key until the end of the transaction; return False when another does."""
-        return bool(fetch(using, sql.TRY_KEY, {"lock": lock})[0][0])
+    def hold(
+        self, lock: int, scope: str, key: str, age: int, *, using: str = DEFAULT_DB_ALIAS
+    ) -> tuple[bool, AnswerRow | None]:
+        """Begin a transaction that holds the key; return whether, and the answer kept under it.
 
-    def read(
-        self, scope: str, key: str, age: int, *, using: str = DEFAULT_DB_ALIAS
-    ) -> AnswerRow | None:
-        """Return the answer kept under the key, unless it is older than the age."""
+        Nobody else holds it until the end. One that is older than ``age`` counts as none.
+        """
         params = {"scope": scope, "key": key, "age": age, "now": None}
-        rows = fetch(using, sql.READ_ANSWER, params)
-        return AnswerRow._make(rows[0]) if rows else None
+        # Two statements: the second sees what the holder before has committed.
+        steps: list[Step] = [(sql.TRY_KEY, {"lock": lock}), (sql.READ_ANSWER, params)]
+        ((is_held,),), rows = fetch_all_at_once(using, steps)
+        return is_held, AnswerRow._make(rows[0]) if rows else None
 
     def save(
         self, scope: str, key: str, answer: AnswerRow, *, using: str = DEFAULT_DB_ALIAS

@@ -147,6 +147,7 @@ from delayed_queue.sql.tokens import FIND_TOKEN, USE_TOKEN
 from delayed_queue.sql.topics import (
     CONFIGURE_TOPIC,
     CREATE_TOPIC,
+    KEEP_PLANS,
     PRUNE_ANSWERS,
     READ_ANSWER,
     READ_TOPIC,
@@ -212,6 +213,7 @@ __all__ = [
     "IS_PAUSED",
     "JOBS_PUT_OFF",
     "JOB_LETTERS",
+    "KEEP_PLANS",
     "KICK_JOBS",
     "KINDS",
     "LEASED_MEMBERS",

@@ -6,6 +6,23 @@ from typing import Final, LiteralString
 
 from delayed_queue.sql.fragments import CLOCK
 
+# Keep the plans of what follows in the transaction, and have those that are made on an empty
+# table go by its indexes. Only before statements of which a test says that these are then the
+# right ones when it has filled. Compiling is off because an index that is forced on the planner
+# looks dear enough to it. Until the end of the transaction: the session may be anybody's. It does
+# what LIMIT_WAITS does, too, to save a statement; null leaves the limit as it is.
+KEEP_PLANS: Final[LiteralString] = """
+SELECT
+    set_config('plan_cache_mode', 'force_generic_plan', true),
+    set_config('enable_seqscan', 'off', true),
+    set_config('jit', 'off', true),
+    set_config(
+        'lock_timeout',
+        COALESCE(%(patience)s::integer::text, current_setting('lock_timeout')),
+        true
+    )
+"""
+
 # To run under LOCK_TOPIC: a redrive that found no topic holds that in its place.
 # Reads: topic_name.
 CREATE_TOPIC: Final[LiteralString] = (

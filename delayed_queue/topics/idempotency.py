@@ -17,6 +17,7 @@ from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.managers import AnswerRow
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import IdempotencyKey
+from delayed_queue.plans import plan_each_time
 from delayed_queue.resilience import repeat
 from delayed_queue.topics.locks import lock_of
 
@@ -76,11 +77,13 @@ def check_idempotency_key(key: str) -> str:
 def _once(
     scope: str, key: str, digest: bytes, call: Callable[[], KeptAnswer], using: str
 ) -> KeptAnswer | Refusal:
+    plan_each_time(using)
     with transaction.atomic(using=using):
-        if not IdempotencyKey.objects.try_hold(lock_of("idempotency", scope, key), using=using):
+        is_held, kept = IdempotencyKey.objects.hold(
+            lock_of("idempotency", scope, key), scope, key, RETENTION // MILLISECOND, using=using
+        )
+        if not is_held:
             return Refusal.IN_PROGRESS
-        # In a statement after the lock: it sees what the holder before has committed.
-        kept = IdempotencyKey.objects.read(scope, key, RETENTION // MILLISECOND, using=using)
         if kept is not None:
             return _replay(kept, digest)
         answer = call()

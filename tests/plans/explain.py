@@ -80,18 +80,28 @@ def _explain_custom(
 def _explain_generic(
     connection: psycopg.Connection[Any], statement: str, params: Mapping[str, Any]
 ) -> Any:
-    names = list(dict.fromkeys(_PLACEHOLDER.findall(statement)))
-    numbered = _PLACEHOLDER.sub(lambda match: f"${names.index(match[1]) + 1}", statement)
-    values = composed.SQL(", ").join(composed.Literal(params[name]) for name in names)
-    arguments = composed.SQL("({})").format(values) if names else composed.SQL("")
+    prepare, arguments = numbered(statement, params)
     connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
-    connection.execute("PREPARE explained AS " + numbered)
+    connection.execute("PREPARE explained AS " + prepare)
     try:
         execute = composed.SQL("EXECUTE explained") + arguments
         return connection.execute(composed.SQL(_EXPLAIN) + execute).fetchall()[0][0]
     finally:
         if connection.info.transaction_status is not psycopg.pq.TransactionStatus.INERROR:
             connection.execute("DEALLOCATE explained")
+
+
+def numbered(statement: str, params: Mapping[str, Any]) -> tuple[str, composed.Composable]:
+    """Return the statement as PREPARE takes it, and the arguments as EXECUTE does."""
+    names = list(dict.fromkeys(_PLACEHOLDER.findall(statement)))
+    text = _PLACEHOLDER.sub(lambda match: f"${names.index(match[1]) + 1}", statement)
+    values = composed.SQL(", ").join(composed.Literal(params[name]) for name in names)
+    return text, composed.SQL("({})").format(values) if names else composed.SQL("")
+
+
+def planned_by(connection: psycopg.Connection[Any], execute: composed.Composable) -> Plan:
+    """Run what EXECUTE says, and return the plan that was used."""
+    return Plan(connection.execute(composed.SQL(_EXPLAIN) + execute).fetchall()[0][0][0]["Plan"])
 
 
 def _walk(node: Node) -> Iterator[Node]:

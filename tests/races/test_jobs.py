@@ -11,7 +11,14 @@ from typing import Any, Final
 
 import psycopg
 import pytest
-from django.db import connections, transaction
+from django.db import (
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    connection,
+    connections,
+    transaction,
+)
 
 from delayed_queue import DelayedQueue, OfferOutcome, RetryPolicy, ScheduledMessage, sql
 from delayed_queue.exceptions import InvalidConfiguration
@@ -106,6 +113,30 @@ def test_a_post_does_not_wait_for_one_of_another_id(other: Connection) -> None:
     hold_job(other, "b")
     with calling(partial(add, "a")) as post:
         assert post.answer().outcome == "created"
+
+
+def test_a_post_that_fails_in_a_callers_transaction_leaves_it_usable(other: Connection) -> None:
+    create_topic("orders")
+    hold_job(other, "held")
+    with transaction.atomic():
+        add("before")
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '50ms'")
+        with pytest.raises(OperationalError):
+            add("held")
+        assert add("after").outcome == "created"
+    assert set(Message.objects.values_list("key", flat=True)) == {"before", "after"}
+
+
+def test_a_post_in_a_transaction_that_is_broken_says_so() -> None:
+    create_topic("orders")
+    with transaction.atomic():
+        with connection.cursor() as cursor, suppress(ProgrammingError):
+            cursor.execute("SELECT nothing")
+        with pytest.raises(InternalError, match="aborted"):
+            add("a")
+        transaction.set_rollback(True)
+    assert add("a").outcome == "created"
 
 
 def test_two_bulks_with_the_same_ids_in_opposite_order_do_not_deadlock() -> None:
