@@ -63,15 +63,16 @@ class SharedRate:
         rollback puts them back; so take before the transaction. Raises ResourceUnavailable while
         the database is away.
         """
-        wait = self._at_hand(n)
+        wait = self.at_hand(n)
         return self._bucket.fetch(n) if wait is None else wait
 
     async def atake(self, n: int = 1) -> timedelta:
         """Do as ``take()`` does; the database is asked by a thread, what is at hand by none."""
-        wait = self._at_hand(n)
+        wait = self.at_hand(n)
         return await sync_to_async(self._bucket.fetch)(n) if wait is None else wait
 
-    def _at_hand(self, n: int) -> timedelta | None:
+    def at_hand(self, n: int = 1) -> timedelta | None:
+        """Do as ``take()`` does, without asking the database: None says that it must be."""
         if type(n) is not int or not 1 <= n <= self.burst:
             raise InvalidConfiguration(
                 f"n must be from 1 to the burst of {self.burst}, not {n!r}: more are never granted."

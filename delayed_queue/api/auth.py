@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any, Final
 
 from django.http import HttpRequest
@@ -19,6 +20,7 @@ from delayed_queue.tokens import ANYBODY, VERBS, Grant, digest_of, find_grant
 
 MAX_CACHED: Final = 1024
 _SCHEME: Final = "bearer "
+_NO_WAIT: Final = timedelta(0)
 
 
 class ApiRequest(HttpRequest):
@@ -41,14 +43,18 @@ class GrantCache:
 
     def get(self, token: str, find: Callable[[str], Grant | None]) -> Grant | None:
         """Return what the token grants, no longer ago than TOKEN_CACHE."""
-        digest, now = digest_of(token), time.monotonic()
+        grant = self.at_hand(token)
+        if grant is None:
+            now, grant = time.monotonic(), find(token)
+            self._keep(digest_of(token), now, grant)
+        return grant
+
+    def at_hand(self, token: str) -> Grant | None:
+        """Return what is known of the token; None when the database must be asked."""
         with self._lock:
-            read_at, grant = self._grants.get(digest, (0.0, None))
-        if grant is not None and now - read_at < get_settings().API.TOKEN_CACHE.total_seconds():
-            return grant
-        found = find(token)
-        self._keep(digest, now, found)
-        return found
+            read_at, grant = self._grants.get(digest_of(token), (0.0, None))
+        age = time.monotonic() - read_at
+        return grant if age < get_settings().API.TOKEN_CACHE.total_seconds() else None
 
     def _keep(self, digest: str, read_at: float, grant: Grant | None) -> None:
         with self._lock:
@@ -84,28 +90,46 @@ class BearerToken:
 
     def __call__(self, request: HttpRequest) -> Grant | Awaitable[Grant]:
         # Beside an asynchronous view: the event loop must not wait for the database.
-        return in_thread(self.let_in, request) if in_event_loop() else self.let_in(request)
+        return self._let_in_from_loop(request) if in_event_loop() else self.let_in(request)
 
     def let_in(self, request: HttpRequest) -> Grant:
         """Return the caller's grant; raises Problem 401, 403 or 429."""
-        grant = grant_of(request)
+        return self._counted(request, grant_of(request))
+
+    async def _let_in_from_loop(self, request: HttpRequest) -> Grant:
+        """Do as let_in() does, in a thread unless all that it asks for is at hand."""
+        token = token_of(request)
+        grant = ANYBODY if token is None else cache.at_hand(token)
+        if grant is None:
+            return await in_thread(self.let_in, request)
+        rate = _rate_of(grant)
+        wait = _NO_WAIT if rate is None else rate.at_hand()
+        if wait is None:
+            return await in_thread(self._counted, request, grant)
+        return self._admitted(request, grant, wait)
+
+    def _counted(self, request: HttpRequest, grant: Grant) -> Grant:
+        rate = _rate_of(grant)
+        return self._admitted(request, grant, _NO_WAIT if rate is None else rate.take())
+
+    def _admitted(self, request: HttpRequest, grant: Grant, wait: timedelta) -> Grant:
+        # The rate first: who may not must not ask without end.
+        if wait:
+            raise Problem(429, "too_many_requests", headers=wait_header(wait))
         topic = request.resolver_match.kwargs.get("topic") if request.resolver_match else None
-        _count(grant)  # first: who may not must not ask without end
         if self.verb is not None:
             check(grant, self.verb, topic)
         return grant
 
 
-def _count(grant: Grant) -> None:
-    """Take a permit of the token's rate, which all processes share, or raise Problem 429."""
+def _rate_of(grant: Grant) -> SharedRate | None:
+    """Return the rate of the token, which all processes share."""
     settings = get_settings().API
     per_second = grant.rate or settings.RATE
     if per_second is None or grant.token_id is None:
-        return
+        return None
     burst = grant.burst or settings.BURST
-    wait = SharedRate(f"token:{grant.token_id}", per_second, burst, settings.DATABASE).take()
-    if wait:
-        raise Problem(429, "too_many_requests", headers=wait_header(wait))
+    return SharedRate(f"token:{grant.token_id}", per_second, burst, settings.DATABASE)
 
 
 def requires(verb: str) -> BearerToken:
@@ -126,19 +150,26 @@ def check(grant: Grant, verb: str, topic: str | None) -> None:
         raise Problem(403, "forbidden", detail="The token does not cover this.")
 
 
-def grant_of(request: HttpRequest) -> Grant:
-    """Return what the request's token grants, or raise Problem 401.
+def token_of(request: HttpRequest) -> str | None:
+    """Return the token that the request shows, or raise Problem 401.
 
-    With the setting PUBLIC, who shows no token may do everything.
+    With the setting PUBLIC, who shows no token may do everything: then it is None.
     """
-    header = request.META.get("HTTP_AUTHORIZATION", "")
-    settings = get_settings().API
-    if not header and settings.PUBLIC:
-        return ANYBODY
+    header: str = request.META.get("HTTP_AUTHORIZATION", "")
+    if not header and get_settings().API.PUBLIC:
+        return None
     if header[: len(_SCHEME)].lower() != _SCHEME:
         raise unauthorized()
-    token = header[len(_SCHEME) :].strip()
-    grant = cache.get(token, lambda shown: find_grant(shown, using=settings.DATABASE))
+    return header[len(_SCHEME) :].strip()
+
+
+def grant_of(request: HttpRequest) -> Grant:
+    """Return what the request's token grants, or raise Problem 401."""
+    token = token_of(request)
+    if token is None:
+        return ANYBODY
+    using = get_settings().API.DATABASE
+    grant = cache.get(token, lambda shown: find_grant(shown, using=using))
     if grant is None:
         raise unauthorized("The token is unknown, expired or revoked.")
     return grant

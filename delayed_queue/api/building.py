@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import connections
@@ -27,6 +27,9 @@ from delayed_queue.api.threads import in_event_loop, in_thread
 from delayed_queue.conf import get_settings
 
 View = Callable[..., Any]
+LoopView = Callable[[View], View]
+V = TypeVar("V", bound=View)
+_UNSTOPPABLE: Final = "delayed_queue_unstoppable"
 
 
 def make_api(
@@ -66,6 +69,8 @@ class Api(NinjaAPI):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        # By the name of the route: what is called instead of it on an event loop.
+        self.in_loop: dict[str, LoopView] = {}
         self.default_router.add_decorator(_admitting, mode="view")
 
     def set_default_exception_handlers(self) -> None:
@@ -91,7 +96,8 @@ class Api(NinjaAPI):
         # Without ninja's root, which only says where its documentation would be.
         made: list[URLPattern | URLResolver] = [
             in_pool(
-                URLPattern(each.pattern, answering(each.callback), each.default_args, each.name)
+                URLPattern(each.pattern, answering(each.callback), each.default_args, each.name),
+                self.in_loop.get(each.name or ""),
             )
             for each in patterns
             if isinstance(each, URLPattern) and each.name != "api-root"
@@ -174,8 +180,10 @@ def answering(view: View) -> View:
     return answer_async if iscoroutinefunction(view) else answer
 
 
-def in_pool(pattern: URLPattern) -> URLPattern:
+def in_pool(pattern: URLPattern, in_loop: LoopView | None = None) -> URLPattern:
     """Return the pattern with its view, if it is synchronous, in the pool of threads under ASGI.
+
+    ``in_loop`` makes of that what is called on the event loop instead.
 
     With ATOMIC_REQUESTS, too, it is in no transaction: what a call answers must be committed, and
     a pop that waits must hold none.
@@ -183,7 +191,7 @@ def in_pool(pattern: URLPattern) -> URLPattern:
     view = pattern.callback
     for alias in connections:
         view = non_atomic_requests(using=alias)(view)
-    return _Pattern(pattern.pattern, view, pattern.default_args, pattern.name)
+    return _Pattern(pattern, view, in_loop)
 
 
 class _Pattern(URLPattern):
@@ -193,10 +201,15 @@ class _Pattern(URLPattern):
     in Django's test client, the view runs where it is: in the caller's thread and transaction.
     """
 
+    def __init__(self, pattern: URLPattern, view: View, in_loop: LoopView | None) -> None:
+        super().__init__(pattern.pattern, view, pattern.default_args, pattern.name)
+        run = view if iscoroutinefunction(view) else pooled(view)
+        self._in_loop = run if in_loop is None else in_loop(run)
+
     def resolve(self, path: str) -> ResolverMatch | None:
         match = super().resolve(path)
-        if match is not None and in_event_loop() and not iscoroutinefunction(match.func):
-            match.func = pooled(match.func)
+        if match is not None and in_event_loop():
+            match.func = self._in_loop
         return match
 
 
@@ -207,4 +220,14 @@ def pooled(view: View) -> Callable[..., Awaitable[Any]]:
     async def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         return await in_thread(view, request, *args, **kwargs)
 
-    return markcoroutinefunction(run)
+    return unstoppable(markcoroutinefunction(run))
+
+
+def unstoppable(view: V) -> V:
+    """Mark a view that goes on when its client has gone: nothing is to be told of that."""
+    setattr(view, _UNSTOPPABLE, True)
+    return view
+
+
+def is_stoppable(view: View) -> bool:
+    return iscoroutinefunction(view) and not hasattr(view, _UNSTOPPABLE)

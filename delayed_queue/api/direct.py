@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from io import BytesIO
+from typing import Any, Final, TypeVar
 
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
@@ -14,8 +15,12 @@ from django.core.handlers.exception import convert_exception_to_response
 from django.http import HttpRequest, HttpResponseBase
 from django.urls import set_script_prefix
 
+from delayed_queue.api.building import View, is_stoppable
+
+T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+_RECEIVE: Final = "delayed_queue_receive"
 
 
 class DirectHandler(ASGIHandler):
@@ -28,7 +33,7 @@ class DirectHandler(ASGIHandler):
     """
 
     def load_middleware(self, is_async: bool = False) -> None:
-        self._view_middleware: list[Any] = []
+        self._view_middleware: list[Any] = [self._called]
         self._template_response_middleware: list[Any] = []
         self._exception_middleware: list[Any] = []
         self._middleware_chain = convert_exception_to_response(self._resolved)
@@ -37,6 +42,16 @@ class DirectHandler(ASGIHandler):
         response: HttpResponseBase = await super()._get_response_async(request)  # type: ignore[misc]
         return response
 
+    async def _called(
+        self, request: HttpRequest, view: View, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a view that can be stopped, and do so when the client has gone; leave others."""
+        if not is_stoppable(view):
+            return None
+        return await self._while_connected(
+            view(request, *args, **kwargs), getattr(request, _RECEIVE)
+        )
+
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         try:
             body = await self.read_body(receive)
@@ -44,29 +59,57 @@ class DirectHandler(ASGIHandler):
             return
         with body:
             set_script_prefix(get_script_prefix(scope))
-            request, refusal = self.create_request(scope, body)
-            if request is None:
-                await self.send_response(refusal, send)  # type: ignore[arg-type]
-            else:
-                await self._while_connected(request, receive, send)
+            request, response = self.create_request(scope, body)
+            with suppress(_Left):
+                if request is not None:
+                    setattr(request, _RECEIVE, receive)
+                    response = await self._answer(request)
+                await self._send(response, receive, send)
 
-    async def _while_connected(self, request: HttpRequest, receive: Receive, send: Send) -> None:
-        """Answer the request; cancel that when the client has gone."""
-        answering = asyncio.ensure_future(self._answer(request, send))
-        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
-        try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (answering, leaving):
-                task.cancel()
-            with suppress(asyncio.CancelledError, RequestAborted):
-                await leaving
-        with suppress(asyncio.CancelledError):
-            await answering
+    async def read_body(self, receive: Receive) -> Any:
+        """Return the body as a file; without one on disk if it came in one piece."""
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            return BytesIO(message.get("body", b""))
+        return await super().read_body(_beginning_with(message, receive))
 
-    async def _answer(self, request: HttpRequest, send: Send) -> None:
+    async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         response: Any = await self.run_get_response(request)
         # Else a middleware's work: without it the answer would go in chunks.
         if not response.streaming and response.status_code != HTTPStatus.NO_CONTENT:
             response.headers.setdefault("Content-Length", str(len(response.content)))
-        await self.send_response(response, send)
+        return response  # type: ignore[no-any-return]
+
+    async def _send(self, response: Any, receive: Receive, send: Send) -> None:
+        sending = self.send_response(response, send)
+        await (self._while_connected(sending, receive) if response.streaming else sending)
+
+    async def _while_connected(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
+        """Return what the work does; cancel it, and raise, when the client has gone."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            with suppress(asyncio.CancelledError, RequestAborted):
+                await leaving
+        try:
+            return await working
+        except asyncio.CancelledError:
+            raise _Left from None
+
+
+class _Left(BaseException):
+    """The client has gone, and nobody is to make a response of this."""
+
+
+def _beginning_with(first: Any, receive: Receive) -> Receive:
+    """Return a receive() that begins with a message that was taken already."""
+    begun = [first]
+
+    async def again() -> Any:
+        return begun.pop() if begun else await receive()
+
+    return again

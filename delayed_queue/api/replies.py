@@ -128,14 +128,22 @@ class Lease(Schema):
     leaseToken: str = Field(min_length=1, max_length=36)
 
 
-def reply(status: int, data: Any, **headers: str) -> HttpResponse:
+def as_json(data: Any) -> str:
     """Return JSON; of strings that are no Unicode it keeps the escapes."""
-    text = json.dumps(data, default=written, separators=(",", ":"))
-    return HttpResponse(text, status=status, content_type="application/json", headers=headers)
+    return _ENCODER.encode(data)
+
+
+def reply(status: int, data: Any, **headers: str) -> HttpResponse:
+    return HttpResponse(
+        as_json(data), status=status, content_type="application/json", headers=headers
+    )
 
 
 def written(instant: datetime) -> str:
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_ENCODER: Final = json.JSONEncoder(default=written, separators=(",", ":"))
 
 
 def nothing() -> HttpResponse:

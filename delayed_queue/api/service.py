@@ -9,6 +9,7 @@ from delayed_queue import __version__
 from delayed_queue.api import routes
 from delayed_queue.api.auth import BearerToken
 from delayed_queue.api.building import Api, make_api
+from delayed_queue.api.quick import in_loop
 
 
 def make_service() -> Api:
@@ -22,4 +23,5 @@ def make_service() -> Api:
     )
     for module in sorted(each.name for each in iter_modules(routes.__path__)):
         api.add_router("", import_module(f"{routes.__name__}.{module}").router)
+    api.in_loop = in_loop()
     return api

@@ -18,6 +18,7 @@ from delayed_queue.topics.consuming import (
     bury_job,
     finish_job,
     give_back,
+    kinds_at_hand,
     kinds_to_pop,
     pop_jobs,
     release_job,
@@ -33,6 +34,7 @@ from delayed_queue.topics.dead import (
     replay,
 )
 from delayed_queue.topics.finding import delete_job, find_job
+from delayed_queue.topics.gathering import add_job_in_company
 from delayed_queue.topics.idempotency import KeptAnswer, Refusal, once, prune_answers
 from delayed_queue.topics.inspecting import (
     TopicStats,
@@ -67,6 +69,7 @@ __all__ = [
     "Refusal",
     "TopicStats",
     "add_job",
+    "add_job_in_company",
     "add_jobs",
     "bury_job",
     "configure_topic",
@@ -83,6 +86,7 @@ __all__ = [
     "job_from",
     "kick_job",
     "kick_topic",
+    "kinds_at_hand",
     "kinds_to_pop",
     "list_topics",
     "once",

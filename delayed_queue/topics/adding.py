@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import ResourceUnavailable
@@ -69,16 +69,18 @@ def _bites(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
 def _add_bite(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedJob]:
     rows = _add(jobs, if_exists, using)
     by_id = {row.key: row for row in rows}
-    return [_outcome(job, by_id.get(job.job_id), if_exists, using) for job in jobs]
+    return [outcome_of(job, by_id.get(job.job_id), if_exists, using) for job in jobs]
 
 
-def _add(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedRow]:
+def _add(
+    jobs: Sequence[NewJob], if_exists: IfExists, using: str, lost: Error | None = None
+) -> list[AddedRow]:
     topic = ensure_topic(jobs[0].topic, using=using)
     written: list[AddedRow] = []
     for _ in range(_TRIES):
-        attempt = partial(_try, topic, jobs, if_exists, using)
+        attempt = partial(write_jobs, topic, jobs, if_exists, using)
         rows: list[AddedRow] | None = repeat(
-            using, attempt, doubt=partial(_is_doubtful, len(jobs), if_exists)
+            using, attempt, doubt=partial(_is_doubtful, len(jobs), if_exists), lost=lost
         )
         if rows is None:
             # Deleted, or given other shards, since this process has read it.
@@ -92,13 +94,25 @@ def _add(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedR
     raise ResourceUnavailable(f"The topic {topic.name!r} does not stand still.")
 
 
+def add_alone(job: NewJob, if_exists: IfExists, using: str, lost: Error | None) -> AddedJob:
+    """Store the job; ``lost`` is the error of a try that may have stored it already."""
+    rows = _add([job], if_exists, using, lost)
+    return outcome_of(job, rows[0] if rows else None, if_exists, using)
+
+
 def _is_doubtful(wanted: int, if_exists: IfExists, rows: list[AddedRow] | None) -> bool:
     return if_exists is IfExists.FAIL and rows is not None and len(rows) < wanted
 
 
-def _try(
-    topic: TopicRow, jobs: Sequence[NewJob], if_exists: IfExists, using: str
+def write_jobs(
+    topic: TopicRow,
+    jobs: Sequence[NewJob],
+    if_exists: IfExists,
+    using: str,
+    *,
+    patience: int | None = None,
 ) -> list[AddedRow] | None:
+    """Write jobs with distinct ids, in one try; None when the topic has other shards now."""
     offered = [_offered(job, topic.shards) for job in jobs]
     return Topic.objects.add(
         topic.name,
@@ -107,6 +121,7 @@ def _try(
         kinds_of_topic(topic.name, topic.shards),
         can_update=if_exists is IfExists.UPDATE,
         channels=_channels(offered),
+        patience=patience,
         using=using,
     )
 
@@ -130,7 +145,8 @@ def _channels(offered: list[OfferedJob]) -> list[str]:
     return [channel_of(kind) for kind in sorted(soon)]
 
 
-def _outcome(job: NewJob, row: AddedRow | None, if_exists: IfExists, using: str) -> AddedJob:
+def outcome_of(job: NewJob, row: AddedRow | None, if_exists: IfExists, using: str) -> AddedJob:
+    """Return what came of a job: its row, or None when nothing was written."""
     if row is not None and row.scheduled_at is not None:
         state = JobState.READY if row.scheduled_at <= row.now else JobState.DELAYED
         outcome = OfferOutcome.CREATED if row.is_created else OfferOutcome.UPDATED

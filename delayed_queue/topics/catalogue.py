@@ -41,10 +41,14 @@ def treatment_of(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
 
     One that has no row is treated by the defaults.
     """
-    found = _known.get((using, topic))
-    if found is not None and found[1] > time.monotonic():
-        return found[0]
-    return read_topic(topic, using=using)
+    found = treatment_at_hand(topic, using=using)
+    return read_topic(topic, using=using) if found is None else found
+
+
+def treatment_at_hand(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
+    """Return what treatment_of() does, or None when the database must be asked."""
+    row, until = _known.get((using, topic), (None, 0.0))
+    return row if until > time.monotonic() else None
 
 
 def read_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:

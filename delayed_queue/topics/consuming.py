@@ -27,7 +27,7 @@ from delayed_queue.models import Message, Topic
 from delayed_queue.payloads import decode
 from delayed_queue.queues.base import nothing
 from delayed_queue.resilience import repeat
-from delayed_queue.topics.catalogue import default_ttr, treatment_of
+from delayed_queue.topics.catalogue import default_ttr, treatment_at_hand, treatment_of
 from delayed_queue.topics.finding import find_row
 from delayed_queue.topics.jobs import CODEC, Answer, PoppedJob, read_headers
 from delayed_queue.topics.kinds import Way, check_topic, kinds_of_topic
@@ -74,7 +74,18 @@ def kinds_to_pop(
     topic: str, *, shard: int | None = None, using: str = DEFAULT_DB_ALIAS
 ) -> list[str]:
     """Return the kinds to pop from, beginning with a random shard."""
-    shards = treatment_of(check_topic(topic), using=using).shards
+    return _kinds_to_pop(topic, treatment_of(check_topic(topic), using=using).shards, shard)
+
+
+def kinds_at_hand(
+    topic: str, *, shard: int | None = None, using: str = DEFAULT_DB_ALIAS
+) -> list[str] | None:
+    """Return what kinds_to_pop() does, or None when the database must be asked."""
+    found = treatment_at_hand(topic, using=using)
+    return None if found is None else _kinds_to_pop(topic, found.shards, shard)
+
+
+def _kinds_to_pop(topic: str, shards: int, shard: int | None) -> list[str]:
     kinds = kinds_of_topic(topic, shards, Way.PULLED)
     if shard is not None:
         if not 0 <= shard < shards:

@@ -110,6 +110,23 @@ def test_a_lost_connection_is_replaced(server: Server, token: str):
     assert statuses == [200] * 5
 
 
+def test_a_stream_ends_when_its_client_has_gone(server: Server):
+    opened = server.connect()
+    opened.request("GET", "/stream")
+    assert opened.getresponse().read(5) == b"part\n"
+    assert streaming(server) == "1"
+    opened.close()
+    wait_until(lambda: streaming(server) == "0")
+
+
+def streaming(server: Server) -> str:
+    asking = server.connect()
+    asking.request("GET", "/streaming")
+    found = asking.getresponse().read().decode()
+    asking.close()
+    return found
+
+
 def test_the_server_stops_when_told(server: Server):
     server.process.terminate()
     wait_until(lambda: server.process.poll() is not None)

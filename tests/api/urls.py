@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from django.db import OperationalError
 from django.db.transaction import non_atomic_requests
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import include, path
 from ninja import Field, Router, Schema, Status
 
@@ -96,7 +97,33 @@ def waiting(request: HttpRequest) -> HttpResponse:
     return HttpResponse(f"{len(waiters)} {leaving}")
 
 
+streams: list[str] = []
+
+
+@non_atomic_requests
+async def stream(request: HttpRequest) -> StreamingHttpResponse:
+    """Answer without end, as events do."""
+
+    async def parts() -> AsyncIterator[str]:
+        streams.append("one")
+        try:
+            while True:
+                yield "part\n"
+                await asyncio.sleep(0.01)
+        finally:
+            streams.pop()
+
+    return StreamingHttpResponse(parts())
+
+
+@non_atomic_requests
+async def streaming(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(str(len(streams)))
+
+
 urlpatterns = [
+    path("stream", stream),
+    path("streaming", streaming),
     path("waiting", waiting),
     path("orders/v1/", api.urls),
     path("queue/", include("delayed_queue.urls")),

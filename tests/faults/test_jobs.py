@@ -26,6 +26,7 @@ from delayed_queue.topics import (
     JobState,
     KeptAnswer,
     NewJob,
+    add_job_in_company,
     add_jobs,
     bury_job,
     configure_topic,
@@ -95,6 +96,7 @@ def answer() -> KeptAnswer:
 # What each call answers when all goes well.
 CALLS: Final[dict[str, tuple[Callable[[], Any], Any]]] = {
     "add": (lambda: add("new").outcome, "created"),
+    "add in company": (lambda: add_job_in_company(many()[0]).outcome, "created"),
     "update": (lambda: add("ready", url=URL, if_exists="update").outcome, "updated"),
     "add many": (lambda: {each.outcome for each in add_jobs(many())}, {"created"}),
     "find": (lambda: found("ready").state, JobState.READY),
@@ -155,6 +157,18 @@ class TestSwallowedAnswers:
         assert proxy.swallowed_tag is None
         assert Message.objects.filter(key__in=["x", "y", "z"]).count() == 3
 
+    @pytest.mark.parametrize("if_exists", IfExists)
+    def test_a_job_in_company_is_stored_once(self, proxy: Proxy, if_exists: IfExists) -> None:
+        proxy.swallow_answer("SELECT 1")
+        try:
+            added = add_job_in_company(many()[0], if_exists=if_exists)
+        except OutcomeUnknown:
+            assert if_exists is IfExists.FAIL
+        else:
+            assert added.outcome is not None
+        assert proxy.swallowed_tag is None
+        assert Message.objects.filter(key="x").count() == 1
+
     @pytest.mark.parametrize(
         ("call", "tag"),
         [("delete", "SELECT 1"), ("kick", "DELETE 1"), ("replay", "DELETE 1"),
@@ -187,6 +201,14 @@ class TestSwallowedAnswers:
         assert isinstance(given, KeptAnswer)
         assert (given.status, given.body) == (202, "created")
         assert Message.objects.filter(key="new").count() == IdempotencyKey.objects.count() == 1
+
+
+def test_a_request_with_a_key_takes_five_round_trips(proxy: Proxy) -> None:
+    """Begin and look, add, announce, keep the answer, commit."""
+    once("scope", "warm", b"", lambda: KeptAnswer(202, str(add("warm").outcome)))
+    before = proxy.rounds
+    assert once("scope", "key", b"", answer) == KeptAnswer(202, "created")
+    assert proxy.rounds - before <= 5
 
 
 @pytest.mark.usefixtures("scene")
@@ -268,6 +290,27 @@ def test_j8_a_server_that_is_killed_after_the_answer_has_lost_nothing(
     assert find_job("orders", "0") is None
     assert Message.objects.filter(lease_id=token).count() == 1
     assert Topic.objects.get().name == "orders"
+
+
+@pytest.mark.slow
+def test_jobs_are_added_on_kept_plans_before_and_after_a_restart(server: EmbeddedPostgres) -> None:
+    """The connection is another then, and what was prepared on the old one is gone with it."""
+
+    def some(first: int) -> set[str | None]:
+        jobs = [job_from({"jobId": str(first + n), "topic": "orders"}) for n in range(10)]
+        return {add_job_in_company(each).outcome for each in jobs}
+
+    assert some(0) == {"created"}
+    kill(server)
+    server.start()
+    assert some(10) == {"created"}
+    with connections["default"].cursor() as cursor:
+        cursor.execute(
+            "SELECT sum(generic_plans) FROM pg_prepared_statements"
+            " WHERE strpos(statement, 'INSERT INTO delayed_queue AS stored') > 0"
+        )
+        assert cursor.fetchone()[0] == 10
+    assert Message.objects.count() == 20
 
 
 def kill(server: EmbeddedPostgres) -> None:

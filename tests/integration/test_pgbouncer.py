@@ -8,19 +8,28 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from psycopg.conninfo import conninfo_to_dict
 from pytest_django import Settings
 
 from delayed_queue import CronEntry, DelayedQueue, Envelope, Reject, RetryPolicy, ScheduledMessage
 from delayed_queue.models import Message
+from delayed_queue.topics import (
+    IfExists,
+    add_job_in_company,
+    delete_job,
+    forget_topics,
+    job_from,
+)
 from tests.faults.proxies import proxied
 from tests.faults.proxy import Proxy
-from tests.pooler import find_program, pooler
+from tests.pooler import find_program, pooler, version_of
 from tests.processes import database_url, wait_until
+from tests.races.concurrency import together
 from tests.running import handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,6 +47,13 @@ KEPT: Final = re.compile(
 )
 # Django's own on each new connection: one of the few that PgBouncer restores by itself.
 TIME_ZONE: Final = re.compile(r"set_config\('TimeZone'", re.IGNORECASE)
+
+
+@pytest.fixture(autouse=True)
+def new_process() -> Iterator[None]:
+    forget_topics()
+    yield
+    forget_topics()
 
 
 @contextmanager
@@ -145,6 +161,47 @@ def test_w9_a_burst_through_a_pooler_is_handled_once_each(pooled: None):
     assert len(handled) == BURST
     assert set(handled.values()) == {1}
     assert not Message.objects.exists()
+
+
+def test_adding_jobs_leaves_nothing_in_a_session(recorded: Proxy):
+    """The settings that keep a plan end with the transaction."""
+    for if_exists in IfExists:
+        add(f"{if_exists}", if_exists)
+        assert delete_job("orders", f"{if_exists}")
+    assert _executed(recorded, "plan_cache_mode")
+    assert [each for each in recorded.statements if _is_kept(*each)] == []
+
+
+@pytest.mark.parametrize("prepare", [None, True])
+def test_jobs_are_added_through_a_pooler_and_its_sessions_stay_as_they_were(
+    pooled: None, settings: Settings, prepare: bool | None
+):
+    if prepare and find_program() and version_of() < (1, 22):
+        prepare = None  # what guides/deploying.md says of older ones
+    settings.DELAYED_QUEUE = {**POOLED, "PREPARE": prepare}
+
+    def some(number: int) -> list[str | None]:
+        return [add(f"{number}-{n}", IfExists.FAIL) for n in range(25)]
+
+    outcomes = [each for found in together([partial(some, n) for n in range(8)]) for each in found]
+    assert outcomes == ["created"] * 200
+    assert Message.objects.count() == 200
+    for found in together([settings_of_a_session] * 8):
+        assert found == {"enable_seqscan": "on", "lock_timeout": "0", "plan_cache_mode": "auto"}
+
+
+def settings_of_a_session() -> dict[str, str]:
+    found = {}
+    with transaction.atomic(), connections["default"].cursor() as cursor:
+        for name in ("enable_seqscan", "lock_timeout", "plan_cache_mode"):
+            cursor.execute(f"SHOW {name}")
+            found[name] = cursor.fetchone()[0]
+    return found
+
+
+def add(job_id: str, if_exists: IfExists) -> str | None:
+    job = job_from({"jobId": job_id, "topic": "orders", "delay": 60})
+    return add_job_in_company(job, if_exists=if_exists).outcome
 
 
 def _is_kept(name: str, text: str) -> bool:

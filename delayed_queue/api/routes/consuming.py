@@ -30,6 +30,7 @@ from delayed_queue.topics import (
     bury_job,
     finish_job,
     give_back,
+    kinds_at_hand,
     kinds_to_pop,
     pop_jobs,
     release_job,
@@ -77,7 +78,7 @@ async def pop(
     _check_limit("count", count, settings.POP_COUNT)
     _check_limit("timeout", timeout, settings.POP_TIMEOUT.total_seconds())
     using = settings.DATABASE
-    kinds = await in_thread(_kinds, topic, shard, using)
+    kinds = await _kinds(topic, shard, using)
     lease = None if ttr is None else timedelta(seconds=ttr)
     wish = Wish(
         topic if shard is None else f"{topic}#{shard}",
@@ -91,11 +92,14 @@ async def pop(
     return reply(200, [_as_dict(each) for each in jobs]) if jobs else nothing()
 
 
-def _kinds(topic: str, shard: int | None, using: str) -> list[str]:
+async def _kinds(topic: str, shard: int | None, using: str) -> list[str]:
     try:
-        return kinds_to_pop(topic, shard=shard, using=using)
+        kinds = kinds_at_hand(topic, shard=shard, using=using)
+        if kinds is None:
+            kinds = await in_thread(kinds_to_pop, topic, shard=shard, using=using)
     except InvalidMessage as error:
         raise invalid_query("shard", str(error)) from None
+    return kinds
 
 
 def _check_limit(name: str, value: float, most: float) -> None:

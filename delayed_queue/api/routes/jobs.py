@@ -18,6 +18,7 @@ from delayed_queue.api.replies import (
     JobId,
     JobReply,
     TopicName,
+    as_json,
     check_object,
     invalid,
     job_as_dict,
@@ -37,7 +38,7 @@ from delayed_queue.topics import (
     KeptAnswer,
     NewJob,
     Refusal,
-    add_job,
+    add_job_in_company,
     add_jobs,
     delete_job,
     find_job,
@@ -48,6 +49,7 @@ from delayed_queue.topics.jobs import CODEC
 
 router = Router(tags=["jobs"])
 NDJSON: Final = "application/x-ndjson"
+KEY_IN_META: Final = "HTTP_" + IDEMPOTENCY_KEY.upper().replace("-", "_")
 Exists = Annotated[IfExists, Query(alias="ifExists")]
 
 
@@ -68,14 +70,15 @@ class BulkReply(Schema):
 def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
     """Store a job; once the answer is 202 it survives a crash of the server."""
     fields = read_object(request.body)
-    job = _job(request, fields)
-    key = request.headers.get(IDEMPOTENCY_KEY)
+    job = job_of(request, fields)
+    # Not `request.headers`, which makes a table of all of them first.
+    key = request.META.get(KEY_IN_META)
     if key is None:
-        return _as_response(_add(job, if_exists))
+        return as_response(_add(job, if_exists))
     return _add_once(request, key, job, fields, if_exists)
 
 
-def _job(request: ApiRequest, fields: dict[str, Any]) -> NewJob:
+def job_of(request: ApiRequest, fields: dict[str, Any]) -> NewJob:
     try:
         job = job_from(fields, check_url=check_url)
     except InvalidJob as error:
@@ -85,10 +88,15 @@ def _job(request: ApiRequest, fields: dict[str, Any]) -> NewJob:
 
 
 def _add(job: NewJob, if_exists: IfExists) -> KeptAnswer:
-    added = add_job(job, if_exists=if_exists, using=get_settings().API.DATABASE)
+    return answer_of(
+        add_job_in_company(job, if_exists=if_exists, using=get_settings().API.DATABASE)
+    )
+
+
+def answer_of(added: AddedJob) -> KeptAnswer:
     if added.outcome is None:
         return KeptAnswer(409, taken().as_json().decode())
-    return KeptAnswer(202, reply(202, _as_dict(added)).content.decode())
+    return KeptAnswer(202, as_json(_as_dict(added)))
 
 
 def _add_once(
@@ -108,10 +116,10 @@ def _add_once(
         raise Problem(422, "idempotency_key_reused", detail="It came with another request before.")
     if answer is Refusal.IN_PROGRESS:
         raise Problem(409, "idempotency_key_in_use", detail="A request with it is under way.")
-    return _as_response(answer)
+    return as_response(answer)
 
 
-def _as_response(answer: KeptAnswer) -> HttpResponse:
+def as_response(answer: KeptAnswer) -> HttpResponse:
     media_type = JSON if answer.status < 400 else MEDIA_TYPE
     headers = {"Idempotency-Replayed": "true"} if answer.is_replay else {}
     return HttpResponse(answer.body, status=answer.status, content_type=media_type, headers=headers)
@@ -137,7 +145,7 @@ def add_bulk(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResp
     An item of the answer has a status and either a job or a problem. Repeat it as it was after
     a lost answer, with ``ifExists=ignore``.
     """
-    if IDEMPOTENCY_KEY in request.headers:
+    if KEY_IN_META in request.META:
         errors = [{"in": "header", "path": IDEMPOTENCY_KEY, "message": "Not for a bulk: use "
                    "ifExists=ignore to repeat one."}]  # fmt: skip
         raise Problem(400, "invalid_request", "Invalid request", errors=errors)
@@ -168,7 +176,7 @@ def _items(request: ApiRequest) -> list[Any]:
 def _read(request: ApiRequest, item: Any) -> NewJob | Problem:
     try:
         fields = read_object(item) if isinstance(item, bytes) else check_object(item)
-        job = _job(request, fields)
+        job = job_of(request, fields)
     except Problem as problem:
         return problem
     limit = get_settings().API.BODY_BYTES
