@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any, Final
 
 import psutil
+import psycopg
 from psycopg.conninfo import make_conninfo
 
 from benchmarks.database import benchmark_database, embedded_server
@@ -40,12 +41,16 @@ _URL: Final = re.compile(r"http://127\.0\.0\.1:\d+")
 
 @dataclass(slots=True)
 class Side:
-    """One kind of request at one server process; a rate and the CPU of each round."""
+    """One kind of request at one server process; a rate and the CPU of each round.
+
+    ``database_us`` is what PostgreSQL's processes for that server used.
+    """
 
     server: str
     name: str
     rates: list[float] = field(default_factory=list)
     cpu_us: list[float] = field(default_factory=list)
+    database_us: list[float] = field(default_factory=list)
     taken_ms: list[float] = field(default_factory=list)
 
 
@@ -63,7 +68,7 @@ def main() -> None:
             side
             for middleware in (False, True)
             for name in SERVERS
-            for side in _measured(options, conninfo, token, name, middleware)
+            for side in _measured(options, connection, conninfo, token, name, middleware)
         ]
     _tell(report, sides, options)
     report.write(options)
@@ -81,7 +86,12 @@ def _options() -> Namespace:
 
 
 def _measured(
-    options: Namespace, conninfo: str, token: str, server: str, middleware: bool
+    options: Namespace,
+    connection: psycopg.Connection[Any],
+    conninfo: str,
+    token: str,
+    server: str,
+    middleware: bool,
 ) -> list[Side]:
     title = f"{server}{', seven middlewares' if middleware else ''}"
     sides = {name: Side(title, name) for name in PATHS}
@@ -90,23 +100,46 @@ def _measured(
             _load(f"{url}/{path}", token, options.connections, WARM_UP_SECONDS)
         for _ in range(options.rounds):
             for name, path in PATHS.items():
-                _turn(sides[name], process, f"{url}/{path}", token, options)
+                _turn(sides[name], process, connection, f"{url}/{path}", token, options)
     for each in sides.values():
-        say(f"{title}: {each.name}: {median(each.rates):,.0f}/s, {median(each.cpu_us):.0f} µs")
+        say(
+            f"{title}: {each.name}: {median(each.rates):,.0f}/s, {median(each.cpu_us):.0f} µs, "
+            f"PostgreSQL {median(each.database_us):.0f} µs"
+        )
     return list(sides.values())
 
 
-def _turn(side: Side, process: psutil.Process, url: str, token: str, options: Namespace) -> None:
-    before = _cpu_seconds(process)
+def _turn(
+    side: Side,
+    process: psutil.Process,
+    connection: psycopg.Connection[Any],
+    url: str,
+    token: str,
+    options: Namespace,
+) -> None:
+    before, database_before = _cpu_seconds(process), _database_seconds(connection)
     taken = _load(url, token, options.connections, options.seconds)
     side.rates.append(len(taken) / options.seconds)
     side.cpu_us.append((_cpu_seconds(process) - before) / len(taken) * 1e6)
+    used = _database_seconds(connection) - database_before
+    side.database_us.append(used / len(taken) * 1e6)
     side.taken_ms += taken
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
     """Return what the server's processes have used; gunicorn has one that only watches."""
     used = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in used)
+
+
+def _database_seconds(connection: psycopg.Connection[Any]) -> float:
+    """Return what the sessions of the measured server have used; they stay connected."""
+    pids = connection.execute(
+        "SELECT pid FROM pg_stat_activity"
+        " WHERE datname = current_database() AND backend_type = 'client backend'"
+        " AND pid <> pg_backend_pid()"
+    ).fetchall()
+    used = [psutil.Process(pid).cpu_times() for (pid,) in pids]
     return sum(each.user + each.system for each in used)
 
 
@@ -155,11 +188,12 @@ def _tell(report: Report, sides: list[Side], options: Namespace) -> None:
         f"One server process, {options.connections} connections, {options.rounds} turns of "
         f"{options.seconds:g} s each",
         ("server", "request", "per second", "per core and second", "CPU of the server, µs",
-         "p50, ms", "p99, ms"),
+         "of PostgreSQL, µs", "p50, ms", "p99, ms"),
     )  # fmt: skip
     for each in sides:
         cpu = median(each.cpu_us)
         figures = [f"{median(each.rates):,.0f}", f"{1e6 / cpu:,.0f}", f"{cpu:.0f}"]
+        figures.append(f"{median(each.database_us):.0f}")
         figures += [f"{percentile(each.taken_ms, percent):.1f}" for percent in (50, 99)]
         table.rows.append((each.server, each.name, *figures))
     report.tables.append(table)
