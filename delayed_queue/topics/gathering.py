@@ -24,6 +24,9 @@ from delayed_queue.topics.jobs import AddedJob, IfExists, NewJob
 # How long those who came together wait for an id that somebody else holds, in milliseconds; then
 # each waits for its own.
 PATIENCE: Final = 100
+# How many threads write jobs of a topic at a time. With one, the few threads of a server would
+# spend their time in waiting for the disk in turns.
+WRITERS: Final = 2
 
 Place = tuple[str, str, IfExists]
 
@@ -107,35 +110,50 @@ class _Threads(Entry):
         self._turn.release()
 
 
+class _Line:
+    """Who waits while as many threads as may are writing."""
+
+    def __init__(self) -> None:
+        self.writers = 0
+        self.waiting: deque[_Threads] = deque()
+
+
 class _Lines:
-    """Who waits while a thread writes jobs of the same place; no line where none does."""
+    """The line of each place; none where nobody writes."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[Place, deque[_Threads]] = {}
+        self._lines: dict[Place, _Line] = {}
+
+    def waiting(self, place: Place) -> int:
+        """Return how many wait in the line."""
+        with self._lock:
+            return len(self._lines[place].waiting) if place in self._lines else 0
 
     def join(self, entry: _Threads, place: Place) -> bool:
-        """Return whether the entry is the first, whose thread writes at once."""
+        """Return whether the thread of the entry writes at once."""
         with self._lock:
-            line = self._waiting.get(place)
-            if line is None:
-                self._waiting[place] = deque()
+            line = self._lines.setdefault(place, _Line())
+            if line.writers < WRITERS:
+                line.writers += 1
                 entry.batch = [entry]
                 return True
-            line.append(entry)
+            line.waiting.append(entry)
             return False
 
     def pass_on(self, place: Place) -> None:
         """Have the first of those who wait write for as many as it can."""
         with self._lock:
-            line = self._waiting[place]
-            if not line:
-                del self._waiting[place]
+            line = self._lines[place]
+            batch = first_of(line.waiting)
+            if not batch:
+                line.writers -= 1
+                if not line.writers:
+                    del self._lines[place]
                 return
-            batch = first_of(line)
         batch[0].batch = batch
         batch[0].go_on()
 

@@ -43,8 +43,9 @@ def new_process(transactional_db: None) -> Iterator[None]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits in company waits for as long as it takes."""
+    """One thread writes at a time, and who waits in company waits for as long as it takes."""
     monkeypatch.setattr(gathering, "PATIENCE", LONG)
+    monkeypatch.setattr(gathering, "WRITERS", 1)
 
 
 def add(job_id: str, if_exists: str = "fail", **fields: Any) -> AddedJob:
@@ -57,7 +58,7 @@ def place(if_exists: str) -> gathering.Place:
 
 
 def waiting(if_exists: str) -> int:
-    return len(gathering._lines._waiting.get(place(if_exists), ()))
+    return gathering._lines.waiting(place(if_exists))
 
 
 def transactions(admin: Connection) -> Counter[str]:
@@ -179,7 +180,7 @@ def test_many_threads_add_many_jobs_and_none_is_lost_or_doubled() -> None:
     created = Counter(each.job_id for each in answers if each.outcome == "created")
     assert set(created.values()) == {1}
     assert len(created) == Message.objects.count() == 10 + 6 * 20
-    assert gathering._lines._waiting == {}
+    assert gathering._lines._lines == {}
 
 
 def test_a_child_that_was_forked_while_others_wait_writes_at_once(
