@@ -8,6 +8,7 @@ import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -60,10 +61,33 @@ def build_session(app_name: str, master: str = "local[*,4]", **conf: str) -> Spa
 
     settings = DEFAULTS | _executor_environment(master)
     settings |= {name.replace("__", "."): value for name, value in conf.items()}
+    _launch({"spark.app.name": app_name, "spark.master": master, **settings})
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     return register(builder.getOrCreate())
+
+
+def _launch(settings: Mapping[str, str]) -> None:
+    """Start the JVM, if there is none, with what everybody on the machine may see.
+
+    PySpark writes all settings on its command line; what holds secrets the context is told later.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    if SparkContext._gateway is not None:  # noqa: SLF001 - a JVM that runs is taken as it is
+        return
+    shown = SparkConf(loadDefaults=False)
+    for name, value in settings.items():
+        if not _is_secret(name):
+            shown.set(name, value)
+    SparkContext._ensure_initialized(conf=shown)  # noqa: SLF001 - there is no other way
+
+
+def _is_secret(name: str) -> bool:
+    """Return whether the setting may hold one: executors' variables hold the connection."""
+    is_hidden = re.search(DEFAULTS["spark.redaction.regex"], name) is not None
+    return is_hidden or name.startswith("spark.executorEnv.")
 
 
 def register(spark: SparkSession) -> SparkSession:

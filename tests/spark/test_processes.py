@@ -225,13 +225,16 @@ def is_listening(port: int) -> bool:
 
 
 def test_the_password_is_told_nobody(tmp_path: Path, dsn: str):
-    """In no plan, event, log, page of the user interface, or file of Spark's."""
+    """In no plan, event, log, page of the user interface, command line, or file of Spark's."""
     tmp_path.chmod(0o777)
     with program("telling", str(tmp_path), **{VARIABLE: f"{dsn} password={SECRET}"}) as process:
         output = finish(process)
     assert "TOLD" in output
     assert "BatchScan delayed_queue" in output
     assert SECRET not in output
+    running = (tmp_path / "commands").read_text()
+    assert "SparkSubmit --conf spark." in running
+    assert "CoarseGrainedExecutorBackend" in running
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
     # In the event log, for one; and the executors speak of something else.
     logs = executor_logs(output)

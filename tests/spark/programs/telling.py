@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 from delayed_queue.spark import build_session, drain
 from tests.spark.support import QUIET
+
+
+def command_lines() -> Iterator[str]:
+    """Yield what ps shows to everybody on the machine: the JVM, its executors, their workers."""
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie too
+            yield " ".join(each.cmdline())
 
 
 def main(directory: str) -> None:
@@ -34,6 +46,7 @@ def main(directory: str) -> None:
     for page in ("environment", "sql?details=true", "jobs", "stages?details=true"):
         with urllib.request.urlopen(f"{base}/{page}") as answer:  # noqa: S310 - the session's own
             sys.stdout.write(answer.read().decode())
+    (Path(directory) / "commands").write_text("\n".join(command_lines()))
     print("TOLD")  # noqa: T201
     spark.stop()
 
