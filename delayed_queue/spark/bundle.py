@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import delayed_queue
+from delayed_queue.spark.private import private_directory
 
 _PACKAGE: Final = Path(delayed_queue.__file__).parent
 # What executors never import: Django's side.
@@ -17,7 +18,7 @@ _LEFT_OUT: Final = {"__pycache__", "migrations", "templates", "static", "admin",
 
 
 def bundle() -> Path:
-    """Write the package to a zip in the temporary directory; return its path.
+    """Write the package to a zip in a directory of this user's own; return its path.
 
     The name has a digest of the contents: the same sources give the same file, in one step, so
     that several may ask at once.
@@ -27,7 +28,7 @@ def bundle() -> Path:
     for name in names:
         digest.update(f"{name}\0".encode() + (_PACKAGE.parent / name).read_bytes())
     version = delayed_queue.__version__
-    path = Path(tempfile.gettempdir()) / f"delayed_queue-{version}-{digest.hexdigest()[:12]}.zip"
+    path = private_directory() / f"delayed_queue-{version}-{digest.hexdigest()[:12]}.zip"
     if not path.exists():
         _write(path, names)
     return path

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.private import private_directory
 from delayed_queue.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _sizes(settings: SparkSettings) -> dict[str, str]:
 
 def _quiet_file() -> Path:
     """Return a file that keeps Spark's log to itself; one for each user, written in one step."""
-    path = Path(tempfile.gettempdir()) / f"delayed_queue-log4j2-{os.getuid()}.properties"
+    path = private_directory() / "log4j2.properties"
     if not path.exists() or path.read_text(encoding="utf-8") != _QUIET:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as written:
             written.write(_QUIET)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
+import tempfile
 import zipfile
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -15,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, ResourceUnavailable
 from delayed_queue.messages import MAX_MILLISECONDS
-from delayed_queue.spark import cli, doctor
+from delayed_queue.spark import cli, commands, doctor
 from delayed_queue.spark.bundle import bundle
 from delayed_queue.spark.errors import sentence_of
 from delayed_queue.spark.jobs import events, plots
@@ -38,6 +40,7 @@ from delayed_queue.spark.jobs.records import (
 )
 from delayed_queue.spark.jobs.spreading import Spread
 from delayed_queue.spark.jobs.tables import named, parse_only
+from delayed_queue.spark.private import private_directory
 from delayed_queue.spark.settings import SparkSettings
 from delayed_queue.spark.starting import conf_of, master_of
 
@@ -376,6 +379,35 @@ class TestSettings:
         assert conf["spark.x"] == "y"
         with pytest.raises(InvalidConfiguration, match="40 connections"):
             conf_of(SparkSettings(EXECUTORS=20, CORES=2), "yarn")
+
+
+class TestWhereFilesAreKept:
+    """What Java and executors run must not be anybody's on the machine."""
+
+    @pytest.fixture
+    def temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        return tmp_path
+
+    def test_in_a_directory_of_this_user_alone(self, temporary: Path) -> None:
+        found = private_directory()
+        assert found == private_directory()
+        assert found.parent == temporary
+        assert stat.S_IMODE(found.stat().st_mode) == 0o700
+        assert bundle().parent == found
+        quiet = conf_of(SparkSettings(), "local[1,4]")["spark.driver.extraJavaOptions"]
+        assert f"={found}/" in quiet
+
+    def test_one_that_others_can_write_to_is_refused(self, temporary: Path) -> None:
+        found = private_directory()
+        found.chmod(0o777)
+        with pytest.raises(ResourceUnavailable, match="can be written to by other users"):
+            bundle()
+        found.rmdir()
+        (temporary / "theirs").mkdir()
+        found.symlink_to(temporary / "theirs")
+        with pytest.raises(ResourceUnavailable):
+            conf_of(SparkSettings(), "local[1,4]")
 
 
 class TestCommandLine:
