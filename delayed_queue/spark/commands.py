@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.messages import to_milliseconds
+from delayed_queue.messages import MILLISECOND, to_milliseconds
 from delayed_queue.payloads import check_kind, codec_named, kind_of
-from delayed_queue.retries import RetryPolicy
+from delayed_queue.retries import RetryPolicy, parse_duration
 from delayed_queue.spark import cli
 from delayed_queue.spark.bundle import bundle
 from delayed_queue.spark.jobs.console import Console
@@ -127,7 +127,9 @@ def _drain(
     handling = None
     if options.handler is not None:
         retry = None if options.retry is None else RetryPolicy.ladder(options.retry)
-        handling = Handling(options.handler, kind.rpartition("|")[0], options.codec, retry)
+        lease_ms = parse_duration(options.lease) // MILLISECOND
+        queue = kind.rpartition("|")[0]
+        handling = Handling(options.handler, queue, options.codec, retry, lease_ms)
     interval = options.interval
     asked = drains.DrainOptions(
         kind=kind,

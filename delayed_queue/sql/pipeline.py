@@ -293,6 +293,17 @@ FROM clock
 """
 )
 
+# Count a delivery of a message by a task that is repeated, because the one before has died and it
+# may be the message that kills; of one that is no longer under the lease, nothing.
+# Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
+COUNT_DELIVERY: Final[LiteralString] = """
+UPDATE delayed_queue
+SET attempts = attempts + 1
+WHERE id = %(id)s::bigint
+    AND "lockUuid" = %(lease_id)s
+RETURNING attempts
+"""
+
 # Prolong a lease that a batch is still working under, never shorten it; also one that ran out,
 # as long as nobody has taken its messages. Reads: delayed_queue__LockUuidPlusIdIndex.
 RENEW_LEASE: Final[LiteralString] = (

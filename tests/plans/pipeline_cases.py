@@ -82,6 +82,10 @@ def streams() -> list[Case]:
         Case("LEASED_RANGE", held, {LEASES}, n=2, rows=2),
         # With what other cases have rolled back of the lease.
         Case("RENEW_LEASE", {**lease, **held}, {LEASES}, n=100, rows=6, buffers=40, fixed=300),
+        Case(
+            "COUNT_DELIVERY", {"id": 1760, "lease_id": "lease-1760"}, {PRIMARY}, buffers=60,
+            or_reads={LEASES},
+        ),
         Case("ID_RANGE", {"now": NOW}, {PRIMARY}, n=2, rows=2, fixed=300),
         Case("READ_RANGE", ids, {PRIMARY}, n=1000, rows=3, buffers=5, fixed=100),
         Case("READ_LEASED", {**held, "first": 0, "last": 10**9}, {LEASES}, n=100, rows=6),

@@ -34,6 +34,10 @@ def counting_crash(lease_id: str, message_id: int) -> Step:
     return sql.COUNT_CRASH, {"lease_id": "crashed", "ids": [message_id], "now": None}
 
 
+def counting_delivery(lease_id: str, message_id: int) -> Step:
+    return sql.COUNT_DELIVERY, {"lease_id": lease_id, "id": message_id}
+
+
 STEPS: Final[dict[str, Callable[[str, int], Step]]] = {
     "ACKNOWLEDGE_LEASES": lambda lease_id, message_id: acknowledging_leases([lease_id]),
     "ACKNOWLEDGE_MEMBERS": lambda lease_id, message_id: acknowledging_members(
@@ -44,6 +48,7 @@ STEPS: Final[dict[str, Callable[[str, int], Step]]] = {
     "RELEASE_LEASES": lambda lease_id, message_id: returning_leases([lease_id]),
     "EXPIRE": expiring,
     "COUNT_CRASH": counting_crash,
+    "COUNT_DELIVERY": counting_delivery,
 }
 Theft = Callable[[psycopg.Connection[Any], DelayedQueue], None]
 
@@ -172,6 +177,9 @@ def test_of_several_at_once_one_takes_effect(queue: DelayedQueue, name: str):
             # One that began earlier than another ended finds it not yet due, and is no loss.
             assert sum(answers) >= 1
             assert attempts == ({1} if name == "EXPIRE" else {sum(answers)})
+        elif name == "COUNT_DELIVERY":
+            # Each is a delivery of its own, after the one by the lease.
+            assert (answers, attempts) == ([1] * 4, {5})
         else:
             assert sorted(answers) == [0, 0, 0, 1]
             assert attempts <= {0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -49,6 +50,12 @@ def answering(envelope: Envelope) -> None:
         raise answers[envelope.payload]
 
 
+def deadly(envelope: Envelope) -> None:
+    """Kill the process by the payload that says so."""
+    if envelope.payload == "die":
+        os._exit(1)
+
+
 async def answering_later(envelope: Envelope) -> None:
     answering(envelope)
 
@@ -60,6 +67,9 @@ def strict(envelope: Envelope) -> None:
 
 def settling(envelope: Envelope) -> None:
     """Settle the message itself: nothing is left to acknowledge."""
+    before = envelope.leased_until
+    assert envelope.extend()
+    assert envelope.leased_until >= before
     assert envelope.extend(timedelta(minutes=1))
     assert envelope.release(timedelta(hours=2))
     assert envelope.lease_lost is False

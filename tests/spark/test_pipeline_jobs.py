@@ -349,11 +349,34 @@ class TestDrain:
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
         queue.offer_or_update("a", 1)
-        handling = Handling(f"{TARGETS}:settling", "orders")
-        assert drain(spark, tmp_path, handling=handling).report()["lost"] == 1
+        handling = Handling(f"{TARGETS}:settling", "orders", lease_ms=HOUR)
+        assert drain(spark, tmp_path, handling=handling, lease="1h").report()["lost"] == 1
         stored = queue.read("a")
         assert stored is not None
         assert stored.state == "scheduled"
+
+    def test_a_message_that_kills_runs_out_of_attempts_and_takes_none_along(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        """Under one lease, which a repeated task has too, and a batch that comes again."""
+        for n in range(20):
+            queue.offer_or_update(f"k{n:02}", "die" if n == 7 else n)
+        handling = Handling(f"{TARGETS}:deadly", "orders", retry=RetryPolicy.ladder("1s"))
+        assert drain(spark, tmp_path, handling=handling).report()["dead"] == 1
+        assert Message.objects.count() == 0
+        letter = DeadLetter.objects.get()
+        # Two deliveries, and a third that was not made any more.
+        assert (letter.key, letter.attempts) == ("k07", 3)
+        assert letter.reason == "attempts exhausted: no delivery ended with an answer"
+
+    def test_room_for_all_its_connections_is_looked_for_before_anything_is_leased(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        queue.offer_or_update("a", 1)
+        monkeypatch.setattr(drains, "CONNECTIONS_OF_TASK", 1000)
+        with pytest.raises(Exception, match=r"TooManyConnections.*2000 tasks, 4 leases"):
+            drain(spark, tmp_path, handling=Handling(f"{TARGETS}:answering", "orders"))
+        assert queue.stats().due == 1
 
 
 def letters(count: int, **values: Any) -> None:

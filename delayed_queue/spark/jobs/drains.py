@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.draining import acknowledge_checkpoint
@@ -16,6 +16,10 @@ from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling,
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+
+# Of one that handles: to read the ids, and to settle.
+CONNECTIONS_OF_TASK: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ def _started(
     if options.handling is not None:
         # The rest is read by who handles, under the lease as it then is.
         reader = reader.schema("id bigint, lock_uuid string")
+        tasks = spark.sparkContext.defaultParallelism
+        reader = reader.option("connections", str(CONNECTIONS_OF_TASK * tasks))
     writer: Any = _sink(reader.load(), options, found, console)
     writer = writer.option("checkpointLocation", options.checkpoint)
     if options.is_continuous:

@@ -23,6 +23,7 @@ from delayed_queue.spark.jobs.database import Connection, connect, fetch
 from delayed_queue.spark.jobs.loading import load_application
 
 _BITE: Final = 100
+_LEASE_MS: Final = 600_000
 
 
 @dataclass(slots=True)
@@ -56,6 +57,8 @@ class Handling:
     queue: str
     codec: str = "json"
     retry: RetryPolicy | None = None
+    # What an envelope is prolonged by when its handler does not say.
+    lease_ms: int = _LEASE_MS
 
     def registered(self) -> Handler | None:
         """Return what ``@handler`` said of the function, if it is decorated."""
@@ -72,7 +75,7 @@ class HandledPartition:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tally = Tally()
         with connect() as connection:
-            settler = Settler(connection, self._handling, tally)
+            settler = Settler(connection, self._handling, tally, is_repeated=_is_repeated())
             for batch in batches:
                 rows = zip(*(each.to_pylist() for each in batch.columns), strict=True)
                 for lease_id, members in groupby(rows, key=lambda row: row[1]):
@@ -80,11 +83,26 @@ class HandledPartition:
         yield pa.RecordBatch.from_pylist([asdict(tally)], schema=_ARROW)
 
 
-class Settler:
-    """Handles messages under a lease, and writes down how each ended."""
+def _is_repeated() -> bool:
+    """Return whether this task was tried before: a message may have killed the executor."""
+    from pyspark import TaskContext
 
-    def __init__(self, connection: Connection, handling: Handling, tally: Tally) -> None:
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
+
+
+class Settler:
+    """Handles messages under a lease, and writes down how each ended.
+
+    A repeated task handles them one by one, and counts a delivery before each: the message that
+    kills every time runs out of attempts, and none beside it.
+    """
+
+    def __init__(
+        self, connection: Connection, handling: Handling, tally: Tally, *, is_repeated: bool
+    ) -> None:
         found = handling.registered()
+        self._is_repeated = is_repeated
         self._connection = connection
         self._tally = tally
         self._queue = handling.queue
@@ -92,11 +110,15 @@ class Settler:
         self._codec: Codec = codec_named(handling.codec) if found is None else found.codec
         declared = None if found is None else found.retry
         self._policy = declared or handling.retry or RetryPolicy.exponential()
-        self._leases = ExecutorLeases(connection)
+        self._leases = ExecutorLeases(connection, handling.lease_ms)
 
     def handle(self, lease_id: str, ids: list[int]) -> None:
-        for begin in range(0, len(ids), _BITE):
-            self._handle_bite(lease_id, ids[begin : begin + _BITE])
+        size = 1 if self._is_repeated else _BITE
+        for begin in range(0, len(ids), size):
+            bite = ids[begin : begin + size]
+            if self._is_repeated:
+                self._leases.run(sql.COUNT_DELIVERY, id=bite[0], lease_id=lease_id)
+            self._handle_bite(lease_id, bite)
 
     def _handle_bite(self, lease_id: str, ids: list[int]) -> None:
         """Handle those that are still under the lease; done ones are deleted at its end."""
@@ -164,8 +186,9 @@ async def _awaited(answer: Any) -> Any:
 class ExecutorLeases:
     """What an envelope can do with its lease, over an executor's own connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, lease_ms: int = _LEASE_MS) -> None:
         self._connection = connection
+        self._lease_ms = lease_ms
 
     def run(self, statement: str, **params: Any) -> int:
         """Run the statement; return how many messages it changed."""
@@ -187,7 +210,7 @@ class ExecutorLeases:
         return self._one(envelope, sql.RELEASE, delay=wait, refund=0, error=text, now=None)
 
     def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
-        lease = (timedelta(minutes=10) if duration is None else duration) // MILLISECOND
+        lease = self._lease_ms if duration is None else duration // MILLISECOND
         params = {"ids": [envelope.message_id], "lease_ids": [envelope.lease_id]}
         rows = fetch(self._connection, sql.EXTEND, {**params, "lease": lease, "now": None})
         if rows:
