@@ -10,7 +10,8 @@ from delayed_queue.fields import EpochMillisecondField
 class OfferLedger(models.Model):
     """One chunk of rows that a Spark job has offered, in the transaction that wrote this.
 
-    The row of partition -1 closes the batch, and holds how many rows it was given.
+    The row of partition -1 closes the batch, and holds how many rows it was given; that of
+    partition -2 says when a job began whose messages are spread from then on.
     """
 
     job = models.CharField(max_length=200, db_collation="C")

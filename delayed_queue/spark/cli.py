@@ -176,9 +176,17 @@ def _ratio(text: str) -> float:
     return found
 
 
+def _delimiter(text: str) -> str:
+    found = "\t" if text == "\\t" else text
+    if len(found) != 1 or found in '"\r\n':
+        raise ValueError(f"{text!r} is not one character that can stand between cells")
+    return found
+
+
 whole = _argument(_whole)
 pair = _argument(_pair)
 instant = _argument(_instant)
 duration = _argument(_positive)
 ratio = _argument(_ratio)
 number = _argument(float)
+delimiter = _argument(_delimiter)

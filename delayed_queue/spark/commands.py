@@ -41,21 +41,39 @@ def _kind(options: Namespace) -> str:
     return check_kind(kind_of(check_kind(name), codec_named(options.codec)))
 
 
+def _name(options: Namespace) -> str | None:
+    """Return the name of --queue, also of one that is written as a kind."""
+    name, bar, codec = (options.queue or "").rpartition("|")
+    if not bar:
+        return options.queue  # type: ignore[no-any-return]
+    if codec != options.codec:
+        raise InvalidConfiguration(
+            f"--queue {options.queue!r} is a kind of the codec {codec!r}, and --codec is "
+            f"{options.codec!r}."
+        )
+    return name
+
+
 # import
 
 
 def _import_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="files, directories or globs")
-    add("--queue", metavar="NAME", help="for records that name none themselves")
+    add("--queue", metavar="NAME", help="for records that name none; or a kind, as name|codec")
     add("--codec", choices=CODECS, default="json")
     add("--input-format", choices=["parquet", "csv", "jsonl"], help="default: what names end in")
-    add("--delimiter", default=",", help="of CSV")
+    add("--delimiter", type=cli.delimiter, default=",", help="of CSV; \\t is a tab")
     add("--map", action="append", default=[], metavar="COLUMN=FIELD",
         help="fields: key, payload, schedule_at, delay, headers, queue")  # fmt: skip
     add("--mode", choices=MODES, default="offer", help="what happens to keys that exist")
     add("--target", metavar="PKG:FUNC", help="give the rows to this function, not to the queue")
-    add("--start", type=cli.instant, metavar="AT", help="when the first falls due; default: now")
+    add(
+        "--start",
+        type=cli.instant,
+        metavar="AT",
+        help="when the first falls due, in UTC without an offset; default: now",
+    )
     add("--over", type=cli.duration, metavar="TIME", help="spread over so long, as in 2h")
     add("--rate", type=cli.number, metavar="N", help="spread to so many a second")
     add("--max-bytes", type=cli.whole, default=256 * 1024, metavar="N", help="of a payload")
@@ -78,7 +96,7 @@ def _import(
 
     kind_of_files = format_of(options.paths, options.input_format)
     rules = Rules(
-        options.queue, options.codec, parse_mapping(options.map), options.max_bytes,
+        _name(options), options.codec, parse_mapping(options.map), options.max_bytes,
         options.max_depth, are_texts_json=kind_of_files != "jsonl",
     )  # fmt: skip
     asked = imports.ImportOptions(
@@ -95,6 +113,9 @@ def _import(
     with session(settings, console, "import", is_verbose=options.verbose) as spark:
         report = imports.run(spark, asked, console)
     console.answer(report.report(), report.lines())
+    if report.refused is not None:
+        console.warn(report.refused)
+        return cli.FAILED
     return cli.QUARANTINED if report.quarantined else cli.DONE
 
 
@@ -213,7 +234,12 @@ def _replay_arguments(parser: ArgumentParser) -> None:
     add("--error", metavar="TEXT", help="whose reason or errors contain this")
     add("--keys", choices=["keep", "suffix"], default="keep", help="suffix: as new messages")
     add("--mode", choices=MODES, default="offer", help="what happens to keys that exist")
-    add("--start", type=cli.instant, metavar="AT", help="when the first falls due; default: now")
+    add(
+        "--start",
+        type=cli.instant,
+        metavar="AT",
+        help="when the first falls due, in UTC without an offset; default: now",
+    )
     add("--over", type=cli.duration, metavar="TIME", help="spread over so long, as in 2h")
     add("--rate", type=cli.number, metavar="N", help="spread to so many a second, on average")
     add("--id", metavar="ID", help="of this replay; default: from files and options")

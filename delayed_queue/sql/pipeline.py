@@ -35,6 +35,24 @@ RETURNING id
 """
 )
 
+# Note that a job begins, and return when it first did: repeated after a crash it goes on from
+# there. The note has no rows, and so counts for nothing; the first one stands.
+# Reads: offer_ledger_chunk.
+OPEN_JOB: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_offer_ledger AS ledger (
+    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
+)
+SELECT
+    %(job)s::varchar, 0, -2, 0, '', 0, 0, 0, now
+FROM clock
+ON CONFLICT (job, batch, "partition", chunk, digest) DO UPDATE
+SET "rows" = ledger."rows"
+RETURNING "recordedAt"
+"""
+)
+
 # What became of a claimed chunk, in the same transaction. Reads: the primary key.
 SETTLE_CHUNK: Final[LiteralString] = """
 UPDATE delayed_queue_offer_ledger

@@ -32,6 +32,10 @@ def chunks_of_jobs() -> list[Case]:
             Case("CLOSE_JOB", {**claim, "job": name}, {CHUNKS}, buffers=60)
             for name in ("job-700", "new")
         ),
+        *(
+            Case("OPEN_JOB", {"job": name, "now": NOW}, {CHUNKS}, buffers=60)
+            for name in ("job-700", "new")
+        ),
         Case("SETTLE_CHUNK", {"id": 1, "created": 1, "updated": 0}, {LEDGER}, buffers=60),
         Case("IS_CLOSED", job, {CHUNKS}),
         Case("COUNT_JOB", job, {CHUNKS}, n=10, rows=3),

@@ -24,12 +24,12 @@ from delayed_queue import DelayedQueue
 from delayed_queue.models import ArchiveManifest, DeadLetter, Message
 from delayed_queue.spark import cli
 from delayed_queue.spark.bundle import bundle
-from delayed_queue.spark.jobs import archives
+from delayed_queue.spark.jobs import archives, imports
 from delayed_queue.spark.session import find_java_home
 from tests.processes import ROOT, wait_until
 from tests.spark.archiver import STEPS
 from tests.spark.support import with_jvm
-from tests.spark.test_pipeline_jobs import archive, letters, lines
+from tests.spark.test_pipeline_jobs import CONSOLE, archive, letters, lines, options
 
 pytestmark = [*with_jvm, pytest.mark.slow]
 
@@ -172,6 +172,34 @@ class TestImport:
             report = answer(process)
         assert (report["created"], report["ignored"], report["input"]) == (60_000, 0, 60_000)
         assert count(other) == 60_000
+
+    def test_the_driver_is_killed_between_two_chunks(
+        self, queue: DelayedQueue, spark: Any, known: str, other: Any, tmp_path: Path
+    ) -> None:
+        """The same command offers the rest: nothing twice of what was handled meanwhile."""
+        records = [{"key": f"k{n}", "payload": {"n": n}} for n in range(60_000)]
+        path = lines(tmp_path / "in.jsonl", records)
+        with psycopg.connect(known) as holder:
+            # Of three chunks, in the order of their keys, the last one waits for this.
+            holder.execute(
+                """INSERT INTO delayed_queue
+                ("pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt")
+                VALUES ('k9999', 'orders|json', '', 0, 0, 0)"""
+            )
+            with command(
+                "import", path, "--queue", "orders", "--id", "killed", "--master", "local[2,4]"
+            ) as process:
+                wait_until(lambda: count(other) == 40_000 or process.poll() is not None, PATIENCE)
+                kill(process.pid)
+            holder.rollback()
+        wait_until(lambda: count(other) == 40_000)
+        other.execute("""DELETE FROM delayed_queue WHERE "pKey" < 'k2'""")
+        handled = 40_000 - count(other)
+
+        again = imports.run(spark, options(tmp_path, path, job="killed"), CONSOLE)
+
+        assert (again.created, again.ignored, again.was_done) == (60_000, 0, False)
+        assert 0 < handled == 60_000 - count(other)
 
     def test_submitted_to_a_cluster(
         self, queue: DelayedQueue, known: str, other: Any, tmp_path: Path

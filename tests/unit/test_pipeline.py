@@ -418,6 +418,21 @@ class TestCommandLine:
             assert ended.value.code == cli.FAILED
         assert "not a duration" in capsys.readouterr().err
 
+    def test_a_queue_may_be_written_as_its_kind(self) -> None:
+        parse = cli.build_parser().parse_args
+        for name, found in (("orders", "orders"), ("orders|json", "orders"), ("a|b|json", "a|b")):
+            assert commands._name(parse(["import", "x.csv", "--queue", name])) == found
+        assert commands._name(parse(["import", "x.csv"])) is None
+
+    def test_delimiters(self, capsys: pytest.CaptureFixture[str]) -> None:
+        parse = cli.build_parser().parse_args
+        for text, found in ((";", ";"), ("\\t", "\t"), ("\t", "\t")):
+            assert parse(["import", "x.csv", "--delimiter", text]).delimiter == found
+        for wrong in ("", "ab", '"'):
+            with pytest.raises(SystemExit):
+                parse(["import", "x.csv", "--delimiter", wrong])
+        assert "not one character" in capsys.readouterr().err
+
     def test_what_can_be_refused_is_refused_before_spark_starts(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -427,6 +442,10 @@ class TestCommandLine:
             ["drain", "--queue", "q"],
             ["drain", "--queue", "q", "--handler", "a:b"],
             ["archive", "notes", "--older-than", "1d", "--to", "x"],
+            ["import", "x.csv", "--queue", "q", "--id", ".."],
+            ["import", "x.csv", "--queue", "q|text"],
+            ["replay", "lake", "--id", "a/b"],
+            ["drain", "--queue", "q", "--handler", "a:b", "--checkpoint", "c", "--lease", "long"],
             ["import", "x.csv", "--queue", "q", "--executors", "90", "--master", "yarn"],
         ]
         for arguments in wrong:

@@ -63,6 +63,20 @@ class Files:
             found.append((path, int(status.getLen()), int(status.getModificationTime())))
         return sorted(found)
 
+    def first_line(self, path: str) -> str | None:
+        """Return the first line of a text file, unpacked as Spark does; None of an empty one."""
+        at = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
+        stream = at.getFileSystem(self._conf).open(at)
+        try:
+            packing = self._jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(self._conf)
+            codec = packing.getCodec(at)
+            plain = stream if codec is None else codec.createInputStream(stream)
+            reader = self._jvm.java.io.InputStreamReader(plain, "UTF-8")
+            line = self._jvm.java.io.BufferedReader(reader).readLine()
+        finally:
+            stream.close()
+        return None if line is None else str(line)
+
     def digests(self, path: str) -> list[FileDigest]:
         """Return the data files below the directory with their checksums; none is held whole."""
         system, found = self._at(path)

@@ -9,9 +9,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.database import check_database
 from delayed_queue.spark.jobs.files import Files
-from delayed_queue.spark.jobs.inputs import Block, Input, blocks_of, checked, places_of
-from delayed_queue.spark.jobs.offers import Offer, Offered, offer
+from delayed_queue.spark.jobs.inputs import (
+    Block,
+    Input,
+    blocks_of,
+    checked,
+    is_cut,
+    places_of,
+    uncut,
+)
+from delayed_queue.spark.jobs.offers import (
+    ROWS_PER_PARTITION,
+    Offer,
+    Offered,
+    began_at,
+    check_id,
+    offer,
+)
 from delayed_queue.spark.jobs.spreading import Spread
 from delayed_queue.spark.jobs.targets import check_of, deliver
 
@@ -19,7 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SAMPLES: Final = 5
-ROWS_PER_PARTITION: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +51,9 @@ class ImportOptions:
     job: str | None = None
     is_dry_run: bool = False
 
+    def __post_init__(self) -> None:
+        check_id(self.job)
+
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
@@ -51,6 +69,7 @@ class ImportReport:
     quarantine: str | None = None
     is_dry_run: bool = False
     was_done: bool = False
+    refused: str | None = None
     reasons: tuple[tuple[str, int], ...] = ()
     samples: tuple[dict[str, Any], ...] = ()
 
@@ -98,12 +117,29 @@ def run(spark: SparkSession, options: ImportOptions, console: Console) -> Import
     if options.target is not None:
         checks = replace(options.source, check=check_of(options.target))
         options = replace(options, source=checks)
+    elif not options.is_dry_run:
+        check_database(spark)
     console.progress(f"checking the records of {', '.join(options.source.paths)} …")
-    frame = checked(spark, options.source).persist()
     try:
-        return _Import(spark, options, console, frame).run()
-    finally:
-        frame.unpersist()
+        return _run(spark, options, console, is_uncut=False)
+    except _RecordWasCut:
+        console.progress("a quoted cell goes on in another block; reading each file in one piece …")
+        return _run(spark, options, console, is_uncut=True)
+
+
+class _RecordWasCut(Exception):
+    """Spark has cut a file within a record."""
+
+
+def _run(
+    spark: SparkSession, options: ImportOptions, console: Console, *, is_uncut: bool
+) -> ImportReport:
+    with uncut(spark, is_wanted=is_uncut):
+        frame = checked(spark, options.source).persist()
+        try:
+            return _Import(spark, options, console, frame).run()
+        finally:
+            frame.unpersist()
 
 
 class _Import:
@@ -120,6 +156,8 @@ class _Import:
 
     def run(self) -> ImportReport:
         self._blocks = blocks = blocks_of(self._frame)
+        if is_cut(blocks):
+            raise _RecordWasCut
         good, bad = sum(each.good for each in blocks), sum(each.bad for each in blocks)
         self._console.progress(f"{good:,} records are good, {bad:,} are bad")
         report = ImportReport(self._job(), good + bad, quarantined=bad)
@@ -127,10 +165,12 @@ class _Import:
             report = self._with_reasons(report)
         if self._options.is_dry_run:
             unique = self._unique().count()
-            return replace(report, duplicates=good - unique, is_dry_run=True)
+            refused = self._refusal(report)
+            return replace(report, duplicates=good - unique, is_dry_run=True, refused=refused)
         if bad:
             report = self._quarantine(report)
-        self._check_ratio(report)
+        if refused := self._refusal(report):
+            raise InvalidConfiguration(f"{refused} They are in {report.quarantine}.")
         return self._offer(report, good)
 
     def _job(self) -> str:
@@ -176,14 +216,16 @@ class _Import:
         self._console.progress(f"{report.quarantined:,} bad records are in {path}")
         return replace(report, quarantine=path)
 
-    def _check_ratio(self, report: ImportReport) -> None:
+    def _refusal(self, report: ImportReport) -> str | None:
+        """Return why nothing is offered, if too many are bad."""
         most = self._options.max_bad_ratio
-        if report.quarantined > most * report.input:
-            raise InvalidConfiguration(
-                f"{report.quarantined:,} of {report.input:,} records are bad, more than "
-                f"--max-bad-ratio {most:g} allows; nothing was offered. "
-                f"They are in {report.quarantine}."
-            )
+        # As a quotient: 0.29 * 100 is less than 29.
+        if report.quarantined / max(report.input, 1) <= most:
+            return None
+        return (
+            f"{report.quarantined:,} of {report.input:,} records are bad, more than "
+            f"--max-bad-ratio {most:g} allows; nothing was offered."
+        )
 
     # Good ones
 
@@ -203,7 +245,7 @@ class _Import:
         )
         return ranked.where("rank = 1").drop("rank", "lines", "reasons", "record")
 
-    def _scheduled(self, unique: DataFrame) -> DataFrame:
+    def _scheduled(self, unique: DataFrame, job: str) -> DataFrame:
         """Give each message its time; a record that says when itself keeps that."""
         spread = self._options.spread
         if spread is None:
@@ -214,18 +256,18 @@ class _Import:
         placed = unique.join(broadcast(places_of(self._spark, self._blocks)), ["file", "block"])
         after = f"CAST((first_ordinal + place) * {step!r}D AS BIGINT)"
         is_free = "schedule_ms IS NULL AND delay_ms IS NULL"
-        # Without a start they count from the beginning of the import, which the database
-        # remembers: repeated after a crash it gives the same times.
+        start = spread.start_ms
+        if start is None and self._options.target is None:
+            start = began_at(job)
         times = (
             ["schedule_ms", f"IF({is_free}, {after}, delay_ms) AS delay_ms"]
-            if spread.start_ms is None
-            else [f"IF({is_free}, {spread.start_ms}L + {after}, schedule_ms) AS schedule_ms",
-                  "delay_ms"]
-        )  # fmt: skip
+            if start is None
+            else [f"IF({is_free}, {start}L + {after}, schedule_ms) AS schedule_ms", "delay_ms"]
+        )
         return placed.selectExpr("kind", "key", "payload", "headers", *times)
 
     def _offer(self, report: ImportReport, good: int) -> ImportReport:
-        unique = self._scheduled(self._unique()).persist()
+        unique = self._scheduled(self._unique(), report.job).persist()
         try:
             total = unique.count()
             self._console.progress(f"offering {total:,} messages …")

@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.jobs.files import Files
+from delayed_queue.spark.jobs.lines import (
+    BOM,
+    CsvReader,
+    Found,
+    JsonReader,
+    Reader,
+    Unreadable,
+    cells_of,
+)
 from delayed_queue.spark.jobs.loading import close_connections, load_application
-from delayed_queue.spark.jobs.records import Checker, Rules, parse_json, plain
+from delayed_queue.spark.jobs.records import Checker, Rules, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,9 +57,12 @@ _ARROW: Final = pa.schema(
         ("lines", pa.int64()),
     ]
 )
-_BOM: Final = "\ufeff"
 # Of a row that is no message: its kind, key, payload, schedule, delay and headers.
 _NOTHING: Final = (None,) * 6
+# What the last row of a block says that ended within a record.
+OPEN: Final = "open"
+# Larger than any file: none is cut, and each is a partition.
+_UNCUT: Final = str(2**50)
 Row = tuple[Any, ...]
 
 
@@ -93,6 +109,9 @@ def check_columns(columns: Sequence[str], rules: Rules) -> None:
     wanted = list(rules.mapping)
     if "key" not in rules.mapping.values():
         wanted.append("key")
+    repeated = sorted(each for each, times in Counter(columns).items() if times > 1)
+    if repeated:
+        raise InvalidConfiguration(f"The input has the column {repeated[0]!r} more than once.")
     for each in wanted:
         if each not in columns:
             raise InvalidConfiguration(
@@ -102,7 +121,8 @@ def check_columns(columns: Sequence[str], rules: Rules) -> None:
 
 
 def _parquet(spark: SparkSession, source: Input) -> tuple[DataFrame, list[str]]:
-    frame = spark.read.parquet(*source.paths)
+    # Else Spark takes the columns of one file, and what others have beside them is dropped.
+    frame = spark.read.option("mergeSchema", "true").parquet(*source.paths)
     columns = list(frame.columns)
     place = [
         "_metadata.file_path AS __file",
@@ -123,14 +143,45 @@ def _lines(spark: SparkSession, source: Input) -> DataFrame:
 
 
 def _header(spark: SparkSession, source: Input) -> list[str]:
-    first = spark.read.text(list(source.paths)).first()
-    if first is None:
+    """Return the cells of the first line, which all files must have alike."""
+    paths = sorted(spark.read.text(list(source.paths)).inputFiles())
+    files = Files(spark)
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        line = files.first_line(path)
+        if line is not None:
+            found[path] = _cells(path, line.removeprefix(BOM), source.delimiter)
+    if not found:
         raise InvalidConfiguration("The input is empty: a CSV file begins with its header.")
-    return _cells(first[0].removeprefix(_BOM), source.delimiter)
+    first, columns = next(iter(found.items()))
+    for path, cells in found.items():
+        if cells != columns:
+            raise InvalidConfiguration(
+                f"{path} has not the header of {first}: {', '.join(cells)} instead of "
+                f"{', '.join(columns)}. Import files with one header together."
+            )
+    return columns
 
 
-def _cells(line: str, delimiter: str) -> list[str]:
-    return next(csv.reader([line], delimiter=delimiter, strict=True), [])
+def _cells(path: str, line: str, delimiter: str) -> list[str]:
+    try:
+        return cells_of(line, delimiter)
+    except csv.Error as error:
+        raise InvalidConfiguration(f"The header of {path} is not CSV: {error}.") from None
+
+
+@contextmanager
+def uncut(spark: SparkSession, *, is_wanted: bool) -> Iterator[None]:
+    """Have Spark read each file in one piece."""
+    names = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
+    before = {name: spark.conf.get(name) for name in names}
+    try:
+        for name in names if is_wanted else ():
+            spark.conf.set(name, _UNCUT)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, str(value))
 
 
 class _Checking:
@@ -143,105 +194,80 @@ class _Checking:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         check = None if self._source.check is None else load_application(self._source.check)
         checker = Checker(self._source.rules, check)
-        reader: Callable[..., Iterator[tuple[Any, ...]]]
-        reader = _of_rows if self._source.format == "parquet" else _Blocks(self._read_line)
-        ends = _Ends()
+        places: _Rows | _Blocks
+        places = _Rows() if self._source.format == "parquet" else _Blocks(self._reader())
         for batch in batches:
-            out = [
-                _row(place, record, checker)
-                for place, record in reader(batch)
-                if ends.note(place) and record is not None
-            ]
-            yield _batch(out)
-        yield _batch(ends.rows())
+            yield _batch(_checked(places.of(batch), checker))
+        yield _batch(_checked(places.end(), checker))
+        yield _batch(places.ends())
         if check is not None:
             close_connections()
 
-    def _read_line(self, data: bytes, place: tuple[str, int, int]) -> Any:
-        """Return the record of the line, None where there is none, or why it cannot be read."""
-        try:
-            line = data.decode("utf-8")
-        except UnicodeDecodeError:
-            return _Unreadable(data.decode("utf-8", "replace"), "It is not UTF-8.")
-        if place[1:] == (0, 0):
-            line = line.removeprefix(_BOM)
-        if not line.strip():
-            return None
-        try:
-            return self._record(line, is_first=place[1:] == (0, 0))
-        except InvalidMessage as error:
-            return _Unreadable(line, str(error))
-
-    def _record(self, line: str, *, is_first: bool) -> Any:
+    def _reader(self) -> Reader:
         if self._source.format == "jsonl":
-            record = parse_json(line, "The line")
-            if not isinstance(record, dict):
-                raise InvalidMessage("The line is no JSON object.")
-            return record
-        return self._csv_record(line, is_first=is_first)
-
-    def _csv_record(self, line: str, *, is_first: bool) -> Any:
-        columns = self._columns or []
-        try:
-            cells = _cells(line, self._source.delimiter)
-        except csv.Error as error:
-            raise InvalidMessage(f"The line is not CSV: {error}.") from None
-        if is_first:
-            if cells != columns:
-                raise InvalidMessage("The header differs from that of the first file.")
-            return None
-        if len(cells) != len(columns):
-            raise InvalidMessage(f"It has {len(cells)} columns; the header has {len(columns)}.")
-        return dict(zip(columns, cells, strict=True))
+            return JsonReader()
+        return CsvReader(self._columns or [], self._source.delimiter)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unreadable:
-    text: str
-    reason: str
-
-
-class _Ends:
-    """How many lines each block had."""
+class _Rows:
+    """The rows of Parquet, and how many each file had."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, int], int] = {}
 
-    def note(self, place: tuple[str, int, int]) -> bool:
-        file, block, index = place
-        self._lines[file, block] = max(self._lines.get((file, block), 0), index + 1)
-        return True
+    def of(self, batch: pa.RecordBatch) -> Iterator[Found]:
+        maps = [each.name for each in batch.schema if pa.types.is_map(each.type)]
+        for row in batch.to_pylist():
+            file, block, index = row.pop("__file"), row.pop("__block"), row.pop("__place")
+            self._lines[file, block] = max(self._lines.get((file, block), 0), index + 1)
+            # Arrow gives a map as pairs.
+            row |= {name: dict(row[name]) for name in maps if row[name] is not None}
+            yield (file, block, index), row
 
-    def rows(self) -> list[Row]:
-        return [
-            (file, block, None, *_NOTHING, None, None, lines)
-            for (file, block), lines in self._lines.items()
-        ]
+    def end(self) -> Iterator[Found]:
+        return iter(())
+
+    def ends(self) -> list[Row]:
+        return [_end(file, block, lines) for (file, block), lines in self._lines.items()]
 
 
 class _Blocks:
-    """Counts the lines of each block as they come by."""
+    """The records of lines, and how many lines each block had."""
 
-    def __init__(self, read_line: Callable[[bytes, tuple[str, int, int]], Any]) -> None:
-        self._read_line = read_line
-        self._next: dict[tuple[str, int], int] = {}
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._at: tuple[str, int] | None = None
+        self._index = 0
+        self._ends: list[Row] = []
 
-    def __call__(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int, int], Any]]:
+    def of(self, batch: pa.RecordBatch) -> Iterator[Found]:
         for data, file, block in zip(*(each.to_pylist() for each in batch.columns), strict=True):
-            index = self._next.get((file, block), 0)
-            self._next[file, block] = index + 1
-            place = (file, block, index)
-            yield place, self._read_line(data, place)
+            if (file, block) != self._at:
+                yield from self.end()
+                self._at, self._index = (file, block), 0
+            yield from self._reader.take((file, block, self._index), data)
+            self._index += 1
+
+    def end(self) -> Iterator[Found]:
+        if self._at is not None:
+            self._ends.append(_end(*self._at, self._index, is_open=self._reader.is_open))
+            yield from self._reader.end()
+            self._at = None
+
+    def ends(self) -> list[Row]:
+        return self._ends
 
 
-def _of_rows(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int, int], Any]]:
-    for row in batch.to_pylist():
-        place = (row.pop("__file"), row.pop("__block"), row.pop("__place"))
-        yield place, row
+def _end(file: str, block: int, lines: int, *, is_open: bool = False) -> Row:
+    return (file, block, None, *_NOTHING, None, OPEN if is_open else None, lines)
+
+
+def _checked(found: Iterator[Found], checker: Checker) -> list[Row]:
+    return [_row(place, record, checker) for place, record in found if record is not None]
 
 
 def _row(place: tuple[str, int, int], record: Any, checker: Checker) -> Row:
-    if isinstance(record, _Unreadable):
+    if isinstance(record, Unreadable):
         return (*place, *_NOTHING, [record.reason], record.text, None)
     found = checker.check(record)
     # What cannot be offered may not be storable in Arrow either: a lone surrogate in a key.
@@ -275,6 +301,7 @@ class Block:
     lines: int
     good: int
     bad: int
+    is_open: bool = False
     first_line: int = 0
     first_ordinal: int = 0
 
@@ -286,7 +313,7 @@ def numbered(blocks: list[Block]) -> list[Block]:
     for each in sorted(blocks, key=lambda one: (one.file, one.block)):
         line = line if each.file == file else 0
         file = each.file
-        found.append(Block(file, each.block, each.lines, each.good, each.bad, line, ordinal))
+        found.append(replace(each, first_line=line, first_ordinal=ordinal))
         line += each.lines
         ordinal += each.lines
     return found
@@ -294,22 +321,19 @@ def numbered(blocks: list[Block]) -> list[Block]:
 
 def blocks_of(frame: DataFrame) -> list[Block]:
     """Return all blocks with their counts, in order; this is what reads the input."""
-    rows = (
-        frame.groupBy("file", "block")
-        .agg(
-            {"lines": "max", "key": "count", "reasons": "count"},
-        )
-        .collect()
-    )
-    return numbered(
-        [
-            Block(
-                row["file"], row["block"], row["max(lines)"], row["count(key)"],
-                row["count(reasons)"],
-            )
-            for row in rows
-        ]
+    from pyspark.sql.functions import expr
+
+    counts = (
+        "max(lines)", "count(key)", "count(reasons)",
+        "coalesce(bool_or(lines IS NOT NULL AND record IS NOT NULL), false)",
     )  # fmt: skip
+    rows = frame.groupBy("file", "block").agg(*map(expr, counts)).collect()
+    return numbered([Block(*row) for row in rows])
+
+
+def is_cut(blocks: list[Block]) -> bool:
+    """Return whether a record goes on in the next block of its file."""
+    return any(one.is_open and one.file == other.file for one, other in pairwise(blocks))
 
 
 def places_of(spark: SparkSession, blocks: list[Block]) -> DataFrame:

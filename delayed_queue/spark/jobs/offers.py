@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from delayed_queue import sql
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.counts import Counts
 from delayed_queue.spark.ledger import counts as counts_of
+from delayed_queue.spark.links import Link
+from delayed_queue.spark.offering import OFFER
+from delayed_queue.spark.options import Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+ROWS_PER_PARTITION: Final = 100_000
+# It becomes a directory's name, and with a kind the name of a job in the ledger.
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
 # What the frame must have; a source's own columns are made of them.
 COLUMNS: Final = ("kind", "key", "payload", "schedule_ms", "delay_ms", "headers")
 _WRITTEN: Final = (
@@ -36,6 +45,27 @@ class Offered:
 
     counts: Counts
     was_done: bool
+
+
+def check_id(job: str | None) -> None:
+    """Refuse an id that is no name: what is put aside replaces the directory of that name."""
+    if job is not None and _ID.fullmatch(job) is None:
+        raise InvalidConfiguration(
+            f"--id {job[:120]!r}: an id has 1 to 99 letters, digits, dots, dashes and underscores, "
+            "and begins with a letter or a digit."
+        )
+
+
+def began_at(job: str) -> int:
+    """Return when the job began, the first time: from then its messages are spread."""
+    link = Link(Options())
+    try:
+        rows = link.repeat(
+            OFFER, lambda session: session.fetch(sql.OPEN_JOB, {"job": job, "now": None})
+        )
+    finally:
+        link.close()
+    return int(rows[0][0])
 
 
 def offer(frame: DataFrame, how: Offer) -> Offered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,8 +12,15 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_KEY_LENGTH
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.counts import Counts
+from delayed_queue.spark.jobs.database import check_database
 from delayed_queue.spark.jobs.files import Files
-from delayed_queue.spark.jobs.offers import Offer, offer
+from delayed_queue.spark.jobs.offers import (
+    ROWS_PER_PARTITION,
+    Offer,
+    began_at,
+    check_id,
+    offer,
+)
 from delayed_queue.spark.jobs.spreading import Spread
 
 if TYPE_CHECKING:
@@ -44,6 +51,9 @@ class ReplayOptions:
     spread: Spread | None = None
     job: str | None = None
     is_dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        check_id(self.job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,8 @@ class Replayed:
 
 def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replayed:
     """Offer what the filters choose; of several with one key, the latest."""
+    if not options.is_dry_run:
+        check_database(spark)
     console.progress(f"reading {', '.join(options.paths)} …")
     source = spark.read.option("recursiveFileLookup", "false").parquet(*options.paths)
     files = source.inputFiles()
@@ -83,7 +95,7 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replay
     chosen = _chosen(_normal(source), options).persist()
     try:
         total = chosen.count()
-        unique = _keyed(_latest(chosen), options, job).persist()
+        unique = _keyed(_latest(chosen, total), options, job).persist()
         count = unique.count()
         console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")
         if options.is_dry_run:
@@ -96,7 +108,8 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replay
 def _offered(unique: DataFrame, options: ReplayOptions, found: Replayed) -> Replayed:
     count = found.chosen - found.duplicates
     try:
-        offered = offer(_spread(unique, options.spread, count), Offer(found.job, options.mode))
+        spread = _from_the_beginning(options.spread, found.job)
+        offered = offer(_spread(unique, spread, count), Offer(found.job, options.mode))
     finally:
         unique.unpersist()
     if offered.counts.total != count:
@@ -135,11 +148,24 @@ def _chosen(frame: DataFrame, options: ReplayOptions) -> DataFrame:
     return frame.where(wanted)
 
 
-def _latest(frame: DataFrame) -> DataFrame:
-    ranked = frame.repartition("kind", "key").selectExpr(
-        "*", "row_number() OVER (PARTITION BY kind, key ORDER BY at DESC, payload) AS rank"
+def _latest(frame: DataFrame, total: int) -> DataFrame:
+    """Return one row for each key, in partitions that are the same on any cluster.
+
+    By them the ledger knows chunks that an earlier run has offered, as in an import.
+    """
+    pieces = max(1, -(-total // ROWS_PER_PARTITION))
+    order = "at DESC, payload, headers, error"
+    ranked = frame.repartition(pieces, "kind", "key").selectExpr(
+        "*", f"row_number() OVER (PARTITION BY kind, key ORDER BY {order}) AS rank"
     )
     return ranked.where("rank = 1").drop("rank")
+
+
+def _from_the_beginning(spread: Spread | None, job: str) -> Spread | None:
+    """Return the spread with a start: without one it is when the replay first began."""
+    if spread is None or spread.start_ms is not None:
+        return spread
+    return replace(spread, start_ms=began_at(job))
 
 
 def _keyed(frame: DataFrame, options: ReplayOptions, job: str) -> DataFrame:
@@ -148,7 +174,8 @@ def _keyed(frame: DataFrame, options: ReplayOptions, job: str) -> DataFrame:
 
     if not options.suffix:
         return frame
-    suffix = f"~{job[:12]}"
+    # All of an id that was given: others may begin like it.
+    suffix = f"~{job if options.job is not None else job[:12]}"
     found = frame.withColumn("key", concat(col("key"), lit(suffix)))
     too_long = found.where(length("key") > MAX_KEY_LENGTH).count()
     if too_long:
@@ -165,11 +192,8 @@ def _spread(frame: DataFrame, spread: Spread | None, total: int) -> DataFrame:
     if spread is not None:
         span = max(int(spread.step(total) * total), 1)
         after = f"pmod(xxhash64(kind, key), {span}L)"
-    times = (
-        ["CAST(NULL AS BIGINT) AS schedule_ms", f"{after} AS delay_ms"]
-        if spread is None or spread.start_ms is None
-        else [f"{spread.start_ms}L + {after} AS schedule_ms", "CAST(NULL AS BIGINT) AS delay_ms"]
-    )
+        after = f"{spread.start_ms or 0}L + {after}"
+    times = (f"{after} AS schedule_ms", "CAST(NULL AS BIGINT) AS delay_ms")
     return frame.selectExpr("kind", "key", "payload", "headers", *times)
 
 
