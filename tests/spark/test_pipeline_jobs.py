@@ -6,7 +6,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from delayed_queue import DelayedQueue, RetryPolicy
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.exceptions import InvalidConfiguration, TooManyConnections
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.models import DeadLetter, Message, PipelineReport
+from delayed_queue.models import ArchiveManifest, DeadLetter, Message, PipelineReport
 from delayed_queue.spark import doctor, starting
 from delayed_queue.spark.jobs import archives, drains, imports, replays, reports, snapshots
 from delayed_queue.spark.jobs.console import Console
@@ -32,6 +32,7 @@ from delayed_queue.spark.jobs.records import Rules
 from delayed_queue.spark.jobs.spreading import Spread
 from delayed_queue.spark.jobs.tables import KNOWN
 from delayed_queue.spark.settings import SparkSettings
+from tests.processes import wait_until
 from tests.spark.support import with_jvm
 
 pytestmark = with_jvm
@@ -400,6 +401,37 @@ def archive(spark: Any, lake: str, **changes: Any) -> archives.Archived:
     return archives.run(spark, asked, CONSOLE)[0]
 
 
+def alter(part: Path) -> None:
+    data = bytearray(part.read_bytes())
+    data[8] ^= 1
+    part.write_bytes(bytes(data))
+    part.with_name(f".{part.name}.crc").unlink(missing_ok=True)
+
+
+def remove(part: Path) -> None:
+    part.unlink()
+
+
+def add(part: Path) -> None:
+    part.with_name("one-more.parquet").write_bytes(part.read_bytes())
+
+
+def parquet_files(lake: str) -> list[Path]:
+    return list(Path(lake).glob("*/archive=*/*.parquet"))
+
+
+CUT_KEEPERS = """
+SELECT pg_terminate_backend(pid)
+FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%SET holder = %'
+"""
+# A partition for each, so that Spark opens one when the one before has been read.
+ONE_FILE_EACH = {
+    "spark.sql.files.maxPartitionBytes": "4000000",
+    "spark.sql.files.openCostInBytes": "4000000",
+}
+
+
 class TestArchiveAndReplay:
     """P8 and P10."""
 
@@ -473,24 +505,103 @@ class TestArchiveAndReplay:
         assert (found.archives, found.rows, found.deleted, found.changed) == (2, 11, 9, 1)
         assert DeadLetter.objects.count() == 0
 
+    @pytest.mark.parametrize("how", [alter, remove, add])
     def test_files_that_are_not_those_of_the_manifest_delete_nothing(
-        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch,
+        how: Callable[[Path], None],
+    ) -> None:  # fmt: skip
         letters(10)
         publish = archives._Archive._publish
 
         def damage(self: Any, manifest: Any) -> None:
             publish(self, manifest)
-            part = next(Path(manifest.path).glob("*.parquet"))
-            data = bytearray(part.read_bytes())
-            data[8] ^= 1
-            part.write_bytes(bytes(data))
-            part.with_name(f".{part.name}.crc").unlink(missing_ok=True)
+            how(next(Path(manifest.path).glob("*.parquet")))
 
         monkeypatch.setattr(archives._Archive, "_publish", damage)
         with pytest.raises(InvalidConfiguration, match="not those that were written"):
             archive(spark, lake)
+        monkeypatch.undo()
+        # Nor does the next command believe them.
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake)
         assert DeadLetter.objects.count() == 10
+
+    def test_a_file_that_vanishes_while_rows_are_deleted_keeps_its_rows(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(30)
+        vanished: list[int] = []
+        delete = archives._Archive._delete
+
+        def and_vanish(self: Any, keys: list[str], digests: list[str]) -> int:
+            if not vanished:
+                of = {each: pq.read_table(each)["id"].to_pylist() for each in parquet_files(lake)}
+                part = next(each for each in of if not {*map(str, of[each])} & {*keys})
+                vanished.extend(of[part])
+                part.unlink()
+            return delete(self, keys, digests)
+
+        monkeypatch.setattr(archives._Archive, "_delete", and_vanish)
+        before = {name: spark.conf.get(name) for name in ONE_FILE_EACH}
+        for name, value in ONE_FILE_EACH.items():
+            spark.conf.set(name, value)
+        try:
+            with pytest.raises(Exception, match=r"(?i)not exist"):
+                archive(spark, lake, rows_per_file=10, bite=10)
+        finally:
+            for name, value in before.items():
+                spark.conf.set(name, value)
+        left = set(DeadLetter.objects.values_list("id", flat=True))
+        assert len(vanished) == 10
+        assert left >= set(vanished)
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake)
+
+    def test_a_directory_of_another_database_is_neither_taken_nor_replaced(
+        self, queue: DelayedQueue, spark: Any, lake: str
+    ) -> None:
+        letters(5)
+        archive(spark, lake)
+        (mine,) = ArchiveManifest.objects.all()
+        directory = Path(lake) / mine.source
+        foreign = directory / f"archive={mine.pk + 1:08d}"
+        (directory / f"archive={mine.pk:08d}").rename(foreign)
+        letters(5)
+        for _ in range(2):
+            with pytest.raises(InvalidConfiguration, match="is there already"):
+                archive(spark, lake)
+        assert DeadLetter.objects.count() == 5
+        foreign.rename(directory / "elsewhere")
+        assert archive(spark, lake).deleted == 5
+
+    def test_a_connection_that_is_cut_does_not_end_its_keeping(
+        self, queue: DelayedQueue, spark: Any, lake: str, other: psycopg.Connection[Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        letters(3)
+        publish = archives._Archive._publish
+
+        def held_until() -> int:
+            rows = other.execute('SELECT "heldUntil" FROM delayed_queue_archive').fetchall()
+            return int(rows[0][0])
+
+        def cut(self: Any, manifest: Any) -> None:
+            other.execute(CUT_KEEPERS)
+            before = held_until()
+            wait_until(lambda: held_until() > before)
+            publish(self, manifest)
+
+        monkeypatch.setattr(archives._Archive, "_publish", cut)
+        assert archive(spark, lake, lease_ms=900).deleted == 3
+
+    def test_room_for_its_connections_is_looked_for_before_anything_is_planned(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(1)
+        monkeypatch.setattr(archives, "CONNECTIONS_OF_DRIVER", 1000)
+        with pytest.raises(TooManyConnections, match="2 tasks, 1000 leases"):
+            archive(spark, lake)
+        assert not ArchiveManifest.objects.exists()
 
     def test_tables_that_cannot_be_archived(self, queue: DelayedQueue, spark: Any) -> None:
         for table, said in (

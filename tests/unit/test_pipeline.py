@@ -303,6 +303,7 @@ class TestArchives:
 
     def test_only(self) -> None:
         assert parse_only(["status=sent,failed"]) == {"status": ["sent", "failed"]}
+        assert parse_only(["a=1", "a=2", "b=3"]) == {"a": ["1", "2"], "b": ["3"]}
         for wrong in ("status", "status=", "=x"):
             with pytest.raises(InvalidConfiguration, match="--only"):
                 parse_only([wrong])

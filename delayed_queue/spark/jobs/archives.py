@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 import pyarrow as pa
 
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import MAX_MILLISECONDS
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.database import Connection, connect, fetch
+from delayed_queue.spark.jobs.database import Connection, check_database, connect, fetch
 from delayed_queue.spark.jobs.files import Files, digest_of
 from delayed_queue.spark.jobs.manifests import LEASE_MS, Manifest, Manifests
 from delayed_queue.spark.jobs.tables import DIGEST, Layout, Table
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
+# The manifest's, and the one that keeps it.
+CONNECTIONS_OF_DRIVER: Final = 2
 _FETCHED: Final = 5_000
 _TRIES: Final = 3
 _PIECE: Final = 100_000
@@ -81,6 +83,7 @@ class Archived:
 
 def run(spark: SparkSession, options: ArchiveOptions, console: Console) -> list[Archived]:
     """Archive each table, one stretch after the other, until nothing old enough is left."""
+    check_database(spark, beside=CONNECTIONS_OF_DRIVER)
     with connect() as connection:
         return [
             _Archive(spark, options, console, connection, each).run() for each in options.tables
@@ -178,10 +181,11 @@ class _Archive:
         ended = threading.Event()
 
         def keep() -> None:
-            with connect() as connection:
-                mine = Manifests(connection, self._options.lease_ms)
-                mine.holder = self._manifests.holder
-                while not ended.wait(self._options.lease_ms / 3000):
+            while not ended.wait(self._options.lease_ms / 3000):
+                # The next time tries again; and who loses the archive is told at the next step.
+                with suppress(psycopg.Error, ResourceUnavailable), connect() as connection:
+                    mine = Manifests(connection, self._options.lease_ms)
+                    mine.holder = self._manifests.holder
                     mine.hold(manifest)
 
         keeper = threading.Thread(target=keep, name="archive-keeper", daemon=True)
@@ -241,6 +245,11 @@ class _Archive:
         """Give the directory its name; a crash in between is seen by the name."""
         if not self._files.exists(manifest.path):
             self._files.rename(manifest.staging, manifest.path)
+        elif not self._is_whole(manifest):
+            raise InvalidConfiguration(
+                f"{manifest.path} is there already, and is no archive of this one: it may be that "
+                "of another database. Nothing was deleted. Move it away, and archive again."
+            )
         self._manifests.advance(manifest, "published")
 
     def _prune(self, manifest: Manifest) -> None:

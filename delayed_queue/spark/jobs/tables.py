@@ -129,7 +129,7 @@ def parse_only(pairs: Sequence[str]) -> dict[str, list[str]]:
         column, equals, values = pair.partition("=")
         if not equals or not column or not values:
             raise InvalidConfiguration(f"--only {pair!r} is not column=value,value.")
-        only[column] = values.split(",")
+        only.setdefault(column, []).extend(values.split(","))
     return only
 
 
