@@ -115,6 +115,18 @@ class TestFiles:
         assert (again.updated, again.ignored, again.duplicates) == (1, 3, 2)
         assert payloads()["same"] == "c"
 
+    def test_files_that_spark_passes_over_are_refused(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        """Else nothing would be imported, and all be well."""
+        seen = lines(tmp_path / "seen.jsonl", [{"key": "a", "payload": 1}])
+        hidden = lines(tmp_path / "_hidden.jsonl", [{"key": "b", "payload": 1}])
+        (tmp_path / "empty").mkdir()
+        for paths in ([seen, hidden], [hidden], [str(tmp_path / "empty")]):
+            with pytest.raises(InvalidConfiguration, match=r"no file to read at .*(hidden|empty)"):
+                imports.run(spark, options(tmp_path, *paths), CONSOLE)
+        assert queue.stats().due == 0
+
     def test_columns_that_only_some_files_have_are_kept(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:

@@ -370,6 +370,14 @@ class TestDrain:
         assert (letter.key, letter.attempts) == ("k07", 3)
         assert letter.reason == "attempts exhausted: no delivery ended with an answer"
 
+    def test_a_handler_that_is_not_there_is_told_before_anything_is_leased(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        queue.offer_or_update("a", 1)
+        with pytest.raises(InvalidConfiguration, match=f"'{TARGETS}:nobody' cannot be loaded"):
+            drain(spark, tmp_path, handling=Handling(f"{TARGETS}:nobody", "orders"))
+        assert queue.stats().due == 1
+
     def test_room_for_all_its_connections_is_looked_for_before_anything_is_leased(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

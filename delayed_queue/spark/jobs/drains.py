@@ -64,6 +64,9 @@ def run(
     spark: SparkSession, options: DrainOptions, console: Console, stopping: threading.Event
 ) -> Drained:
     """Drain until nothing due is left, or continuously until the event is set."""
+    if options.handling is not None:
+        # Before anything is leased: a path that names nothing is no reason to try again.
+        options.handling.registered()
     found = Drained(options.kind, tally=None if options.handling is None else Tally())
     query = _started(spark, options, found, console)
     try:

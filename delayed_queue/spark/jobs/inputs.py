@@ -94,6 +94,7 @@ def format_of(paths: Sequence[str], given: str | None) -> str:
 def checked(spark: SparkSession, source: Input) -> DataFrame:
     """Return the input's rows, good ones, bad ones and a last one for each block."""
     columns: list[str] | None
+    _check_files(spark, source.paths)
     if source.format == "parquet":
         frame, columns = _parquet(spark, source)
     else:
@@ -102,6 +103,17 @@ def checked(spark: SparkSession, source: Input) -> DataFrame:
     if columns is not None:
         check_columns(columns, source.rules)
     return frame.mapInArrow(_Checking(source, columns), CHECKED)
+
+
+def _check_files(spark: SparkSession, paths: Sequence[str]) -> None:
+    """Refuse what Spark would read nothing of in silence."""
+    hidden = [each for each in paths if each.rstrip("/").rpartition("/")[2].startswith(("_", "."))]
+    for some in (list(paths), *([each] for each in hidden)):
+        if not spark.read.text(some).inputFiles():
+            raise InvalidConfiguration(
+                f"There is no file to read at {', '.join(some)}. Spark passes over names that "
+                "begin with an underscore or a dot."
+            )
 
 
 def check_columns(columns: Sequence[str], rules: Rules) -> None:
