@@ -308,6 +308,20 @@ class TestDrain:
         assert drain(spark, tmp_path, to=lake).messages == 0
         assert spark.read.parquet(lake).count() == 30
 
+    def test_a_payload_that_is_no_text_is_kept_as_it_is(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: psycopg.Connection[Any]
+    ) -> None:
+        """It must not stop what comes after it, and comes back by a replay byte for byte."""
+        lake = str(tmp_path / "lake")
+        for key in ("a", "b", "c"):
+            queue.offer_or_update(key, {"é": key})
+        other.execute("""UPDATE delayed_queue SET payload = '\\xff00fe' WHERE "pKey" = 'b'""")
+        before = {each.key: bytes(each.payload) for each in Message.objects.all()}
+        assert drain(spark, tmp_path, to=lake).messages == 3
+        assert dict(spark.read.parquet(lake).dtypes)["payload"] == "string"
+        assert replays.run(spark, replays.ReplayOptions((lake,)), CONSOLE).counts.created == 3
+        assert {each.key: bytes(each.payload) for each in Message.objects.all()} == before
+
     @pytest.mark.parametrize("name", ["answering", "answering_later"])
     def test_a_handler_is_judged_by_the_workers_rules(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: Any, name: str

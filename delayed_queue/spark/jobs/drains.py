@@ -82,6 +82,8 @@ def run(
 def _started(
     spark: SparkSession, options: DrainOptions, found: Drained, console: Console
 ) -> StreamingQuery:
+    from delayed_queue.spark.schema import read_schema
+
     reader = (
         spark.readStream.format("delayed_queue")
         .option("kind", options.kind)
@@ -93,6 +95,9 @@ def _started(
         reader = reader.schema("id bigint, lock_uuid string")
         tasks = spark.sparkContext.defaultParallelism
         reader = reader.option("connections", str(CONNECTIONS_OF_TASK * tasks))
+    else:
+        # As bytes: one payload that is no text must not stop all that come after it.
+        reader = reader.schema(read_schema(None))
     writer: Any = _sink(reader.load(), options, found, console)
     writer = writer.option("checkpointLocation", options.checkpoint)
     if options.is_continuous:
@@ -101,6 +106,8 @@ def _started(
 
 
 def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Console) -> Any:
+    from delayed_queue.spark.schema import TEXT_CODECS
+
     if options.handling is not None:
         handling, tally = HandledPartition(options.handling), found.tally
 
@@ -113,6 +120,8 @@ def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Cons
 
         return frame.writeStream.foreachBatch(handle)
     columns = [each for each in frame.columns if each not in {"lock_uuid", "state", "id"}]
+    if options.kind.endswith(TEXT_CODECS):
+        columns[columns.index("payload")] = "CAST(payload AS STRING) AS payload"
     drained = frame.selectExpr(
         *columns, "current_timestamp() AS drained_at", "CAST(current_date() AS STRING) AS date"
     )
