@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 from django.db import connection
 
 from example_project import postgres
@@ -43,35 +46,95 @@ def environment() -> dict[str, str]:
     }
 
 
-def manage(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+class Output:
+    """What processes print, kept in a file: a pipe that nobody reads would hold them up."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this
+        weakref.finalize(self, self.file.close)
+
+    def text(self) -> str:
+        # By position: the offset is shared with the processes, which go on writing there.
+        size = os.fstat(self.file.fileno()).st_size
+        return os.pread(self.file.fileno(), size, 0).decode(errors="replace")
+
+
+class Process(subprocess.Popen[bytes]):
+    """A command, and what it prints; without an environment of its own on the test database."""
+
+    def __init__(self, *command: str, env: Mapping[str, str] | None = None) -> None:
+        self._output = Output()
+        super().__init__(
+            command,
+            cwd=ROOT,
+            env=environment() if env is None else env,
+            stdout=self._output.file,
+            stderr=subprocess.STDOUT,
+        )
+
+    def said(self) -> str:
+        """Return all that it has printed so far."""
+        return self._output.text()
+
+    def lines(self) -> list[str]:
+        """Return the lines that it has printed to their end."""
+        return self.said().rpartition("\n")[0].splitlines()
+
+    def has_said(self, text: str) -> bool:
+        return text in self.said()
+
+    def ended(self, timeout: float = 60.0) -> tuple[int, str]:
+        """Wait for its end; return its exit code, and all that it has printed."""
+        code = self.wait(timeout)
+        return code, self.said()
+
+
+def manage(*arguments: str, **variables: str) -> Process:
     """Start a management command on the test database, with these in its environment."""
-    return subprocess.Popen(
-        [sys.executable, "manage.py", *arguments],
-        cwd=ROOT,
-        env={**environment(), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = (sys.executable, "manage.py", *arguments)
+    return Process(*command, env={**environment(), **variables})
 
 
 @contextmanager
-def worker(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a worker and its processes; kill those at the end that still run."""
-    process = manage("runqueueworker", "--poll-interval", "0.2", *arguments, **variables)
+def killed_at_last(process: Process) -> Iterator[Process]:
+    """Kill the process, and what it has started, if it runs still at the end."""
     try:
         yield process
     finally:
-        children = children_of(process)
+        kill_family(process)
+        print(process.ended()[1])  # noqa: T201 - pytest shows it beside a failure
+
+
+@contextmanager
+def managed(*arguments: str, **variables: str) -> Iterator[Process]:
+    """Run a management command; kill it at the end if it still runs."""
+    with killed_at_last(manage(*arguments, **variables)) as process:
+        yield process
+
+
+@contextmanager
+def worker(*arguments: str, **variables: str) -> Iterator[Process]:
+    """Run a worker and its processes; kill those at the end that still run."""
+    with managed("runqueueworker", "--poll-interval", "0.2", *arguments, **variables) as process:
+        yield process
+
+
+def kill_family(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and all below it at once; return when none of them runs."""
+    if process.poll() is None:
+        root = psutil.Process(process.pid)
+        root.suspend()  # it starts no more of them
+        children = root.children(recursive=True)
         process.kill()
-        for pid in children:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        print(output)  # noqa: T201 - pytest shows it beside a failure
+        for each in children:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        _, left = psutil.wait_procs(children, 20)
+        assert not left, f"they outlived SIGKILL: {left}"
+    process.wait(20)
 
 
-def children_of(process: subprocess.Popen[str]) -> list[int]:
+def children_of(process: subprocess.Popen[Any]) -> list[int]:
     """Return the ids of the processes that this one has started and that still run."""
     try:
         found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any, Final
 
-from tests.processes import ROOT, environment, wait_until
+from tests.processes import Process, environment, killed_at_last, wait_until
 
 _PORT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
@@ -28,9 +25,8 @@ LATER: Final = """
 class Server:
     """A server process, and where it listens."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Any) -> None:
+    def __init__(self, process: Process) -> None:
         self.process = process
-        self._log = log
 
     @property
     def port(self) -> int:
@@ -42,8 +38,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def log(self) -> str:
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+        return self.process.said()
 
     def connect(self, timeout: float = 30) -> HTTPConnection:
         return HTTPConnection("127.0.0.1", self.port, timeout=timeout)
@@ -63,28 +58,20 @@ class Server:
 
 @contextmanager
 def serving(*command: str, url: str | None = None, **settings: Any) -> Iterator[Server]:
-    """Run the server command, which chooses a free port and says in its log which."""
-    with tempfile.TemporaryFile() as log:
-        variables = {
-            "DJANGO_SETTINGS_MODULE": "tests.api.settings",
-            "TEST_API_SETTINGS": json.dumps(settings),
-        }
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env=environment() | variables | ({"DATABASE_URL": url} if url else {}),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        server = Server(process, log)
-        try:
-            wait_until(lambda: process.poll() is not None or server.answers(), 60)
-            assert process.poll() is None, server.log()
-            yield server
-        finally:
-            process.kill()
-            process.wait(30)
-            print(server.log())  # noqa: T201 - pytest shows it beside a failure
+    """Run the server command, which chooses a free port and says in its log which.
+
+    At the end its workers are killed with it: those of gunicorn would go on for half a minute.
+    """
+    variables = {
+        "DJANGO_SETTINGS_MODULE": "tests.api.settings",
+        "TEST_API_SETTINGS": json.dumps(settings),
+    }
+    env = environment() | variables | ({"DATABASE_URL": url} if url else {})
+    with killed_at_last(Process(sys.executable, *command, env=env)) as process:
+        server = Server(process)
+        wait_until(lambda: process.poll() is not None or server.answers(), 60)
+        assert process.poll() is None, server.log()
+        yield server
 
 
 # Not `--fd`: uvicorn takes such a socket for one of another family, for which asyncio does not

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Final
 import psutil
 
 from tests.faults.aiming import Aim
-from tests.processes import ROOT, environment, wait_until
+from tests.processes import ROOT, Output, environment, wait_until
 
 # A short form by default; `make chaos` repeats each test of a worker many times.
 ROUNDS: Final = range(int(os.environ.get("CHAOS_ROUNDS", "1")))
@@ -30,7 +29,7 @@ class Program:
         self._environment = environment() | PRODUCTION | variables
         if url:
             self._environment["DATABASE_URL"] = url
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the program
+        self._log = Output()
         # Children as they were last seen: those of a parent that was killed have another one.
         self._family: set[psutil.Process] = set()
         self.starts = 0
@@ -42,7 +41,7 @@ class Program:
             [sys.executable, *self._command],
             cwd=ROOT,
             env=self._environment,
-            stdout=self._log,
+            stdout=self._log.file,
             stderr=subprocess.STDOUT,
         )
 
@@ -77,9 +76,7 @@ class Program:
         wait_until(lambda: not self.tree())
 
     def log(self) -> str:
-        # By position: the offset is shared with the program, which goes on writing there.
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+        return self._log.text()
 
     def has_said(self, text: str) -> bool:
         return text in self.log()
@@ -87,7 +84,6 @@ class Program:
     def close(self) -> None:
         self.kill()
         print(self.log())  # noqa: T201 - pytest shows it beside a failure
-        self._log.close()
 
 
 def _lives(process: psutil.Process) -> bool:

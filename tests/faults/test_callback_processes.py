@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
@@ -23,8 +22,7 @@ from tests.callbacks.servers import Receiver, answering, silent
 from tests.faults.aiming import CLAIM_PASSING, PUT_OFF, Stage
 from tests.faults.programs import kill, suspended, wait_while_tending, working
 from tests.faults.proxy import Proxy
-from tests.processes import children_of, wait_until, worker
-from tests.races.concurrency import raw_connection
+from tests.processes import Process, children_of, wait_until, worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
@@ -42,14 +40,8 @@ def receiver() -> Iterator[Receiver]:
         yield opened
 
 
-@pytest.fixture
-def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    with raw_connection() as connection:
-        yield connection
-
-
 @contextmanager
-def sending(receiver: Receiver, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def sending(receiver: Receiver, *arguments: str) -> Iterator[Process]:
     """Run a supervised worker of callbacks."""
     with worker(
         "--callbacks-only", "--no-cron", "--no-reload", *arguments,
@@ -58,7 +50,7 @@ def sending(receiver: Receiver, *arguments: str) -> Iterator[subprocess.Popen[st
         yield process
 
 
-def kill_child(supervisor: subprocess.Popen[str]) -> None:
+def kill_child(supervisor: Process) -> None:
     for pid in children_of(supervisor):
         os.kill(pid, signal.SIGKILL)
 

@@ -23,6 +23,7 @@ from delayed_queue.workers.supervisor import (
     Supervisor,
     SupervisorOptions,
 )
+from tests.faults.ledger import offer
 from tests.processes import children_of, wait_until, worker
 from tests.workerapp.models import Effect
 
@@ -32,22 +33,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 LEASE = ("--lease", "600")
 
 
-def offer(queue: DelayedQueue, count: int, payload: str = "fine") -> set[str]:
-    keys = {f"k{number}" for number in range(count)}
-    queue.offer_batch([ScheduledMessage(key, payload) for key in sorted(keys)])
-    return keys
-
-
 def attempts() -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for key, attempt in Effect.objects.order_by("id").values_list("key", "attempt"):
         found.setdefault(key, []).append(attempt)
     return found
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=60)
-    return process.returncode, output
 
 
 def is_alive(pid: int) -> bool:
@@ -114,7 +104,7 @@ def test_w5_poison_message_under_a_supervisor_spares_the_rest() -> None:
     with worker("--queue", "conduct", "--concurrency", "1", *LEASE) as process:
         wait_until(lambda: not Message.objects.exists())
         process.send_signal(signal.SIGTERM)
-        code, output = ended(process)
+        code, output = process.ended()
     assert code == 0
     assert output.count("event=process_died") == 3
     assert DeadLetter.objects.get().reason.startswith("crashed")
@@ -143,7 +133,7 @@ def test_w4_children_of_a_killed_supervisor_drain_and_end() -> None:
 def test_burst_of_several_processes_drains_and_exits_0() -> None:
     keys = offer(DelayedQueue("ledger"), 600)
     with worker("--queue", "ledger", "--burst", "--processes", "3") as process:
-        code, output = ended(process)
+        code, output = process.ended()
     assert code == 0
     assert "with 3 processes" in output
     assert "600 done, 0 to be retried, 0 snoozed, 0 dead, 0 lost" in output
@@ -152,7 +142,7 @@ def test_burst_of_several_processes_drains_and_exits_0() -> None:
 
 def test_w10_children_that_never_start_are_not_started_for_ever() -> None:
     with worker("--queue", "ledger", "--no-reload", BREAK_CHILDREN="1") as process:
-        code, output = ended(process)
+        code, output = process.ended()
     assert code == 1
     assert output.count("event=process_died") == 3
     assert "broken in the child" in output
@@ -186,7 +176,7 @@ def test_a_schema_of_another_version_is_refused(
 ) -> None:
     DelayedQueue("ledger").offer_or_update("k", 1)
     with applied(*names), worker("--queue", "ledger", "--processes", processes) as process:
-        code, output = ended(process)
+        code, output = process.ended()
     assert code == EXIT_CONFIGURATION
     assert message in output
     assert "Traceback" not in output
@@ -219,7 +209,7 @@ def test_reload_replaces_the_processes_when_a_source_file_changes(tmp_path: Path
         queue.offer_or_update("k", 1)
         wait_until(lambda: Effect.objects.filter(key="two").exists(), 30)
         process.send_signal(signal.SIGTERM)
-        assert ended(process)[0] == 0
+        assert process.ended()[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -235,7 +225,7 @@ def test_a_wrong_option_is_said_by_the_supervisor_alone(
     arguments: tuple[str, ...], message: str
 ) -> None:
     with worker(*arguments) as process:
-        code, output = ended(process)
+        code, output = process.ended()
     assert code != 0
     assert message in output
     assert "Traceback" not in output

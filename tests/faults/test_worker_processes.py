@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections import Counter
 from datetime import timedelta
 from functools import partial
@@ -13,10 +12,11 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue import DelayedQueue
 from delayed_queue.messages import MessageState
 from delayed_queue.models import DeadLetter, Message
-from tests.processes import manage, wait_until, worker
+from tests.faults.ledger import effects, offer
+from tests.processes import Process, manage, wait_until, worker
 from tests.workerapp.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -30,27 +30,11 @@ def _each_round(request: pytest.FixtureRequest) -> None:
     """Run every test of this module once a round."""
 
 
-def offer(queue: DelayedQueue, count: int) -> set[str]:
-    keys = {f"k{number}" for number in range(count)}
-    queue.offer_batch([ScheduledMessage(key, key) for key in sorted(keys)])
-    return keys
-
-
-def effects() -> Counter[str]:
-    return Counter(Effect.objects.values_list("key", flat=True))
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Wait for the process; return its exit code and all it printed."""
-    output, _ = process.communicate(timeout=30)
-    return process.returncode, output
-
-
 def test_burst_drains_and_exits_0() -> None:
     queue = DelayedQueue("ledger")
     keys = offer(queue, 300)
     with worker("--queue", "ledger", "--burst") as process:
-        code, output = ended(process)
+        code, output = process.ended()
     assert code == 0
     assert "300 done, 0 to be retried, 0 snoozed, 0 dead, 0 lost" in output
     assert effects() == Counter(keys)
@@ -59,7 +43,7 @@ def test_burst_drains_and_exits_0() -> None:
 
 def test_w10_unknown_queue_exits_1_and_names_the_known_ones() -> None:
     with worker("--queue", "unheard") as process:
-        code, output = ended(process)
+        code, output = process.ended()
     assert code == 1
     assert "'unheard'" in output
     assert "ledger" in output
@@ -71,7 +55,7 @@ def test_w4_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
     with worker("--queue", "ledger", "--concurrency", "2") as process:
         wait_until(Effect.objects.exists)
         process.send_signal(signal.SIGTERM)
-        code, _ = ended(process)
+        code, _ = process.ended()
     assert code == 0
     done = effects()
     assert set(done.values()) == {1}
@@ -88,7 +72,7 @@ def test_w4_second_signal_exits_now() -> None:
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: process.poll() is not None or _handles_second_signal(process.pid))
         process.send_signal(signal.SIGTERM)
-        code, _ = ended(process)
+        code, _ = process.ended()
     assert code == 128 + signal.SIGTERM
 
 
@@ -131,11 +115,11 @@ def test_w5_poison_message_becomes_a_dead_letter_and_spares_the_rest() -> None:
     assert letter.reason.startswith("crashed")
     queue.offer_or_update("good", "fine")
     with worker("--queue", "conduct", "--burst") as process:
-        assert ended(process)[0] == 0
+        assert process.ended()[0] == 0
     assert effects()["good"] == 1
 
 
-def _ended_or_buried(process: subprocess.Popen[str]) -> bool:
+def _ended_or_buried(process: Process) -> bool:
     return process.poll() is not None or DeadLetter.objects.exists()
 
 
@@ -153,7 +137,7 @@ def test_w7_terminated_backends_are_replaced() -> None:
         queue.offer_or_update("afterwards", 1)
         wait_until(lambda: "afterwards" in effects())
         process.send_signal(signal.SIGTERM)
-        code, _ = ended(process)
+        code, _ = process.ended()
     assert code == 0
     assert set(effects()) >= keys
     assert not DeadLetter.objects.exists()
@@ -183,7 +167,7 @@ def test_w3_process_stopped_longer_than_its_lease_cannot_settle() -> None:
         assert envelope is not None
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
-        assert ended(process)[0] == 0
+        assert process.ended()[0] == 0
     stored = queue.read("k")
     assert stored is not None
     assert (stored.state, stored.lease_id) == (MessageState.LEASED, envelope.lease_id)
@@ -195,13 +179,12 @@ def test_two_workers_share_a_queue_without_overlap() -> None:
     keys = offer(queue, 2000)
     arguments = ("--queue", "ledger", "--burst", "--batch-size", "20")
     with worker(*arguments) as first, worker(*arguments) as second:
-        codes = [ended(first)[0], ended(second)[0]]
+        codes = [first.ended()[0], second.ended()[0]]
     assert codes == [0, 0]
     assert effects() == Counter(keys)
 
 
 def test_wrong_option_is_said_in_one_line() -> None:
-    process = manage("runqueueworker", "--concurrency", "0")
-    code, output = ended(process)
+    code, output = manage("runqueueworker", "--concurrency", "0").ended()
     assert code == 1
     assert "CommandError: concurrency must be from 1 to 1000, not 0." in output

@@ -22,7 +22,7 @@ from delayed_queue.crontab import crontab, definition_of, schedule_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import Message, Schedule
-from tests.processes import manage, wait_until, worker
+from tests.processes import managed, wait_until, worker
 
 HOURLY = {"queue": "ledger", "key_prefix": "hourly", "schedule": "0 * * * *", "payload": {"n": 1}}
 OTHERWISE = {**HOURLY, "schedule": "30 * * * *"}
@@ -375,12 +375,8 @@ def test_the_command_keeps_them_until_it_is_stopped():
     Schedule.objects.create(
         kind="ledger|json", key_prefix="made", queue="ledger", type="periodic", expression="1h"
     )
-    process = manage("installcron")
-    try:
+    with managed("installcron") as process:
         wait_until(lambda: len(ticks("made")) == 4)
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
+        assert process.ended()[0] == 0
     assert len(ticks("made")) == 4

@@ -176,9 +176,8 @@ class TestProcess:
     )
     def test_the_exit_code_is_the_answer(self, arguments: list[str], code: int, said: str) -> None:
         MessageFactory.create()
-        process = manage("queuehealth", *arguments)
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode == code
+        found, output = manage("queuehealth", *arguments).ended()
+        assert found == code
         assert said in output
 
 

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from delayed_queue.handlers import registry
 from delayed_queue.overview import MAX_KINDS
 from tests.factories import DeadLetterFactory, MessageFactory
-from tests.processes import manage, wait_until
+from tests.processes import manage, managed, wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -125,25 +125,25 @@ class TestBounds:
             run(option, value)
 
 
+def due_in(line: str) -> int:
+    return int(json.loads(line)["queues"][0]["due"])
+
+
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 class TestProcess:
     def test_watch_shows_changes_until_it_is_stopped(self) -> None:
         arguments = ("--queue", "orders", "--format", "json", "--watch", "0.05")
-        with manage("queuestats", *arguments) as process:
-            assert process.stdout is not None
-            first = json.loads(process.stdout.readline())
+        with managed("queuestats", *arguments) as process:
+            wait_until(process.lines)
             MessageFactory.create()
-            lines = iter(process.stdout.readline, "")
-            wait_until(lambda: json.loads(next(lines))["queues"][0]["due"] == 1)
+            wait_until(lambda: due_in(process.lines()[-1]) == 1)
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=30)
-        assert first["queues"][0]["due"] == 0
-        assert process.returncode == 0
+            assert process.ended()[0] == 0
+        assert due_in(process.lines()[0]) == 0
 
     def test_a_database_that_is_away_is_exit_code_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(connection.settings_dict, "PORT", "1")
-        process = manage("queuestats")
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode == 1
+        code, output = manage("queuestats").ended()
+        assert code == 1
         assert "CommandError: The database 'default' cannot be asked" in output

@@ -12,7 +12,7 @@ from example_project.notifications.checks import (
     check_providers,
     check_settings,
 )
-from tests.processes import manage
+from tests.processes import managed, wait_until
 
 
 @pytest.mark.parametrize("configured", [{"DEDUPE_WINDOWS": 1}, {"RETENTION": timedelta(hours=1)}])
@@ -58,14 +58,9 @@ def test_a_channel_without_providers_is_warned_of(settings):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_consumer_without_a_broker_says_so_and_stops_when_told():
-    process = manage("consumenotifications", AMQP_URL="memory://")
-    try:
-        assert process.stdout is not None
-        assert any("set AMQP_URL" in line for line in process.stdout)
+    with managed("consumenotifications", AMQP_URL="memory://") as process:
         # The handlers of signals are there before it connects.
-        assert any("event=consumer_connected" in line for line in process.stdout)
+        wait_until(lambda: process.has_said("event=consumer_connected"))
+        assert process.has_said("set AMQP_URL")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.communicate()

@@ -26,7 +26,7 @@ from delayed_queue.spark import cli
 from delayed_queue.spark.bundle import bundle
 from delayed_queue.spark.jobs import archives, imports
 from delayed_queue.spark.session import find_java_home
-from tests.processes import ROOT, wait_until
+from tests.processes import ROOT, kill_family, wait_until
 from tests.spark.archiver import STEPS
 from tests.spark.support import with_jvm
 from tests.spark.test_pipeline_jobs import CONSOLE, archive, letters, lines, options
@@ -58,8 +58,7 @@ def command(*arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        kill(process.pid)
-        process.wait()
+        kill_family(process)
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
@@ -72,17 +71,6 @@ def executors_of(pid: int) -> list[psutil.Process]:
             if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()):
                 found.append(each)
     return found
-
-
-def kill(pid: int) -> None:
-    """Kill the process and all that it has started."""
-    try:
-        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for each in family:
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -323,6 +311,5 @@ def started(stack: ExitStack, log: Path, arguments: list[str]) -> Path:
             env={**without_package(), "SPARK_DAEMON_MEMORY": "256m"},
             stdout=out, stderr=subprocess.STDOUT,
         )  # fmt: skip
-    stack.callback(process.wait)
-    stack.callback(kill, process.pid)
+    stack.callback(kill_family, process)
     return log

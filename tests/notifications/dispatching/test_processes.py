@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -27,7 +26,7 @@ from tests.notifications.dispatchers import (
     statuses,
 )
 from tests.notifications.factories import enqueue
-from tests.processes import children_of, wait_until, worker
+from tests.processes import Process, children_of, wait_until, worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
@@ -38,7 +37,7 @@ IN_DOUBT: Final = (Status.FAILED, "in doubt")
 @contextmanager
 def dispatchers(
     smtp: FakeSmtp, sms: FakeSms, *arguments: str, kind: str = "http"
-) -> Iterator[subprocess.Popen[str]]:
+) -> Iterator[Process]:
     """Run dispatchers under a supervisor, which starts anew those that are killed."""
     providers = {
         "email": [email_entry(smtp, timeout=20.0)],
@@ -46,7 +45,7 @@ def dispatchers(
     }
     queues = [part for name in LANES for part in ("--queue", name)]
     arguments = (*queues, "--no-cron", "--lease", "30", "--shutdown-timeout", "1", *arguments)
-    # Quiet: nobody reads what they write before their end, and a full pipe would hold them up.
+    # Quiet: what a failure shows should not be each of thousands of sends.
     variables = {"NOTIFICATION_PROVIDERS": json.dumps(providers), "LOG_LEVEL": "ERROR"}
     with worker(*arguments, **variables) as process:
         yield process
@@ -59,7 +58,7 @@ def enqueue_many(count: int, texts: list[str]) -> list[str]:
     return [str(each.id) for each in made]
 
 
-def kill_one(process: subprocess.Popen[str]) -> None:
+def kill_one(process: Process) -> None:
     os.kill(random.choice(children_of(process)), signal.SIGKILL)
 
 
