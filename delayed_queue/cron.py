@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from django.db import DEFAULT_DB_ALIAS, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.conf import get_settings
 from delayed_queue.crontab import (
@@ -26,7 +26,7 @@ from delayed_queue.crontab import (
     joined,
     schedule_of,
 )
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.managers import ScheduleRow
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Schedule
@@ -169,7 +169,7 @@ class CronKeeper:
                 kept = self._keep(duty, force=force, is_dry=is_dry)
         # A generator may raise anything, and the other schedules must have their turn.
         except Exception as error:
-            self._complain(duty.entry.id, f"{type(error).__name__}: {error}")
+            self._complain(duty.entry.id, f"{type(error).__name__}: {error}", error)
             return Kept(name, config_hash, error=f"{type(error).__name__}: {error}")
         self._errors.pop(duty.entry.id, None)
         return kept
@@ -202,10 +202,18 @@ class CronKeeper:
     def _trial(self) -> AbstractContextManager[Any]:
         return _RolledBack(self._using)
 
-    def _complain(self, name: tuple[str, str], text: str) -> None:
+    def _complain(self, name: tuple[str, str], text: str, error: Exception | None = None) -> None:
         if self._errors.get(name) != text:  # not every ten seconds
-            logger.error("event=install_failed schedule=%s/%s error=%s", *name, text)
+            logger.error(
+                "event=install_failed schedule=%s/%s error=%s", *name, text,
+                exc_info=_mistake(error),
+            )  # fmt: skip
         self._errors[name] = text
+
+
+def _mistake(error: Exception | None) -> Exception | None:
+    """Return an error that is logged with its traceback: an outage needs none, a mistake does."""
+    return None if isinstance(error, Error | ResourceUnavailable) else error
 
 
 class _RolledBack(AbstractContextManager[None]):
@@ -301,4 +309,7 @@ class CronThread:
 
     def _complain(self, error: Exception) -> None:
         if not self._stop.is_set():
-            logger.error("event=cron_failed error=%s: %s", type(error).__name__, error)
+            logger.error(
+                "event=cron_failed error=%s: %s", type(error).__name__, error,
+                exc_info=_mistake(error),
+            )  # fmt: skip

@@ -68,6 +68,7 @@ def headers_for(queue: str, headers: Headers | None) -> Headers | None:
     for each in get_instruments():
         try:
             headers = each.offering(queue, headers)
+        # The project's own code, which only watches: the offer goes on without it.
         except Exception as error:
             _report(each, error)
     return headers
@@ -123,6 +124,7 @@ class _Handling:
             try:
                 context = each.handling(self._envelope)
                 context.__enter__()
+            # As with offers: the handler runs unwatched by this one.
             except Exception as error:
                 _report(each, error)
             else:
@@ -138,6 +140,7 @@ class _Handling:
             try:
                 # The answer is left aside: a failure that it hid would be acknowledged.
                 context.__exit__(kind, error, trace)
+            # Nor may it change how the handler ended; the handler's own error comes by here too.
             except Exception as raised:
                 if raised is not error:
                     _report(each, raised)

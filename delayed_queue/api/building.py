@@ -143,6 +143,7 @@ def _admitting(run: Any) -> Any:
     def refused(request: HttpRequest) -> HttpResponseBase | None:
         try:
             admit(request, rule)
+        # As Ninja does for what an operation raises: a problem, and logged if it is ours.
         except Exception as error:
             return respond(request, error)
         return None

@@ -27,6 +27,7 @@ def _get(view: View) -> View:
             return Problem(405, "method_not_allowed", headers={"Allow": "GET, HEAD"}).as_response()
         try:
             response = view(request)
+        # A probe is answered whatever is wrong; what is ours is logged.
         except Exception as error:
             response = respond(request, error)
         response.headers["Cache-Control"] = "no-store"

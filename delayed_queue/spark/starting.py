@@ -140,6 +140,7 @@ def session(
 
     A session that this process has open is taken as it is, and stays open.
     """
+    from py4j.protocol import Py4JError
     from pyspark.sql import SparkSession
 
     from delayed_queue.spark.session import build_session, register
@@ -158,5 +159,5 @@ def session(
     try:
         yield spark
     finally:
-        with suppress(Exception):  # a JVM that is gone has stopped too
+        with suppress(Py4JError, OSError):  # a JVM that is gone has stopped too
             spark.stop()

@@ -16,6 +16,16 @@ from tests.processes import ROOT
 from tests.unit.test_imports import REFUSE_DJANGO
 
 SECRET = "hunter2-s3cret"
+BREAK_THE_SOURCE = """
+import sys
+
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "delayed_queue.spark.source":
+            raise RuntimeError("half installed")
+
+sys.meta_path.insert(0, Broken())
+"""
 
 
 def test_nothing_that_travels_holds_the_password(
@@ -30,13 +40,15 @@ def test_nothing_that_travels_holds_the_password(
     end = stream.latestOffset(stream.initialOffset(), stream.getDefaultReadLimit())
     rows = read_schema(None)
     written = type(rows)([rows["key"], rows["payload"]])
+    parts = reader.partitions(), stream.partitions(stream.initialOffset(), end)
+    assert all(parts)
     travelling = [
         source,
         reader,
-        *reader.partitions(),
+        *parts[0],
         stream,
         end,
-        *stream.partitions(stream.initialOffset(), end),
+        *parts[1],
         source.writer(written, overwrite=False),
         source.streamWriter(written, overwrite=False),
     ]
@@ -45,19 +57,29 @@ def test_nothing_that_travels_holds_the_password(
 
 
 def run(code: str) -> str:
+    return told(code)[0]
+
+
+def told(code: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def test_the_module_that_spark_looks_for_never_raises():
     """Without PySpark, without Arrow: it has no source, and breaks nobody else's."""
     refuse = REFUSE_DJANGO.replace('"psycopg"', '"pyspark", "pyarrow"')
-    assert run(f"{refuse}\nimport pyspark_delayed_queue as m\nprint(dir(m)[:1])") != ""
+    look = "\nimport pyspark_delayed_queue as m\nprint(hasattr(m, 'DefaultSource'))"
+    assert told(refuse + look) == ("False\n", "")
     found = "import pyspark_delayed_queue as m; print(m.DefaultSource.name())"
     assert run(found) == "delayed_queue\n"
+
+    output, errors = told(BREAK_THE_SOURCE + look)
+    assert output == "False\n"
+    assert "event=source_unavailable" in errors
+    assert "RuntimeError: half installed" in errors
 
 
 def test_the_source_knows_no_django():
