@@ -75,6 +75,7 @@ class TestDocumentation:
 
     def test_every_call_is_on_the_page(self, client: Client, page: Any):
         schema = client.get("/queue/v1/openapi.json").json()
+        assert schema["paths"]
         for path in schema["paths"]:
             assert f"<code>{path}</code>" in page.content.decode()
 
@@ -98,4 +99,4 @@ class TestDocumentation:
 
     def test_paths_are_those_it_is_mounted_at(self, client: Client):
         paths = client.get("/orders/v1/openapi.json").json()["paths"]
-        assert all(each.startswith("/orders/v1/") for each in paths)
+        assert {each[: len("/orders/v1/")] for each in paths} == {"/orders/v1/"}

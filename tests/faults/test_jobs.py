@@ -181,6 +181,7 @@ class TestSwallowedAnswers:
         proxy.swallow_answer(tag)
         with suppress(OutcomeUnknown):
             assert function() == expected
+        assert proxy.swallowed_tag is None, "no answer was swallowed"
         if call == "delete":
             assert find_job("orders", "reserved") is None
 

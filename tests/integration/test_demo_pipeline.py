@@ -209,7 +209,7 @@ def test_the_campaign_comes_in_and_the_archive_and_the_report_go_out(
     assert act["campaign"]["created"] == act["archived"]["notifications_notification"] == 3950
     assert (act["campaign"]["quarantined"], act["vouchers"]["quarantined"]) == (50, 10)
     assert act["expired"] + act["dead"] == act["vouchers"]["created"]
-    assert all(Path(each).read_bytes().startswith(b"\x89PNG") for each in act["plots"])
+    assert {Path(each).read_bytes()[:4] for each in act["plots"]} == {b"\x89PNG"}
     assert Path(act["lake"]).is_relative_to(tmp_path)
     assert "waiting for Spark" in err.getvalue()
     for model in (Notification, Message, DeadLetter):

@@ -172,6 +172,7 @@ class TestThroughAWorker:
         queue = DelayedQueue("orders")
         queue.offer_batch(ScheduledMessage(f"k{n}", n) for n in range(10))
         worked(orders=handle)
+        assert len(traces.named("handle orders")) == 10
         for process in traces.named("handle orders"):
             key = (process.attributes or {})["messaging.message.id"]
             assert isinstance(key, str)

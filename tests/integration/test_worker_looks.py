@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -157,11 +158,18 @@ def test_w9_without_notify_it_wakes_at_the_due_time(
 
 
 def test_w9_without_notify_it_looks_once_per_poll_interval(
-    queue: DelayedQueue, seen: Seen, settings: Settings
+    queue: DelayedQueue, seen: Seen, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.DELAYED_QUEUE = {"NOTIFY": False}
-    worker = seen.worker(timedelta(milliseconds=300))
-    with running(worker):
-        wait_until(lambda: worker.lanes[0].look_at, 20)  # asleep
+    caplog.set_level(logging.DEBUG, "delayed_queue")
+
+    def looks() -> list[float]:
+        return [each.created for each in caplog.records if "event=polled" in each.getMessage()]
+
+    with running(seen.worker(timedelta(milliseconds=300))):
+        wait_until(lambda: len(looks()) >= 6, 20)
+        idle = looks()
         queue.offer_or_update("new", 1)
         wait_until(lambda: "new" in seen.at, 20)
+    # Two come before each sleep.
+    assert min(later - earlier for earlier, later in zip(idle, idle[2:], strict=False)) > 0.2

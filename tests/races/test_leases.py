@@ -180,7 +180,9 @@ def test_of_many_threads_that_end_a_lease_exactly_one_succeeds(queue: DelayedQue
     """Q25: twenty times over."""
     queue.offer_batch([ScheduledMessage(f"key-{each}", None) for each in range(20)])
 
-    for envelope in queue.try_poll_many(20):
+    batch = queue.try_poll_many(20)
+    assert len(batch) == 20
+    for envelope in batch:
         answers = together([partial(ACTIONS[action], envelope)] * 4)
         assert sorted(answers) == [False, False, False, True]
 
