@@ -9,13 +9,12 @@ from django.db import router
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import QueueModelAdmin
-from delayed_queue.admin.filters import KIND, DiedFilter, KindFilter, chosen_kind
+from delayed_queue.admin.filters import DiedFilter, KindFilter, chosen_kind
+from delayed_queue.admin.keyed import KeyedRowAdmin
 from delayed_queue.admin.keysets import Keyset
 from delayed_queue.admin.letter_operations import LETTER_OPERATIONS
 from delayed_queue.admin.rows import LetterRow
@@ -27,7 +26,7 @@ _OF_ONE_KEY = Keyset(descending=True, hides_index=True)
 
 
 @admin.register(DeadLetter)
-class DeadLetterAdmin(QueueModelAdmin):
+class DeadLetterAdmin(KeyedRowAdmin):
     """The latest deaths first."""
 
     operations = LETTER_OPERATIONS
@@ -36,7 +35,7 @@ class DeadLetterAdmin(QueueModelAdmin):
     readonly_fields = (
         "reason_shown",
         "queue",
-        "letter_key",
+        "key_shown",
         "living",
         "attempts_column",
         "times",
@@ -56,21 +55,9 @@ class DeadLetterAdmin(QueueModelAdmin):
 
     # Columns
 
-    @admin.display(description="key")
-    def key_column(self, row: LetterRow) -> SafeString:
-        return formats.key_label(row.key)
-
-    @admin.display(description="queue")
-    def queue_column(self, row: LetterRow) -> SafeString:
-        return formats.kind_label(row.kind)
-
     @admin.display(description="reason")
     def reason_column(self, row: LetterRow) -> str:
         return Truncator(formats.printable(row.reason)).chars(120)
-
-    @admin.display(description="attempts")
-    def attempts_column(self, row: LetterRow) -> int:
-        return row.attempts
 
     @admin.display(description="died")
     def died_column(self, row: LetterRow) -> SafeString:
@@ -83,15 +70,6 @@ class DeadLetterAdmin(QueueModelAdmin):
         return format_html(
             "<strong>{}</strong>", formats.printable(row.reason[: formats.MAX_SHOWN])
         )
-
-    @admin.display(description="queue")
-    def queue(self, row: LetterRow) -> SafeString:
-        url = f"../../?{urlencode({KIND: row.kind})}"
-        return format_html('<a href="{}">{}</a>', url, formats.kind_label(row.kind))
-
-    @admin.display(description="key")
-    def letter_key(self, row: LetterRow) -> SafeString:
-        return formats.key_label(row.key)
 
     @admin.display(description="lives again")
     def living(self, row: LetterRow) -> SafeString:
@@ -112,15 +90,3 @@ class DeadLetterAdmin(QueueModelAdmin):
             (row.died_at, "died"),
         ]
         return formats.timeline(events, row.read_at)
-
-    @admin.display(description="first error")
-    def first_failure(self, row: LetterRow) -> SafeString:
-        return formats.error_block(row.first_error)
-
-    @admin.display(description="last error")
-    def last_failure(self, row: LetterRow) -> SafeString:
-        return formats.error_block(row.last_error)
-
-    @admin.display(description="headers")
-    def headers_shown(self, row: LetterRow) -> SafeString:
-        return formats.headers_block(row.headers)

@@ -12,7 +12,6 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.filters import (
     KIND,
     STATE,
@@ -23,6 +22,7 @@ from delayed_queue.admin.filters import (
     WorkerFilter,
     chosen_kind,
 )
+from delayed_queue.admin.keyed import KeyedRowAdmin
 from delayed_queue.admin.keysets import Keyset
 from delayed_queue.admin.message_operations import MESSAGE_OPERATIONS, Seen
 from delayed_queue.admin.overview import queues_view
@@ -42,7 +42,7 @@ _BY_KIND = Keyset("kind", is_text=True)
 
 
 @admin.register(Message)
-class MessageAdmin(QueueModelAdmin):
+class MessageAdmin(KeyedRowAdmin):
     """A queue in the order of delivery; all queues, newest first; leases by lease."""
 
     operations = MESSAGE_OPERATIONS
@@ -59,7 +59,7 @@ class MessageAdmin(QueueModelAdmin):
     readonly_fields = (
         "state",
         "queue",
-        "message_key",
+        "key_shown",
         "lease",
         "attempts_column",
         "times",
@@ -91,14 +91,6 @@ class MessageAdmin(QueueModelAdmin):
 
     # Columns
 
-    @admin.display(description="key")
-    def key_column(self, row: MessageRow) -> SafeString:
-        return formats.key_label(row.key)
-
-    @admin.display(description="queue")
-    def queue_column(self, row: MessageRow) -> SafeString:
-        return formats.kind_label(row.kind)
-
     @admin.display(description="state")
     def state_column(self, row: MessageRow) -> SafeString:
         return formats.badge(state_of(row))
@@ -111,10 +103,6 @@ class MessageAdmin(QueueModelAdmin):
     def lease_column(self, row: MessageRow) -> SafeString:
         return formats.short_lease(row.lease_id)
 
-    @admin.display(description="attempts")
-    def attempts_column(self, row: MessageRow) -> int:
-        return row.attempts
-
     @admin.display(description="age")
     def age_column(self, row: MessageRow) -> SafeString:
         return formats.moment(row.created_at, formats.human(row.read_at - row.created_at))
@@ -124,15 +112,6 @@ class MessageAdmin(QueueModelAdmin):
     @admin.display(description="state")
     def state(self, row: MessageRow) -> SafeString:
         return format_html("{} {}", self.state_column(row), formats.waiting(row))
-
-    @admin.display(description="queue")
-    def queue(self, row: MessageRow) -> SafeString:
-        url = f"../../?{urlencode({KIND: row.kind})}"
-        return format_html('<a href="{}">{}</a>', url, formats.kind_label(row.kind))
-
-    @admin.display(description="key")
-    def message_key(self, row: MessageRow) -> SafeString:
-        return formats.key_label(row.key)
 
     @admin.display(description="lease id")
     def lease(self, row: MessageRow) -> SafeString:
@@ -150,18 +129,6 @@ class MessageAdmin(QueueModelAdmin):
             (row.scheduled_at, _NEXT[state_of(row)]),
         ]
         return formats.timeline(events, row.read_at)
-
-    @admin.display(description="first error")
-    def first_failure(self, row: MessageRow) -> SafeString:
-        return formats.error_block(row.first_error)
-
-    @admin.display(description="last error")
-    def last_failure(self, row: MessageRow) -> SafeString:
-        return formats.error_block(row.last_error)
-
-    @admin.display(description="headers")
-    def headers_shown(self, row: MessageRow) -> SafeString:
-        return formats.headers_block(row.headers)
 
     @admin.display(description="dead letters")
     def dead_letters(self, row: MessageRow) -> SafeString:

@@ -39,25 +39,14 @@ class RecordAdmin(QueueModelAdmin):
         return self.get_queryset(request).filter(pk=object_id).first()
 
 
-class MadeByForm(RecordAdmin):
-    """Records that an operator makes: a form to add one, then pages like the others'.
+class WithForm(QueueModelAdmin):
+    """Rows that an operator makes: a form to add one, then pages like the others'.
 
     The template has the buttons of the form where there is one, those of operations elsewhere.
     """
 
     change_list_template = "admin/delayed_queue/schedule_list.html"
     change_form_template = "admin/delayed_queue/schedule_detail.html"
-    add_fields: tuple[str, ...] = ()
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        name = f"{self.opts.app_label}.add_{self.opts.model_name}"
-        return bool(request.user.has_perm(name))
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.add_fields if obj is None else self.readonly_fields
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return () if obj is None else self.readonly_fields
 
     def render_change_form(
         self,
@@ -73,3 +62,19 @@ class MadeByForm(RecordAdmin):
         return admin.ModelAdmin.render_change_form(
             self, request, context, add, change, form_url, obj
         )
+
+
+class MadeByForm(WithForm, RecordAdmin):
+    """Records that an operator makes, and that no form changes any more."""
+
+    add_fields: tuple[str, ...] = ()
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        name = f"{self.opts.app_label}.add_{self.opts.model_name}"
+        return bool(request.user.has_perm(name))
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return self.add_fields if obj is None else self.readonly_fields
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return () if obj is None else self.readonly_fields

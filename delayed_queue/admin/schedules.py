@@ -9,13 +9,13 @@ from django import forms
 from django.contrib import admin
 from django.db import connections, router
 from django.db.models import F, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.keysets import Keyset
+from delayed_queue.admin.records import WithForm
 from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.admin.schedule_forms import ScheduleForm
 from delayed_queue.admin.schedule_operations import SCHEDULE_OPERATIONS, take_back
@@ -29,7 +29,7 @@ _ORDER = Keyset()
 
 
 @admin.register(Schedule)
-class ScheduleAdmin(QueueModelAdmin):
+class ScheduleAdmin(WithForm):
     """In the order they were made; operators' own can be edited, those of code only paused."""
 
     form = ScheduleForm
@@ -46,8 +46,6 @@ class ScheduleAdmin(QueueModelAdmin):
         "declared_column",
     )
     search_help_text = "The whole key prefix, in every queue."
-    change_list_template = "admin/delayed_queue/schedule_list.html"
-    change_form_template = "admin/delayed_queue/schedule_detail.html"
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
         return _ORDER
@@ -158,21 +156,6 @@ class ScheduleAdmin(QueueModelAdmin):
         # Another queue or prefix would be another schedule, and the ticks of this one stay.
         fixed = ("queue", "key_prefix", "codec", "payload_hidden", "payload_shown", *_SHOWN)
         return fixed if self._may_pause(request) else (*fixed, "is_enabled")
-
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: Any,
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
-    ) -> HttpResponse:
-        if obj is not None:
-            return super().render_change_form(request, context, add, change, form_url, obj)
-        return admin.ModelAdmin.render_change_form(
-            self, request, context, add, change, form_url, obj
-        )
 
     # Changing
 

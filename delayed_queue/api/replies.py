@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from django.http import HttpResponse
-from ninja import Path, Schema
+from ninja import Path, Query, Schema
 from pydantic import ConfigDict, Field
 
 from delayed_queue.api.parsing import parse
@@ -20,10 +20,20 @@ from delayed_queue.topics.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
 
 # No control characters, as of the ids of new jobs.
 _PRINTABLE: Final = r"^[^\x00-\x1f\x7f-\x9f]+$"
-TopicName = Annotated[
-    str, Path(min_length=1, max_length=MAX_TOPIC_LENGTH, pattern=f"^{TOPIC_PATTERN}$")
-]
-JobId = Annotated[str, Path(min_length=1, max_length=MAX_KEY_LENGTH, pattern=_PRINTABLE)]
+_TOPIC: Final[dict[str, Any]] = {
+    "min_length": 1, "max_length": MAX_TOPIC_LENGTH, "pattern": f"^{TOPIC_PATTERN}$",
+}  # fmt: skip
+_JOB: Final[dict[str, Any]] = {
+    "min_length": 1, "max_length": MAX_KEY_LENGTH, "pattern": _PRINTABLE,
+}  # fmt: skip
+MAX_ID: Final = 2**63 - 1
+TopicName = Annotated[str, Path(**_TOPIC)]
+JobId = Annotated[str, Path(**_JOB)]
+# Of lists: whose they are, and which page.
+OfTopic = Annotated[str | None, Query(**_TOPIC)]
+OfJob = Annotated[str, Query(**_JOB)]
+After = Annotated[int, Query(ge=0, le=MAX_ID)]
+Limit = Annotated[int, Query(ge=1, le=100)]
 Body = Annotated[Any, Field(description="Any JSON.")]
 
 

@@ -81,7 +81,9 @@ def test_j13_pages_tell_nothing_of_topics_that_the_token_does_not_cover(
     assert shown(client, job="a", limit="2") == [("orders", 1), ("orders", 2)]
 
 
-@pytest.mark.parametrize("query", [{}, {"job": ""}, {"job": "a\0"}, {"job": "x" * 201}])
+@pytest.mark.parametrize(
+    "query", [{}, {"job": ""}, {"job": "a\0"}, {"job": "a\x85"}, {"job": "x" * 201}]
+)
 def test_a_job_must_be_named(caller: Client, query: dict[str, str]):
     assert caller.get(ATTEMPTS, query).status_code == 400
 

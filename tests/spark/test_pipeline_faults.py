@@ -178,7 +178,7 @@ class TestImport:
                 "import", path, "--queue", "orders", "--id", "killed", "--master", "local[2,4]"
             ) as process:
                 wait_until(lambda: count(other) == 40_000 or process.poll() is not None, PATIENCE)
-                kill(process.pid)
+                kill_family(process)
             holder.rollback()
         wait_until(lambda: count(other) == 40_000)
         other.execute("""DELETE FROM delayed_queue WHERE "pKey" < 'k2'""")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from django.http import HttpResponse
-from ninja import Query, Router, Schema
+from ninja import Router, Schema
 
 from delayed_queue.api.auth import ApiRequest, demand, requires
-from delayed_queue.api.replies import reply
+from delayed_queue.api.replies import After, Limit, OfJob, OfTopic, reply
 from delayed_queue.conf import get_settings
 from delayed_queue.managers import LoggedRow
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import CallbackAttempt
-from delayed_queue.topics.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
 
 router = Router(tags=["callbacks"])
-MAX_ID = 2**63 - 1
 PAGE = 500
 
 
@@ -51,13 +49,10 @@ class AttemptPage(Schema):
 )
 def list_attempts(
     request: ApiRequest,
-    job: Annotated[str, Query(min_length=1, max_length=200, pattern="^[^\x00-\x1f\x7f]+$")],
-    topic: Annotated[
-        str | None,
-        Query(min_length=1, max_length=MAX_TOPIC_LENGTH, pattern=f"^{TOPIC_PATTERN}$"),
-    ] = None,
-    after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    job: OfJob,
+    topic: OfTopic = None,
+    after: After = 0,
+    limit: Limit = 20,
 ) -> HttpResponse:
     """List the callbacks of a job, of that id in one topic or in all, the oldest first.
 

@@ -9,10 +9,14 @@ from ninja import Path, Query, Router
 
 from delayed_queue.api.auth import ApiRequest, demand, requires
 from delayed_queue.api.replies import (
+    MAX_ID,
     AddedReply,
+    After,
     DeadPage,
     JobId,
     KickedReply,
+    Limit,
+    OfTopic,
     TopicName,
     dead_as_dict,
     missing,
@@ -34,10 +38,8 @@ from delayed_queue.topics import (
     replay,
 )
 from delayed_queue.topics.dead import MAX_KICK
-from delayed_queue.topics.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
 
 router = Router(tags=["dead jobs"])
-MAX_ID = 2**63 - 1
 LetterId = Annotated[int, Path(ge=1, le=MAX_ID)]
 
 
@@ -73,12 +75,9 @@ def kick_all(
 @router.get("/dead", auth=requires("read"), response=DeadPage, summary="List dead jobs")
 def list_dead(
     request: ApiRequest,
-    topic: Annotated[
-        str | None,
-        Query(min_length=1, max_length=MAX_TOPIC_LENGTH, pattern=f"^{TOPIC_PATTERN}$"),
-    ] = None,
-    after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    topic: OfTopic = None,
+    after: After = 0,
+    limit: Limit = 20,
 ) -> HttpResponse:
     """List the dead jobs of a topic, or of all that the token covers, in id order."""
     if topic is not None:

@@ -89,6 +89,24 @@ class Server:
         raise NotImplementedError
 
 
+class WebServer(Server):
+    """One that serves HTTP; subclasses say which routes."""
+
+    def _routes(self) -> list[web.RouteDef]:
+        raise NotImplementedError
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.add_routes(self._routes())
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        await self._runner.cleanup()
+
+
 def asked_of(text: str, times: int) -> str:
     """Return the behaviour that the text asks for, at this many-th time."""
     found = _ASKED.match(text)
@@ -175,7 +193,7 @@ def _of_address(address: str) -> str:
     return address.partition("@")[0].rpartition("+")[0]
 
 
-class FakeSms(Server):
+class FakeSms(WebServer):
     """An HTTP provider that takes JSON or a form, and sends once for each idempotency key.
 
     ``[503]``: any status, nothing sent. ``[429]``: the same, with ``Retry-After: 0``. ``[drop]``:
@@ -197,18 +215,11 @@ class FakeSms(Server):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/messages"
 
-    async def _start(self) -> None:
-        app = web.Application()
-        app.router.add_post("/messages", self._post)
-        app.router.add_post("/reached/{stage}", self._reached)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
-
-    async def _stop(self) -> None:
-        await self._runner.cleanup()
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/messages", self._post),
+            web.post("/reached/{stage}", self._reached),
+        ]
 
     def behaviour(self, fields: dict[str, str], times: int) -> str:
         """Return how to behave to this message, that comes for this many-th time."""
@@ -270,7 +281,7 @@ class FakeSms(Server):
         return web.Response()
 
 
-class FakeHook(Server):
+class FakeHook(WebServer):
     """A webhook. What it does stands in its path: ``/503,1``, ``/drop-after,1``, ``/hang``."""
 
     def __init__(self) -> None:
@@ -280,16 +291,8 @@ class FakeHook(Server):
     def url(self, behaviour: str = "") -> str:
         return f"http://127.0.0.1:{self.port}/{behaviour}"
 
-    async def _start(self) -> None:
-        app = web.Application()
-        app.router.add_post("/{behaviour:.*}", self._post)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.port = self._runner.addresses[0][1]
-
-    async def _stop(self) -> None:
-        await self._runner.cleanup()
+    def _routes(self) -> list[web.RouteDef]:
+        return [web.post("/{behaviour:.*}", self._post)]
 
     def behaviour(self, path: str, times: int) -> str:
         """Return how to behave to a call of this path, that comes for this many-th time."""
@@ -312,23 +315,15 @@ class FakeHook(Server):
         return web.Response()
 
 
-class Control(Server):
+class Control(WebServer):
     """Tells over HTTP what the others have accepted, for who runs them in another process."""
 
     def __init__(self, *servers: Server) -> None:
         super().__init__()
         self._servers = servers
 
-    async def _start(self) -> None:
-        app = web.Application()
-        app.router.add_get("/accepted", self._get)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.port = self._runner.addresses[0][1]
-
-    async def _stop(self) -> None:
-        await self._runner.cleanup()
+    def _routes(self) -> list[web.RouteDef]:
+        return [web.get("/accepted", self._get)]
 
     async def _get(self, request: web.Request) -> web.Response:
         found: dict[str, Any] = {
