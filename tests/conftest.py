@@ -6,10 +6,15 @@ may stop it. `DJANGO_SETTINGS_MODULE=tests.settings python manage.py queuedb sto
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
+import psycopg
 import pytest
 from django.conf import settings
+
+from tests.races.concurrency import raw_connection
+from tests.sessions import demand_none_is_left
 
 # Of the tests of Spark those that start no JVM. Of the others, those on the session of the run stay
 # in one worker of xdist, for it takes seconds and half a gigabyte, and those that start JVMs of
@@ -41,11 +46,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
+@pytest.fixture
+def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody else's connection: to hold transactions open on, to listen, to change rows."""
+    with raw_connection() as connection:
+        yield connection
+
+
+@pytest.fixture
+def admin(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
+    """One more, to watch the others from, and to end them."""
+    with raw_connection() as connection:
+        yield connection
+
+
 @pytest.fixture(scope="session")
 def database_server() -> None:
     """Have the database server running; with xdist every worker asks, and one starts it."""
     if settings.EMBEDDED_POSTGRES is not None:
         settings.EMBEDDED_POSTGRES.start()
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The test database; at the end nobody may use it any more, or it could not be dropped."""
+    yield
+    with django_db_blocker.unblock():
+        demand_none_is_left()
 
 
 @pytest.fixture(scope="session")

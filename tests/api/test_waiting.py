@@ -38,12 +38,6 @@ def server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
-def other() -> Iterator[psycopg.Connection[Any]]:
-    with raw_connection() as connection:
-        yield connection
-
-
 class Popper:
     """A client that has sent its request and not read the answer."""
 

@@ -16,7 +16,6 @@ from delayed_queue.retries import Backoff
 from tests.faults.programs import ROUNDS
 from tests.faults.proxies import proxied as proxied_server
 from tests.faults.proxy import Proxy
-from tests.races.concurrency import raw_connection
 
 BACKOFF: Final = Backoff(
     retries=3,
@@ -36,20 +35,6 @@ def proxy(transactional_db: None) -> Iterator[Proxy]:
     """A proxy to the test database's server, be that on TCP or on a socket."""
     with proxied_server() as proxy:
         yield proxy
-
-
-@pytest.fixture
-def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """Somebody else's connection, past the proxy."""
-    with raw_connection() as connection:
-        yield connection
-
-
-@pytest.fixture
-def admin(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """A connection past the proxy, to watch the others from and to end them."""
-    with raw_connection() as connection:
-        yield connection
 
 
 @pytest.fixture

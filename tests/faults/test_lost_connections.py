@@ -12,7 +12,8 @@ from delayed_queue import DelayedQueue, sql
 from delayed_queue.models import Message
 from tests.faults.operations import CREATED, OPERATIONS, PAST, Scene
 from tests.faults.proxy import Proxy
-from tests.races.concurrency import calling, wait_until, wait_until_blocked
+from tests.processes import wait_until
+from tests.races.concurrency import calling, wait_until_blocked
 
 BLOCKED: Final = "SELECT 1 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
 

@@ -13,8 +13,9 @@ from delayed_queue import DelayedQueue, Envelope, sql
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.wakeups import channel_of
 from tests.faults.proxy import Proxy
+from tests.processes import wait_until
 from tests.races.answers import present
-from tests.races.concurrency import Call, at_most, calling, wait_until
+from tests.races.concurrency import Call, at_most, calling
 
 
 def is_asleep(proxy: Proxy) -> bool:

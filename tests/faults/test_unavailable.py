@@ -19,13 +19,13 @@ from delayed_queue.retries import Backoff
 from tests.faults.conftest import BACKOFF
 from tests.faults.operations import CREATED, OPERATIONS, PAST, UPDATED, Scene
 from tests.faults.proxy import Proxy
+from tests.processes import wait_until
 from tests.races.answers import sqlstate_of
 from tests.races.concurrency import (
     PATIENCE,
     calling,
     raw_connection,
     running,
-    wait_until,
     wait_until_blocked,
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -519,17 +518,6 @@ def test_drop_letters(admin_client: Client):
 
 
 # With other connections
-
-
-@pytest.fixture
-def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """Another connection to the test database."""
-    settings = connection.get_connection_params()
-    names = ("dbname", "user", "password", "host", "port")
-    with psycopg.connect(
-        **{name: settings[name] for name in names if settings.get(name)}, autocommit=True
-    ) as raw:
-        yield raw
 
 
 @pytest.mark.django_db(transaction=True)

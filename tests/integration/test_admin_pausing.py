@@ -17,7 +17,8 @@ from delayed_queue.models import PausedQueue
 from delayed_queue.wakeups import channel_of
 from tests.factories import MessageFactory
 from tests.integration.admin_support import QUEUES, operator, page, told
-from tests.races.concurrency import raw_connection, wait_until
+from tests.processes import wait_until
+from tests.races.concurrency import raw_connection
 
 pytestmark = pytest.mark.django_db
 

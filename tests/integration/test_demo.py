@@ -36,6 +36,7 @@ from example_project.gateway import is_unreachable_for
 from example_project.handlers import close_if_unpaid
 from example_project.models import Closing, Delivery, Order, SalesReport
 from example_project.orders import OrderLine, read_orders
+from tests.processes import kill_family, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -82,19 +83,24 @@ def test_every_order_of_the_file_ends_as_it_should_though_a_worker_is_killed(tmp
 
     assert report["passed"] is True
     assert report["orders"] == report["offered"] == 302
+    check_orders(path, report)
+    check_kill(report)
+    check_rejects(report, said, tmp_path / "orders.rejects.jsonl")
+    check_account(said)
+
+
+def check_orders(path, report):
+    """Each order of the file has the end that it should have, and what came of it is counted."""
     lines = {each.order_id: each for each in read_orders(path) if isinstance(each, OrderLine)}
     stored = {order.order_id: order for order in Order.objects.all()}
     assert stored.keys() == lines.keys()
     dead = set(DeadLetter.objects.values_list("key", flat=True))
     assert {"NO-ACCOUNT", unreachable_order_id()} <= dead
-    for order_id, line in lines.items():
-        if stored[order_id].state == Order.State.PAID:
-            assert line.is_paid_in_time
-        elif stored[order_id].state == Order.State.OPEN:
-            assert order_id in dead
-        else:
-            assert Closing.objects.filter(order_id=order_id).count() == 1
-            assert order_id not in dead
+    ends = {order_id: end_of(order, dead) for order_id, order in stored.items()}
+    assert {order_id for order_id, end in ends.items() if end == "paid"} <= {
+        order_id for order_id, line in lines.items() if line.is_paid_in_time
+    }
+    assert set(ends.values()) == {"paid", "dead", "closed"}
     assert not Order.objects.filter(closed_at__lt=F("close_at")).exists()
     assert Closing.objects.count() == report["closed"] > 50
     # A payment in the last millisecond may find its message delivered already; how many are in
@@ -109,6 +115,20 @@ def test_every_order_of_the_file_ends_as_it_should_though_a_worker_is_killed(tmp
     assert report["sales_reports"]["after_edit"] >= 1
     assert SalesReport.objects.count() == sum(report["sales_reports"].values())
 
+
+def end_of(order, dead):
+    """Return how the order ended; fail if it did in no way, or in two."""
+    if order.state == Order.State.PAID:
+        return "paid"
+    if order.state == Order.State.OPEN:
+        assert order.order_id in dead
+        return "dead"
+    assert Closing.objects.filter(order_id=order.order_id).count() == 1
+    assert order.order_id not in dead
+    return "closed"
+
+
+def check_kill(report):
     assert report["kill"]["came_back"] == report["kill"]["in_flight"] >= 1
     assert report["redelivered"] >= 1
     killed = Delivery.objects.filter(worker=report["kill"]["worker"], outcome="unfinished")
@@ -119,12 +139,16 @@ def test_every_order_of_the_file_ends_as_it_should_though_a_worker_is_killed(tmp
     assert report["retried"] >= 2  # the unreachable order's second and third attempt
     assert 0 < report["lateness_ms"]["p50"] <= report["lateness_ms"]["p99"]
 
+
+def check_rejects(report, said, path):
     assert report["rejected_lines"] == 2
     assert "orders.jsonl:303: order_id 'SALE-00001' is on line 1 already" in said
     assert "orders.jsonl:304: not JSON" in said
-    rejects = (tmp_path / "orders.rejects.jsonl").read_text().splitlines()
+    rejects = path.read_text().splitlines()
     assert [json.loads(each)["line"] for each in rejects] == [303, 304]
 
+
+def check_account(said):
     [(user, password)] = re.findall(r"user (\S+), password (\S+)\)", said)
     account = authenticate(username=user, password=password)
     assert account is not None
@@ -238,7 +262,7 @@ class RunningDemo:
         return self
 
     def __exit__(self, *exc_info):
-        self.process.kill()
+        kill_family(self.process)
         self.process.communicate()
 
 
@@ -247,15 +271,6 @@ def is_gone(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    return False
-
-
-def wait_until(condition):
-    pause = threading.Event()
-    for _ in range(int(SOON / 0.05)):
-        if condition():
-            return True
-        pause.wait(0.05)
     return False
 
 
@@ -276,7 +291,7 @@ def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number
 def test_killed_itself_it_leaves_no_worker_behind(tmp_path):
     with RunningDemo(tmp_path) as running:
         running.process.kill()
-        assert wait_until(lambda: all(map(is_gone, running.workers)))
+        wait_until(lambda: all(map(is_gone, running.workers)), SOON)
 
 
 def an_order(order_id, close_at, **change):

@@ -20,7 +20,6 @@ import delayed_queue
 from delayed_queue.models import Worker
 from delayed_queue.workers.heartbeat import BEAT, MAX_LEASES, Heartbeat, Snapshot
 from tests.processes import wait_until
-from tests.races.concurrency import raw_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -66,12 +65,6 @@ def only() -> Worker:
     """Wait for the one row, and return it."""
     wait_until(lambda: Worker.objects.count() == 1)
     return Worker.objects.get()
-
-
-@pytest.fixture
-def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    with raw_connection() as connection:
-        yield connection
 
 
 def test_w12_it_beats_every_ten_seconds():

@@ -20,8 +20,9 @@ from django.db import OperationalError, connection
 from psycopg import sql as composed
 
 from delayed_queue import DelayedQueue, DeliveryType
+from tests.processes import wait_until
 from tests.races.answers import only_row, polled, present, sqlstate_of
-from tests.races.concurrency import PATIENCE, raw_connection, wait_until
+from tests.races.concurrency import PATIENCE, raw_connection
 
 PROCESSES: Final = 8
 TABLES: Final = [

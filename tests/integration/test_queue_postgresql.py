@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 from django.conf import LazySettings
 from django.contrib.auth.models import Group, Permission
 from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -41,17 +40,6 @@ commits = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def queue() -> DelayedQueue:
     return DelayedQueue("orders")
-
-
-@pytest.fixture
-def other() -> Iterator[psycopg.Connection[Any]]:
-    """A session of somebody else, in autocommit."""
-    wrapper: BaseDatabaseWrapper = connection.copy()
-    wrapper.connect()
-    try:
-        yield wrapper.connection
-    finally:
-        wrapper.close()
 
 
 def await_locked(other: psycopg.Connection[Any]) -> None:

@@ -12,17 +12,10 @@ from django.db import connection
 
 from delayed_queue.wakeups import Listener, channel_of
 from tests.processes import wait_until
-from tests.races.concurrency import raw_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CHANNEL = channel_of("orders|json")
-
-
-@pytest.fixture
-def other() -> Iterator[psycopg.Connection[Any]]:
-    with raw_connection() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 import psycopg
 from django.db import connections
 
+from tests.processes import wait_until
+
 T = TypeVar("T")
 PATIENCE: Final = 20.0
 
@@ -102,15 +104,6 @@ def _let_go(call: Call[Any]) -> Iterator[None]:
         raise
 
 
-def wait_until(condition: Callable[[], Any]) -> None:
-    """Ask again and again, with a breath for the threads that make it come true."""
-    breath = threading.Event()
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        breath.wait(0.002)
-
-
 def wait_until_blocked(admin: psycopg.Connection[Any], call: Call[Any]) -> None:
     """Return once the call waits for a lock; fail if it answers instead."""
 
@@ -119,7 +112,7 @@ def wait_until_blocked(admin: psycopg.Connection[Any], call: Call[Any]) -> None:
         row = admin.execute("SELECT cardinality(pg_blocking_pids(%s))", [call.pid]).fetchone()
         return row is not None and row[0] > 0
 
-    wait_until(is_blocked)
+    wait_until(is_blocked, PATIENCE)
 
 
 @contextmanager

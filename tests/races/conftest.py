@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import psycopg
 import pytest
 from django.db import connection
 
 from delayed_queue import DelayedQueue
-from tests.races.concurrency import raw_connection
+from delayed_queue.topics import forget_topics
 
 
 @pytest.fixture
@@ -28,14 +26,7 @@ def impatient(queue: DelayedQueue) -> Iterator[DelayedQueue]:
 
 
 @pytest.fixture
-def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """Somebody else's connection, to hold transactions open on."""
-    with raw_connection() as connection:
-        yield connection
-
-
-@pytest.fixture
-def admin(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to watch the others from."""
-    with raw_connection() as connection:
-        yield connection
+def new_process(transactional_db: None) -> Iterator[None]:
+    forget_topics()
+    yield
+    forget_topics()

@@ -14,6 +14,7 @@ from django.db import transaction
 
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage, sql
 from delayed_queue.models import Message
+from tests.processes import wait_until
 from tests.races.answers import stored
 from tests.races.concurrency import (
     Call,
@@ -21,7 +22,6 @@ from tests.races.concurrency import (
     raw_connection,
     running,
     together,
-    wait_until,
     wait_until_blocked,
 )
 

@@ -12,12 +12,12 @@ import pytest
 
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage, sql
 from delayed_queue.models import DeadLetter, Message
+from tests.processes import wait_until
 from tests.races.answers import only_row, polled, stored
 from tests.races.concurrency import (
     calling,
     raw_connection,
     together,
-    wait_until,
     wait_until_blocked,
 )
 

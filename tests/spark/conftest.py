@@ -6,36 +6,22 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import psycopg
 import pytest
 from django.db import connections
 
 from delayed_queue import DelayedQueue
 from delayed_queue.spark.connecting import VARIABLE, dsn_from_django
 from delayed_queue.spark.room import TASKS
-from tests.processes import ROOT, wait_until
-from tests.races.concurrency import raw_connection
+from tests.processes import ROOT
 from tests.spark.support import QUIET
-
-_OTHERS: Final = """
-    SELECT application_name, state, query FROM pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid()
-"""
 
 
 @pytest.fixture(scope="session")
-def dsn(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    """The test database; it is left when no process of Spark is connected to it any more.
-
-    Python workers of a session that was stopped, and servers of processes that were killed, end a
-    moment later, and a database that is in use cannot be dropped.
-    """
-    yield dsn_from_django(connections["default"].settings_dict)
-    with django_db_blocker.unblock(), raw_connection() as connection:
-        connections["default"].close()
-        wait_until(lambda: connection.execute(_OTHERS).fetchall() == [])
+def dsn(django_db_setup: None) -> str:
+    """The test database."""
+    return dsn_from_django(connections["default"].settings_dict)
 
 
 @pytest.fixture
@@ -48,13 +34,6 @@ def known(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def queue(transactional_db: None, known: str) -> DelayedQueue:
     return DelayedQueue("orders")
-
-
-@pytest.fixture
-def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to look at the tables, and to hold locks."""
-    with raw_connection() as connection:
-        yield connection
 
 
 @pytest.fixture(scope="session")

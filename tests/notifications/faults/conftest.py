@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.api.conftest import caller, forgetful, make_client
-from tests.faults.conftest import admin, other, proxied, proxy
+from tests.faults.conftest import proxied, proxy
 
-__all__ = ["admin", "caller", "forgetful", "make_client", "other", "proxied", "proxy"]
+__all__ = ["caller", "forgetful", "make_client", "proxied", "proxy"]
