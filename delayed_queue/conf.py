@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
@@ -146,17 +146,20 @@ def _is_dotted(path: str) -> bool:
     return "." in path and all(name.isidentifier() for name in path.split("."))
 
 
+# Those whose own parts refuse what they cannot be.
+_CHECKED: Final[dict[str, Callable[[Any], object]]] = {
+    "LEASE_DURATION": check_lease,
+    "POLL_INTERVAL": check_interval,
+    "CRON": entries_of,
+    "SPARK": SparkSettings.of,
+}
+
+
 def _wrong(key: str, value: Any) -> str | None:
     """Return what the value must be, or None when it is."""
     try:
-        if key == "LEASE_DURATION":
-            check_lease(value)
-        if key == "POLL_INTERVAL":
-            check_interval(value)
-        if key == "CRON":
-            entries_of(value)
-        if key == "SPARK":
-            SparkSettings.of(value)
+        if key in _CHECKED:
+            _CHECKED[key](value)
     except DelayedQueueError as error:
         return str(error)
     positive = isinstance(value, timedelta) and value >= timedelta(0)

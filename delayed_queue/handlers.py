@@ -220,8 +220,7 @@ def handler(
     chosen = codec_named(codec)
     check_kind(queue)
     stored_kind = check_kind(kind_of(queue, chosen) if kind is None else kind)
-    _check_treatment(retry, lease, timeout, batch_size)
-    check_claim(claim)
+    _check_treatment(retry, lease, timeout, batch_size, claim)
 
     def register(function: F) -> F:
         if not callable(function):
@@ -239,13 +238,14 @@ def handler(
     return register
 
 
-def _check_treatment(retry: Any, lease: Any, timeout: Any, batch_size: Any) -> None:
+def _check_treatment(retry: Any, lease: Any, timeout: Any, batch_size: Any, claim: Any) -> None:
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise InvalidConfiguration(f"retry must be a RetryPolicy, not {retry!r}.")
     _check_duration("lease", lease)
     _check_duration("timeout", timeout)
     if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
         raise InvalidConfiguration(f"batch_size must be 1 or more, not {batch_size!r}.")
+    check_claim(claim)
 
 
 def _check_duration(name: str, duration: Any) -> None:

@@ -21,6 +21,7 @@ from example_project.demo.notifications.traffic import (
     BROKER_TENANT,
     REST_TENANT,
     Answer,
+    Traffic,
     Way,
     read_traffic,
     way_of,
@@ -80,9 +81,7 @@ def row(id_: str, tenant: str = REST_TENANT, **more: Any) -> Row:
     return Row(id_, tenant, **{"channel": "email", "status": SENT} | more)
 
 
-@pytest.fixture
-def found() -> Evidence:
-    """Return what a good run leaves."""
+def traffic() -> Traffic:
     samples = {
         Way.SINGLE: [sample(0, Way.SINGLE, "code"), sample(1, Way.SINGLE, "wrong")],
         Way.BULK: [sample(2, Way.BULK, dedupeKey="k"), sample(3, Way.BULK, dedupeKey="k")],
@@ -92,6 +91,12 @@ def found() -> Evidence:
     traffic = read_traffic(10, "")
     traffic.samples = samples
     traffic.by_number = {each.number: each for some in samples.values() for each in some}
+    return traffic
+
+
+@pytest.fixture
+def found() -> Evidence:
+    """Return what a good run leaves."""
     rows = [
         row("code", expires_at=100.0),
         row("bulk"),
@@ -99,7 +104,7 @@ def found() -> Evidence:
         row("offer", TENANT, status=Status.FAILED, outcome="in doubt", is_doubtful=True),
     ]
     return Evidence(
-        traffic=traffic,
+        traffic=traffic(),
         rows={each.id: each for each in rows},
         answers=[
             Answer(0, Way.SINGLE, "code"),
