@@ -1,123 +1,28 @@
-"""Schedules by example: hashes, refusals, horizons, keys of ticks, missed ticks."""
+"""Schedules by example: periods, days, and what all of them keep."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import pickle
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields
 from datetime import UTC, datetime, time, timedelta, timezone
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import delayed_queue
-from delayed_queue import CronMessage, CronSchedule, DailySchedule, PeriodicSchedule
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue import CronSchedule, DailySchedule, PeriodicSchedule
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.schedules import (
     MissedTicks,
-    Schedule,
-    check_config_hash,
-    check_key_prefix,
     missed,
-    tick_key,
 )
-
-HOUR = timedelta(hours=1)
-MINUTE = timedelta(minutes=1)
-SECOND = timedelta(seconds=1)
-MILLISECOND = timedelta(milliseconds=1)
-MD5 = "4916474562628112070d240d515ba44d"
-
-
-def utc(text: str) -> datetime:
-    return datetime.fromisoformat(text).replace(tzinfo=UTC)
-
-
-def daily(*hours, zone="UTC", ahead=timedelta(0), **policies) -> DailySchedule:
-    times = [time.fromisoformat(each) for each in hours]
-    return DailySchedule(timezone=zone, hours=times, schedule_in_advance=ahead, **policies)
-
-
-def local(schedule: DailySchedule | CronSchedule, after: str, count: int) -> list[str]:
-    """The next times on the zone's own wall clock, from an ISO instant with its offset."""
-    times = islice(schedule.times_after(datetime.fromisoformat(after)), count)
-    return [at.astimezone(schedule.zone).strftime("%d %H:%M%z") for at in times]
-
-
-class TestHashes:
-    def test_of_a_period(self):
-        schedule = PeriodicSchedule(HOUR)
-        assert schedule.canonical_text == "\nperiodic-tick:\n  period-ms: 3600000\n"
-        assert schedule.config_hash == MD5
-        assert PeriodicSchedule(HOUR, ticks_ahead=9).config_hash == MD5
-
-    @pytest.mark.parametrize(
-        ("hour", "text"),
-        [
-            (time(2), "02:00"),
-            (time(14, 5), "14:05"),
-            (time(14, 5, 9), "14:05:09"),
-            (time(0, 0, 0, 500_000), "00:00:00.500"),
-            (time(1, 2, 3, 40_000), "01:02:03.040"),
-            (time(1, 2, 3, 4), "01:02:03.000004"),
-            (time(23, 59, 59, 999_999), "23:59:59.999999"),
-        ],
-    )
-    def test_prints_an_hour_with_no_more_than_is_set(self, hour, text):
-        schedule = DailySchedule(timezone="UTC", hours=[hour])
-        assert schedule.canonical_text == f"\ndaily-cron:\n  zone: UTC\n  hours: {text}\n"
-
-    def test_of_days_keeps_the_given_order_of_hours(self):
-        schedule = daily("18:00", "02:30", "18:00", zone="Europe/Bucharest")
-        text = "\ndaily-cron:\n  zone: Europe/Bucharest\n  hours: 18:00, 02:30, 18:00\n"
-        assert schedule.canonical_text == text
-        assert schedule.config_hash == hashlib.md5(text.encode()).hexdigest()  # noqa: S324
-        assert schedule.config_hash != daily("02:30", "18:00").config_hash
-
-    def test_of_days_leaves_out_how_it_is_written_ahead(self):
-        longer = DailySchedule("UTC", [time(2)], timedelta(days=9), timedelta(minutes=1))
-        assert longer.config_hash == daily("02:00").config_hash
-
-    def test_of_a_cron_expression(self):
-        schedule = CronSchedule(" 0  9 * *\tMON-fri ", timezone="Europe/Paris")
-        assert schedule.canonical_text == (
-            "\ncron-expression:\n  zone: Europe/Paris\n  expression: 0 9 * * mon-fri\n"
-        )
-
-    def test_is_the_same_for_a_name_and_what_it_stands_for(self):
-        assert CronSchedule("@Daily").config_hash == CronSchedule("0 0 * * *").config_hash
-
-    def test_tells_policies_apart_and_leaves_out_the_default_ones(self):
-        plain = CronSchedule("30 1 * * *")
-        named = CronSchedule("30 1 * * *", gap="shift", fold="first")
-        assert plain == named
-        assert plain.config_hash == named.config_hash
-        every = CronSchedule("*/5 * * * *")
-        assert every.fold == "both"
-        assert every == CronSchedule("*/5 * * * *", fold="both")
-        schedules: list[Schedule] = [
-            plain,
-            every,
-            CronSchedule("30 1 * * *", gap="skip"),
-            CronSchedule("30 1 * * *", fold="second"),
-            CronSchedule("30 1 * * *", timezone="Europe/Paris"),
-            CronSchedule("*/5 * * * *", fold="first"),
-            daily("01:30"),
-            daily("01:30", gap="skip"),
-            daily("01:30", fold="second"),
-            daily("01:30", gap="skip", fold="second"),
-            PeriodicSchedule(HOUR),
-        ]
-        assert len({each.config_hash for each in schedules}) == len(schedules)
-        assert daily("01:30", gap="skip", fold="second").canonical_text.endswith(
-            "  hours: 01:30\n  gap: skip\n  fold: second\n"
-        )
+from tests.unit.instants import HOUR, MILLISECOND, SECOND, daily, local, utc
 
 
 class TestPeriodic:
@@ -300,189 +205,6 @@ class TestDaily:
             DailySchedule(**{"timezone": "UTC", "hours": [time(2)], **wrong})
 
 
-class TestCron:
-    @pytest.mark.parametrize(
-        ("expression", "first"),
-        [
-            ("*/5 * * * *", "2026-02-07 10:40"),
-            ("0 9 * * mon-fri", "2026-02-09 09:00"),
-            ("0 0 29 2 *", "2028-02-29 00:00"),
-            ("0 12 l * *", "2026-02-28 12:00"),
-            ("0 12 * * fri#2", "2026-02-13 12:00"),
-            ("0 0 13 * 5", "2026-02-13 00:00"),
-            ("0 22-2 * * *", "2026-02-07 22:00"),
-            ("0 7 * * 7", "2026-02-08 07:00"),
-            ("@hourly", "2026-02-07 11:00"),
-            ("@daily", "2026-02-08 00:00"),
-            ("@midnight", "2026-02-08 00:00"),
-            ("@weekly", "2026-02-08 00:00"),
-            ("@monthly", "2026-03-01 00:00"),
-            ("@YEARLY", "2027-01-01 00:00"),
-            # Six fields: the last is the second.
-            ("* * * * * */10", "2026-02-07 10:37:50"),
-            ("38 10 * * * 15", "2026-02-07 10:38:15"),
-        ],
-    )
-    def test_gives_the_next_time(self, expression, first):
-        assert CronSchedule(expression).next_times(utc("2026-02-07 10:37:42.5"))[0] == utc(first)
-
-    @pytest.mark.parametrize("hour", ["5-5", "5-5/2", "5", "5,5-5"])
-    def test_reads_a_range_of_one_value_as_that_value(self, hour):
-        schedule = CronSchedule(f"0 {hour} * * *")
-        assert schedule.next_times(utc("2026-02-07 05:00"))[0] == utc("2026-02-08 05:00")
-
-    def test_is_strictly_after_now_and_the_next_four(self):
-        assert CronSchedule("0 * * * *").next_times(utc("2026-02-07 10:00")) == [
-            utc(f"2026-02-07 {hour}:00") for hour in (11, 12, 13, 14)
-        ]
-
-    @pytest.mark.parametrize("day", ["2026-02-07", "9000-02-07"])
-    def test_fires_just_after_now(self, day):
-        now = utc(f"{day} 09:59:59.999999")
-        for expression in ("0 10 * * *", "0 10 * * * *"):
-            assert CronSchedule(expression).next_times(now)[0] == utc(f"{day} 10:00")
-
-    @pytest.mark.parametrize(
-        ("expression", "interval", "count"),
-        [
-            ("* * * * *", MINUTE, 4),
-            ("0 0 1 1 *", MINUTE, 4),
-            ("* * * * * 30", MINUTE, 4),
-            ("* * * * * *", 10 * SECOND, 20),
-            ("* * * * * 0,30", 10 * SECOND, 4),
-        ],
-    )
-    def test_is_written_ahead_past_the_next_check(self, expression, interval, count):
-        schedule = CronSchedule(expression)
-        now = utc("2026-02-07 10:00")
-        assert schedule.interval == interval
-        assert len(schedule.next_times(now)) == count
-        assert schedule.next_times(now)[-1] >= now + 2 * interval
-
-    def test_uses_its_zone(self):
-        schedule = CronSchedule("0 9 * * *", timezone="Europe/Bucharest")
-        assert schedule.next_times(utc("2026-07-10"))[0] == utc("2026-07-10 06:00")
-
-    def test_runs_a_fixed_time_once_when_clocks_go_back(self):
-        schedule = CronSchedule("30 1 * * *", timezone="America/New_York")
-        assert schedule.fold == "first"
-        assert local(schedule, "2026-10-31T12:00-04:00", 2) == ["01 01:30-0400", "02 01:30-0500"]
-        second = CronSchedule("30 1 * * *", timezone="America/New_York", fold="second")
-        assert local(second, "2026-10-31T12:00-04:00", 2) == ["01 01:30-0500", "02 01:30-0500"]
-
-    def test_keeps_repeating_through_the_hour_that_comes_twice(self):
-        schedule = CronSchedule("*/20 * * * *", timezone="America/New_York")
-        assert local(schedule, "2026-11-01T00:50-04:00", 7) == [
-            "01 01:00-0400",
-            "01 01:20-0400",
-            "01 01:40-0400",
-            "01 01:00-0500",
-            "01 01:20-0500",
-            "01 01:40-0500",
-            "01 02:00-0500",
-        ]
-
-    def test_pauses_in_it_when_told_to(self):
-        schedule = CronSchedule("0 * * * *", timezone="America/New_York", fold="first")
-        assert local(schedule, "2026-11-01T00:50-04:00", 2) == ["01 01:00-0400", "01 02:00-0500"]
-
-    def test_does_not_pile_up_when_clocks_go_forward(self):
-        schedule = CronSchedule("*/20 * * * *", timezone="America/New_York")
-        assert local(schedule, "2026-03-08T01:30-05:00", 5) == [
-            "08 01:40-0500",
-            "08 03:00-0400",
-            "08 03:20-0400",
-            "08 03:40-0400",
-            "08 04:00-0400",
-        ]
-
-    def test_runs_a_fixed_time_that_is_jumped_over(self):
-        fixed = CronSchedule("30 2 * * *", timezone="America/New_York")
-        assert local(fixed, "2026-03-08T00:00-05:00", 2) == ["08 03:30-0400", "09 02:30-0400"]
-        skipping = CronSchedule("30 2 * * *", timezone="America/New_York", gap="skip")
-        assert local(skipping, "2026-03-08T00:00-05:00", 1) == ["09 02:30-0400"]
-
-    def test_loses_no_hour_beside_one_that_is_jumped_over(self):
-        schedule = CronSchedule("15,30 2,3 * * *", timezone="America/New_York")
-        assert local(schedule, "2026-03-08T00:00-05:00", 3) == [
-            "08 03:15-0400",
-            "08 03:30-0400",
-            "09 02:15-0400",
-        ]
-
-    @pytest.mark.parametrize(
-        ("expression", "reason"),
-        [
-            ("0 0 30 2 *", "never runs"),
-            ("0 0 31 4,6,9,11 *", "never runs"),
-            ("0 0 30 2 mon#5", "never runs"),
-            ("60 * * * *", "out of range"),
-            ("* 24 * * *", "out of range"),
-            ("* * 0 * *", "out of range"),
-            ("* * * 13 *", "out of range"),
-            ("* * * * * 60", "out of range"),
-            ("*/0 * * * *", "step '0'|not be zero"),
-            ("-1 * * * *", "negative"),
-            ("a b c d e", "Bad cron expression"),
-            ("1,,2 * * * *", "Bad cron expression"),
-            ("0 0 * * mon#6", "Invalid day_of_week"),
-            ("", "five fields"),
-            ("* * * *", "five fields"),
-            ("* * * * * * 2026", "five fields"),
-            ("@reboot", "@hourly"),
-            ("@every 5m", "@hourly"),
-            ("h * * * *", "hashed or random"),
-            ("R(0-9) * * * *", "hashed or random"),
-            ("* r/2 * * *", "hashed or random"),
-            (None, "is a str"),
-            (["*"] * 5, "is a str"),
-        ],
-    )
-    def test_refuses_a_bad_expression_with_the_reason(self, expression, reason):
-        with pytest.raises(ValueError, match=reason) as caught:
-            CronSchedule(expression)
-        assert caught.type is InvalidConfiguration
-
-    @pytest.mark.parametrize(
-        ("wrong", "reason"),
-        [
-            ({"timezone": "Mars/Olympus"}, "Unknown time zone"),
-            ({"gap": ""}, "gap must be"),
-            ({"fold": "third"}, "fold must be"),
-            ({"fold": ""}, "fold must be"),
-            ({"fold": "both"}, "would run '30 1 \\* \\* \\*' twice"),
-            ({"ticks_ahead": 0}, "ticks_ahead"),
-        ],
-    )
-    def test_refuses_what_it_cannot_keep(self, wrong, reason):
-        with pytest.raises(InvalidConfiguration, match=reason):
-            CronSchedule("30 1 * * *", **wrong)
-
-    @settings(max_examples=300, deadline=None)
-    @given(
-        st.lists(st.text("0123456789*/-,#lLwW?hHrRmonMONfri", max_size=6), min_size=4, max_size=7)
-        | st.lists(
-            st.sampled_from(["*", "*/7", "5", "1-4", "30,31", "0", "l", "2", "?", "59/3"]),
-            min_size=5,
-            max_size=6,
-        )
-    )
-    def test_takes_any_text_or_says_why_not(self, fields):
-        try:
-            schedule = CronSchedule(" ".join(fields), timezone="Europe/Paris")
-        except InvalidConfiguration:
-            return
-        now = utc("2026-10-24 12:34:56.789")
-        times = [now, *schedule.next_times(now)]
-        assert len(times) >= 5
-        assert all(earlier < later for earlier, later in pairwise(times))
-
-    def test_refuses_hours_of_any_characters(self):
-        for code in range(0x250):
-            with pytest.raises(InvalidConfiguration):
-                CronSchedule(f"0 {chr(code)}x * * *")
-
-
 SCHEDULES = [
     PeriodicSchedule(HOUR),
     DailySchedule(timezone="Europe/Paris", hours=[time(2, 30), time(9)]),
@@ -564,17 +286,6 @@ class TestAll:
                 missed(schedule, now - HOUR, now, cap=cap)
 
 
-def test_years_of_missed_seconds_cost_no_more_than_the_last_ones():
-    schedule = CronSchedule("* * * * * *", timezone="Europe/Paris")
-    now = utc("2026-10-25 00:30")
-    assert missed(schedule, utc("1990-01-01"), now) == [now]
-    assert missed(schedule, utc("1990-01-01"), now, "all", 3) == [
-        now - 2 * SECOND,
-        now - SECOND,
-        now,
-    ]
-
-
 def test_a_default_zone_is_for_schedules_without_one():
     loose = CronSchedule("0 9 * * *")
     assert loose.timezone_name == "UTC"
@@ -587,74 +298,6 @@ def test_a_default_zone_is_for_schedules_without_one():
     )
     with pytest.raises(InvalidConfiguration, match="Unknown time zone"):
         loose.with_default_timezone("Mars/Olympus")
-
-
-class TestTicks:
-    AT = utc("2024-02-07 16:00")
-
-    def test_has_a_key_of_prefix_hash_and_milliseconds(self):
-        assert tick_key("daily-report", "a3f5b9c7", self.AT) == (
-            "daily-report/a3f5b9c7/1707321600000"
-        )
-
-    def test_has_the_same_key_in_any_zone_floored_to_milliseconds(self):
-        elsewhere = self.AT.astimezone(timezone(timedelta(hours=-7)))
-        finer = self.AT + timedelta(microseconds=999)
-        assert tick_key("p", "h", elsewhere) == tick_key("p", "h", finer) == "p/h/1707321600000"
-        assert tick_key("p", "h", utc("1969-12-31 23:59:59.9995")) == "p/h/-1"
-
-    def test_has_a_key_that_fits(self):
-        longest = "p" * (200 - 32 - 13 - 2)
-        assert check_key_prefix(longest) == longest
-        assert len(tick_key(longest, MD5, self.AT)) == 200
-        for refuse in (
-            lambda: check_key_prefix(longest + "p"),
-            lambda: tick_key(longest + "p", MD5, self.AT),
-            lambda: tick_key(longest, MD5, utc("2300-01-01")),
-        ):
-            with pytest.raises(InvalidConfiguration, match="at most 200"):
-                refuse()
-
-    @pytest.mark.parametrize("prefix", ["", " ", "\t\n", None, 7, "a\x00b", "\ud800"])
-    def test_refuses_a_prefix_that_cannot_be_one(self, prefix):
-        with pytest.raises(InvalidConfiguration, match="key prefix"):
-            check_key_prefix(prefix)
-        with pytest.raises(ValueError, match="key prefix"):
-            tick_key(prefix, MD5, self.AT)
-
-    @pytest.mark.parametrize("config_hash", ["", " ", "a/b", "/", None, "a\x00"])
-    def test_refuses_a_hash_that_would_mix_up_keys(self, config_hash):
-        with pytest.raises(InvalidConfiguration, match="configuration hash"):
-            check_config_hash(config_hash)
-        with pytest.raises(InvalidConfiguration, match="configuration hash"):
-            tick_key("p", config_hash, self.AT)
-
-    def test_takes_any_other_prefix_as_it_is(self):
-        for prefix in ("job_report", "a%b", "daily/report", "ключ", " x "):
-            assert tick_key(prefix, "h", self.AT) == f"{prefix}/h/1707321600000"
-
-    @pytest.mark.parametrize("at", [None, datetime(2026, 1, 1), "now"])  # noqa: DTZ001
-    def test_refuses_an_instant_without_a_zone(self, at):
-        with pytest.raises(InvalidMessage):
-            tick_key("p", "h", at)
-        with pytest.raises(InvalidMessage, match="schedule_at"):
-            CronMessage({}, at)
-
-    def test_is_due_when_scheduled_unless_it_says_when(self):
-        later = self.AT + HOUR
-        assert CronMessage({"n": 1}, self.AT).due_at == self.AT
-        assert CronMessage({"n": 1}, self.AT, deliver_at=later).due_at == later
-        with pytest.raises(InvalidMessage, match="deliver_at of a tick"):
-            CronMessage({}, self.AT, deliver_at=datetime(2026, 1, 1))  # noqa: DTZ001
-        with pytest.raises(InvalidMessage, match="deliver_at of a tick"):
-            CronMessage({}, self.AT, deliver_at="soon")  # type: ignore[arg-type]
-
-    def test_is_immutable_and_comparable(self):
-        message = CronMessage("payload", self.AT)
-        assert message == CronMessage("payload", self.AT, None)
-        assert len({message, CronMessage("payload", self.AT), CronMessage("other", self.AT)}) == 2
-        with pytest.raises(FrozenInstanceError):
-            message.payload = "other"  # type: ignore[misc]
 
 
 def test_schedules_need_no_django():
