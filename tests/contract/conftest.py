@@ -38,6 +38,11 @@ def _maker(backend: str) -> MakeQueue:
 
 
 @pytest.fixture
+def clock(manual_clock: ManualClock) -> ManualClock:
+    return manual_clock
+
+
+@pytest.fixture
 def queue(make_queue: MakeQueue, manual_clock: ManualClock) -> DelayedQueue:
     return make_queue("orders", clock=manual_clock)
 

@@ -1,4 +1,4 @@
-"""Installers that keep ticks written ahead: contract lines C5, C6 and C8 to C13."""
+"""Installers that keep ticks written ahead: contract lines C4 to C10."""
 
 from __future__ import annotations
 
@@ -6,66 +6,21 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta
-from itertools import pairwise
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
 from delayed_queue import (
     CronMessage,
-    CronSchedule,
     DailySchedule,
     DelayedQueue,
     Envelope,
-    PeriodicSchedule,
 )
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.queues.cron import Installer, ManyInstaller
-from delayed_queue.schedules import MissedTicks, Schedule
 from delayed_queue.testing import ManualClock
+from tests.contract.schedules import HOURLY, A, B, drained, hourly, payload_of
 from tests.contract.support import DAY, HOUR, MINUTE, PATIENCE, SECOND, MakeQueue, leased
-
-A, B = "a" * 32, "b" * 32
-HOURLY = PeriodicSchedule(HOUR)
-
-
-@pytest.fixture
-def clock(manual_clock: ManualClock) -> ManualClock:
-    return manual_clock
-
-
-def payload_of(at: datetime) -> str:
-    return at.isoformat()
-
-
-def hourly(queue: DelayedQueue, config_hash: str = A, payload: Any = "tick") -> Installer:
-    """Keeps the next two full hours installed, looking every ten minutes."""
-
-    def messages(now: datetime) -> list[CronMessage]:
-        hour = now.replace(minute=0, second=0, microsecond=0)
-        return [CronMessage(payload, hour + each * HOUR) for each in (1, 2)]
-
-    return ManyInstaller(queue, "report", config_hash, 10 * MINUTE, messages)
-
-
-def drained(queue: DelayedQueue) -> list[Envelope]:
-    """Take and acknowledge all that is due."""
-    batch = queue.try_poll_many(1000)
-    batch.acknowledge()
-    return list(batch)
-
-
-def payloads_over(
-    queue: DelayedQueue, clock: ManualClock, installer: Installer, days: int, step: timedelta
-) -> list[str]:
-    """Run the installer and handle what is due, step by step; return the payloads in order."""
-    payloads = []
-    for _ in range(days * (DAY // step)):
-        installer.run()
-        payloads += [each.payload for each in drained(queue)]
-        clock.advance(step)
-    return payloads
 
 
 def test_c5_payloads_are_replaced_by_the_first_run_alone(queue: DelayedQueue):
@@ -244,123 +199,6 @@ def test_c10_a_daily_schedule_fills_its_window(make_shared_queue: MakeQueue, clo
     # Midnight itself is not after now.
     assert queue.stats().scheduled == 4
     assert queue.stats().due == 0
-
-
-ZONE = ZoneInfo("Europe/Bucharest")
-# The clocks go from 03:00 to 04:00 on 31 March 2030, from 04:00 to 03:00 on 27 October.
-SPRING = datetime(2030, 3, 30, tzinfo=ZONE)
-AUTUMN = datetime(2030, 10, 26, tzinfo=ZONE)
-
-
-def daily(*hours: str, **options: Any) -> DailySchedule:
-    return DailySchedule(
-        timezone=ZONE.key, hours=[time.fromisoformat(each) for each in hours], **options
-    )
-
-
-def cron(expression: str, **options: Any) -> CronSchedule:
-    return CronSchedule(expression, timezone=ZONE.key, **options)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "start", "local"),
-    [
-        (daily("03:30", "04:15"), SPRING, ["30 03:30", "30 04:15", "31 04:15", "31 04:30"]),
-        (daily("03:30", "04:30"), SPRING, ["30 03:30", "30 04:30", "31 04:30"]),
-        (
-            daily("03:30", "04:15", fold="second"),
-            AUTUMN,
-            ["26 03:30", "26 04:15", "27 03:30", "27 04:15"],
-        ),
-        (daily("03:30", gap="skip"), SPRING, ["30 03:30"]),
-        (cron("30 3 * * *"), SPRING, ["30 03:30", "31 04:30"]),
-        (daily("03:30"), AUTUMN, ["26 03:30", "27 03:30"]),
-        (cron("30 3 * * *"), AUTUMN, ["26 03:30", "27 03:30"]),
-        (cron("30 3 * * *", fold="second"), AUTUMN, ["26 03:30", "27 03:30"]),
-    ],
-)
-def test_c11_on_the_days_the_clocks_change_each_hour_runs_once(
-    queue: DelayedQueue,
-    clock: ManualClock,
-    schedule: Schedule,
-    start: datetime,
-    local: list[str],
-):
-    clock.set(start)
-    installer = queue.cron.installer("report", schedule, payload_of)
-
-    payloads = payloads_over(queue, clock, installer, 2, 5 * MINUTE)
-
-    found = [f"{datetime.fromisoformat(each).astimezone(ZONE):%d %H:%M}" for each in payloads]
-    assert found == local
-
-
-@pytest.mark.parametrize("start", [SPRING, AUTUMN])
-def test_c11_interval_expressions_lose_nothing_and_gain_nothing(
-    queue: DelayedQueue, clock: ManualClock, start: datetime
-):
-    clock.set(start)
-    installer = queue.cron.installer("report", cron("*/30 * * * *"), payload_of)
-
-    payloads = payloads_over(queue, clock, installer, 2, 10 * MINUTE)
-
-    times = [datetime.fromisoformat(each) for each in payloads]
-    assert {later - earlier for earlier, later in pairwise(times)} == {30 * MINUTE}
-
-
-def test_c12_expressions_of_five_and_six_fields_and_names(queue: DelayedQueue, clock: ManualClock):
-    for number, expression in enumerate(["*/5 * * * *", "0 0 * * * 30", "@hourly"]):
-        schedule = CronSchedule(expression)
-        assert queue.cron.installer(f"n{number}", schedule, payload_of).run().created == 4
-
-
-def test_c12_the_zone_of_the_settings_unless_it_names_one(queue: DelayedQueue, settings: Any):
-    settings.TIME_ZONE = ZONE.key
-    plain = queue.cron.installer("report", CronSchedule("30 3 * * *"), payload_of)
-    named = queue.cron.installer("report", cron("30 3 * * *"), payload_of)
-    assert plain.config_hash == named.config_hash
-
-
-@pytest.mark.parametrize(
-    ("policy", "cap", "hours"),
-    [("latest", 100, [9]), ("skip", 100, []), ("all", 3, [7, 8, 9]), ("all", 100, [5, 6, 7, 8, 9])],
-)
-def test_c13_ticks_missed_while_nobody_was_up(
-    queue: DelayedQueue, clock: ManualClock, policy: str, cap: int, hours: list[int]
-):
-    def installer() -> Installer:
-        return queue.cron.installer(
-            "report", HOURLY, payload_of, missed=MissedTicks(policy), missed_cap=cap
-        )
-
-    assert installer().run().created == 4  # 01:00 to 04:00
-    clock.advance(9 * HOUR + 30 * MINUTE)
-    drained(queue)
-
-    installer().run()
-
-    envelopes = drained(queue)
-    assert [each.scheduled_at.hour for each in envelopes] == hours
-    assert [each.payload for each in envelopes] == [
-        payload_of(each.scheduled_at) for each in envelopes
-    ]
-    installer().run()
-    assert drained(queue) == []
-
-
-def test_c13_what_was_taken_down_on_purpose_was_not_missed(queue: DelayedQueue, clock: ManualClock):
-    installer = queue.cron.installer("report", HOURLY, payload_of)
-    installer.run()
-    queue.cron.uninstall_tick(installer.config_hash, "report")
-    clock.advance(DAY)
-    installer.run()
-    assert drained(queue) == []
-
-
-@pytest.mark.parametrize(("policy", "cap"), [("some", 100), ("all", 0)])
-def test_c13_policies_that_are_refused(queue: DelayedQueue, policy: str, cap: int):
-    with pytest.raises(InvalidConfiguration):
-        queue.cron.installer("report", HOURLY, payload_of, missed=policy, missed_cap=cap)
 
 
 def test_c7_a_slow_generator_repeats_nothing(queue: DelayedQueue, clock: ManualClock):

@@ -27,11 +27,6 @@ def key(at: datetime, config_hash: str = A, prefix: str = "report") -> str:
     return f"{prefix}/{config_hash}/{int(at.timestamp() * 1000)}"
 
 
-@pytest.fixture
-def clock(manual_clock: ManualClock) -> ManualClock:
-    return manual_clock
-
-
 def test_ticks_are_keyed_by_schedule_at_and_due_at_deliver_at(
     queue: DelayedQueue, clock: ManualClock
 ):
