@@ -1,0 +1,196 @@
+"""What holds callbacks back: breakers, deletions, windows, rates (J12)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.utils import timezone
+
+from delayed_queue import DelayedQueue
+from delayed_queue.callbacks import breaker, delivery
+from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message
+from delayed_queue.topics import delete_job
+from delayed_queue.workers import Tally
+from tests.callbacks.delivering import (
+    TOPIC,
+    add,
+    callback_worker,
+    make_due,
+    permitted,
+    send_due,
+)
+from tests.callbacks.looking import is_empty_when_due
+from tests.callbacks.servers import (
+    Receiver,
+    answering,
+    silent,
+)
+from tests.processes import wait_until
+from tests.running import running
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
+
+
+class TestBreaker:
+    def test_j12_an_open_host_is_not_dialled_and_burns_no_attempt(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(500)
+        with permitted(receiver, BREAKER_FAILURES=3):
+            for n in range(3):
+                add(f"k{n}", receiver.url)
+            send_due()
+            assert Host.objects.get().open_until is not None
+            add("later", receiver.url)
+            worker = send_due()
+        assert worker.tally == Tally(snoozed=1)
+        assert len(receiver.requests) == 3
+        later = Message.objects.get(key="later")
+        assert (later.attempts, later.last_error) == (0, None)
+        assert later.scheduled_at > timezone.now() + timedelta(seconds=25)
+
+    def test_j12_half_open_one_probe_closes_it(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(500)
+        with permitted(receiver, BREAKER_FAILURES=3):
+            for n in range(3):
+                add(f"k{n}", receiver.url)
+            send_due()
+            Host.objects.update(open_until=1)
+            receiver.behaviour = answering(200)
+            make_due()
+            with running(callback_worker()):
+                wait_until(lambda: Host.objects.get().open_until is None, 20)
+                wait_until(is_empty_when_due, 20)
+        assert len(receiver.requests) == 6
+
+    def test_j12_a_probe_that_fails_opens_it_for_twice_as_long(self, receiver: Receiver) -> None:
+        receiver.behaviour = answering(500)
+        with permitted(receiver, BREAKER_FAILURES=3):
+            for n in range(6):
+                add(f"k{n}", receiver.url)
+            send_due()
+            assert len(receiver.requests) >= 3
+            before = len(receiver.requests)
+            Host.objects.update(open_until=1)
+            make_due()
+            send_due()
+        host = Host.objects.get()
+        assert len(receiver.requests) == before + 1
+        assert host.openings == 2
+        assert host.open_until > timezone.now() + timedelta(seconds=55)
+
+    def test_j12_a_dead_host_does_not_hold_up_a_healthy_one_in_the_same_topic(
+        self, receiver: Receiver
+    ) -> None:
+        with Receiver(silent) as hole, permitted(receiver, hole, BREAKER_FAILURES=5):
+            for n in range(300):
+                add(f"dead{n}", hole.url)
+            for n in range(50):
+                add(f"good{n}", receiver.url)
+            with running(callback_worker()):
+                receiver.wait_for_requests(50)
+                dialled = len(hole.requests)
+        assert dialled <= breaker.FIRST_WINDOW
+
+    def test_j12_a_host_that_answers_costs_no_write(self, receiver: Receiver) -> None:
+        for n in range(50):
+            add(f"k{n}", receiver.url)
+        send_due()
+        assert not Host.objects.exists()
+
+
+class TestDeletion:
+    def test_j3_what_was_deleted_while_it_waited_in_the_worker_is_not_sent(
+        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before the dial a message that was leased a while ago is asked for once more."""
+        add("a", receiver.url)
+        envelope = DelayedQueue(TOPIC, kind=f"{TOPIC}|callback", codec="bytes").try_poll()
+        assert envelope is not None
+        is_held = async_to_sync(delivery._is_still_held)
+        monkeypatch.setattr(delivery, "FRESH_MS", -1)
+        assert is_held(envelope)
+        assert delete_job(TOPIC, "a")
+        assert not is_held(envelope)
+
+    @pytest.mark.parametrize(
+        ("skew", "asks"), [(-0.3, False), (0.3, False), (-30, True), (30, True)]
+    )
+    def test_a_clock_that_is_off_by_little_costs_no_look(
+        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, skew: float, asks: bool
+    ) -> None:
+        """Each look is a statement for each callback."""
+        add("a", receiver.url)
+        envelope = DelayedQueue(TOPIC, kind=f"{TOPIC}|callback", codec="bytes").try_poll()
+        assert envelope is not None
+        assert delete_job(TOPIC, "a")
+        off = time.time() + skew
+        monkeypatch.setattr("time.time", lambda: off)
+        assert async_to_sync(delivery._is_still_held)(envelope) is not asks
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("windows", "is_failure", "seconds"),
+        [
+            ([8, 9, 10], False, 0.1),
+            ([8, 9, 10], False, 2),  # slow and honest: more at a time, too
+            ([24.5, 25, 25], False, 14),  # but no more than a quarter of the seats
+            ([60, 30, 25], False, 2),
+            ([60, 61, 62], False, 1),
+            ([60, 30, 15, 8, 8], True, 0.1),
+            ([8, 8], True, 15),
+        ],
+    )
+    def test_j12_the_window_of_a_host(
+        self, windows: list[float], is_failure: bool, seconds: float
+    ) -> None:
+        breaking = breaker.Breaker("default")
+        state = breaker.HostState("h", window=windows[0])
+        for expected in windows[1:]:
+            breaking._note(state, is_failure, timedelta(seconds=seconds))
+            assert state.window == expected
+
+    def test_j12_the_rate_of_an_endpoint_is_kept_and_nothing_fails(
+        self, receiver: Receiver
+    ) -> None:
+        add("first", receiver.url)
+        send_due()
+        Endpoint.objects.update(per_second=10, burst=2)
+        for n in range(20):
+            add(f"k{n}", receiver.url)
+        worker = callback_worker()
+        began_at = timezone.now()
+        with running(worker):
+            receiver.wait_for_requests(21)
+        assert timezone.now() - began_at > timedelta(seconds=1.7)
+        wait_until(lambda: CallbackAttempt.objects.count() == 21)
+        assert worker.tally.done == 20
+        assert worker.tally.failed == 0
+
+    def test_j12_no_more_than_its_concurrency_are_on_the_wire(self, receiver: Receiver) -> None:
+        most, now = [0], 0
+
+        async def behave(wire: Any, request: Any) -> None:
+            nonlocal now
+            now += 1
+            most[0] = max(most[0], now)
+            await asyncio.sleep(0.05)
+            now -= 1
+            await wire.answer(200)
+
+        add("first", receiver.url)
+        send_due()
+        Endpoint.objects.update(concurrency=2)
+        receiver.behaviour = behave
+        for n in range(12):
+            add(f"k{n}", receiver.url)
+        workers = [callback_worker(), callback_worker()]
+        with running(workers[0]), running(workers[1]):
+            receiver.wait_for_requests(13)
+            wait_until(lambda: not Message.objects.exists(), 20)
+        assert 1 <= most[0] <= 2
+        assert sum(worker.tally.failed for worker in workers) == 0
