@@ -9,8 +9,11 @@ import pytest
 from django.test import Client
 
 from delayed_queue import rates
+from delayed_queue.api import threads
 from delayed_queue.api.auth import cache
+from delayed_queue.api.waiting import hub
 from delayed_queue.tokens import VERBS, create_token
+from delayed_queue.topics import forget_topics
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +23,16 @@ def forgetful() -> Iterator[None]:
     rates.forget()
     yield
     cache.clear()
+
+
+@pytest.fixture
+def new_process() -> Iterator[None]:
+    forget_topics()
+    yield
+    forget_topics()
+    # A test database cannot be dropped while the API's threads are connected to it.
+    hub.close()
+    threads.close()
 
 
 @pytest.fixture

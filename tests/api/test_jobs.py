@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from django.db import connections
 from django.test import Client
 
 from delayed_queue import DelayedQueue
-from delayed_queue.api import threads
-from delayed_queue.api.waiting import hub
-from delayed_queue.models import DeadLetter, Message
-from delayed_queue.topics import bury_job, find_job, forget_topics, pop_jobs
+from delayed_queue.models import Message
+from tests.api.calls import JOB, errors_of, get, kill, pop, post
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.api.urls")]
-JOB = {"jobId": "a", "topic": "orders"}
-
-
-@pytest.fixture(autouse=True)
-def new_process() -> Iterator[None]:
-    forget_topics()
-    yield
-    forget_topics()
-    # A test database cannot be dropped while the API's threads are connected to it.
-    hub.close()
-    threads.close()
-
-
-def post(client: Client, path: str, data: Any = None, **headers: str) -> Any:
-    raw = data if isinstance(data, bytes) else json.dumps({} if data is None else data)
-    kind = headers.pop("content_type", "application/json")
-    return client.post(f"/queue/v1{path}", raw, content_type=kind, headers=headers)
-
-
-def get(client: Client, path: str, status: int = 200) -> Any:
-    response = client.get(f"/queue/v1{path}")
-    assert response.status_code == status, response.content
-    return response.json()
-
-
-def pop(client: Client, query: str = "") -> Any:
-    response = post(client, f"/topics/orders/pop{query}")
-    assert response.status_code == 200, response.content
-    return response.json()
-
-
-def kill(client: Client, job_id: str = "a", topic: str = "orders") -> int:
-    post(client, "/jobs", {"jobId": job_id, "topic": topic, "body": {"n": 1}})
-    bury_job(topic, job_id, pop_jobs(topic)[0].lease_token)
-    return DeadLetter.objects.get(key=job_id).id
-
-
-def errors_of(response: Any) -> set[tuple[str, str]]:
-    assert response["Content-Type"] == "application/problem+json"
-    return {(each["in"], each["path"]) for each in response.json()["errors"]}
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls("tests.api.urls"),
+    pytest.mark.usefixtures("new_process"),
+]
 
 
 class TestAdding:
@@ -230,112 +188,6 @@ class TestJobs:
     def test_a_topic_that_cannot_be_is_a_bad_request(self, caller: Client) -> None:
         response = caller.get("/queue/v1/topics/a%20b/jobs/a")
         assert (response.status_code, errors_of(response)) == (400, {("path", "topic")})
-
-
-class TestConsuming:
-    def test_the_life_of_a_job(self, caller: Client) -> None:
-        post(caller, "/jobs", {**JOB, "body": {"n": 1}})
-        (job,) = pop(caller, "?count=5&ttr=30")
-        assert job.keys() == {"jobId", "body", "attempt", "leaseToken", "expiresAt"}
-        assert (job["jobId"], job["body"], job["attempt"]) == ("a", {"n": 1}, 1)
-        path, lease = "/topics/orders/jobs/a", {"leaseToken": job["leaseToken"]}
-        assert post(caller, f"{path}/touch", lease).status_code == 204
-        assert post(caller, f"{path}/release", {**lease, "delay": 0}).status_code == 204
-        lease = {"leaseToken": pop(caller)[0]["leaseToken"]}
-        assert post(caller, f"{path}/finish", lease).status_code == 204
-        assert post(caller, f"{path}/finish", lease).status_code == 404
-
-    @pytest.mark.parametrize("call", ["finish", "release", "touch", "bury"])
-    def test_a_stale_lease_is_a_conflict(self, caller: Client, call: str) -> None:
-        post(caller, "/jobs", JOB)
-        path = f"/topics/orders/jobs/a/{call}"
-        answer = post(caller, path, {"leaseToken": "x"})
-        assert (answer.status_code, answer.json()["code"]) == (409, "stale_lease")
-        wrong: list[Any] = [{}, {"leaseToken": 5}, {"leaseToken": "x", "Delay": 1}, [], "x"]
-        for data in wrong:
-            assert post(caller, path, data).status_code == 400
-
-    @pytest.mark.parametrize("delay", [-1, True, "1", 10**9, 10**400])
-    def test_other_delays_are_refused(self, caller: Client, delay: Any) -> None:
-        data = {"leaseToken": "x", "delay": delay}
-        assert post(caller, "/topics/orders/jobs/a/release", data).status_code == 400
-
-    def test_nothing_to_pop_is_no_content(self, caller: Client) -> None:
-        assert post(caller, "/topics/orders/pop").status_code == 204
-        assert post(caller, "/topics/orders/pop?timeout=0.05").status_code == 204
-
-    @pytest.mark.parametrize(
-        "query",
-        ["count=0", "count=101", "count=x", "timeout=-1", "timeout=61", "timeout=nan", "ttr=0",
-         "ttr=inf", "ttr=100000", "shard=-1", "shard=1", "shard=64"],
-    )  # fmt: skip
-    def test_other_wishes_are_refused(self, caller: Client, query: str) -> None:
-        response = post(caller, f"/topics/orders/pop?{query}")
-        assert response.status_code == 400
-        assert errors_of(response) == {("query", query.partition("=")[0])}
-
-    def test_a_waiting_pop_gets_a_job_that_is_added_and_one_that_falls_due(
-        self, caller: Client
-    ) -> None:
-        post(caller, "/jobs", {**JOB, "delay": 0.3})
-        assert pop(caller, "?timeout=20")[0]["jobId"] == "a"
-
-        def add() -> None:
-            post(caller, "/jobs", {**JOB, "jobId": "b"})
-            connections.close_all()
-
-        adding = threading.Timer(0.3, add)
-        adding.start()
-        assert pop(caller, "?timeout=20")[0]["jobId"] == "b"
-        adding.join(20)
-
-
-class TestDead:
-    def test_j2_a_dead_job_is_listed_replayed_and_deleted(self, caller: Client) -> None:
-        letter = kill(caller)
-        (dead,) = get(caller, "/dead")["items"]
-        assert (dead["id"], dead["body"], dead["retry"]) == (letter, {"n": 1}, 1)
-        assert post(caller, f"/dead/{letter}/replay").json()["state"] == "ready"
-        assert post(caller, f"/dead/{letter}/replay").status_code == 404
-        caller.delete("/queue/v1/topics/orders/jobs/a")
-        letter = kill(caller)
-        assert caller.delete(f"/queue/v1/dead/{letter}").status_code == 204
-        assert caller.delete(f"/queue/v1/dead/{letter}").status_code == 404
-
-    def test_j2_dead_jobs_are_kicked_one_by_one_or_all(self, caller: Client) -> None:
-        for name in "abc":
-            kill(caller, name)
-        assert post(caller, "/topics/orders/jobs/a/kick").json() == {"kicked": 1}
-        assert post(caller, "/topics/orders/jobs/a/kick").json() == {"kicked": 0}
-        assert post(caller, "/topics/orders/jobs/x/kick").status_code == 404
-        assert post(caller, "/topics/orders/kick?limit=1").json() == {"kicked": 1}
-        assert post(caller, "/topics/orders/kick").json() == {"kicked": 1}
-
-    def test_one_whose_job_lives_again_is_a_conflict(self, caller: Client) -> None:
-        letter = kill(caller)
-        post(caller, "/jobs?ifExists=update", JOB)
-        assert post(caller, f"/dead/{letter}/replay").status_code == 409
-
-    def test_pages_follow_each_other(self, caller: Client) -> None:
-        for name in "abc":
-            kill(caller, name)
-        first = get(caller, "/dead?limit=2&topic=orders")
-        rest = get(caller, f"/dead?limit=2&after={first['next']}")
-        assert [each["jobId"] for each in first["items"] + rest["items"]] == ["a", "b", "c"]
-        assert rest["next"] is None
-
-    def test_those_of_other_topics_are_not_there(self, caller: Client, make_client: Any) -> None:
-        letter = kill(caller)
-        other = make_client("other", topics=["other"])
-        assert get(other, "/dead")["items"] == []
-        assert other.get("/queue/v1/dead?topic=orders").status_code == 403
-        assert post(other, f"/dead/{letter}/replay").status_code == 404
-        assert other.delete(f"/queue/v1/dead/{letter}").status_code == 404
-        assert find_job("orders", "a") is not None
-
-    @pytest.mark.parametrize("letter", ["0", "-1", "x", str(2**63)])
-    def test_ids_that_cannot_be_are_refused(self, caller: Client, letter: str) -> None:
-        assert post(caller, f"/dead/{letter}/replay").status_code == 400
 
 
 class TestTopics:
