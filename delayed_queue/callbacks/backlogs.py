@@ -29,6 +29,8 @@ BITE: Final = 1000
 # How many times as long as a bite took there is none, a second at most: that time is for others.
 REST: Final = 4
 MOST_REST: Final = 1.0
+# How long a pass that has come to the end waits for more to come back, in seconds.
+LINGER: Final = 0.5
 # Who is told that another is at it tries again: so soon, in seconds, and so often.
 MISSED_SECONDS: Final = 0.1
 MOST_MISSED: Final = 10
@@ -73,10 +75,10 @@ class Backlog:
 class Backlogs:
     """The backlogs of one database alias and one event loop.
 
-    A pass begins at the earliest message that was met, and goes on in bites to the last one that is
-    due, as long as the host takes nothing; claims pass over its messages meanwhile. So it costs
-    nothing while hosts answer, and for one that does not about as much as the messages put off. A
-    process that dies leaves the rest as it was.
+    A pass begins at the earliest message that was met, and goes on in bites until nothing is due,
+    as long as the host takes nothing; claims pass over its messages meanwhile. So it costs nothing
+    while hosts answer, and for one that does not about as much as the messages put off. A process
+    that dies leaves the rest as it was.
     """
 
     def __init__(self, using: str) -> None:
@@ -154,11 +156,16 @@ class Backlogs:
                 await asyncio.sleep(MISSED_SECONDS)
                 continue
             count, missed = count + bite.put_off, 0
-            if bite.due_at is None or bite.id is None or bite.put_off * LEAST_SHARE < BITE:
+            rest = min(REST * (time.monotonic() - began), MOST_REST)
+            if bite.due_at is None or bite.id is None:
+                # From the start again, as long as there is something.
+                after, rest, least = Beginning(backlog.earliest), max(rest, LINGER), 1
+            else:
+                after, least = Beginning(bite.due_at, bite.id), BITE // LEAST_SHARE
+            if bite.put_off < least:
                 break
-            after = Beginning(bite.due_at, bite.id)
             self._pass_over(backlog)
-            await asyncio.sleep(min(REST * (time.monotonic() - began), MOST_REST))
+            await asyncio.sleep(rest)
         return count
 
     async def _bite(

@@ -138,7 +138,7 @@ class TestDeadHosts:
             with running(worker):
                 receiver.wait_for_requests(60)
                 wait_until(lambda: waiting().count() >= 4000 - FIRST_WINDOW)
-                wait_until(lambda: passed_over("default", KIND) == ())
+                # Claims may still pass over the dead ones.
                 add_many("late", 5, receiver.url)
                 wait_until(lambda: worker.tally.done == 65)
         assert worker.tally.snoozed < 2000

@@ -528,13 +528,13 @@ def callbacks() -> list[Case]:
             Case(
                 "PUT_OFF_BACKLOG",
                 {**backlog, "kind": kind, "limit": limit, "after": after, "now": NOW},
-                {DUE, HOSTS}, n=limit, rows=4, buffers=40, fixed=100,
+                {DUE, HOSTS}, n=limit, rows=4, buffers=40, fixed=2000,
             )
             for kind, after in [
                 ("bulk|json", 0), ("bulk|json", NOW - 60_000), ("due|json", 0), ("mixed|json", 0),
                 ("due|json", NOW - 80_000), ("scheduled|json", 0), ("leased|json", 0), ("new", 0),
             ]
-            for limit in (10, 2000)
+            for limit in (10, 1000)
         ),
         # Of a host that is not open, not one is looked at.
         Case("PUT_OFF_BACKLOG", {**closed, "now": NOW}, {HOSTS}, rows=1, buffers=5, fixed=5),
