@@ -17,7 +17,7 @@ from delayed_queue import __version__
 from delayed_queue.api.auth import ApiRequest, BearerToken, requires
 from delayed_queue.api.bodies import JSON, takes_body
 from delayed_queue.api.building import LoopView, View, make_api, unstoppable
-from delayed_queue.api.company import add_in_company
+from delayed_queue.api.grouping import add_in_group
 from delayed_queue.api.replies import read_object
 from delayed_queue.api.routes.jobs import KEY_IN_META, Exists, answer_of, as_response, job_of
 from delayed_queue.conf import get_settings
@@ -34,7 +34,7 @@ router = Router()
 async def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
     """Do as ``routes.jobs.add`` does, with one write for all that come together."""
     job = job_of(request, read_object(request.body))
-    added = await add_in_company(job, if_exists, get_settings().API.DATABASE)
+    added = await add_in_group(job, if_exists, get_settings().API.DATABASE)
     return as_response(answer_of(added))
 
 

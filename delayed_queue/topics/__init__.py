@@ -34,7 +34,7 @@ from delayed_queue.topics.dead import (
     replay,
 )
 from delayed_queue.topics.finding import delete_job, find_job
-from delayed_queue.topics.gathering import add_job_in_company
+from delayed_queue.topics.grouping import add_job_in_group
 from delayed_queue.topics.idempotency import KeptAnswer, Refusal, once, prune_answers
 from delayed_queue.topics.inspecting import (
     TopicStats,
@@ -69,7 +69,7 @@ __all__ = [
     "Refusal",
     "TopicStats",
     "add_job",
-    "add_job_in_company",
+    "add_job_in_group",
     "add_jobs",
     "bury_job",
     "configure_topic",

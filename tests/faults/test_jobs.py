@@ -26,7 +26,7 @@ from delayed_queue.topics import (
     JobState,
     KeptAnswer,
     NewJob,
-    add_job_in_company,
+    add_job_in_group,
     add_jobs,
     bury_job,
     configure_topic,
@@ -96,7 +96,7 @@ def answer() -> KeptAnswer:
 # What each call answers when all goes well.
 CALLS: Final[dict[str, tuple[Callable[[], Any], Any]]] = {
     "add": (lambda: add("new").outcome, "created"),
-    "add in company": (lambda: add_job_in_company(many()[0]).outcome, "created"),
+    "add in a group": (lambda: add_job_in_group(many()[0]).outcome, "created"),
     "update": (lambda: add("ready", url=URL, if_exists="update").outcome, "updated"),
     "add many": (lambda: {each.outcome for each in add_jobs(many())}, {"created"}),
     "find": (lambda: found("ready").state, JobState.READY),
@@ -158,10 +158,10 @@ class TestSwallowedAnswers:
         assert Message.objects.filter(key__in=["x", "y", "z"]).count() == 3
 
     @pytest.mark.parametrize("if_exists", IfExists)
-    def test_a_job_in_company_is_stored_once(self, proxy: Proxy, if_exists: IfExists) -> None:
+    def test_a_job_in_a_group_is_stored_once(self, proxy: Proxy, if_exists: IfExists) -> None:
         proxy.swallow_answer("SELECT 1")
         try:
-            added = add_job_in_company(many()[0], if_exists=if_exists)
+            added = add_job_in_group(many()[0], if_exists=if_exists)
         except OutcomeUnknown:
             assert if_exists is IfExists.FAIL
         else:
@@ -299,7 +299,7 @@ def test_jobs_are_added_on_kept_plans_before_and_after_a_restart(server: Embedde
 
     def some(first: int) -> set[str | None]:
         jobs = [job_from({"jobId": str(first + n), "topic": "orders"}) for n in range(10)]
-        return {add_job_in_company(each).outcome for each in jobs}
+        return {add_job_in_group(each).outcome for each in jobs}
 
     assert some(0) == {"created"}
     kill(server)

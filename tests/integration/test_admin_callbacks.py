@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +18,6 @@ from delayed_queue.managers import AttemptRow
 from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message
 from delayed_queue.topics import add_job, job_from
 from tests.integration.admin_support import MESSAGES, operator, page, post, tokens, told
-from tests.races.concurrency import raw_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -154,12 +152,6 @@ def test_the_breaker_of_a_host_is_shown_with_its_endpoints(
     (row,) = rows(admin_client, ENDPOINTS)
     assert f"enabled {state} " in row
     assert ("timeout" in row) == (until is not None)
-
-
-@pytest.fixture
-def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    with raw_connection() as connection:
-        yield connection
 
 
 @pytest.fixture

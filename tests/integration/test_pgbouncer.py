@@ -20,7 +20,7 @@ from delayed_queue import CronEntry, DelayedQueue, Envelope, Reject, RetryPolicy
 from delayed_queue.models import Message
 from delayed_queue.topics import (
     IfExists,
-    add_job_in_company,
+    add_job_in_group,
     delete_job,
     forget_topics,
     job_from,
@@ -201,7 +201,7 @@ def settings_of_a_session() -> dict[str, str]:
 
 def add(job_id: str, if_exists: IfExists) -> str | None:
     job = job_from({"jobId": job_id, "topic": "orders", "delay": 60})
-    return add_job_in_company(job, if_exists=if_exists).outcome
+    return add_job_in_group(job, if_exists=if_exists).outcome
 
 
 def _is_kept(name: str, text: str) -> bool:

@@ -176,11 +176,3 @@ def test_a_kept_plan_survives_a_column_of_another_type(
     finally:
         other.execute(f"ALTER TABLE delayed_queue {back}")
         connection.close()
-
-
-@pytest.fixture
-def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    alias = connection.copy()
-    alias.connect()
-    yield alias.connection
-    alias.close()

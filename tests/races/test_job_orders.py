@@ -19,7 +19,8 @@ import pytest
 
 from delayed_queue import sql
 from delayed_queue.topics.kinds import kinds_of_topic
-from tests.races.concurrency import raw_connection, wait_until
+from tests.processes import wait_until
+from tests.races.concurrency import raw_connection
 
 Connection = psycopg.Connection[Any]
 # A step that returns True has its caller begin again, after all others.

@@ -38,7 +38,7 @@ from delayed_queue.topics import (
     KeptAnswer,
     NewJob,
     Refusal,
-    add_job_in_company,
+    add_job_in_group,
     add_jobs,
     delete_job,
     find_job,
@@ -88,9 +88,7 @@ def job_of(request: ApiRequest, fields: dict[str, Any]) -> NewJob:
 
 
 def _add(job: NewJob, if_exists: IfExists) -> KeptAnswer:
-    return answer_of(
-        add_job_in_company(job, if_exists=if_exists, using=get_settings().API.DATABASE)
-    )
+    return answer_of(add_job_in_group(job, if_exists=if_exists, using=get_settings().API.DATABASE))
 
 
 def answer_of(added: AddedJob) -> KeptAnswer:

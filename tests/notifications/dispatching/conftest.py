@@ -11,10 +11,10 @@ from pytest_django import Settings
 
 from delayed_queue import RetryPolicy
 from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
-from tests.faults.conftest import admin, other, proxied, proxy
+from tests.faults.conftest import proxied, proxy
 from tests.notifications.dispatchers import email_entry, sms_entry
 
-__all__ = ["admin", "other", "proxied", "proxy"]
+__all__ = ["proxied", "proxy"]
 
 
 @pytest.fixture

@@ -18,14 +18,15 @@ from delayed_queue.models import Message
 from delayed_queue.topics import (
     AddedJob,
     IfExists,
-    add_job_in_company,
+    add_job_in_group,
     configure_topic,
     create_topic,
     forget_topics,
-    gathering,
+    grouping,
     job_from,
 )
-from tests.races.concurrency import Call, calling, together, wait_until, wait_until_blocked
+from tests.processes import wait_until
+from tests.races.concurrency import Call, calling, together, wait_until_blocked
 from tests.races.test_jobs import hold_job
 from tests.topics.support import found
 
@@ -43,22 +44,22 @@ def new_process(transactional_db: None) -> Iterator[None]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread writes at a time, and who waits in company waits for as long as it takes."""
-    monkeypatch.setattr(gathering, "PATIENCE", LONG)
-    monkeypatch.setattr(gathering, "WRITERS", 1)
+    """One thread writes at a time, and who waits in a group waits for as long as it takes."""
+    monkeypatch.setattr(grouping, "PATIENCE", LONG)
+    monkeypatch.setattr(grouping, "WRITERS", 1)
 
 
 def add(job_id: str, if_exists: str = "fail", **fields: Any) -> AddedJob:
     job = job_from({"jobId": job_id, "topic": "orders", **fields})
-    return add_job_in_company(job, if_exists=IfExists(if_exists))
+    return add_job_in_group(job, if_exists=IfExists(if_exists))
 
 
-def place(if_exists: str) -> gathering.Place:
+def place(if_exists: str) -> grouping.Place:
     return "default", "orders", IfExists(if_exists)
 
 
 def waiting(if_exists: str) -> int:
-    return gathering._lines.waiting(place(if_exists))
+    return grouping._lines.waiting(place(if_exists))
 
 
 def transactions(admin: Connection) -> Counter[str]:
@@ -91,7 +92,7 @@ def test_what_gathers_while_one_writes_is_written_in_one_transaction(
     assert sorted(transactions(admin).values()) == [1, 5]
 
 
-def test_of_those_in_company_one_gets_an_id_and_the_others_their_own_answers(
+def test_of_a_group_one_gets_an_id_and_the_others_their_own_answers(
     patient: None, other: Connection, admin: Connection
 ) -> None:
     """A statement returns a row for one of two equal ids; the second has a turn of its own."""
@@ -180,7 +181,7 @@ def test_many_threads_add_many_jobs_and_none_is_lost_or_doubled() -> None:
     created = Counter(each.job_id for each in answers if each.outcome == "created")
     assert set(created.values()) == {1}
     assert len(created) == Message.objects.count() == 10 + 6 * 20
-    assert gathering._lines._lines == {}
+    assert grouping._lines._lines == {}
 
 
 def test_a_child_that_was_forked_while_others_wait_writes_at_once(
@@ -192,8 +193,8 @@ def test_a_child_that_was_forked_while_others_wait_writes_at_once(
         wait_until_blocked(admin, first)
         child = os.fork()
         if child == 0:
-            entry = gathering._Threads(job_from({"jobId": "x", "topic": "orders"}))
-            os._exit(0 if gathering._lines.join(entry, place("fail")) else 1)
+            entry = grouping._Threads(job_from({"jobId": "x", "topic": "orders"}))
+            os._exit(0 if grouping._lines.join(entry, place("fail")) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         other.execute("COMMIT")
         assert first.answer().outcome == "created"

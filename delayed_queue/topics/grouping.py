@@ -1,7 +1,7 @@
 """Adding jobs that come at the same time in one transaction, as databases commit in groups.
 
 While one thread writes, the jobs of others gather, and the next one writes them all. Nobody waits
-for company: a job that comes alone is written at once.
+for others: a job that comes alone is written at once.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ _lines: Final = _Lines()
 os.register_at_fork(after_in_child=_lines.reset)
 
 
-def add_job_in_company(
+def add_job_in_group(
     job: NewJob, *, if_exists: IfExists = IfExists.FAIL, using: str = DEFAULT_DB_ALIAS
 ) -> AddedJob:
     """Store the job as add_job() does, in one transaction with those of other threads."""

@@ -14,7 +14,6 @@ from delayed_queue.models import Message
 from delayed_queue.tokens import VERBS, create_token
 from delayed_queue.topics import create_topic, forget_topics
 from tests.api.servers import Server, gunicorn, uvicorn
-from tests.races.concurrency import raw_connection
 from tests.races.test_jobs import hold_job
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,12 +40,6 @@ def server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
     )
     with started as running:
         yield running
-
-
-@pytest.fixture
-def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    with raw_connection() as connection:
-        yield connection
 
 
 class Post:

@@ -8,7 +8,7 @@ from typing import Final
 
 from delayed_queue.api.threads import in_thread
 from delayed_queue.topics import AddedJob, IfExists, NewJob
-from delayed_queue.topics.gathering import (
+from delayed_queue.topics.grouping import (
     Entry,
     Place,
     first_of,
@@ -42,8 +42,8 @@ class _Line:
 _lines: Final[dict[tuple[asyncio.AbstractEventLoop, Place], _Line]] = {}
 
 
-async def add_in_company(job: NewJob, if_exists: IfExists, using: str) -> AddedJob:
-    """Store the job as ``topics.add_job_in_company`` does; also when the caller is cancelled."""
+async def add_in_group(job: NewJob, if_exists: IfExists, using: str) -> AddedJob:
+    """Store the job as ``topics.add_job_in_group`` does; also when the caller is cancelled."""
     loop, place = asyncio.get_running_loop(), (using, job.topic, if_exists)
     entry = _Requests(job, loop.create_future())
     line = _lines.get((loop, place))
