@@ -99,7 +99,8 @@ class Pool:
         No lane holds more than ``GREED`` times what is left free behind it, nor more than its
         window and what goes with that.
         """
-        wanted = self.capacity + self.ahead(batch_size, unhandled)
+        ahead = self.ahead(batch_size, unhandled)
+        wanted = self.capacity + ahead
         free = wanted - unhandled
         if free <= 0:
             return 0
@@ -108,7 +109,7 @@ class Pool:
         if not held:
             return min(max(more, 1), batch_size)
         # Not in small change, as above.
-        return min(more, batch_size) if more >= min(free + held, appetite) / 4 else 0
+        return min(more, batch_size) if more >= min(free + held, appetite, ahead) / 4 else 0
 
     # What was leased ahead is not kept
 
