@@ -21,7 +21,16 @@ from tests.sessions import demand_none_is_left
 # their own in a second. By name: under pytest 9.2 the mark "xdist_group" of xdist 3.8 does nothing.
 _WITHOUT_JVM: Final = tuple(
     f"tests/spark/test_{name}.py"
-    for name in ("leases", "ledger", "offers", "options", "secrets", "session", "staging")
+    for name in (
+        "filters",
+        "leases",
+        "ledger",
+        "offers",
+        "options",
+        "secrets",
+        "session",
+        "staging",
+    )
 )
 _OWN_JVM: Final = (
     "tests/spark/test_processes.py",

@@ -54,6 +54,7 @@ class Options:
     numPartitions: int = 8
     snapshot: str | None = None
     mustExist: bool = False
+    pushFilters: bool = False
 
     maxMessagesPerTrigger: int = 100_000
     lease: int = 600_000
@@ -93,12 +94,6 @@ def _refuse_unsafe(name: str, text: str) -> None:
         raise InvalidConfiguration(
             "The option asyncProgressTrackingEnabled cannot be used with queues: a batch would "
             "be acknowledged before Spark has written down that it was done."
-        )
-    if name.lower() == "pushdown":
-        raise InvalidConfiguration(
-            "The option pushdown cannot be used: Spark keeps the filters of one query for the "
-            "next ones on the same frame, whose answers would lack rows. "
-            "Choose by queue or kind."
         )
 
 
@@ -192,6 +187,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "ledgerDays": _whole(1, 36_500),
     "numPartitions": _whole(1, 10_000),
     "mustExist": _flag,
+    "pushFilters": _flag,
     "maxMessagesPerTrigger": _whole(1, 10_000_000),
     "lease": _duration,
     "leaseConnections": _whole(1, 64),

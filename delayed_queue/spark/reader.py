@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql as composed
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from delayed_queue import sql
@@ -16,7 +16,7 @@ from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.spark.answers import converted
 from delayed_queue.spark.connecting import connect
 from delayed_queue.spark.drivers import DriverError, Session
-from delayed_queue.spark.filters import Condition
+from delayed_queue.spark.filters import Condition, conditions_of
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.room import look_around
 from delayed_queue.spark.schema import check_read, source_columns, source_schema
@@ -42,11 +42,7 @@ class IdRange(InputPartition):
 
 
 class QueueReader(DataSourceReader):
-    """Read the messages that are stored, whatever their state, and lease none.
-
-    It takes no filters of a query: Spark 4.3 keeps a reader that was given some with the frame,
-    and uses it for the other queries of the frame too, whose rows it then lacks.
-    """
+    """Read the messages that are stored, whatever their state, and lease none."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_read(schema)
@@ -92,6 +88,20 @@ class QueueReader(DataSourceReader):
             raise ResourceUnavailable(f"The read failed: {error}") from None
         finally:
             session.close()
+
+
+class FilteringReader(QueueReader):
+    """A reader that also leaves to PostgreSQL what a query filters.
+
+    Spark 4.2 and 4.3 keep the reader that was given filters last with the frame, and use it for
+    every query on that frame which has none, and for all uses of the frame in one query: these
+    then lack rows. Nothing here can tell which query is reading, so this is only for who asks.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what PostgreSQL can decide; Spark shall look at all of them again."""
+        self._conditions += conditions_of(filters)
+        return filters
 
 
 def ranges(

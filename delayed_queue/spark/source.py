@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -14,11 +16,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from delayed_queue.spark.options import parse_options
-from delayed_queue.spark.reader import QueueReader
+from delayed_queue.spark.reader import FilteringReader, QueueReader
 from delayed_queue.spark.schema import read_schema
 from delayed_queue.spark.stream_reader import LeasingReader
 from delayed_queue.spark.stream_writer import StreamOfferWriter
 from delayed_queue.spark.writer import OfferWriter
+
+# The program of the process in which Spark hands filters over; it runs no other.
+_PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class DelayedQueueDataSource(DataSource):
@@ -40,6 +45,8 @@ class DelayedQueueDataSource(DataSource):
         return read_schema(self._parsed.kind)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if self._parsed.pushFilters and _hands_filters_over():
+            return FilteringReader(self._parsed, schema)
         return QueueReader(self._parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -50,3 +57,9 @@ class DelayedQueueDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return StreamOfferWriter(self._parsed, schema, overwrite=overwrite)
+
+
+def _hands_filters_over() -> bool:
+    """Return whether Spark is about to: a reader that could take some fails where it does not."""
+    main = sys.modules["__main__"].__spec__
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)

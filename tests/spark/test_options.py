@@ -48,7 +48,6 @@ class TestParsing:
             ({"queue": "a", "kind": "b"}, "not both"),
             ({"dsn": "nonsense here"}, "no connection string"),
             ({"asyncProgressTrackingEnabled": "true"}, "acknowledged before"),
-            ({"pushDown": "true"}, "would lack rows"),
         ],
     )
     def test_what_cannot_be_is_refused(self, given: dict[str, str], said: str):
