@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
 from delayed_queue.spark.jobs.counts import Counts
+from tests.spark.programs.draining import executor, only_once
+from tests.spark.support import wait_in_task
 
 
 def counting(rows: Iterable[dict[str, Any]]) -> Counts:
@@ -41,13 +45,28 @@ picky.check = _check  # type: ignore[attr-defined]
 
 def answering(envelope: Envelope) -> None:
     """Answer as the payload says."""
+    answer(envelope.payload)
+
+
+def answer(word: str) -> None:
     answers = {
         "snooze": Snooze(timedelta(hours=1)),
         "reject": Reject("no such order"),
         "fail": ValueError("broken"),
     }
-    if envelope.payload in answers:
-        raise answers[envelope.payload]
+    if word in answers:
+        raise answers[word]
+
+
+def perishing(envelope: Envelope) -> None:
+    """Note the call and answer; the first that is told to kills its executor in the middle."""
+    word, directory = envelope.payload
+    with (Path(directory) / "calls").open("a", encoding="utf-8") as calls:
+        calls.write(f"{envelope.key} {envelope.attempt}\n")
+    if word == "kill" and only_once(Path(directory)):
+        os.kill(executor(), signal.SIGKILL)
+        wait_in_task(lambda: False)  # this worker dies with it
+    answer(word)
 
 
 def deadly(envelope: Envelope) -> None:

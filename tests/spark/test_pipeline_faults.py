@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -19,12 +20,13 @@ import psutil
 import psycopg
 import pytest
 from django.core.management import call_command
+from django.utils.timezone import now
 
-from delayed_queue import DelayedQueue
+from delayed_queue import DelayedQueue, RetryPolicy, ScheduledMessage
 from delayed_queue.models import ArchiveManifest, DeadLetter, Message
 from delayed_queue.spark import cli
 from delayed_queue.spark.bundle import bundle
-from delayed_queue.spark.jobs import archives, imports
+from delayed_queue.spark.jobs import archives, handling, imports
 from delayed_queue.spark.session import find_java_home
 from tests.processes import ROOT, kill_family, wait_until
 from tests.spark.archiver import STEPS
@@ -33,6 +35,8 @@ from tests.spark.test_pipeline_jobs import CONSOLE, archive, letters, lines, opt
 
 pytestmark = [*with_jvm, pytest.mark.slow]
 
+# What every fiftieth message is answered with.
+WORDS = {0: "fail", 1: "reject", 2: "snooze"}
 SMALL = ["--memory", "1g", "--conf", "spark.ui.enabled=false"]
 PATIENCE = 240
 
@@ -234,6 +238,52 @@ class TestDrain:
             report = answer(process)
         assert report["messages"] == 20
         assert Message.objects.count() == 0
+
+    def test_an_executor_is_killed_while_it_handles(
+        self, queue: DelayedQueue, known: str, tmp_path: Path
+    ) -> None:
+        """The rules of a worker hold: what was settled stays so, and the rest is handled again."""
+        words = {f"k{n:04}": WORDS.get(n % 50, "done") for n in range(2400)}
+        words |= {"k0660": "kill", "k0661": "often"}
+        queue.offer_batch(
+            [ScheduledMessage(key, [word, str(tmp_path)]) for key, word in words.items()]
+        )
+        most = RetryPolicy.exponential().max_attempts
+        Message.objects.filter(key="k0661").update(attempts=most)
+        with command(
+            "drain", "--queue", "orders", "--handler", "tests.spark.pipeline_targets:perishing",
+            "--checkpoint", str(tmp_path / "checkpoint"), "--format", "json",
+            "--master", "local-cluster[2,1,1024]",
+        ) as process:  # fmt: skip
+            answer(process)
+        calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+        times = Counter(key for key, _ in calls)
+        assert (tmp_path / "killed").exists()
+        # Nothing is lost, and nobody was called for what had used up its attempts.
+        assert times.keys() == words.keys() - {"k0661"}
+        assert {attempt for _, attempt in calls} == {"1"}
+        # Handled again is what the executor had handled and not yet acknowledged, and no more.
+        again = {key for key, number in times.items() if number > 1}
+        assert "k0660" in again
+        assert {words[key] for key in again} <= {"kill", "done"}
+        assert max(times.values()) == 2
+        assert len(again) <= handling._BITE
+        self.check_the_rules(words)
+
+    def check_the_rules(self, words: dict[str, str]) -> None:
+        def keys(*wanted: str) -> set[str]:
+            return {key for key, word in words.items() if word in wanted}
+
+        left = {each.key: each for each in Message.objects.all()}
+        assert left.keys() == keys("fail", "snooze")
+        assert {left[key].attempts for key in keys("fail")} == {1}
+        assert {left[key].attempts for key in keys("snooze")} == {0}
+        assert all(left[key].scheduled_at > now() for key in keys("snooze"))
+        assert all(each.lease_id is None for each in left.values())
+        letters = dict(DeadLetter.objects.values_list("key", "reason"))
+        assert letters.keys() == keys("reject", "often")
+        assert "attempts exhausted" in letters.pop("k0661")
+        assert set(letters.values()) == {"no such order"}
 
 
 class TestErrors:
