@@ -132,12 +132,12 @@ class Bench:
         count = self.options.drained
         rows = self._rows(count)
         self._warm_up()
-        self._drain(prefetch="false")
+        self._drain(prefetch="true")
         for _ in range(self.options.rounds):
             for name, work in (
                 ("bare drain", lambda: bare_drain(self._dsn(), count)),
-                ("drain", lambda: self._drain(prefetch="false")),
-                ("drain, prefetching", lambda: self._drain(prefetch="true")),
+                ("drain", lambda: self._drain(prefetch="true")),
+                ("drain, not ahead", lambda: self._drain(prefetch="false")),
             ):
                 self._empty()
                 self._write(rows)

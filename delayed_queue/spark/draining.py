@@ -47,19 +47,29 @@ def acknowledge_checkpoint(
     """Acknowledge the last batch that the checkpoint says is done; return how many leases.
 
     For a stream that was stopped: Spark tells a source that a batch is done when it asks for
-    the next, and so not of the last one. Does nothing while there is no finished batch.
+    the next, and so not of the last one. What was leased ahead is given back. Does nothing while
+    there is no finished batch.
     """
-    done = _numbers(spark, f"{checkpoint}/commits")
-    if not done:
-        return 0
-    leases = list(_leases(spark, f"{checkpoint}/offsets/{max(done)}"))
-    link = Link(options or Options())
+    done, logged = (_numbers(spark, f"{checkpoint}/{name}") for name in ("commits", "offsets"))
+    wanted = {max(numbers) for numbers in (done, logged) if numbers}
+    offsets = {number: _offsets(spark, f"{checkpoint}/offsets/{number}") for number in wanted}
+    leases = [each["lock"] for each in offsets[max(done)] if each["lock"]] if done else []
+    ahead = [each["next"] for each in offsets[max(logged)] if each.get("next")] if logged else []
+    if leases or ahead:
+        _settle(options or Options(), leases, ahead)
+    return len(leases)
+
+
+def _settle(options: Options, leases: list[str], ahead: list[str]) -> None:
+    link = Link(options)
     try:
         for lease_id in leases:
             link.repeat("The acknowledgement", partial(_acknowledge, lease_id))
+        if ahead:
+            given: dict[str, Any] = {"lease_ids": ahead, "ids": [], "now": None}
+            link.repeat("Giving back", lambda session: session.fetch(sql.RELEASE_LEASES, given))
     finally:
         link.close()
-    return len(leases)
 
 
 def _acknowledge(lease_id: str, session: Session) -> None:
@@ -68,22 +78,18 @@ def _acknowledge(lease_id: str, session: Session) -> None:
 
 def _numbers(spark: SparkSession, directory: str) -> list[int]:
     from pyspark.errors import AnalysisException
-    from pyspark.sql.functions import input_file_name
 
     try:
-        # By Spark, because a checkpoint may be in any file system that it knows.
-        names = spark.read.text(directory).select(input_file_name()).distinct().collect()
+        # By Spark, because a checkpoint may be in any file system that it knows; without a job.
+        paths = spark.read.text(directory).inputFiles()
     except AnalysisException:  # there is none yet
         return []
-    last = (row[0].rpartition("/")[2] for row in names)
+    last = (path.rpartition("/")[2] for path in paths)
     return [int(name) for name in last if name.isdigit()]
 
 
-def _leases(spark: SparkSession, path: str) -> set[str]:
-    """Return the leases in an offset file: a version, metadata, then a line for each source."""
-    found = set()
-    for row in spark.read.text(path).collect():
-        offset: Any = json.loads(row[0]) if row[0].startswith("{") else None
-        if isinstance(offset, dict) and set(offset) == {"n", "lock"} and offset["lock"]:
-            found.add(offset["lock"])
-    return found
+def _offsets(spark: SparkSession, path: str) -> list[dict[str, Any]]:
+    """Return ours in an offset file: a version, metadata, then a line for each source."""
+    rows = [row[0] for row in spark.read.text(path).collect()]
+    found = [json.loads(row) for row in rows if row.startswith("{")]
+    return [each for each in found if {"n", "lock"} <= each.keys() <= {"n", "lock", "next"}]

@@ -26,10 +26,14 @@ _LOOKED_AFTER: Final = 0.1
 _PATIENCE: Final = 30.0
 
 
+Taken = tuple[str | None, int]
+
+
 class Leases:
     """What one stream holds; for one thread, beside which two of its own work.
 
     A lease that was taken ahead, for the batch after the next, counts as held: it is renewed too.
+    Its id is in the offset of the batch before it, so that a process that comes after finds it.
     """
 
     def __init__(self, options: Options) -> None:
@@ -40,7 +44,9 @@ class Leases:
             options.leaseConnections + 1, thread_name_prefix="delayed-queue-lease"
         )
         self._cutoff: int | None = None
-        self._ahead: Future[str | None] | None = None
+        self._ahead: Future[Taken] | None = None
+        self._is_first = True
+        self._is_backlog = False
         # Acknowledging and renewing the same rows at the same time would be a deadlock.
         self._turn = threading.Lock()
         # Each with the time of its last renewal.
@@ -58,20 +64,52 @@ class Leases:
             "The look at the clock", lambda session: int(session.fetch(sql.LOOK_AROUND, {})[0][0])
         )
 
-    def take(self, limit: int | None) -> str | None:
-        """Lease up to so many of the earliest due messages; None when none is due."""
+    def take(self, limit: int | None, foreseen: str = "") -> str | None:
+        """Lease up to so many of the earliest due messages; None when none is due.
+
+        First comes what was leased ahead: by this process, or by the one before it, under the id
+        that was foreseen.
+        """
         most = _ALL if limit is None else limit
-        ahead, self._ahead = self._ahead, None
-        lease_id = ahead.result() if ahead is not None else None
-        lease_id = lease_id or self._take(most)
-        if lease_id is not None and self._options.prefetch:
-            self._ahead = self._pool.submit(self._take, most)
+        lease_id, count = self._taken_ahead(foreseen)
+        if lease_id is None:
+            lease_id, count = self._take(most, str(uuid.uuid4()))
+        self._is_backlog = count >= most
         return lease_id
 
-    def _take(self, limit: int) -> str | None:
-        shares = self._shares(limit)
-        # A new lease for each try: what a broken one has leased, nobody has seen.
+    def look_ahead(self, limit: int | None) -> str:
+        """Begin to lease the batch after the one that was taken; return its id, or "" for none.
+
+        Only where that one was full: a queue without a backlog has nothing to be ahead of.
+        """
+        if limit is None or not self._options.prefetch or not self._is_backlog:
+            return ""
         lease_id = str(uuid.uuid4())
+        self._ahead = self._pool.submit(self._take, limit, lease_id)
+        return lease_id
+
+    def _taken_ahead(self, foreseen: str) -> Taken:
+        ahead, self._ahead = self._ahead, None
+        is_first, self._is_first = self._is_first, False
+        if ahead is not None:
+            return ahead.result()
+        return self._adopt(foreseen) if is_first and foreseen else (None, 0)
+
+    def _adopt(self, lease_id: str) -> Taken:
+        """Take what an earlier process had leased ahead, under a new id.
+
+        Under the old one its last statement, if it is still at work, may yet lease more.
+        """
+        ours = str(uuid.uuid4())
+        with self._turn:
+            count = self._take_over(ours, [lease_id, ours], deliveries=0)
+        if count == 0:
+            self._forget(ours)
+        return (ours, count) if count else (None, 0)
+
+    def _take(self, limit: int, lease_id: str) -> Taken:
+        """Lease under an id that was never used: what a broken try has leased, nobody has seen."""
+        shares = self._shares(limit)
         with self._turn:
             self._held[lease_id] = time.monotonic()
         try:
@@ -85,7 +123,7 @@ class Leases:
             raise
         if count == 0:
             self._forget(lease_id)
-        return lease_id if count else None
+        return (lease_id, count) if count else (None, 0)
 
     def _shares(self, limit: int) -> list[int]:
         count = 1 if limit < _WORTH_SHARING else len(self._claimers)
@@ -109,16 +147,27 @@ class Leases:
     def range_of(self, lease_id: str) -> tuple[int | None, int | None, int]:
         """Return the first and the last id under the lease, and the database's clock.
 
-        A lease of an earlier process is taken over: what is left of it is renewed at once.
+        A lease of an earlier process is taken over: what is left of it is renewed at once, and
+        is one delivery more, for it may be what has ended that process.
         """
         with self._turn:
             if lease_id not in self._held:
-                self._renew(self._link, lease_id)
+                self._take_over(lease_id, [lease_id], deliveries=1)
         params = {"lease_id": lease_id, "now": None}
         first, last, now = self._link.repeat(
             "The look at the lease", lambda session: session.fetch(sql.LEASED_RANGE, params)[0]
         )
         return first, last, now
+
+    def _take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
+        params = {"lease_id": lease_id, "lease_ids": lease_ids, "deliveries": deliveries}
+        params |= {"lease": self._options.lease, "now": None}
+        rows = self._link.repeat(
+            "The look at an earlier lease",
+            lambda session: session.fetch(sql.TAKE_OVER_LEASE, params),
+        )
+        self._held[lease_id] = time.monotonic()
+        return int(rows[0][0])
 
     def acknowledge(self, lease_id: str) -> None:
         """Delete what is still under the lease; doing it again changes nothing."""

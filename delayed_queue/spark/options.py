@@ -60,7 +60,7 @@ class Options:
     lease: int = 600_000
     leaseConnections: int = 2
     renew: bool = True
-    prefetch: bool = False
+    prefetch: bool = True
 
     @property
     def required_kind(self) -> str:

@@ -44,8 +44,9 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lease what is due for each batch, and acknowledge a batch when it is known to be done.
 
     One of these lives in a process on the driver as long as the query; others, pickled, read on
-    the executors. An offset is ``{"n": 7, "lock": "…"}``: the number of the batch that ends
-    there, and the lease its messages are under.
+    the executors. An offset is ``{"n": 7, "lock": "…", "next": "…"}``: the number of the batch
+    that ends there, the lease its messages are under, and that of the next batch, if it is leased
+    ahead.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -74,7 +75,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             session.close()
 
     def initialOffset(self) -> Offset:  # names of Spark, here and below
-        return {"n": 0, "lock": ""}
+        return {"n": 0, "lock": "", "next": ""}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.maxMessagesPerTrigger)
@@ -93,8 +94,11 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if not isinstance(limit, ReadMaxRows | ReadAllAvailable):
             most = self._options.maxMessagesPerTrigger
-        lease_id = leases.take(most)
-        return start if lease_id is None else {"n": start["n"] + 1, "lock": lease_id}
+        # An offset of a version that leased nothing ahead has no "next".
+        lease_id = leases.take(most, start.get("next", ""))
+        if lease_id is None:
+            return start
+        return {"n": start["n"] + 1, "lock": lease_id, "next": leases.look_ahead(most)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Cut the batch that ends at ``end``: after a restart what is left of it."""

@@ -132,6 +132,7 @@ from delayed_queue.sql.pipeline import (
     READ_RANGE,
     RENEW_LEASE,
     SETTLE_CHUNK,
+    TAKE_OVER_LEASE,
 )
 from delayed_queue.sql.rates import TAKE_PERMITS
 from delayed_queue.sql.recalling import CLOSE_HOST, JOBS_PUT_OFF, RECALL_JOBS, SHUT_HOST
@@ -281,6 +282,7 @@ __all__ = [
     "SETTLE_CHUNK",
     "SHUT_HOST",
     "STATS",
+    "TAKE_OVER_LEASE",
     "TAKE_PERMITS",
     "THROUGHPUT",
     "TOPICS",

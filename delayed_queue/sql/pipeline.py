@@ -340,6 +340,28 @@ FROM renewed
 """
 )
 
+# Take over a lease from a process that is gone. The batch that it was at work on keeps its id, and
+# is delivered once more; what it had leased ahead, which nobody has seen, gets a new one. Both ids
+# are looked for then: a repetition finds what the first try has moved.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+TAKE_OVER_LEASE: Final[LiteralString] = (
+    CLOCK
+    + """,
+taken AS (
+    UPDATE delayed_queue
+    SET "lockUuid" = %(lease_id)s::varchar,
+        "scheduledAt" = GREATEST(
+            "scheduledAt", (SELECT now FROM clock) + %(lease)s::bigint
+        ),
+        attempts = attempts + %(deliveries)s::integer
+    WHERE "lockUuid" = ANY (%(lease_ids)s::text[])
+    RETURNING id
+)
+SELECT count(*)
+FROM taken
+"""
+)
+
 # How many rows the attempts that count have staged, and how often the most repeated key comes.
 # Reads: offer_stage_attempt.
 COUNT_STAGED: Final[LiteralString] = """

@@ -90,6 +90,16 @@ def streams() -> list[Case]:
             "COUNT_DELIVERY", {"id": 1760, "lease_id": "lease-1760"}, {PRIMARY}, buffers=60,
             or_reads={LEASES},
         ),
+        # Of leases of their own: each run leaves dead versions under the id that it was for.
+        *(
+            Case(
+                "TAKE_OVER_LEASE",
+                {**lease, "lease_id": to, "lease_ids": [of, to], "deliveries": 1},
+                {LEASES},
+                n=100, rows=6, buffers=40, fixed=300,
+            )
+            for of, to in (("lease-1761", "lease-1761"), ("lease-1762", "new"))
+        ),
         Case("ID_RANGE", {"now": NOW}, {PRIMARY}, n=2, rows=2, fixed=300),
         Case("READ_RANGE", ids, {PRIMARY}, n=1000, rows=3, buffers=5, fixed=100),
         Case("READ_LEASED", {**held, "first": 0, "last": 10**9}, {LEASES}, n=100, rows=6),

@@ -57,6 +57,15 @@ def keys_of(connection: psycopg.Connection[Any]) -> list[str]:
     return [key for key, _ in stored(connection)]
 
 
+def is_waiting_for(connection: psycopg.Connection[Any]) -> bool:
+    """Return whether somebody waits for a lock that this connection holds."""
+    found = connection.execute(
+        """SELECT count(*) FROM pg_locks
+        WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"""
+    ).fetchone()
+    return found is not None and found[0] > 0
+
+
 def wait_in_task(condition: Callable[[], bool]) -> None:
     """Wait inside a task, which has no more than this package."""
     pause = threading.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,7 @@ from delayed_queue.spark.options import parse_options
 from delayed_queue.spark.schema import read_schema
 from delayed_queue.spark.stream_reader import LeasingReader
 from tests.processes import wait_until
-from tests.spark.support import keys_of
+from tests.spark.support import is_waiting_for, keys_of
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -140,17 +141,119 @@ class TestBatches:
         assert read(source, start, end) == keys
         source.stop()
 
+
+class TestAhead:
     def test_the_next_lease_is_taken_ahead(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
+        self, queue: DelayedQueue, source: LeasingReader, other: psycopg.Connection[Any]
     ):
         keys = fill(queue, 10)
-        source = reader(prefetch="true")
         first = source.latestOffset(source.initialOffset(), FIVE)
-        wait_until(lambda: Message.objects.filter(lease_id__isnull=False).count() == 10)
+        settled(source)
+        assert under(first["lock"]) == set(keys[:5])
+        assert under(first["next"]) == set(keys[5:])
         second = source.latestOffset(first, FIVE)
+        assert second["lock"] == first["next"]
         assert (read(source, first, second), keys_of(other)) == (keys[5:], keys[5:])
         assert source.latestOffset(second, FIVE) == second
+
+    @pytest.mark.parametrize(
+        ("count", "options", "limit"),
+        [
+            (4, {}, FIVE),  # what comes next is not due yet, and has not to wait in a lease
+            (9, {"prefetch": "false"}, FIVE),
+            (9, {}, ReadAllAvailable()),  # the only batch of its query
+        ],
+    )
+    def test_nothing_is_taken_ahead(
+        self, queue: DelayedQueue, count: int, options: dict[str, str], limit: Any
+    ):
+        fill(queue, count)
+        source = reader(**options)
+        assert source.latestOffset(source.initialOffset(), limit)["next"] == ""
+        assert source._held()._ahead is None
         source.stop()
+
+    def test_after_a_restart_it_is_the_next_batch(
+        self, queue: DelayedQueue, source: LeasingReader, other: psycopg.Connection[Any]
+    ):
+        """Also of a stream that ends with what was due at its start."""
+        keys = fill(queue, 12)
+        start = source.initialOffset()
+        first = source.latestOffset(start, FIVE)
+        settled(source)
+        after = reader()
+        after.prepareForTriggerAvailableNow()
+        assert read(after, start, first) == keys[:5]
+        second = after.latestOffset(first, FIVE)
+        assert second["lock"] not in {first["lock"], first["next"]}
+        assert read(after, first, second) == keys[5:10]
+        assert {each.attempts for each in Message.objects.filter(key__in=keys[5:10])} == {1}
+        third = after.latestOffset(second, FIVE)
+        assert (read(after, second, third), keys_of(other)) == (keys[10:], keys[10:])
+        after.stop()
+
+    def test_what_a_dead_process_leases_late_is_no_part_of_the_batch(
+        self, queue: DelayedQueue, source: LeasingReader, other: psycopg.Connection[Any]
+    ):
+        """Else it would be acknowledged, and nobody had handled it."""
+        keys = fill(queue, 11)
+        first = source.latestOffset(source.initialOffset(), FIVE)
+        settled(source)
+        after = reader()
+        second = after.latestOffset(first, FIVE)
+        Message.objects.filter(key=keys[10]).update(lease_id=first["next"])
+        assert read(after, first, second) == keys[5:10]
+        after.commit(second)
+        assert keys_of(other) == [keys[10]]
+        after.stop()
+
+    def test_a_repeated_take_over_finds_what_the_first_has_moved(
+        self, queue: DelayedQueue, source: LeasingReader
+    ):
+        """As after a commit that was not answered."""
+        fill(queue, 10)
+        first = source.latestOffset(source.initialOffset(), FIVE)
+        settled(source)
+        leases = Leases(parse_options({"queue": "orders", "renew": "false"}))
+        for _ in range(2):
+            assert leases._take_over("ours", [first["next"], "ours"], deliveries=0) == 5
+        leases.close()
+
+    def test_a_consumer_that_takes_an_expired_one_keeps_it(
+        self, queue: DelayedQueue, source: LeasingReader, other: psycopg.Connection[Any]
+    ):
+        """The take-over waits for the claim that holds the row, and then leaves it."""
+        keys = fill(queue, 10)
+        first = source.latestOffset(source.initialOffset(), FIVE)
+        settled(source)
+        after = reader()
+        with ThreadPoolExecutor(1) as pool:
+            with other.transaction():
+                claim = """UPDATE delayed_queue SET "lockUuid" = 'theirs' WHERE "pKey" = %s"""
+                other.execute(claim, [keys[7]])
+                taking = pool.submit(after.latestOffset, first, FIVE)
+                wait_until(lambda: is_waiting_for(other))
+            second = taking.result(60)
+        assert read(after, first, second) == [each for each in keys[5:] if each != keys[7]]
+        assert under("theirs") == {keys[7]}
+        after.stop()
+
+    def test_an_offset_of_an_earlier_version(self, queue: DelayedQueue, source: LeasingReader):
+        keys = fill(queue, 3)
+        start = {"n": 7, "lock": "gone"}
+        end = source.latestOffset(start, FIVE)
+        assert (end["n"], read(source, start, end)) == (8, keys)
+
+
+def settled(source: LeasingReader) -> None:
+    """Wait until what is leased ahead is leased."""
+    ahead = source._held()._ahead
+    assert ahead is not None
+    ahead.result(60)
+
+
+def under(lease_id: str) -> set[str]:
+    return set(Message.objects.filter(lease_id=lease_id).values_list("key", flat=True))
 
 
 class TestRestarts:
@@ -172,6 +275,7 @@ class TestRestarts:
         fill(queue, 5)
         start = source.initialOffset()
         end = source.latestOffset(start, FIVE)
+        settled(source)  # that looked for more
         expire("k000", "k001")
         theirs = queue.try_poll_many(9)
         after = reader()
@@ -192,6 +296,18 @@ class TestRestarts:
         assert len(after.partitions(start, end)) == 1
         assert queue.try_poll() is None
         after.stop()
+
+    def test_a_replay_is_one_delivery_more(self, queue: DelayedQueue, source: LeasingReader):
+        """A message that kills each process which handles it has to use up its attempts."""
+        fill(queue, 2)
+        start = source.initialOffset()
+        end = source.latestOffset(start, FIVE)
+        for attempts in (2, 3):
+            after = reader()
+            for _ in range(2):  # Spark asks more than once
+                after.partitions(start, end)
+            assert {each.attempts for each in Message.objects.all()} == {attempts}
+            after.stop()
 
 
 class TestRenewal:
@@ -256,15 +372,16 @@ class Interleaving(RuleBasedStateMachine):
     is committed after its sink, and only then the next offset is asked for.
     """
 
-    @initialize(count=st.integers(1, 12))
-    def begin(self, count: int) -> None:
+    @initialize(count=st.integers(1, 12), prefetch=st.sampled_from(["true", "false"]))
+    def begin(self, count: int, prefetch: str) -> None:
         Message.objects.all().delete()
         self.queue = DelayedQueue("orders")
         self.keys = fill(self.queue, count)
         self.delivered: Counter[str] = Counter()
         self.deleted: Counter[str] = Counter()
         self.held: list[Any] = []
-        self.source = reader(numPartitions="3")
+        self.prefetch = prefetch
+        self.source = reader(numPartitions="3", prefetch=prefetch)
         self.logged = [self.source.initialOffset()]
         self.committed = 0
 
@@ -284,6 +401,8 @@ class Interleaving(RuleBasedStateMachine):
         self.count_deletions(before)
         if end != self.logged[-1]:
             self.logged.append(end)
+            if end["next"]:
+                settled(self.source)
 
     @rule()
     def lose_the_offset(self) -> None:
@@ -316,7 +435,7 @@ class Interleaving(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.source.stop()
-        self.source = reader(numPartitions="3")
+        self.source = reader(numPartitions="3", prefetch=self.prefetch)
 
     @rule(most=st.integers(1, 3))
     def poll(self, most: int) -> None:
@@ -358,8 +477,8 @@ class Interleaving(RuleBasedStateMachine):
             expire(*sorted(self.remaining() - set(self.leased_by_stream())))
 
     def leased_by_stream(self) -> list[str]:
-        lock = self.logged[-1]["lock"]
-        return list(Message.objects.filter(lease_id=lock).values_list("key", flat=True))
+        held = [self.logged[-1]["lock"], self.logged[-1]["next"]]
+        return list(Message.objects.filter(lease_id__in=held).values_list("key", flat=True))
 
 
 def test_interleaved_with_another_consumer_each_is_delivered_and_deleted_once():

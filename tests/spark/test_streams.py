@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import connections
 from django.db.models import F
 
 from delayed_queue import DelayedQueue, ScheduledMessage
@@ -71,6 +72,22 @@ class TestDraining:
         assert acknowledge_checkpoint(spark, f"{lake}/checkpoint") == 1
         assert Message.objects.count() == 0
 
+    def test_what_a_stream_had_leased_ahead_is_given_back(self, spark: Any, lake: str):
+        """When it has failed, so that nobody has to wait for a lease to run out."""
+        fill(25)
+
+        def break_at_once(frame: Any, batch: int) -> None:
+            wait_until(lambda: Message.objects.filter(lease_id__isnull=False).count() == 20)
+            raise ValueError("the sink broke")
+
+        frame = stream(spark, maxMessagesPerTrigger="10")
+        writer = frame.writeStream.foreachBatch(closing(break_at_once))
+        with pytest.raises(Exception, match="the sink broke"):
+            drain(writer, f"{lake}/checkpoint")
+        # The batch itself is kept for the next start from its checkpoint.
+        assert Message.objects.filter(lease_id__isnull=False).count() == 10
+        assert Message.objects.filter(lease_id__isnull=True, attempts=0).count() == 15
+
     def test_a_checkpoint_without_a_finished_batch(self, spark: Any, lake: str):
         assert acknowledge_checkpoint(spark, lake) == 0
 
@@ -83,9 +100,21 @@ class TestDraining:
             stream(spark, asyncProgressTrackingEnabled="true")
 
 
+def closing(function: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """Close what the function has opened by Django: Spark calls it in a thread that lives on."""
+
+    def call(frame: Any, batch: int) -> None:
+        try:
+            function(frame, batch)
+        finally:
+            connections.close_all()
+
+    return call
+
+
 def run_batches(frame: Any, lake: str, function: Callable[[Any, int], None], **trigger: Any) -> Any:
     query = (
-        frame.writeStream.foreachBatch(function)
+        frame.writeStream.foreachBatch(closing(function))
         .option("checkpointLocation", f"{lake}/checkpoint")
         .trigger(**(trigger or {"availableNow": True}))
         .start()

@@ -92,7 +92,8 @@ def _started(
     )
     if options.handling is not None:
         # The rest is read by who handles, under the lease as it then is.
-        reader = reader.schema("id bigint, lock_uuid string")
+        # Handlers are what takes the time: what waits for them is not withheld from others.
+        reader = reader.schema("id bigint, lock_uuid string").option("prefetch", "false")
         tasks = spark.sparkContext.defaultParallelism
         reader = reader.option("connections", str(CONNECTIONS_OF_TASK * tasks))
     else:
