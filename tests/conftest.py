@@ -22,11 +22,13 @@ from tests.sessions import demand_none_is_left
 _WITHOUT_JVM: Final = tuple(
     f"tests/spark/test_{name}.py"
     for name in (
+        "answers",
         "filters",
         "leases",
         "ledger",
         "offers",
         "options",
+        "ranges",
         "secrets",
         "session",
         "staging",

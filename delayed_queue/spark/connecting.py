@@ -69,23 +69,24 @@ def dsn_from_django(database: Mapping[str, Any]) -> str:
     return make_conninfo(**{name: value for name, value in parts.items() if value})
 
 
-def connect(options: Options, *, dsn: str | None = None) -> Session:
-    """Open a connection by the driver that was asked for; raises ResourceUnavailable.
+def connect(options: Options, *, dsn: str | None = None, moves_rows: bool = False) -> Session:
+    """Open a connection, for rows by the driver that was asked for; raises ResourceUnavailable.
 
-    ``auto`` is ADBC where it is installed, else psycopg.
+    ``auto`` is ADBC where it is installed, else psycopg. What moves no rows is psycopg's: ADBC
+    reads the whole catalog of types when it connects, which takes ten times as long.
     """
     address = resolve_dsn(options) if dsn is None else dsn
     try:
-        return _driver(options.driver)(_labelled(address))
+        return _driver(options, moves_rows)(_labelled(address))
     except DriverError as error:
         raise ResourceUnavailable(
             f"The database {_shown(address)} cannot be reached: {error}"
         ) from None
 
 
-def reconnect(options: Options) -> Session:
+def reconnect(options: Options, *, moves_rows: bool = False) -> Session:
     """Open a connection as ``connect`` does, for who tries again: raises DriverError."""
-    return _driver(options.driver)(_labelled(resolve_dsn(options)))
+    return _driver(options, moves_rows)(_labelled(resolve_dsn(options)))
 
 
 def _labelled(dsn: str) -> str:
@@ -93,8 +94,9 @@ def _labelled(dsn: str) -> str:
     return make_conninfo(dsn, fallback_application_name=APPLICATION)
 
 
-def _driver(name: str) -> Callable[[str], Session]:
-    if name == "psycopg" or (name == "auto" and not _has_adbc()):
+def _driver(options: Options, moves_rows: bool) -> Callable[[str], Session]:
+    name = options.driver
+    if not moves_rows or name == "psycopg" or (name == "auto" and not _has_adbc()):
         return PsycopgSession
     return AdbcSession
 

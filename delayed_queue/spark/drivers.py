@@ -1,4 +1,4 @@
-"""Two ways to PostgreSQL behind one face: ADBC, which speaks Arrow, and psycopg."""
+"""Two ways to PostgreSQL behind one face: ADBC, which moves Arrow, and psycopg."""
 
 from __future__ import annotations
 
@@ -117,11 +117,12 @@ class AdbcSession:
 
 
 class PsycopgSession:
-    """The same through psycopg, row by row: for platforms without an ADBC driver."""
+    """The same through psycopg: for what moves no rows, and where there is no ADBC driver."""
 
     def __init__(self, dsn: str) -> None:
         with _translated(psycopg.Error):
-            self._raw = psycopg.connect(dsn)
+            # Prepared statements do not outlive a transaction behind a transaction pooler.
+            self._raw = psycopg.connect(dsn, prepare_threshold=None)
 
     def fetch(self, statement: str, params: Mapping[str, Any]) -> list[Row]:
         with _translated(psycopg.Error), self._raw.cursor() as cursor:

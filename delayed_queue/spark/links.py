@@ -23,8 +23,9 @@ _BACKOFF: Final = Backoff(retries=8)
 class Link:
     """One connection to the database of the options, opened when it is first needed."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, moves_rows: bool = False) -> None:
         self._options = options
+        self._moves_rows = moves_rows
         self._session: Session | None = None
 
     def repeat(self, what: str, work: Callable[[Session], T]) -> T:
@@ -52,7 +53,7 @@ class Link:
 
     def _once(self, work: Callable[[Session], T]) -> T:
         try:
-            self._session = self._session or reconnect(self._options)
+            self._session = self._session or reconnect(self._options, moves_rows=self._moves_rows)
             answer = work(self._session)
             self._session.commit()
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,31 +64,46 @@ class PartitionOffers:
     def __init__(self, job: Job, partition: int) -> None:
         self._job = job
         self._partition = partition
-        self._link = Link(job.options)
+        self._link = Link(job.options, moves_rows=True)
         self._misses = 0
         self._is_soon = False
 
     def offer_all(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Offer everything; return how many rows there were."""
+        """Offer everything; return how many rows there were.
+
+        While the database writes a chunk the next one is checked and sorted, so two are in memory.
+        """
         rows = 0
         options = self._job.options
         try:
             is_done = self._link.repeat(OFFER, lambda session: is_closed(session, self._job.key))
-            for number, chunk in enumerate(chunks(batches, options.chunk, options.chunkBytes)):
-                rows += chunk.num_rows
-                if not is_done:
-                    self._offer(number, offers_of(chunk, options.codec))
+            # Whatever ends it, the chunk that is being written is waited for.
+            with ThreadPoolExecutor(1, thread_name_prefix="delayed-queue-offer") as pool:
+                writing: Future[None] | None = None
+                for number, chunk in enumerate(chunks(batches, options.chunk, options.chunkBytes)):
+                    rows += chunk.num_rows
+                    if not is_done:
+                        writing = self._begin(number, chunk, pool, writing)
+                _wait_for(writing)
             self._wake()
         finally:
             self._link.close()
         return rows
 
-    def _offer(self, number: int, offers: pa.Table) -> None:
+    def _begin(
+        self, number: int, chunk: pa.Table, pool: ThreadPoolExecutor, before: Future[None] | None
+    ) -> Future[None]:
+        """Make the chunk ready, then begin to write it when the one before it is written."""
+        offers = offers_of(chunk, self._job.options.codec)
         due = due_times(offers, self._job.now)
         claim = self._claim_of(number, offers)
         staged = in_key_order(offers, due)
-        self._link.repeat(OFFER, lambda session: self._try(session, claim, staged))
+        _wait_for(before)
         self._is_soon = self._is_soon or is_soon(self._job, due)
+        return pool.submit(self._write, claim, staged)
+
+    def _write(self, claim: dict[str, Any], staged: pa.Table) -> None:
+        self._link.repeat(OFFER, lambda session: self._try(session, claim, staged))
 
     def _claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
         job = self._job
@@ -170,6 +186,11 @@ class PartitionOffers:
             )
 
 
+def _wait_for(writing: Future[None] | None) -> None:
+    if writing is not None:
+        writing.result()
+
+
 def is_soon(job: Job, due: Any) -> bool:
     """Return whether a sleeping worker could be late for one of them unless woken."""
     return bool(pc.min(due).as_py() <= job.now + job.options.pollInterval)
@@ -198,6 +219,8 @@ def turns(keys: pa.Array) -> pa.Array:
     """Return for each of the sorted keys how many equal ones come before it."""
     count = len(keys)
     is_first = pc.not_equal(keys.slice(1), keys.slice(0, count - 1))
+    if pc.all(is_first).as_py():
+        return pa.repeat(pa.scalar(0, pa.int64()), count)
     index = pa.array(range(count), pa.int64())
     starts = pc.if_else(pa.concat_arrays([pa.array([True]), is_first]), index, 0)
     return pc.subtract(index, pc.cumulative_max(starts))

@@ -75,14 +75,17 @@ def check_read(schema: StructType) -> None:
             )
 
 
-def source_columns(names: Iterable[str]) -> list[str]:
-    """Return what is to be selected for those columns, each once, in order."""
-    return list(dict.fromkeys(_SOURCES.get(name, name) for name in names))
+def source_columns(names: Iterable[str], *, is_kind_known: bool = False) -> list[str]:
+    """Return what is to be selected for those columns, each once, in order: at least one."""
+    columns = list(dict.fromkeys(_SOURCES.get(name, name) for name in names))
+    if is_kind_known and columns != ["kind"]:
+        return [each for each in columns if each != "kind"]
+    return columns
 
 
-def source_schema(names: Iterable[str]) -> pa.Schema:
-    """Return the types that PostgreSQL answers with."""
-    return pa.schema([(name, pa.type_for_alias(_READ[name][1])) for name in source_columns(names)])
+def source_schema(columns: Iterable[str]) -> pa.Schema:
+    """Return the types that PostgreSQL answers with for what is selected."""
+    return pa.schema([(name, pa.type_for_alias(_READ[name][1])) for name in columns])
 
 
 def check_written(schema: StructType) -> None:

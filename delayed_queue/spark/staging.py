@@ -30,7 +30,7 @@ def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> tu
     """
     attempt = str(uuid.uuid4())
     rows, soon = 0, False
-    link = Link(job.options)
+    link = Link(job.options, moves_rows=True)
     try:
         for chunk in chunks(batches, job.options.chunk, job.options.chunkBytes):
             offers = offers_of(chunk, job.options.codec)

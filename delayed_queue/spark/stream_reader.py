@@ -120,9 +120,9 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "last": partition.last,
             "now": partition.now,
         }
-        session = connect(self._options)
+        session = connect(self._options, moves_rows=True)
         try:
-            yield from read_columns(session, sql.READ_LEASED, params, self._schema)
+            yield from read_columns(session, sql.READ_LEASED, params, self._schema, kind=self._kind)
         except DriverError as error:
             raise ResourceUnavailable(f"The read failed: {error}") from None
         finally:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from delayed_queue import DelayedQueue, ScheduledMessage, sql
+from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.models import Message, OfferLedger
 from delayed_queue.payloads import channel_of
 from delayed_queue.spark import counts
@@ -24,7 +25,16 @@ from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import Job, PartitionOffers
 from delayed_queue.spark.options import Options
 from tests.processes import wait_until
-from tests.spark.support import NOW, failing_after, job, keys_of, offer, rows, stored
+from tests.spark.support import (
+    NOW,
+    failing_after,
+    is_waiting_for,
+    job,
+    keys_of,
+    offer,
+    rows,
+    stored,
+)
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -312,6 +322,39 @@ class TestTrouble:
         with pytest.raises(ValueError, match="column key is empty"):
             offer(job(chunk="2"), [rows(["a", "b", "c", ""])])
         assert keys_of(other) == ["a", "b"]
+
+    def test_the_next_chunk_is_made_ready_while_one_is_written_and_no_more(
+        self, other: psycopg.Connection[Any]
+    ):
+        """So a task holds two of them, however many there are."""
+        drawn: list[str] = []
+
+        def one_by_one() -> Iterator[pa.RecordBatch]:
+            for key in "abcdef":
+                drawn.append(key)
+                yield rows([key])
+
+        with ThreadPoolExecutor(1) as pool:
+            with other.transaction():
+                other.execute("LOCK TABLE delayed_queue")
+                offering = pool.submit(offer, job(chunk="1"), one_by_one())
+                # A chunk is known to end when what follows it has come.
+                wait_until(lambda: len(drawn) == 3 and is_waiting_for(other))
+                assert not offering.done()
+                assert drawn == ["a", "b", "c"]
+            assert offering.result(60) == 6
+        assert keys_of(other) == list("abcdef")
+
+    def test_a_chunk_that_fails_ends_the_task_before_the_next_is_written(
+        self, other: psycopg.Connection[Any]
+    ):
+        other.execute("ALTER TABLE delayed_queue ADD CONSTRAINT no_b CHECK (\"pKey\" <> 'b')")
+        try:
+            with pytest.raises(ResourceUnavailable, match="no_b"):
+                offer(job(chunk="1"), [rows([key]) for key in "abc"])
+        finally:
+            other.execute("ALTER TABLE delayed_queue DROP CONSTRAINT no_b")
+        assert keys_of(other) == ["a"]
 
     def test_the_columns_own_limits_are_errors_not_retries(self, other: psycopg.Connection[Any]):
         link = Link(Options())

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from delayed_queue.spark.reader import BY_PAGES
 from tests.faults.servers import private_server
 from tests.spark.support import with_jvm
 
@@ -38,6 +39,8 @@ class Logged:
         with self.log.open("rb") as log:
             log.seek(before)
             text = log.read().decode()
+        # A read goes page by page, see BY_PAGES.
+        assert text.count(BY_PAGES) == text.count(") AS messages WHERE ")
         parts = (each.partition(") AS messages WHERE ")[2] for each in text.split("LOG:  "))
         lines = (each.strip().splitlines()[0] for each in parts if each)
         found += [each.removesuffix(") TO STDOUT (FORMAT binary)") for each in lines]
