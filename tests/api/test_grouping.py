@@ -14,7 +14,7 @@ from delayed_queue.models import Message
 from delayed_queue.tokens import VERBS, create_token
 from delayed_queue.topics import create_topic, forget_topics
 from tests.api.servers import Server, gunicorn, uvicorn
-from tests.races.test_jobs import hold_job
+from tests.races.jobs import hold_job
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -27,7 +27,7 @@ from delayed_queue.topics import (
 )
 from tests.processes import wait_until
 from tests.races.concurrency import Call, calling, together, wait_until_blocked
-from tests.races.test_jobs import hold_job
+from tests.races.jobs import hold_job
 from tests.topics.support import found
 
 Connection = psycopg.Connection[Any]

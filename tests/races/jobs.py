@@ -1,0 +1,35 @@
+"""Holding and redriving jobs, and rows that no call has written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from delayed_queue import sql
+
+Connection = psycopg.Connection[Any]
+
+
+def hold_job(connection: Connection, job_id: str = "a") -> None:
+    connection.execute("BEGIN")
+    connection.execute(sql.LOCK_JOBS, {"topic": "orders", "keys": [job_id]})
+
+
+def insert(connection: Connection, kind: str, key: str = "a") -> None:
+    connection.execute(
+        """
+        INSERT INTO delayed_queue
+            ("pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt")
+        VALUES (%s, %s, '1', 0, 0, 0)
+        """,
+        [key, kind],
+    )
+
+
+def redriving(connection: Connection, *letters: int, kind: str | None = None) -> None:
+    """Redrive on the connection as queues and the admin do, but for the commit."""
+    params = {"ids": list(letters), "kind": kind, "overwrite": False, "now": None, "most": 200}
+    connection.execute("BEGIN")
+    for each in (sql.LOCK_TOPICS_OF_LETTERS, sql.LOCK_JOBS_OF_LETTERS, sql.REDRIVE):
+        connection.execute(each, params)

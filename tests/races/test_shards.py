@@ -1,0 +1,127 @@
+"""Shards that come and go under jobs, and requests that come twice (J3, J5)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import pytest
+
+from delayed_queue import OfferOutcome, sql
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.models import IdempotencyKey, Message
+from delayed_queue.topics import (
+    KeptAnswer,
+    Refusal,
+    add_jobs,
+    configure_topic,
+    forget_topics,
+    job_from,
+    once,
+    pop_jobs,
+    prune_answers,
+)
+from delayed_queue.topics.locks import lock_of
+from tests.races.concurrency import calling, together, wait_until_blocked
+from tests.races.jobs import Connection, hold_job, insert
+from tests.topics.support import add, found
+
+pytestmark = pytest.mark.usefixtures("new_process")
+
+
+class TestShards:
+    def test_a_change_waits_for_posts_under_way_and_sees_what_they_stored(
+        self, other: Connection, admin: Connection
+    ) -> None:
+        configure_topic("orders", shards=2)
+        hold_job(other, "b")
+        insert(other, "orders#1|json", "b")
+        with calling(partial(configure_topic, "orders", shards=1)) as change:
+            wait_until_blocked(admin, change)
+            other.execute("COMMIT")
+            with pytest.raises(InvalidConfiguration):
+                change.answer()
+
+    def test_a_post_waits_for_a_change_and_goes_by_it(
+        self, other: Connection, admin: Connection
+    ) -> None:
+        configure_topic("orders", shards=2)
+        other.execute("BEGIN")
+        other.execute(sql.LOCK_TOPIC, {"topic": "orders"})
+        other.execute("UPDATE delayed_queue_topic SET shards = 1")
+        posts = [job_from({"jobId": str(n), "topic": "orders"}) for n in range(9)]
+        with calling(partial(add_jobs, posts)) as post:
+            wait_until_blocked(admin, post)
+            other.execute("COMMIT")
+            assert {each.outcome for each in post.answer()} == {"created"}
+        assert set(Message.objects.values_list("kind", flat=True)) == {"orders|json"}
+
+    def test_posts_go_on_while_shards_come_and_go(self) -> None:
+        def change() -> int:
+            for n in range(30):
+                try:
+                    configure_topic("orders", shards=n % 5 + 1)
+                except InvalidConfiguration:
+                    continue
+            return 0
+
+        def post(name: str) -> int:
+            return [add(f"{name}{n}").outcome for n in range(40)].count(OfferOutcome.CREATED)
+
+        calls: list[Callable[[], int]] = [change, *(partial(post, name) for name in "abc")]
+        assert sum(together(calls)) == 120
+        forget_topics()
+        assert all(found(f"{name}{n}") for name in "abc" for n in range(40))
+        assert len(pop_jobs("orders", 200)) == 120
+
+    def test_of_many_first_jobs_all_are_stored_in_one_topic(self) -> None:
+        posts = [partial(add, str(n)) for n in range(8)]
+        assert {each.outcome for each in together(posts)} == {"created"}
+
+
+SCOPE: Final = "token POST jobs"
+
+
+class TestIdempotency:
+    def test_of_many_equal_requests_one_is_carried_out(self) -> None:
+        calls: list[int] = []
+
+        def answer() -> KeptAnswer:
+            calls.append(1)
+            return KeptAnswer(202, str(add("a").outcome))
+
+        answers = together([partial(once, SCOPE, "key", b"{}", answer)] * 8)
+        assert len(calls) == 1
+        kinds = Counter(each.value if isinstance(each, Refusal) else each.body for each in answers)
+        assert set(kinds) <= {"created", Refusal.IN_PROGRESS.value}
+        assert kinds["created"] >= 1
+        assert Message.objects.count() == 1
+
+    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+    def test_a_request_under_way_refuses_its_like_and_then_answers_or_not(
+        self, other: Connection, end: str
+    ) -> None:
+        """TRY_KEY, READ_ANSWER, SAVE_ANSWER: kept with the commit or not at all."""
+        other.execute("BEGIN")
+        held = other.execute(sql.TRY_KEY, {"lock": lock_of("idempotency", SCOPE, "key")})
+        assert held.fetchone() == (True,)
+        kept = {"scope": SCOPE, "key": "key", "request_hash": b"x", "status": 202,
+                "answer": "theirs", "now": None}  # fmt: skip
+        other.execute(sql.SAVE_ANSWER, kept)
+
+        def mine() -> object:
+            return once(SCOPE, "key", b"{}", lambda: KeptAnswer(202, "mine"))
+
+        assert mine() is Refusal.IN_PROGRESS
+        other.execute(end)
+        assert mine() == (Refusal.OTHER_REQUEST if end == "COMMIT" else KeptAnswer(202, "mine"))
+
+    def test_pruning_passes_by_what_another_holds(self, impatient: Any, other: Connection) -> None:
+        for key in ("a", "b"):
+            once(SCOPE, key, b"{}", lambda: KeptAnswer(202, ""))
+        IdempotencyKey.objects.update(created_at=0)
+        with other.transaction():
+            other.execute("SELECT FROM delayed_queue_idempotency_key WHERE key = 'a' FOR UPDATE")
+            assert prune_answers() == 1
