@@ -66,24 +66,12 @@ from delayed_queue.sql.jobs import (
     PUT_JOBS,
 )
 from delayed_queue.sql.leasing import (
-    ACKNOWLEDGE,
-    ACKNOWLEDGE_LEASE,
-    ACKNOWLEDGE_LEASES,
-    ACKNOWLEDGE_MEMBERS,
-    BURY,
     CLAIM,
     CLAIM_PASSING,
     CLAIM_STRICT,
     CONSUME,
-    COUNT_CRASH,
-    EXPIRE,
-    EXTEND,
-    HELD,
-    LEASED_MEMBERS,
     NEXT_DUE,
     NEXT_DUE_OF_KINDS,
-    RELEASE,
-    RELEASE_LEASES,
     RESTORE,
     TRY_ALONE,
 )
@@ -145,6 +133,20 @@ from delayed_queue.sql.schedules import (
     PENDING_TICKS,
     READ_SCHEDULE,
     SAVE_SCHEDULE,
+)
+from delayed_queue.sql.settling import (
+    ACKNOWLEDGE,
+    ACKNOWLEDGE_LEASE,
+    ACKNOWLEDGE_LEASES,
+    ACKNOWLEDGE_MEMBERS,
+    BURY,
+    COUNT_CRASH,
+    EXPIRE,
+    EXTEND,
+    HELD,
+    LEASED_MEMBERS,
+    RELEASE,
+    RELEASE_LEASES,
 )
 from delayed_queue.sql.tokens import FIND_TOKEN, USE_TOKEN
 from delayed_queue.sql.topics import (
