@@ -20,8 +20,8 @@ from delayed_queue.topics import (
     job_from,
 )
 from tests.plans.case import DEAD_KEYS, KEYS, TOPICS
-from tests.plans.cases import adding
 from tests.plans.explain import numbered, planned_by
+from tests.plans.job_cases import adding
 from tests.plans.test_prepared import OFTEN, executions
 
 pytestmark = pytest.mark.django_db(transaction=True)
