@@ -100,15 +100,10 @@ from delayed_queue.sql.pipeline import (
     CLAIM_CHUNK,
     CLEAR_STAGE,
     CLOSE_JOB,
-    COUNT_DELIVERY,
     COUNT_JOB,
     COUNT_STAGED,
     DRAW_IDS,
-    ID_RANGE,
     IS_CLOSED,
-    LEASE_DUE,
-    LEASED_RANGE,
-    LOOK_AROUND,
     MERGE_IF_NOT_EXISTS,
     MERGE_OR_UPDATE,
     MERGE_STAGE_IF_NOT_EXISTS,
@@ -116,11 +111,7 @@ from delayed_queue.sql.pipeline import (
     OPEN_JOB,
     PRUNE_LEDGER,
     PRUNE_STAGE,
-    READ_LEASED,
-    READ_RANGE,
-    RENEW_LEASE,
     SETTLE_CHUNK,
-    TAKE_OVER_LEASE,
 )
 from delayed_queue.sql.rates import TAKE_PERMITS
 from delayed_queue.sql.recalling import CLOSE_HOST, JOBS_PUT_OFF, RECALL_JOBS, SHUT_HOST
@@ -147,6 +138,17 @@ from delayed_queue.sql.settling import (
     LEASED_MEMBERS,
     RELEASE,
     RELEASE_LEASES,
+)
+from delayed_queue.sql.streaming import (
+    COUNT_DELIVERY,
+    ID_RANGE,
+    LEASE_DUE,
+    LEASED_RANGE,
+    LOOK_AROUND,
+    READ_LEASED,
+    READ_RANGE,
+    RENEW_LEASE,
+    TAKE_OVER_LEASE,
 )
 from delayed_queue.sql.tokens import FIND_TOKEN, USE_TOKEN
 from delayed_queue.sql.topics import (
