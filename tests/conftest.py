@@ -6,6 +6,7 @@ may stop it. `DJANGO_SETTINGS_MODULE=tests.settings python manage.py queuedb sto
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -40,6 +41,12 @@ _OWN_JVM: Final = (
     "tests/integration/test_demo_pipeline.py",
 )
 _ON_THE_SESSION: Final = "tests/spark/test_pipeline_faults.py::TestArchive"
+
+
+def pytest_configure() -> None:
+    # What a shell runs in the background ignores Ctrl-C, and so would all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
