@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 
 from example_project.demo.exceptions import DemoError
 
@@ -52,6 +52,19 @@ def alone() -> Iterator[None]:
         yield
     finally:
         other.close()
+
+
+@contextmanager
+def at_rest() -> Iterator[None]:
+    """Enter when nobody is changing messages: a killed process's session ends what it is at.
+
+    Raises OperationalError when that takes more than five seconds.
+    """
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '5s'")
+            cursor.execute("LOCK TABLE delayed_queue IN SHARE MODE")
+        yield
 
 
 def create_login() -> tuple[str, str]:

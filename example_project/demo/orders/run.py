@@ -106,7 +106,8 @@ class OrdersAct:
         if not self.has_loaded:
             return "No orders were stored."
         try:
-            left = figures.count()
+            with database.at_rest():
+                left = figures.count()
         except (Error, DelayedQueueError) as error:
             return f"What is left cannot be counted: {error}"
         return (
