@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from delayed_queue import rates
 from delayed_queue.callbacks import recalling
 from delayed_queue.callbacks.recalling import recall_endpoint, recall_host
 from delayed_queue.callbacks.registering import (
@@ -21,24 +20,16 @@ from delayed_queue.callbacks.registering import (
     register_endpoint,
 )
 from delayed_queue.models import Endpoint, Host, Message, Topic
-from delayed_queue.topics import add_jobs, configure_topic, forget_topics, job_from
+from delayed_queue.topics import add_jobs, configure_topic, job_from
 from tests.callbacks.delivering import add, callback_worker, make_due, permitted, send_due
 from tests.callbacks.servers import Receiver, answering
 from tests.processes import wait_until
 from tests.running import running
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
 
 SECOND = timedelta(seconds=1)
 HOOKS = "https://example.com/hooks"
-
-
-@pytest.fixture(autouse=True)
-def fresh(db: None) -> Iterator[None]:
-    rates.forget()
-    forget_topics()
-    yield
-    forget_topics()
 
 
 @pytest.fixture
