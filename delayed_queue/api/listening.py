@@ -36,6 +36,7 @@ class Ear:
         self._watched: int | None = None
         self._turn = asyncio.Lock()
         self._reconnecting: asyncio.Task[None] | None = None
+        self._is_deaf = False
 
     async def add(self, channels: Iterable[str]) -> None:
         """Listen on the channels, if the database lets us; returns when it does."""
@@ -55,14 +56,22 @@ class Ear:
                 del self._wanted[each]
             await self._say("UNLISTEN {}", gone)
 
-    async def close(self) -> None:
+    def deafen(self) -> None:
+        """Make no connection any more; one that is being made is for ``close``."""
+        self._is_deaf = True
         if self._reconnecting is not None:
             self._reconnecting.cancel()
+
+    async def close(self) -> None:
+        """End for good. Waits for who is adding or removing channels."""
+        self.deafen()
         async with self._turn:
             self._wanted.clear()
             await self._lose()
 
     async def _connect(self) -> None:
+        if self._is_deaf:
+            return
         params = connections[self._using].get_connection_params()
         own = {name: value for name, value in params.items() if name not in _DJANGOS}
         own = {"connect_timeout": _CONNECT_SECONDS, **own, "application_name": "delayed_queue_pops"}
@@ -120,7 +129,7 @@ class Ear:
             await raw.close()
 
     def _retry_later(self, error: psycopg.Error) -> None:
-        if self._reconnecting is None:
+        if self._reconnecting is None and not self._is_deaf:
             logger.warning("event=listener_lost error=%s", type(error).__name__)
             self._reconnecting = asyncio.ensure_future(self._reconnect())
 

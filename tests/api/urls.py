@@ -15,7 +15,8 @@ from ninja import Field, Router, Schema, Status
 from delayed_queue import DelayedQueue, RetryPolicy
 from delayed_queue.api import Problem, make_api, requires, takes_body
 from delayed_queue.api.auth import demand
-from delayed_queue.api.waiting import Wish, hub
+from delayed_queue.api.lines import Wish
+from delayed_queue.api.waiting import hub
 from delayed_queue.messages import Envelope
 
 router = Router()
@@ -92,7 +93,7 @@ api.add_router("", router)
 
 @non_atomic_requests
 def waiting(request: HttpRequest) -> HttpResponse:
-    waiters = [each for line in hub._lines.values() for each in line.waiters]
+    waiters = hub._room.waiters()
     leaving = sum(each.is_leaving for each in waiters)
     return HttpResponse(f"{len(waiters)} {leaving}")
 

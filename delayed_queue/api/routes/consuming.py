@@ -11,6 +11,7 @@ from ninja import Query, Router
 from pydantic import Field
 
 from delayed_queue.api.auth import ApiRequest, requires
+from delayed_queue.api.lines import Wish
 from delayed_queue.api.replies import (
     JobId,
     Lease,
@@ -22,7 +23,7 @@ from delayed_queue.api.replies import (
     settled,
 )
 from delayed_queue.api.threads import in_thread
-from delayed_queue.api.waiting import Wish, hub
+from delayed_queue.api.waiting import hub
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.topics import (
