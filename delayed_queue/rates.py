@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import insort
 from collections import deque
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -29,6 +30,17 @@ KEEP_SECONDS: Final = 1.0
 MAX_BUCKETS: Final = 10_000
 
 _ZERO: Final = timedelta(0)
+
+
+class Hold(NamedTuple):
+    """Permits that were taken and can be given back; or none, and how long to wait for them.
+
+    ``until`` is when they are lost, by ``time.monotonic()``, if nobody has used them.
+    """
+
+    wait: timedelta
+    until: float = 0.0
+    n: int = 0
 
 
 class SharedRate:
@@ -63,16 +75,40 @@ class SharedRate:
         rollback puts them back; so take before the transaction. Raises ResourceUnavailable while
         the database is away.
         """
-        wait = self.at_hand(n)
-        return self._bucket.fetch(n) if wait is None else wait
+        return self.hold(n).wait
 
     async def atake(self, n: int = 1) -> timedelta:
         """Do as ``take()`` does; the database is asked by a thread, what is at hand by none."""
-        wait = self.at_hand(n)
-        return await sync_to_async(self._bucket.fetch)(n) if wait is None else wait
+        return (await self.ahold(n)).wait
+
+    def hold(self, n: int = 1) -> Hold:
+        """Do as ``take()`` does; what was taken outside a transaction can be given back."""
+        found = self._at_hand(n)
+        return self._bucket.fetch(n) if found is None else found
+
+    async def ahold(self, n: int = 1) -> Hold:
+        """Do as ``hold()`` does, in the manner of ``atake()``."""
+        found = self._at_hand(n)
+        return await sync_to_async(self._bucket.fetch)(n) if found is None else found
+
+    def give_back(self, hold: Hold) -> None:
+        """Give permits that were not used to others of this process; once for each hold.
+
+        They are lost when they would have been anyway, a second after they came from the database:
+        so no more are used than without. Those of a transaction come back by its rollback alone.
+        """
+        self._bucket.give_back(hold)
+
+    def left(self) -> timedelta:
+        """Return how long no asking helps, as far as this process knows; takes nothing."""
+        return self._bucket.left()
 
     def at_hand(self, n: int = 1) -> timedelta | None:
         """Do as ``take()`` does, without asking the database: None says that it must be."""
+        found = self._at_hand(n)
+        return None if found is None else found.wait
+
+    def _at_hand(self, n: int) -> Hold | None:
         if type(n) is not int or not 1 <= n <= self.burst:
             raise InvalidConfiguration(
                 f"n must be from 1 to the burst of {self.burst}, not {n!r}: more are never granted."
@@ -97,27 +133,39 @@ class _Bucket:
         self._lock = threading.Lock()
         self._asking = threading.Lock()
 
-    def at_hand(self, n: int) -> timedelta | None:
-        """Return zero, or how long no asking helps; None when the database must be asked."""
+    def at_hand(self, n: int) -> Hold | None:
+        """Return permits, or how long no asking helps; None when the database must be asked."""
         with self._lock:
             now = time.monotonic()
             self._drop_stale(now)
             if self._left >= n:
-                self._use(n)
-                return _ZERO
-            return timedelta(seconds=self._ask_at - now) if now < self._ask_at else None
+                return self._use(n)
+            return Hold(timedelta(seconds=self._ask_at - now)) if now < self._ask_at else None
 
-    def fetch(self, n: int) -> timedelta:
+    def left(self) -> timedelta:
+        with self._lock:
+            now = time.monotonic()
+            self._drop_stale(now)
+            return _ZERO if self._left else timedelta(seconds=max(self._ask_at - now, 0.0))
+
+    def give_back(self, hold: Hold) -> None:
+        with self._lock:
+            if hold.n and time.monotonic() < hold.until:
+                # In the order of their ends, by which they are used and dropped.
+                insort(self._permits, (hold.until, hold.n))
+                self._left += hold.n
+
+    def fetch(self, n: int) -> Hold:
         connection = connections[self._using]
         if connection.in_atomic_block:
             # Others must not use what a rollback would put back.
-            return self._ask(n, n)[1]
+            return Hold(self._ask(n, n)[1])
         with self._asking:
             # Who waited here may find what the one before brought.
-            wait = self.at_hand(n)
-            return self._fetch(n) if wait is None else wait
+            found = self.at_hand(n)
+            return self._fetch(n) if found is None else found
 
-    def _fetch(self, n: int) -> timedelta:
+    def _fetch(self, n: int) -> Hold:
         asked_at = time.monotonic()
         with self._lock:
             least = max(n - self._left, 1)
@@ -130,11 +178,10 @@ class _Bucket:
                 self._ask_at = max(asked_at + self._chunk * self._interval / 1e6, self._ask_at)
             if not granted:
                 self._ask_at = max(time.monotonic() + wait.total_seconds(), self._ask_at)
-                return timedelta(seconds=max(self._ask_at - time.monotonic(), 1e-6))
+                return Hold(timedelta(seconds=max(self._ask_at - time.monotonic(), 1e-6)))
             if self._left < n:  # what was at hand went stale meanwhile, or to somebody else
-                return timedelta(microseconds=math.ceil(self._interval))
-            self._use(n)
-            return _ZERO
+                return Hold(timedelta(microseconds=math.ceil(self._interval)))
+            return self._use(n)
 
     def _ask(self, least: int, most: int) -> tuple[int, timedelta]:
         granted, wait = Rate.objects.take(
@@ -152,14 +199,17 @@ class _Bucket:
         while self._permits and self._permits[0][0] <= now:
             self._left -= self._permits.popleft()[1]
 
-    def _use(self, n: int) -> None:
+    def _use(self, n: int) -> Hold:
         self._left -= n
+        # The first ends first: so long all of them could be used.
+        hold = Hold(_ZERO, self._permits[0][0], n)
         while n:
             until, count = self._permits.popleft()
             if count > n:
                 self._permits.appendleft((until, count - n))
-                return
+                break
             n -= count
+        return hold
 
 
 @lru_cache(maxsize=MAX_BUCKETS)

@@ -40,6 +40,11 @@ class Circuit:
         self._closed_at = now + self._pause
         return timedelta(0)
 
+    def spare(self) -> None:
+        """Note that the call that was let through is not made: another may be, at once."""
+        if self.is_open:
+            self._closed_at = time.monotonic()
+
     def note(self, *, is_failure: bool) -> None:
         """Note how a call ended."""
         if not is_failure:

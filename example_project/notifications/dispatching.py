@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from delayed_queue import Envelope, Retry, Snooze
+from delayed_queue.rates import Hold
 from delayed_queue.resilience import repeat
 from example_project.notifications import services
 from example_project.notifications.channels import (
@@ -106,15 +107,13 @@ class Attempt:
             route for route in routes if not begun.in_doubt or route.name == begun.provider
         ]
         self._provider = begun.provider
+        self._throttle = throttle_of(begun.channel, begun.recipient_hash)
 
     async def run(self) -> Settlement:
         if self._begun.in_doubt and not self._may_repeat():
             return self._end(Status.FAILED, IN_DOUBT)
-        self._pauses = [route.circuit.left() for route in self._routes]
-        if all(self._pauses):  # before the recipient's rate, of which it would use up a permit
-            return self._postponed()
-        self._pauses.clear()
-        pause = await _throttled(self._begun)
+        # What waits for its recipient is not to wait for a provider first.
+        pause = self._throttle.left() if self._throttle else _NOW
         if pause:
             return self._end(Status.ENQUEUED, self._doubt, pause)
         for route in self._routes:
@@ -130,16 +129,35 @@ class Attempt:
 
     async def _try(self, route: Route) -> Settlement | None:
         """Call one provider; return how the attempt ends by that, or None for the next."""
-        pause = await _admitted(route)
-        if pause:
-            self._pauses.append(pause)
+        permit = await _admitted(route)
+        if permit.wait:
+            self._pauses.append(permit.wait)
             return None
-        if is_late(self._begun):
-            return self._end(Status.EXPIRED, "expired")
+        end = await self._held_back()
+        if end is not None:
+            _spare(route, permit)
+            return end
         if route.name != self._provider and not await self._turn_to(route):
             return self._end(Status.ENQUEUED)
         outcome = await self._call(route)
         return self._judged(outcome, route)
+
+    async def _held_back(self) -> Settlement | None:
+        """Return how the attempt ends before a call that could be made; None if it may be.
+
+        The recipient's permit is taken last, with the provider's in hand. That one another message
+        can use; this one would be lost, and its recipient kept waiting for nothing.
+        """
+        if is_late(self._begun):
+            return self._end(Status.EXPIRED, "expired")
+        if self._throttle is None:
+            return None
+        pause = await self._throttle.atake()
+        if pause:
+            return self._end(Status.ENQUEUED, self._doubt, pause)
+        # One for the attempt, however many providers it asks.
+        self._throttle = None
+        return None
 
     async def _turn_to(self, route: Route) -> bool:
         self._provider = route.name
@@ -214,22 +232,25 @@ def _first(routes: Sequence[Route]) -> Route:
     return next((each for each in routes if not each.circuit.is_open), routes[0])
 
 
-async def _admitted(route: Route) -> timedelta:
-    """Return zero when the provider may be called now, or how long it may not."""
+async def _admitted(route: Route) -> Hold:
+    """Return a permit to call the provider now, or how long it may not be called."""
     pause = route.circuit.wait()
     if pause or route.rate is None:
-        return pause
+        return Hold(pause)
     patience = time.monotonic() + get_settings().WAIT.total_seconds()
-    while pause := await route.rate.atake():
-        if time.monotonic() + pause.total_seconds() > patience:
-            return pause
-        await asyncio.sleep(pause.total_seconds())
-    return _NOW
+    while (permit := await route.rate.ahold()).wait:
+        if time.monotonic() + permit.wait.total_seconds() > patience:
+            route.circuit.spare()
+            return permit
+        await asyncio.sleep(permit.wait.total_seconds())
+    return permit
 
 
-async def _throttled(begun: Begun) -> timedelta:
-    rate = throttle_of(begun.channel, begun.recipient_hash)
-    return _NOW if rate is None else await rate.atake()
+def _spare(route: Route, permit: Hold) -> None:
+    """Leave to others a call that was admitted, and is not made."""
+    route.circuit.spare()
+    if route.rate is not None:
+        route.rate.give_back(permit)
 
 
 # In the threads that write: each call is repeated while the database is away.

@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from django.db import transaction
+from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue import ScheduledMessage
+from delayed_queue.plans import plan_each_time
+from delayed_queue.resilience import is_in_transaction
+from delayed_queue.statements import fetch_all_at_once
 from example_project.notifications import sql
-from example_project.notifications.catalogue import StoredTemplates
+from example_project.notifications.catalogue import (
+    RememberedTemplates,
+    StaleTemplates,
+    StoredTemplates,
+    demand_none,
+)
 from example_project.notifications.conf import get_settings
 from example_project.notifications.ids import new_id
 from example_project.notifications.models import Source, Status
@@ -57,20 +65,126 @@ def accept(
 
     Returns a result for each, in order. ``fallback_keys`` are used where a request has no
     ``dedupeKey``: the ids of a broker's messages.
+
+    Four round trips for one request, or for many of one lane: to begin, store, offer and commit.
+    Takes part in a caller's transaction without a savepoint: an error undoes that, too. Raises
+    Django's database errors and ResourceUnavailable.
     """
-    now, catalogue = datetime.now(UTC), StoredTemplates()
-    results: dict[int, Accepted | Refused] = {}
-    candidates: list[_Candidate] = []
-    for place, raw in enumerate(raws):
-        request = validate(raw, catalogue, now)
-        if isinstance(request, Request):
-            fallback = fallback_keys[place] if fallback_keys else ""
-            candidates.append(_Candidate(place, new_id(), request, _claim(request, fallback)))
-        else:
-            results[place] = Refused(request)
-    if candidates:
-        results.update(_store(candidates, tenant, source, now))
-    return [results[place] for place in range(len(raws))]
+    intake = _Intake(tenant, source, datetime.now(UTC), fallback_keys)
+    try:
+        return intake.accept(raws, RememberedTemplates())
+    except StaleTemplates:
+        return intake.accept(raws, StoredTemplates())
+
+
+@dataclass(frozen=True, slots=True)
+class _Intake:
+    """Whose requests these are, whence and when they came."""
+
+    tenant: str
+    source: Source
+    now: datetime
+    fallback_keys: Sequence[str]
+
+    def accept(
+        self, raws: Sequence[object], templates: StoredTemplates
+    ) -> list[Accepted | Refused]:
+        """Do as ``intake.accept()``; raises StaleTemplates, having written nothing."""
+        results: dict[int, Accepted | Refused] = {}
+        candidates: list[_Candidate] = []
+        for place, raw in enumerate(raws):
+            request = validate(raw, templates, self.now)
+            if isinstance(request, Request):
+                candidates.append(self._candidate(place, request))
+            else:
+                results[place] = Refused(request)
+        # What is refused is written by no statement that would tell; and of a transaction of the
+        # caller's nothing could be taken back.
+        if results or is_in_transaction(DEFAULT_DB_ALIAS):
+            templates.confirm()
+        if candidates:
+            # Once for each connection, and not within a transaction.
+            plan_each_time(DEFAULT_DB_ALIAS)
+            results.update(self._store(candidates, templates))
+        return [results[place] for place in range(len(raws))]
+
+    def _candidate(self, place: int, request: Request) -> _Candidate:
+        fallback = self.fallback_keys[place] if self.fallback_keys else ""
+        return _Candidate(place, new_id(), request, _claim(request, fallback))
+
+    @transaction.atomic(savepoint=False)
+    def _store(
+        self, candidates: list[_Candidate], templates: StoredTemplates
+    ) -> dict[int, Accepted]:
+        firsts = {each.claim: each for each in reversed(candidates) if each.claim}
+        asked = [each for each in candidates if firsts.get(each.claim, each) is each]
+        statuses = self._insert(asked, firsts, templates)
+        holders = self._holders(each for each in asked if each.id not in statuses)
+        # A key whose notification is gone stands for nothing.
+        orphans = [each for each in asked if each.id not in statuses and each.claim not in holders]
+        if orphans:
+            rows = fetch(sql.INSERT, self._columns(orphans) | {"claims": [""] * len(orphans)})
+            statuses |= _statuses(rows)
+        self._offer([each for each in asked if each.id in statuses], statuses)
+        return {each.place: _answer(each, firsts, statuses, holders) for each in candidates}
+
+    def _insert(
+        self,
+        asked: list[_Candidate],
+        firsts: dict[str, _Candidate],
+        templates: StoredTemplates,
+    ) -> dict[uuid.UUID, Status]:
+        """Claim the keys and store those that got theirs, in one round trip."""
+        confirmation = templates.confirmation()
+        steps = [] if confirmation is None else [confirmation]
+        if firsts:
+            steps.append((sql.CLAIM_KEYS, self._claim_params(firsts)))
+        steps.append((sql.INSERT, self._columns(asked)))
+        answers = fetch_all_at_once(DEFAULT_DB_ALIAS, steps)
+        if confirmation is not None:
+            demand_none(answers[0])
+        return _statuses(answers[-1])
+
+    def _claim_params(self, firsts: dict[str, _Candidate]) -> dict[str, Any]:
+        keys = sorted(firsts)
+        return {
+            "tenant": self.tenant,
+            "keys": keys,
+            "ids": [firsts[key].id for key in keys],
+            "window": get_settings().DEDUPE_WINDOW,
+        }
+
+    def _columns(self, candidates: list[_Candidate]) -> dict[str, Any]:
+        requests = [each.request for each in candidates]
+        params: dict[str, Any] = {
+            plural: [getattr(each, name) for each in requests] for plural, name in _COLUMNS
+        }
+        params["ids"] = [each.id for each in candidates]
+        params["claims"] = [each.claim for each in candidates]
+        params["send_ats"] = [_later(each.send_at, self.now) for each in requests]
+        return params | {"tenant": self.tenant, "source": self.source.value}
+
+    def _holders(self, held: Iterable[_Candidate]) -> dict[str, tuple[uuid.UUID, Status]]:
+        """Return the notifications that hold the keys of these."""
+        keys = sorted(each.claim for each in held)
+        if not keys:
+            return {}
+        rows = fetch(sql.HOLDERS, {"tenant": self.tenant, "keys": keys})
+        return {key: (id_, Status(status)) for key, id_, status in rows}
+
+    def _offer(self, stored: list[_Candidate], statuses: dict[uuid.UUID, Status]) -> None:
+        """Offer a message for each, in order, one batch for each lane and channel."""
+        batches: dict[tuple[str, str], list[ScheduledMessage]] = {}
+        for each in stored:
+            if statuses[each.id] == Status.ENQUEUED:
+                request = each.request
+                message = ScheduledMessage(str(each.id), None, _later(request.send_at, self.now))
+                batches.setdefault((request.priority, request.channel), []).append(message)
+        # In one order everywhere.
+        for lane in sorted(batches):
+            queue_of(*lane).offer_batch(batches[lane])
+        told = (each.id for each in stored if each.request.callback_url)
+        offer_callbacks((id_, statuses[id_]) for id_ in told)
 
 
 def _claim(request: Request, fallback: str) -> str:
@@ -80,76 +194,19 @@ def _claim(request: Request, fallback: str) -> str:
     return f"message:{fallback}" if fallback else ""
 
 
-@transaction.atomic
-def _store(
-    candidates: list[_Candidate], tenant: str, source: Source, now: datetime
-) -> dict[int, Accepted]:
-    firsts, duplicates = _deduplicated(candidates, tenant)
-    statuses = _insert(firsts, tenant, source, now)
-    _offer([each for each in firsts if statuses[each.id] == Status.ENQUEUED], now)
-    ended = [each.id for each in firsts if statuses[each.id] != Status.ENQUEUED]
-    callbacks = {each.id for each in firsts if each.request.callback_url}
-    offer_callbacks((id_, statuses[id_]) for id_ in ended if id_ in callbacks)
-    accepted = {each.place: Accepted(each.id, statuses[each.id]) for each in firsts}
-    for place, first in duplicates.items():
-        accepted[place] = Accepted(first[0], statuses.get(first[0], first[1]), is_duplicate=True)
-    return accepted
+def _answer(
+    candidate: _Candidate,
+    firsts: dict[str, _Candidate],
+    statuses: dict[uuid.UUID, Status],
+    holders: dict[str, tuple[uuid.UUID, Status]],
+) -> Accepted:
+    first = firsts.get(candidate.claim, candidate)
+    if first.id in statuses:
+        return Accepted(first.id, statuses[first.id], is_duplicate=first is not candidate)
+    return Accepted(*holders[candidate.claim], is_duplicate=True)
 
 
-def _deduplicated(
-    candidates: list[_Candidate], tenant: str
-) -> tuple[list[_Candidate], dict[int, tuple[uuid.UUID, Status]]]:
-    """Return those to be stored, and for the places of the others whose duplicates they are."""
-    firsts: dict[str, _Candidate] = {}
-    for each in candidates:
-        if each.claim:
-            firsts.setdefault(each.claim, each)
-    if not firsts:
-        return candidates, {}
-    holders = _claim_keys(firsts, tenant)
-    stored: list[_Candidate] = []
-    duplicates: dict[int, tuple[uuid.UUID, Status]] = {}
-    for each in candidates:
-        if each.claim in holders:
-            duplicates[each.place] = holders[each.claim]
-        elif each.claim and firsts[each.claim] is not each:
-            duplicates[each.place] = (firsts[each.claim].id, Status.ENQUEUED)
-        else:
-            stored.append(each)
-    return stored, duplicates
-
-
-def _claim_keys(firsts: dict[str, _Candidate], tenant: str) -> dict[str, tuple[uuid.UUID, Status]]:
-    """Claim the keys; return the notifications that hold those which were not free."""
-    keys = sorted(firsts)
-    taken = fetch(
-        sql.CLAIM_KEYS,
-        {
-            "tenant": tenant,
-            "keys": keys,
-            "ids": [firsts[key].id for key in keys],
-            "window": get_settings().DEDUPE_WINDOW,
-        },
-    )
-    held = firsts.keys() - {key for (key,) in taken}
-    if not held:
-        return {}
-    rows = fetch(sql.HOLDERS, {"tenant": tenant, "keys": sorted(held)})
-    return {key: (id_, Status(status)) for key, id_, status in rows}
-
-
-def _insert(
-    candidates: list[_Candidate], tenant: str, source: Source, now: datetime
-) -> dict[uuid.UUID, Status]:
-    if not candidates:
-        return {}
-    requests = [each.request for each in candidates]
-    params: dict[str, Any] = {
-        plural: [getattr(each, name) for each in requests] for plural, name in _COLUMNS
-    }
-    params["ids"] = [each.id for each in candidates]
-    params["send_ats"] = [_later(each.send_at, now) for each in requests]
-    rows = fetch(sql.INSERT, params | {"tenant": tenant, "source": source.value})
+def _statuses(rows: list[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:
     return {id_: Status(status) for id_, status in rows}
 
 
@@ -173,15 +230,3 @@ _COLUMNS: Final = (
 def _later(send_at: datetime | None, now: datetime) -> datetime | None:
     """Return None, at once, for the past: a date long gone must not overtake what waits."""
     return send_at if send_at is not None and send_at > now else None
-
-
-def _offer(candidates: Iterable[_Candidate], now: datetime) -> None:
-    """Offer a message for each, in order, one batch for each lane and channel."""
-    batches: dict[tuple[str, str], list[ScheduledMessage]] = {}
-    for each in candidates:
-        request = each.request
-        message = ScheduledMessage(str(each.id), None, _later(request.send_at, now))
-        batches.setdefault((request.priority, request.channel), []).append(message)
-    # In one order everywhere.
-    for lane in sorted(batches):
-        queue_of(*lane).offer_batch(batches[lane])

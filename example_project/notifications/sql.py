@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
+from example_project.notifications import fragments
+
 # Take notifications in hand, for the leases of their messages. A row comes back for each that is
 # still open, PROCESSING under its lease, with what is to become of it: sent, or ended as expired
 # or suppressed, which the caller settles at once. One whose former dispatcher never wrote how it
@@ -16,7 +18,8 @@ from typing import Final, LiteralString
 # Rows are locked in the order of their ids: batches that overlap wait, and never for each other.
 # Expiry is by the clock, not the statement's start: the wait for a lock counts.
 # Reads: the primary key, notification_suppression, delayed_queue__PKeyPlusKindUniqueIndex.
-BEGIN: Final[LiteralString] = """
+BEGIN: Final[LiteralString] = (
+    """
 WITH asked AS (
     SELECT id, kind, lease_id, provider
     FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(leases)s::uuid[], %(providers)s::text[])
@@ -54,15 +57,9 @@ held AS MATERIALIZED (
         ) = asked.lease_id::text
     ORDER BY n.id
     FOR UPDATE OF n
-),
-interrupted AS (
-    INSERT INTO notifications_delivery (
-        notification_id, attempt, provider, provider_id, outcome, error_class, detail
-    )
-    SELECT id, attempts, '', '', 'unfinished', '', ''
-    FROM held
-    WHERE was_interrupted
-)
+),"""
+    + fragments.INTERRUPTED
+    + """
 UPDATE notifications_notification AS n
 SET
     status = 'PROCESSING',
@@ -77,6 +74,7 @@ RETURNING
     n.recipient_hash, n.subject, n.body, n.html, n.expires_at, n.callback_url, n.attempts,
     held.was_interrupted, n.provider, held.in_doubt, held.verdict
 """
+)
 
 # Note which provider is called next, before it is: after a crash it is the one that may have the
 # message. Fenced like SETTLE; no row comes back when the lease was lost, and then none may be.
@@ -198,7 +196,7 @@ RETURNING priority, channel
 # and names each only once. Reads: notification_dedupe.
 CLAIM_KEYS: Final[LiteralString] = """
 INSERT INTO notifications_dedupeclaim AS held (tenant, key, notification_id, until)
-SELECT %(tenant)s, key, id, statement_timestamp() + %(window)s::interval
+SELECT %(tenant)s::text, key, id, statement_timestamp() + %(window)s::interval
 FROM unnest(%(keys)s::text[], %(ids)s::uuid[]) AS asked (key, id)
 ON CONFLICT (tenant, key) DO UPDATE
 SET notification_id = EXCLUDED.notification_id, until = EXCLUDED.until
@@ -215,8 +213,11 @@ WHERE held.tenant = %(tenant)s
     AND held.key = ANY (%(keys)s::text[])
 """
 
-# Store accepted requests in their order; those for suppressed recipients end at once.
-# Reads: notification_suppression.
+# Store accepted requests in their order, but those whose key belongs to another notification; those
+# for suppressed recipients end at once. It is sent right behind CLAIM_KEYS, whose answer is not
+# there yet: whose a key is, this reads itself, in a snapshot that has what that statement wrote.
+# Asked of each request, for what was never analyzed the planner would read from end to end.
+# Reads: notification_suppression, notification_dedupe.
 INSERT: Final[LiteralString] = """
 INSERT INTO notifications_notification (
     id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
@@ -224,9 +225,9 @@ INSERT INTO notifications_notification (
     outcome, ended_at, attempts, provider, provider_id, error_class
 )
 SELECT
-    id, %(tenant)s, %(source)s, channel, priority, category, recipient, recipient_hash, template,
-    template_version, subject, body, html, COALESCE(send_at, statement_timestamp()), expires_at,
-    dedupe_key, callback_url,
+    id, %(tenant)s::text, %(source)s::text, channel, priority, category, recipient, recipient_hash,
+    template, template_version, subject, body, html, COALESCE(send_at, statement_timestamp()),
+    expires_at, dedupe_key, callback_url,
     CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
     CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
     CASE WHEN is_suppressed THEN statement_timestamp() END,
@@ -236,10 +237,10 @@ FROM unnest(
     %(recipients)s::text[], %(recipient_hashes)s::bytea[], %(templates)s::text[],
     %(template_versions)s::int[], %(subjects)s::text[], %(bodies)s::text[], %(htmls)s::text[],
     %(send_ats)s::timestamptz[], %(expires_ats)s::timestamptz[], %(dedupe_keys)s::text[],
-    %(callback_urls)s::text[]
+    %(callback_urls)s::text[], %(claims)s::text[]
 ) WITH ORDINALITY AS request (
     id, channel, priority, category, recipient, recipient_hash, template, template_version,
-    subject, body, html, send_at, expires_at, dedupe_key, callback_url, place
+    subject, body, html, send_at, expires_at, dedupe_key, callback_url, claim, place
 )
 CROSS JOIN LATERAL (
     SELECT EXISTS (
@@ -250,9 +251,57 @@ CROSS JOIN LATERAL (
             AND s.category IN ('', request.category)
     ) AS is_suppressed
 ) AS suppression
+WHERE claim = ''
+    OR (
+        SELECT held.notification_id
+        FROM notifications_dedupeclaim AS held
+        WHERE held.tenant = %(tenant)s::text
+            AND held.key = claim
+    ) = id
 ORDER BY place
 RETURNING id, status
 """
+
+# A version of a template, the last one without a number, and its stamp.
+# Reads: notification_template_version.
+FIND_TEMPLATE: Final[LiteralString] = (
+    """
+SELECT
+    t.name, t.channel, t.version, t.category, t.subject, t.body, t.html,"""
+    + fragments.STAMP
+    + """
+FROM notifications_template AS t
+WHERE t.name = %(name)s::text
+    AND t.channel = %(channel)s::text
+    AND t.version <= COALESCE(%(version)s::int, 2147483647)
+    AND t.version >= COALESCE(%(version)s::int, 0)
+ORDER BY t.version DESC
+LIMIT 1
+"""
+)
+
+# How many templates are not, or no longer, what FIND_TEMPLATE would answer.
+# Reads: notification_template_version.
+STALE_TEMPLATES: Final[LiteralString] = (
+    """
+SELECT count(*)
+FROM unnest(
+    %(names)s::text[], %(channels)s::text[], %(versions)s::int[], %(stamps)s::text[]
+) AS known (name, channel, version, stamp)
+WHERE known.stamp IS DISTINCT FROM (
+        SELECT"""
+    + fragments.STAMP
+    + """
+        FROM notifications_template AS t
+        WHERE t.name = known.name
+            AND t.channel = known.channel
+            AND t.version <= COALESCE(known.version, 2147483647)
+            AND t.version >= COALESCE(known.version, 0)
+        ORDER BY t.version DESC
+        LIMIT 1
+    )
+"""
+)
 
 # Keep broker's messages that are no valid requests; one that is kept already is counted.
 # Reads: notification_parked_digest.

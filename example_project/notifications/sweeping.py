@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
+from example_project.notifications import fragments
+
 # Mark a bounded number of waiting notifications whose time is over, so that lists tell the truth
 # before a dispatcher comes to them; the queue's messages then find nothing to do. What another
 # transaction holds is being sent, cancelled or expired. Reads: notification_expires.
@@ -30,7 +32,8 @@ RETURNING id, status, callback_url
 # delivery tells so. Looks at the newest letters of one queue only, and locks in the order of ids.
 # Whether its message lives is asked of each letter: NOT EXISTS may be a join with all messages.
 # Reads: dead_letter_kind_died, the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
-FAIL_DEAD: Final[LiteralString] = """
+FAIL_DEAD: Final[LiteralString] = (
+    """
 WITH letter AS MATERIALIZED (
     SELECT "pKey", reason
     FROM delayed_queue_dead_letter
@@ -52,15 +55,9 @@ held AS MATERIALIZED (
         ) IS NULL
     ORDER BY n.id
     FOR UPDATE OF n
-),
-interrupted AS (
-    INSERT INTO notifications_delivery (
-        notification_id, attempt, provider, provider_id, outcome, error_class, detail
-    )
-    SELECT id, attempts, '', '', 'unfinished', '', ''
-    FROM held
-    WHERE was_interrupted
-)
+),"""
+    + fragments.INTERRUPTED
+    + """
 UPDATE notifications_notification AS n
 SET
     status = 'FAILED',
@@ -75,6 +72,7 @@ FROM held
 WHERE n.id = held.id
 RETURNING n.id, n.status, n.callback_url
 """
+)
 
 # Of the next open notifications in one state those that have no message, so that no dispatcher will
 # ever come to them: somebody dropped it on the page of its queue, or it was one of more dead
@@ -106,7 +104,8 @@ ORDER BY waiting.id
 # One that was PROCESSING may have been sent, and a delivery tells so. Locks in the order of ids.
 # Joined rather than "id = ANY": with that, PostgreSQL 15 reads all that are open to find those few.
 # Reads: the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
-FAIL_LOST: Final[LiteralString] = """
+FAIL_LOST: Final[LiteralString] = (
+    """
 WITH held AS MATERIALIZED (
     SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted
     FROM unnest(%(ids)s::uuid[]) AS lost (id)
@@ -120,15 +119,9 @@ WITH held AS MATERIALIZED (
         ) IS NULL
     ORDER BY n.id
     FOR UPDATE OF n
-),
-interrupted AS (
-    INSERT INTO notifications_delivery (
-        notification_id, attempt, provider, provider_id, outcome, error_class, detail
-    )
-    SELECT id, attempts, '', '', 'unfinished', '', ''
-    FROM held
-    WHERE was_interrupted
-)
+),"""
+    + fragments.INTERRUPTED
+    + """
 UPDATE notifications_notification AS n
 SET
     status = 'FAILED',
@@ -143,3 +136,4 @@ FROM held
 WHERE n.id = held.id
 RETURNING n.id, n.status, n.callback_url
 """
+)

@@ -189,6 +189,57 @@ def test_atake_is_the_same():
     assert third > ZERO
 
 
+def test_what_is_given_back_is_used_next(clock: list[float], django_assert_num_queries):
+    rate = SharedRate("a", 0.001, 5)
+    holds = [rate.hold(3), rate.hold(2)]
+    assert [each.wait for each in holds] == [ZERO, ZERO]
+    for each in holds:
+        rate.give_back(each)
+    with django_assert_num_queries(0):
+        assert [rate.left(), rate.take(4), rate.take()] == [ZERO] * 3
+    assert rate.take() > ZERO
+    assert rate.left() > ZERO
+
+
+def test_what_is_given_back_lasts_no_longer_than_it_would_have(clock: list[float]):
+    """However often it is given back; nor does a refusal bring any."""
+    rate = SharedRate("a", 0.001, 1)
+    hold = rate.hold()
+    for _ in range(9):
+        clock[0] += 0.1
+        rate.give_back(hold)
+        hold = rate.hold()
+        assert hold.wait == ZERO
+    clock[0] += 0.1
+    rate.give_back(hold)
+    refused = rate.hold()
+    assert refused.wait > ZERO
+    rate.give_back(refused)
+    assert rate.take() > ZERO
+
+
+def test_of_some_taken_ahead_those_that_end_first_are_used_first(clock: list[float]):
+    rate = SharedRate("a", 1000, 1000)
+    early = rate.hold(100)
+    clock[0] += 0.5
+    late = rate.hold()
+    assert late.until == early.until + 0.5
+    rate.give_back(late)
+    rate.give_back(early)
+    assert rate.hold(100).until == early.until
+    clock[0] += 0.5
+    assert rate.hold(100).until == late.until
+
+
+def test_what_a_transaction_took_comes_back_by_its_rollback_alone():
+    rate = SharedRate("a", 0.001, 1)
+    with transaction.atomic():
+        rate.give_back(rate.hold())
+        assert rate.take() > ZERO
+        transaction.set_rollback(True)
+    assert rate.take() == ZERO
+
+
 def test_who_asks_again_and_again_gets_there_at_the_rate():
     rate = SharedRate("a", 200, 20)
     granted = 0

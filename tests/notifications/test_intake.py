@@ -6,7 +6,7 @@ import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, transaction
 
 from example_project.notifications import intake, services
 from example_project.notifications.catalogue import add_version
@@ -54,7 +54,7 @@ def test_n4_messages_come_in_the_order_of_the_requests():
 def test_n1_row_and_message_are_one_transaction():
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE delayed_queue ADD CHECK (false) NOT VALID")
-    with pytest.raises(DatabaseError):
+    with pytest.raises(DatabaseError), transaction.atomic():
         accept(email())
     assert not Notification.objects.exists()
 

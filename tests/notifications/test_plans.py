@@ -34,8 +34,8 @@ pytestmark = pytest.mark.django_db
 ROWS: Final = int(os.environ.get("NOTIFICATION_ROWS", "200000"))
 TABLES: Final = (
     "notifications_notification, notifications_delivery, notifications_suppression, "
-    "notifications_dedupeclaim, notifications_parkedrequest, delayed_queue_dead_letter, "
-    "delayed_queue"
+    "notifications_dedupeclaim, notifications_parkedrequest, notifications_template, "
+    "delayed_queue_dead_letter, delayed_queue"
 )
 COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
 WARM: Final = {"effective_cache_size": "4GB"}
@@ -88,6 +88,9 @@ SELECT
     sha256(convert_to(n::text, 'UTF8')), 'notifications', '', '', 'x', 'malformed', '[]', 1,
     now() - n * interval '1 second'
 FROM generate_series(1, 20000) AS n;
+INSERT INTO notifications_template (name, channel, version, subject, body, html, category)
+SELECT 'template-' || n %% 1000, 'email', 1 + n / 1000, '', repeat('x', 2000), '', ''
+FROM generate_series(0, 19999) AS n;
 INSERT INTO delayed_queue_dead_letter (
     "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
 )
@@ -149,7 +152,7 @@ def some(filled: psycopg.Connection[Any]) -> list[uuid.UUID]:
 def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
     one, new = str(ids[0]), [uuid.uuid4() for _ in ids]
     texts = [""] * SOME
-    suppressed = "notification_suppression"
+    suppressed, by_version = "notification_suppression", "notification_template_version"
     settlement = {
         "ids": ids, "leases": new, "statuses": ["ENQUEUED"] * SOME,
         "delays": [timedelta(0)] * SOME, "providers": texts, "provider_ids": texts,
@@ -163,7 +166,7 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "recipient_hashes": [b"x" * 16] * SOME, "templates": texts,
         "template_versions": [None] * SOME, "subjects": texts, "bodies": texts, "htmls": texts,
         "send_ats": [None] * SOME, "expires_ats": [None] * SOME, "dedupe_keys": texts,
-        "callback_urls": texts,
+        "callback_urls": texts, "claims": [f"key:customer-{n}@example.org" for n in range(SOME)],
     }  # fmt: skip
     claims = {
         "tenant": "shop", "keys": [f"key:customer-{n}@example.org" for n in range(1, SOME)],
@@ -202,7 +205,15 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "FAIL_LOST": Case({"ids": ids}, 4 * SOME, {PRIMARY, BY_STATE, by_key}),
         "CLAIM_KEYS": Case(claims, 0, {"notification_dedupe"}),
         "HOLDERS": Case(claims, 3 * SOME, {PRIMARY, "notification_dedupe"}),
-        "INSERT": Case(requests, SOME, {suppressed}),
+        "INSERT": Case(requests, 2 * SOME, {suppressed, "notification_dedupe"}),
+        "FIND_TEMPLATE": Case(
+            {"name": "template-7", "channel": "email", "version": None}, 1, {by_version}
+        ),
+        "STALE_TEMPLATES": Case(
+            {"names": [f"template-{n}" for n in range(SOME)], "channels": ["email"] * SOME,
+             "versions": [None, 7] * (SOME // 2), "stamps": texts},
+            2 * SOME, {by_version},
+        ),
         "PAGE_OF_TENANT": Case(page | {"tenant": "rare"}, 6 * SOME, {"notification_tenant"}),
         "PAGE": Case(page, 6 * SOME, {"notification_status_id"}),
         "PAGE_OF_RECIPIENT": Case(

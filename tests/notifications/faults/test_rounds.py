@@ -1,0 +1,87 @@
+"""What a request costs the database, in round trips: the server has said so often "ready"."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import Client
+
+from delayed_queue import DelayedQueue, ScheduledMessage
+from example_project.notifications.catalogue import add_version
+from example_project.notifications.models import Notification
+from tests.faults.proxy import Proxy
+from tests.notifications.requests import template
+
+pytestmark = pytest.mark.usefixtures("proxied")
+
+URL = "/v1/notifications"
+# What most upstream services send.
+USUAL = {
+    "channel": "email", "to": "ada@example.org", "template": "welcome", "context": {"name": "Ada"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def shop(proxied: None, caller: Client) -> Client:
+    """A caller whose token, connection and template this process knows."""
+    add_version(template())
+    assert post(caller, USUAL | {"dedupeKey": "first"})[0] == 202
+    return caller
+
+
+def post(client: Client, request: Any) -> tuple[int, Any]:
+    path = f"{URL}/bulk" if isinstance(request, list) else URL
+    answer = client.post(path, json.dumps(request), content_type="application/json")
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [USUAL, USUAL | {"dedupeKey": "second"},
+     [USUAL | {"dedupeKey": str(each)} for each in range(100)]],
+    ids=["alone", "with a key", "a hundred of one lane"],
+)  # fmt: skip
+def test_n1_a_request_takes_four_round_trips(shop: Client, proxy: Proxy, request_: Any):
+    """Begin; confirm the template, claim and store; offer and announce; commit."""
+    stored = Notification.objects.count()
+    before = proxy.rounds
+    assert (post(shop, request_)[0], proxy.rounds - before) == (202, 4)
+    count = len(request_) if isinstance(request_, list) else 1
+    assert Notification.objects.count() == stored + count
+
+
+def test_n9_a_duplicate_takes_four_round_trips(shop: Client, proxy: Proxy):
+    """Begin; claim and store nothing; look who holds the key; commit."""
+    before = proxy.rounds
+    code, answer = post(shop, USUAL | {"dedupeKey": "first"})
+    assert (code, answer["duplicate"], proxy.rounds - before) == (202, True, 4)
+
+
+@pytest.mark.parametrize(
+    ("request_", "rounds"),
+    [(USUAL | {"context": {}}, 1), ({"channel": "email", "to": "ada"}, 0)],
+    ids=["by its template", "whatever the template"],
+)
+def test_n1_a_refusal_takes_one_round_trip_if_any(
+    shop: Client, proxy: Proxy, request_: Any, rounds: int
+):
+    """A template that is remembered is confirmed before somebody is refused by it."""
+    before = proxy.rounds
+    assert (post(shop, request_)[0], proxy.rounds - before) == (400, rounds)
+
+
+def test_a_batch_in_a_transaction_is_offered_and_announced_in_one(proxied: None, proxy: Proxy):
+    queue = DelayedQueue("orders")
+    queue.offer_batch([ScheduledMessage("warm", 1)])
+    before = proxy.rounds
+    with transaction.atomic():
+        queue.offer_batch([ScheduledMessage("a", 1), ScheduledMessage("b", 2)])
+    # And the BEGIN and the commit.
+    assert proxy.rounds - before == 3
+    before = proxy.rounds
+    queue.offer_batch([ScheduledMessage("c", 1)])
+    # One answer to the offer and one to the announcement, sent together.
+    assert proxy.rounds - before == 2

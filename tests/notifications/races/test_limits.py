@@ -1,0 +1,146 @@
+"""Attempts that want a permit of a provider and one of a recipient (N9): none is lost over both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+
+import psycopg
+import pytest
+from asgiref.sync import async_to_sync
+from pytest_django import Settings
+
+from delayed_queue import rates, sql
+from delayed_queue.models import Rate
+from delayed_queue.rates import SharedRate
+from example_project.notifications import services
+from example_project.notifications.channels import Route
+from example_project.notifications.circuits import Circuit
+from example_project.notifications.dispatching import Attempt, Turn
+from example_project.notifications.models import Status
+from example_project.notifications.providers import Outcome, Verdict
+from example_project.notifications.recording import Gatherer
+from example_project.notifications.services import Begun, Settlement
+from tests.notifications.factories import enqueue, lease
+from tests.races.concurrency import calling, together, wait_until_blocked
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SENT: Final = Status.SUCCESSFULLY_PROCESSED
+HOURLY: Final = 1 / 3600
+ONE: Final = b"\x01" * 16
+
+
+@pytest.fixture(autouse=True)
+def throttled(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A recipient gets one an hour; who finds no permit of a provider does not wait for it."""
+    settings.DISPATCH = {"THROTTLE": {"email": (HOURLY, 1)}, "WAIT": timedelta(0)}
+    # By the process's clock no permit is lost on the way.
+    monkeypatch.setattr("delayed_queue.rates.time", SimpleNamespace(monotonic=lambda: 1000.0))
+    rates.forget()
+    yield
+    rates.forget()
+
+
+class Willing:
+    """A provider that takes everything."""
+
+    name, is_idempotent, repeats_in_doubt = "mail", True, False
+
+    async def send(self, begun: Begun) -> Outcome:
+        return Outcome(Verdict.ACCEPTED)
+
+    def close(self) -> None:
+        pass
+
+
+def route(burst: int, circuit: Circuit | None = None, per_second: float = HOURLY) -> Route:
+    rate = SharedRate("provider:mail", per_second, burst)
+    return Route(Willing(), rate, circuit or Circuit(10, timedelta(0)))
+
+
+def begun(recipient: bytes = ONE) -> Begun:
+    found = services.begin(lease(enqueue(recipient_hash=recipient)))
+    assert found is not None
+    return found
+
+
+def attempt(message: Begun, way: Route) -> Settlement:
+    turned: Gatherer[Turn, bool] = Gatherer("turn", lambda turns: [True] * len(turns), 0)
+    try:
+        return async_to_sync(Attempt(message, [way], 1, turned).run)()
+    finally:
+        turned.close()
+
+
+def throttles() -> int:
+    """Return how many recipients have had a permit taken."""
+    return Rate.objects.filter(name__startswith="recipient:").count()
+
+
+@pytest.mark.parametrize(("end", "is_sent"), [("COMMIT", False), ("ROLLBACK", True)])
+def test_n9_who_waits_for_a_provider_s_last_permit_has_used_none_of_its_recipient(
+    other: psycopg.Connection[Any], admin: psycopg.Connection[Any], end: str, is_sent: bool
+):
+    last = {
+        "name": "provider:mail", "least": 1, "most": 1, "interval": 3.6e9, "burst": 3_600_000_000,
+        "now": None,
+    }  # fmt: skip
+    message = begun()
+    other.execute("BEGIN")
+    assert other.execute(sql.TAKE_PERMITS, last).fetchall() == [(1, 0)]
+    with calling(partial(attempt, message, route(1))) as call:
+        wait_until_blocked(admin, call)
+        assert throttles() == 0
+        other.execute(end)
+        assert call.answer().status == (SENT if is_sent else Status.ENQUEUED)
+    assert throttles() == is_sent
+
+
+def test_n9_of_twenty_at_once_the_five_that_are_sent_use_permits_and_no_others():
+    messages = [begun(bytes([number]) * 16) for number in range(20)]
+    way = route(5)
+    ends = together([partial(attempt, each, way) for each in messages])
+    assert [each.status for each in ends].count(SENT) == 5
+    assert throttles() == 5
+
+
+def test_n9_of_twenty_for_one_recipient_one_is_sent_and_the_provider_s_permits_are_left():
+    messages = [begun() for _ in range(20)]
+    way = route(20)
+    ends = together([partial(attempt, each, way) for each in messages])
+    assert [each.status for each in ends].count(SENT) == 1
+    others = [begun(bytes([number]) * 16) for number in range(2, 21)]
+    assert {attempt(each, way).status for each in others} == {SENT}
+
+
+def test_n9_who_is_known_to_be_throttled_asks_for_no_provider(django_assert_num_queries):
+    way = route(20)
+    first, second, third = begun(), begun(), begun()
+    assert [attempt(each, way).status for each in (first, second)] == [SENT, Status.ENQUEUED]
+    with django_assert_num_queries(0):
+        end = attempt(third, way)
+    assert (end.status, end.delay > timedelta(minutes=59)) == (Status.ENQUEUED, True)
+
+
+@pytest.mark.parametrize("hinders", ["the recipient", "the provider"])
+def test_n9_a_probe_that_is_not_made_is_left_to_the_next(hinders: str):
+    """A provider that was down is found to be well by the first that is really sent."""
+    circuit = Circuit(1, timedelta(hours=1))
+    circuit.note(is_failure=True)
+    circuit.spare()
+    if hinders == "the recipient":
+        assert SharedRate(f"recipient:{ONE.hex()}", HOURLY, 1).take() == timedelta(0)
+        rates.forget()
+    else:
+        assert SharedRate("provider:mail", HOURLY, 1).take() == timedelta(0)
+    burst = 1 if hinders == "the provider" else 5
+    assert attempt(begun(), route(burst, circuit)).status == Status.ENQUEUED
+    assert circuit.is_open
+    Rate.objects.filter(name="provider:mail").delete()
+    rates.forget()
+    assert attempt(begun(b"\x02" * 16), route(burst, circuit)).status == SENT
+    assert not circuit.is_open
