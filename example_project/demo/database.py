@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -11,12 +12,22 @@ from typing import Any, Final
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import connection
 
 from example_project.demo.exceptions import DemoError
 
 LOCK: Final = int.from_bytes(b"demo", "big")
 USER: Final = "demo"
+_BUSY: Final = """
+SELECT EXISTS (
+    SELECT 1
+    FROM pg_stat_activity
+    WHERE datname = current_database()
+        AND backend_type = 'client backend'
+        AND pid <> pg_backend_pid()
+        AND (state = 'active' OR backend_xid IS NOT NULL)
+)
+"""
 
 
 def start_server() -> str:
@@ -54,17 +65,26 @@ def alone() -> Iterator[None]:
         other.close()
 
 
-@contextmanager
-def at_rest() -> Iterator[None]:
-    """Enter when nobody is changing messages: a killed process's session ends what it is at.
+def wait_for_rest(seconds: float = 5.0) -> None:
+    """Return when no other session is changing anything; raise DemoError if that takes too long.
 
-    Raises OperationalError when that takes more than five seconds.
+    The session of a process that was killed ends what it is at, and what it has been sent, before
+    it notices. A lock would not do: what waits for it goes on when it is given back.
     """
-    with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SET LOCAL lock_timeout = '5s'")
-            cursor.execute("LOCK TABLE delayed_queue IN SHARE MODE")
-        yield
+    end = time.monotonic() + seconds
+    quiet = 0
+    # Between two statements that were sent at once a session looks idle for a moment.
+    while quiet < 3:
+        if time.monotonic() > end:
+            raise DemoError("Other sessions are still changing the database.")
+        time.sleep(0.05)
+        quiet = 0 if _is_anyone_busy() else quiet + 1
+
+
+def _is_anyone_busy() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(_BUSY)
+        return bool(cursor.fetchone()[0])
 
 
 def create_login() -> tuple[str, str]:

@@ -106,9 +106,9 @@ class OrdersAct:
         if not self.has_loaded:
             return "No orders were stored."
         try:
-            with database.at_rest():
-                left = figures.count()
-        except (Error, DelayedQueueError) as error:
+            database.wait_for_rest()
+            left = figures.count()
+        except (Error, DelayedQueueError, DemoError) as error:
             return f"What is left cannot be counted: {error}"
         return (
             f"Left in the database: {left.open:,} orders open, {left.paid:,} paid, "
