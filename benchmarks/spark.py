@@ -276,8 +276,8 @@ class Bench:
         say(f"{name}: {rate:,.0f} rows/s")
 
     def _ratio(self, what: str, ours: str, theirs: str) -> None:
-        one, other = (statistics.median(self.rates[name]) for name in (ours, theirs))
-        self.ratios[what] = one / other
+        rounds = zip(self.rates[ours], self.rates[theirs], strict=True)
+        self.ratios[what] = statistics.median(one / other for one, other in rounds)
 
     def tell(self) -> None:
         self._stop()

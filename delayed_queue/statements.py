@@ -89,7 +89,7 @@ def fetch_all(
 
 
 def fetch_all_at_once(using: str, statements: Sequence[Statement]) -> list[list[Row]]:
-    """Run the first statements of a transaction in one round trip with its BEGIN."""
+    """Run statements in one round trip; psycopg waits for a BEGIN that is due before that."""
     connection = connections[using]
     if not _can_pipeline(connection):
         return [fetch(using, *each) for each in statements]
@@ -136,10 +136,17 @@ def fetch_all_and_notify(
     *,
     settings: Sequence[Statement] = (),
 ) -> list[list[Row]]:
-    """Run several statements as fetch_all does, and wake listeners as fetch_and_notify does."""
+    """Run several statements as fetch_all does, and wake listeners as fetch_and_notify does.
+
+    But in an open transaction whether or not a row came back.
+    """
     connection = connections[using]
     if not channels:
         return fetch_all(using, statements, settings=settings)
+    if connection.in_atomic_block and len(statements) == 1:
+        # Both at once; and no savepoint, as around no single statement.
+        announcements = [(sql.NOTIFY, {"channel": channel}) for channel in channels]
+        return fetch_all_at_once(using, [*statements, *announcements])[:1]
     if connection.in_atomic_block or not _can_pipeline(connection):
         found = fetch_all(using, statements, settings=settings)
         for channel in channels:
@@ -155,7 +162,7 @@ def fetch_all_and_notify(
 
 
 def fetch_at_once(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
-    """Run the first statement of a transaction in one round trip with its BEGIN."""
+    """Run a statement in a pipeline; psycopg waits for a BEGIN that is due before that."""
     connection = connections[using]
     if not _can_pipeline(connection):
         return fetch(using, statement, params)

@@ -13,7 +13,7 @@ from delayed_queue.managers.callbacks import (
     HostRow,
     LoggedRow,
 )
-from delayed_queue.managers.letters import DeadLetterManager, RedrivenRow
+from delayed_queue.managers.letters import DeadLetterManager, ListedRow, RedrivenRow
 from delayed_queue.managers.locks import MOST_JOBS, topic_of
 from delayed_queue.managers.messages import (
     ConsumedRow,
@@ -87,6 +87,7 @@ __all__ = [
     "IdempotencyKeyManager",
     "JobRow",
     "LeasedRow",
+    "ListedRow",
     "LoggedRow",
     "MessageManager",
     "OfferedJob",

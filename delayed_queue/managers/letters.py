@@ -23,6 +23,13 @@ class RedrivenRow(NamedTuple):
     kind: str
 
 
+class ListedRow(NamedTuple):
+    """A dead letter, and whether it is the newest of its key among those that were asked for."""
+
+    id: int
+    is_newest: bool
+
+
 class DeadLetterManager(models.Manager[M]):
     """The dead letters' statements, in the manner of MessageManager."""
 
@@ -59,7 +66,7 @@ class DeadLetterManager(models.Manager[M]):
         """
         fetch_all(using, locking_letters(ids, None))
 
-    def next_ids(
+    def next_letters(
         self,
         kind: str,
         *,
@@ -67,10 +74,10 @@ class DeadLetterManager(models.Manager[M]):
         reason: str | None = None,
         limit: int = 1000,
         using: str = DEFAULT_DB_ALIAS,
-    ) -> list[int]:
-        """Return the next ids in order, of letters whose reason starts with the given text."""
+    ) -> list[ListedRow]:
+        """Return the next letters in id order whose reason starts with the given text."""
         params = {"kind": kind, "after": after, "reason": reason, "limit": limit}
-        return [row[0] for row in fetch(using, sql.DEAD_LETTER_IDS, params)]
+        return list(map(ListedRow._make, fetch(using, sql.DEAD_LETTER_IDS, params)))
 
     def kinds(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
         """Return the kinds that have dead letters, at most ``limit``, in the index's order."""

@@ -13,6 +13,7 @@ from delayed_queue.statements import (
     Row,
     execute,
     fetch,
+    fetch_all_and_notify,
     fetch_and_notify,
     fetch_and_save,
     fetch_at_once,
@@ -144,18 +145,20 @@ class MessageManager(models.Manager[M]):
         *,
         can_update: bool,
         now: int | None = None,
+        channel: str | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> dict[str, bool]:
-        """Return, for each key that was written, whether it was created; keys are distinct."""
+        """Return, for each key that was written, whether it was created; keys are distinct.
+
+        ``channel`` is the one whose listeners are to be woken.
+        """
         statement = sql.OFFER_BATCH_OR_UPDATE if can_update else sql.OFFER_BATCH_IF_NOT_EXISTS
-        rows = fetch(
-            using,
-            statement,
-            {
-                "kind": kind, "keys": keys, "payloads": payloads, "schedules": schedules,
-                "headers": headers, "now": now,
-            },
-        )  # fmt: skip
+        params = {
+            "kind": kind, "keys": keys, "payloads": payloads, "schedules": schedules,
+            "headers": headers, "now": now,
+        }  # fmt: skip
+        channels = [] if channel is None else [channel]
+        (rows,) = fetch_all_and_notify(using, [(statement, params)], channels)
         return dict(rows)
 
     def claim(

@@ -272,10 +272,14 @@ class TopicManager(models.Manager[M]):
         ids: Sequence[int],
         keys: Sequence[str],
         *,
+        newest_only: bool = False,
         using: str = DEFAULT_DB_ALIAS,
     ) -> dict[int, str]:
-        """Put dead jobs of those keys back under their locks, due now; return each one's kind."""
-        params = {"topic": topic, "ids": list(ids), "now": None}
+        """Put dead jobs of those keys back under their locks, due now; return each one's kind.
+
+        ``newest_only``: no letter whose job has a newer one, be that among the ids or not.
+        """
+        params = {"topic": topic, "ids": list(ids), "newest_only": newest_only, "now": None}
         steps: list[Step] = [locking_jobs(topic, keys), (sql.KICK_JOBS, params)]
         return dict(fetch_all(using, steps)[1])
 

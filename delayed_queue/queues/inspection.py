@@ -128,25 +128,28 @@ class Inspection(QueueBase):
         """Redrive all dead letters whose reason starts with the text, a thousand at a time.
 
         Of a topic two hundred. All there are when it begins: those that die again meanwhile wait
-        for the next call.
+        for the next call. Of several letters of one key the newest is offered; the others stay
+        dead, IGNORED, overwriting or not.
         """
-        outcomes: Counter[OfferOutcome] = Counter()
-        ids = self._letter_ids(reason)
+        ids, older = self._newest_ids(reason)
+        outcomes = Counter({OfferOutcome.IGNORED: older} if older else {})
         size = self._repeat(lambda: self._letters.bite(self.kind, using=self.using))
         for start in range(0, len(ids), size):
             bite = ids[start : start + size]
             outcomes.update(self.redrive(bite, overwrite=overwrite).values())
         return outcomes
 
-    def _letter_ids(self, reason: str | None) -> Sequence[int]:
-        next_ids = partial(
-            self._letters.next_ids, self.kind, reason=reason, limit=_BITE, using=self.using
+    def _newest_ids(self, reason: str | None) -> tuple[Sequence[int], int]:
+        """Return the letters that are the newest of their keys, and how many are not."""
+        next_letters = partial(
+            self._letters.next_letters, self.kind, reason=reason, limit=_BITE, using=self.using
         )
         # Eight bytes each: ten million letters fit.
-        ids = array("q")
-        while bite := self._repeat(partial(next_ids, after=ids[-1] if ids else 0)):
-            ids.extend(bite)
-        return ids
+        ids, found, last = array("q"), 0, 0
+        while bite := self._repeat(partial(next_letters, after=last)):
+            ids.extend(each.id for each in bite if each.is_newest)
+            found, last = found + len(bite), bite[-1].id
+        return ids, found - len(ids)
 
     def prune_dead_letters(self, older_than: timedelta) -> int:
         """Delete dead letters that died longer ago than that, a thousand at a time."""

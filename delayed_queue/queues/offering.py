@@ -99,15 +99,19 @@ class Offering(QueueBase):
 
     def _offer_chunk(self, chunk: list[PreparedOffer]) -> list[OfferOutcome]:
         outcomes = [OfferOutcome.IGNORED] * len(chunk)
-        for group in rounds(chunk):
-            created = self._offer_group(group)
+        channel = channel_of(self.kind) if self._is_announced(chunk) else None
+        groups = list(rounds(chunk))
+        for group in groups:
+            created = self._offer_group(group, channel if group is groups[-1] else None)
             for offer in group:
                 outcomes[offer.position] = outcome_of(created.get(offer.key))
-        if any(self._is_soon(offer.schedule_at, 0) for offer in chunk):
-            self._wake()
         return outcomes
 
-    def _offer_group(self, group: list[PreparedOffer]) -> dict[str, bool]:
+    def _is_announced(self, chunk: list[PreparedOffer]) -> bool:
+        return get_settings().NOTIFY and any(self._is_soon(offer.schedule_at, 0) for offer in chunk)
+
+    def _offer_group(self, group: list[PreparedOffer], channel: str | None) -> dict[str, bool]:
+        """Offer messages of distinct keys; wake the channel's listeners in the same round trip."""
         _, keys, payloads, schedules, headers, can_update = zip(*group, strict=True)
         return self._repeat(
             lambda: self._messages.offer_batch(
@@ -118,6 +122,7 @@ class Offering(QueueBase):
                 list(headers),
                 can_update=can_update[0],
                 now=self._now(),
+                channel=channel,
                 using=self.using,
             )
         )

@@ -69,24 +69,24 @@ def dsn_from_django(database: Mapping[str, Any]) -> str:
     return make_conninfo(**{name: value for name, value in parts.items() if value})
 
 
-def connect(options: Options, *, dsn: str | None = None, moves_rows: bool = False) -> Session:
-    """Open a connection, for rows by the driver that was asked for; raises ResourceUnavailable.
+def connect(options: Options, *, dsn: str | None = None, reads_rows: bool = False) -> Session:
+    """Open a connection, to read rows by the driver asked for; raises ResourceUnavailable.
 
-    ``auto`` is ADBC where it is installed, else psycopg. What moves no rows is psycopg's: ADBC
+    ``auto`` is ADBC where it is installed, else psycopg. What reads no rows is psycopg's: ADBC
     reads the whole catalog of types when it connects, which takes ten times as long.
     """
     address = resolve_dsn(options) if dsn is None else dsn
     try:
-        return _driver(options, moves_rows)(_labelled(address))
+        return _driver(options, reads_rows)(_labelled(address))
     except DriverError as error:
         raise ResourceUnavailable(
             f"The database {_shown(address)} cannot be reached: {error}"
         ) from None
 
 
-def reconnect(options: Options, *, moves_rows: bool = False) -> Session:
+def reconnect(options: Options) -> PsycopgSession:
     """Open a connection as ``connect`` does, for who tries again: raises DriverError."""
-    return _driver(options, moves_rows)(_labelled(resolve_dsn(options)))
+    return PsycopgSession(_labelled(resolve_dsn(options)))
 
 
 def _labelled(dsn: str) -> str:
@@ -94,9 +94,9 @@ def _labelled(dsn: str) -> str:
     return make_conninfo(dsn, fallback_application_name=APPLICATION)
 
 
-def _driver(options: Options, moves_rows: bool) -> Callable[[str], Session]:
+def _driver(options: Options, reads_rows: bool) -> Callable[[str], Session]:
     name = options.driver
-    if not moves_rows or name == "psycopg" or (name == "auto" and not _has_adbc()):
+    if not reads_rows or name == "psycopg" or (name == "auto" and not _has_adbc()):
         return PsycopgSession
     return AdbcSession
 

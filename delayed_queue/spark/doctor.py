@@ -72,7 +72,7 @@ def packages() -> Iterator[Finding]:
     for name, oldest, first_wrong in _PACKAGES:
         yield _package(name, oldest, first_wrong)
     if _version("adbc-driver-postgresql") is None:
-        advice = f"{_INSTALL}. Without it psycopg is used, at about half the speed."
+        advice = f"{_INSTALL}. Without it psycopg reads, at about half the speed."
         yield Finding(WARN, "adbc-driver-postgresql", "not installed", advice)
     if _version("matplotlib") is None:
         yield Finding(WARN, "matplotlib", "not installed", f"{_INSTALL}; report draws with it.")

@@ -1,9 +1,9 @@
-"""Two ways to PostgreSQL behind one face: ADBC, which moves Arrow, and psycopg."""
+"""Two ways to PostgreSQL behind one face: ADBC, which reads Arrow, and psycopg."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -11,13 +11,12 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql as composed
 
+from delayed_queue.spark.copying import END, HEADER
+
 Row = tuple[Any, ...]
 _PLACEHOLDER: Final = re.compile(r"%\((\w+)\)[sb]|%%")
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = str(8 * 1024 * 1024)
-# Types of the staging table and of the queue that COPY must be told of.
-_TYPES: Final = {"int64": "int8", "int32": "int4", "binary": "bytea", "string": "text"}
-
 
 # Drivers have no SQLSTATE for it.
 LOST: Final = "08006"
@@ -39,8 +38,6 @@ class Session(Protocol):
     def stream(
         self, statement: str, params: Mapping[str, Any], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]: ...
-
-    def copy(self, table: str, rows: pa.Table, *, temporary: bool = False) -> None: ...
 
     def run(self, statement: str) -> None: ...
 
@@ -66,7 +63,7 @@ def bound(statement: str, params: Mapping[str, Any]) -> str:
 
 
 class AdbcSession:
-    """Arrow in, Arrow out, by binary COPY."""
+    """Arrow out, by binary COPY."""
 
     def __init__(self, dsn: str) -> None:
         from adbc_driver_manager import Error
@@ -98,10 +95,6 @@ class AdbcSession:
             cursor.execute(bound(statement, params))
             yield from cursor.fetch_record_batch()
 
-    def copy(self, table: str, rows: pa.Table, *, temporary: bool = False) -> None:
-        with _translated(self._error), self._raw.cursor() as cursor:
-            cursor.adbc_ingest(table, rows, mode="append", temporary=temporary)
-
     def commit(self) -> None:
         with _translated(self._error):
             self._raw.commit()
@@ -117,7 +110,7 @@ class AdbcSession:
 
 
 class PsycopgSession:
-    """The same through psycopg: for what moves no rows, and where there is no ADBC driver."""
+    """The same through psycopg, where there is no ADBC driver; and all that writes."""
 
     def __init__(self, dsn: str) -> None:
         with _translated(psycopg.Error):
@@ -141,20 +134,18 @@ class PsycopgSession:
             while rows := cursor.fetchmany(_BATCH_ROWS):
                 yield _batch(rows, schema)
 
-    def copy(self, table: str, rows: pa.Table, *, temporary: bool = False) -> None:
-        names = composed.SQL(", ").join(map(composed.Identifier, rows.column_names))
+    def copy(self, table: tuple[str, ...], names: Iterable[str], rows: memoryview) -> None:
+        """Add rows as ``encode_rows`` makes them of columns with these names, in this order."""
         statement = composed.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
-            composed.Identifier(*(["pg_temp"] if temporary else []), table), names
+            composed.Identifier(*table), composed.SQL(", ").join(map(composed.Identifier, names))
         )
-        columns = [column.to_pylist() for column in rows.columns]
         with (
             _translated(psycopg.Error),
             self._raw.cursor() as cursor,
             cursor.copy(statement) as copy,
         ):
-            copy.set_types([_TYPES[str(each)] for each in rows.schema.types])
-            for row in zip(*columns, strict=True):
-                copy.write_row(row)
+            for piece in (HEADER, rows, END):
+                copy.write(piece)
 
     def commit(self) -> None:
         with _translated(psycopg.Error):

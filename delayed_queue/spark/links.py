@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.retries import Backoff, is_transient
 from delayed_queue.spark.connecting import reconnect
-from delayed_queue.spark.drivers import DriverError, Session
+from delayed_queue.spark.drivers import DriverError, PsycopgSession
 from delayed_queue.spark.options import Options
 
 T = TypeVar("T")
@@ -23,12 +23,11 @@ _BACKOFF: Final = Backoff(retries=8)
 class Link:
     """One connection to the database of the options, opened when it is first needed."""
 
-    def __init__(self, options: Options, *, moves_rows: bool = False) -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
-        self._moves_rows = moves_rows
-        self._session: Session | None = None
+        self._session: PsycopgSession | None = None
 
-    def repeat(self, what: str, work: Callable[[Session], T]) -> T:
+    def repeat(self, what: str, work: Callable[[PsycopgSession], T]) -> T:
         """Do the work in a transaction and commit it, again while that may help.
 
         The work must bear being done twice: a commit that was not answered may have happened.
@@ -44,16 +43,16 @@ class Link:
                     raise ResourceUnavailable(f"{what} failed: {error}") from None
                 time.sleep(wait)
 
-    def once(self, what: str, work: Callable[[Session], T]) -> T:
+    def once(self, what: str, work: Callable[[PsycopgSession], T]) -> T:
         """Do the work in a transaction and commit it, or raise ResourceUnavailable."""
         try:
             return self._once(work)
         except DriverError as error:
             raise ResourceUnavailable(f"{what} failed: {error}") from None
 
-    def _once(self, work: Callable[[Session], T]) -> T:
+    def _once(self, work: Callable[[PsycopgSession], T]) -> T:
         try:
-            self._session = self._session or reconnect(self._options, moves_rows=self._moves_rows)
+            self._session = self._session or reconnect(self._options)
             answer = work(self._session)
             self._session.commit()
         except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,26 +12,23 @@ import pyarrow.compute as pc
 
 from delayed_queue import sql
 from delayed_queue.payloads import channel_of
-from delayed_queue.spark.drivers import DriverError, Session
+from delayed_queue.spark.copying import encode_rows
+from delayed_queue.spark.drivers import DriverError, PsycopgSession
 from delayed_queue.spark.ledger import JobKey, is_closed, settle
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offers import chunks, digest_of, due_times, offers_of
 from delayed_queue.spark.options import Options
-
-Way = Callable[[Session, pa.Table], tuple[int, int]]
 
 UNIQUE_VIOLATION: Final = "23505"
 # After so many chunks with a key that exists, COPY is not tried first any more.
 _MISSES: Final = 2
 
 OFFER: Final = "The offer"
-TABLE: Final = "delayed_queue"
-_IDS: Final = pa.schema([("id", pa.int64())])
-STAGE: Final = "delayed_queue_offered"
+TABLE: Final = ("delayed_queue",)
+STAGE: Final = ("pg_temp", "delayed_queue_offered")
 # For the transaction only: behind a transaction pooler the session is others' too.
 CREATE_STAGE: Final = """
 CREATE TEMPORARY TABLE IF NOT EXISTS delayed_queue_offered (
-    "position" bigint,
     turn bigint,
     key text COLLATE "C",
     payload bytea,
@@ -58,13 +55,23 @@ class Job:
         return self.options.required_kind
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Offers in key order, and how they are claimed; ``rows`` is what COPY takes of new keys."""
+
+    claim: dict[str, Any]
+    staged: pa.Table
+    names: tuple[str, ...] = ()
+    rows: memoryview | None = None
+
+
 class PartitionOffers:
     """Offer the rows of one partition, and wake the workers once if some are due soon."""
 
     def __init__(self, job: Job, partition: int) -> None:
         self._job = job
         self._partition = partition
-        self._link = Link(job.options, moves_rows=True)
+        self._link = Link(job.options)
         self._misses = 0
         self._is_soon = False
 
@@ -91,19 +98,24 @@ class PartitionOffers:
         return rows
 
     def _begin(
-        self, number: int, chunk: pa.Table, pool: ThreadPoolExecutor, before: Future[None] | None
+        self, number: int, rows: pa.Table, pool: ThreadPoolExecutor, before: Future[None] | None
     ) -> Future[None]:
         """Make the chunk ready, then begin to write it when the one before it is written."""
-        offers = offers_of(chunk, self._job.options.codec)
+        offers = offers_of(rows, self._job.options.codec)
         due = due_times(offers, self._job.now)
-        claim = self._claim_of(number, offers)
-        staged = in_key_order(offers, due)
+        chunk = self._ready(self._claim_of(number, offers), in_key_order(offers, due))
         _wait_for(before)
         self._is_soon = self._is_soon or is_soon(self._job, due)
-        return pool.submit(self._write, claim, staged)
+        return pool.submit(self._write, chunk)
 
-    def _write(self, claim: dict[str, Any], staged: pa.Table) -> None:
-        self._link.repeat(OFFER, lambda session: self._try(session, claim, staged))
+    def _ready(self, claim: dict[str, Any], staged: pa.Table) -> Chunk:
+        if self._misses >= _MISSES or has_repeated_keys(staged):
+            return Chunk(claim, staged)
+        columns = self._stored(staged)
+        return Chunk(claim, staged, tuple(columns), encode_rows(columns))
+
+    def _write(self, chunk: Chunk) -> None:
+        self._link.repeat(OFFER, lambda session: self._try(session, chunk))
 
     def _claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
         job = self._job
@@ -114,13 +126,15 @@ class PartitionOffers:
             "chunk": number,
             "digest": digest_of(offers, job.kind, job.options.mode, job.options.codec),
             "rows": offers.num_rows,
+            "created": 0,
             "now": None,
         }
 
-    def _try(self, session: Session, claim: dict[str, Any], staged: pa.Table) -> None:
-        if self._misses < _MISSES and not has_repeated_keys(staged):
+    def _try(self, session: PsycopgSession, chunk: Chunk) -> None:
+        """Offer the chunk, unless an earlier attempt, or a twin, has done so and counted it."""
+        if chunk.rows is not None and self._misses < _MISSES:
             try:
-                self._try_by(self._copy, session, claim, staged)
+                self._copy(session, chunk, chunk.rows)
             except DriverError as error:
                 if error.sqlstate != UNIQUE_VIOLATION:
                     raise
@@ -129,43 +143,37 @@ class PartitionOffers:
                 self._misses += 1
             else:
                 return
-        self._try_by(self._merge, session, claim, staged)
+        self._merge(session, chunk)
 
-    def _try_by(self, way: Way, session: Session, claim: dict[str, Any], staged: pa.Table) -> None:
-        claimed = session.fetch(sql.CLAIM_CHUNK, claim)
-        if claimed:
-            created, updated = way(session, staged)
-            settle(session, claimed[0][0], created, updated)
-        # Not claimed: an earlier attempt, or a twin, has offered just this and has counted it.
-
-    def _copy(self, session: Session, staged: pa.Table) -> tuple[int, int]:
+    def _copy(self, session: PsycopgSession, chunk: Chunk, rows: memoryview) -> None:
         """Offer rows whose keys are all new, which the unique index has the last word on."""
-        count = staged.num_rows
-        answers = session.stream(sql.DRAW_IDS, {"count": count}, _IDS)
-        # Drawn in order of the sequence, handed out in order of the input.
-        drawn = pa.Table.from_batches(answers, _IDS)["id"].combine_chunks().sort()
-        session.copy(TABLE, self._stored(staged, drawn.take(staged["position"])))
-        return count, 0
+        if session.fetch(sql.CLAIM_CHUNK, {**chunk.claim, "created": chunk.staged.num_rows}):
+            session.copy(TABLE, chunk.names, rows)
 
-    def _stored(self, staged: pa.Table, ids: pa.Array) -> pa.Table:
-        count = staged.num_rows
+    def _stored(self, staged: pa.Table) -> dict[str, Any]:
         columns = {
-            "id": ids,
             "pKey": staged["key"],
-            "pKind": pa.repeat(self._job.kind, count),
+            "pKind": pa.scalar(self._job.kind),
             "payload": staged["payload"],
             "scheduledAt": staged["due_at"],
             "scheduledAtInitially": staged["due_at"],
-            "createdAt": pa.repeat(pa.scalar(self._job.now, pa.int64()), count),
+            "createdAt": pa.scalar(self._job.now, pa.int64()),
         }
-        if staged["headers"].null_count < count:
+        if staged["headers"].null_count < staged.num_rows:
             columns["headers"] = staged["headers"]
-        return pa.table(columns)
+        return columns
 
-    def _merge(self, session: Session, staged: pa.Table) -> tuple[int, int]:
+    def _merge(self, session: PsycopgSession, chunk: Chunk) -> None:
+        claimed = session.fetch(sql.CLAIM_CHUNK, chunk.claim)
+        if claimed:
+            created, updated = self._merged(session, chunk.staged)
+            settle(session, claimed[0][0], created, updated)
+
+    def _merged(self, session: PsycopgSession, staged: pa.Table) -> tuple[int, int]:
         """Offer rows of which some exist, turn by turn where a key comes more than once."""
         session.run(CREATE_STAGE)
-        session.copy(STAGE, staged, temporary=True)
+        columns = {name: staged[name] for name in staged.column_names}
+        session.copy(STAGE, columns, encode_rows(columns))
         is_upsert = self._job.options.mode == "upsert"
         statement = sql.MERGE_OR_UPDATE if is_upsert else sql.MERGE_IF_NOT_EXISTS
         created = updated = 0
@@ -197,7 +205,7 @@ def is_soon(job: Job, due: Any) -> bool:
 
 
 def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:
-    """Return the offers by key, with their place in the input and the turn within their key.
+    """Return the offers by key, with the turn within their key.
 
     By key, in the order of the unique index: two jobs with the same keys cannot deadlock.
     """
@@ -205,7 +213,6 @@ def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:
     ordered = offers.select(["key", "payload", "headers"]).take(order)
     return pa.table(
         {
-            "position": order.cast(pa.int64()),
             "turn": turns(ordered["key"].combine_chunks()),
             "key": ordered["key"],
             "payload": ordered["payload"],

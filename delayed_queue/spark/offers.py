@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, Final
 
 import pyarrow as pa
@@ -93,9 +93,8 @@ def _one(column: Any) -> pa.Array:
 
 def _refuse(wrong: Any, keys: Any, column: str, reason: str) -> None:
     """Raise for the first row that is wrong; the key names it, and never the payload."""
-    index = pc.index(wrong, True).as_py()
-    if index >= 0:
-        key = keys[index].as_py()
+    if pc.any(wrong).as_py():
+        key = keys[pc.index(wrong, True).as_py()].as_py()
         raise InvalidMessage(f"The column {column} {reason} (key {str(key)[:40]!r}).")
 
 
@@ -106,8 +105,15 @@ def _keys(column: pa.Array) -> pa.Array:
     _refuse(pc.equal(lengths, 0), keys, "key", "is empty")
     too_long = pc.greater(lengths, MAX_KEY_LENGTH)
     _refuse(too_long, keys, "key", f"has more than {MAX_KEY_LENGTH} characters")
-    _refuse(pc.match_substring(keys, "\x00"), keys, "key", "contains a NUL character")
+    if _may_have_nul(keys):
+        _refuse(pc.match_substring(keys, "\x00"), keys, "key", "contains a NUL character")
     return keys
+
+
+def _may_have_nul(texts: pa.Array) -> bool:
+    """Look through the bytes of all at once; they may be others' too, of which this is a slice."""
+    data = texts.buffers()[2]
+    return data is not None and b"\x00" in data.to_pybytes()
 
 
 def _payloads(column: pa.Array, codec: str) -> pa.Array:
@@ -173,7 +179,8 @@ def _header_text(value: Any) -> str | None:
 
 def digest_of(offers: pa.Table, *context: str) -> str:
     """Return what tells one chunk from another: what is offered, to what kind, and how."""
-    digest = blake2b("\x00".join(context).encode(), digest_size=16)
+    # By instructions of the processor, so twice as fast as what is made for software.
+    digest = sha256("\x00".join(context).encode())
     for batch in offers.combine_chunks().to_batches():
         digest.update(batch.serialize())
     return digest.hexdigest()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 NO_ROWS: Final = (0, 0)
-# Ids are in the order of the input and rows lie in the order of their keys: in the order of ids the
-# pages of a chunk are visited time and again. By a bitmap each is read once, for half of the time.
+# Tasks that write at the same time fill pages of their own and draw ids in turns: in the order of
+# ids one goes from page to page and back. By a bitmap each is read once.
 BY_PAGES: Final = "SET LOCAL enable_indexscan TO off"
 # A transaction that reads what another one, which is still open, has agreed to.
 REPEATABLE: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -66,8 +66,8 @@ class QueueReader(DataSourceReader):
             session.close()
         return [IdRange(low, high, now) for low, high in ranges(first, last, self._options)]
 
-    def _connected(self, *, moves_rows: bool = False) -> Session:
-        session = connect(self._options, moves_rows=moves_rows)
+    def _connected(self, *, reads_rows: bool = False) -> Session:
+        session = connect(self._options, reads_rows=reads_rows)
         if self._options.snapshot is not None:
             _join_snapshot(session, self._options.snapshot)
         return session
@@ -84,7 +84,7 @@ class QueueReader(DataSourceReader):
         if not isinstance(partition, IdRange):  # Spark makes one where there is none
             return
         params = {"first": partition.first, "last": partition.last, "now": partition.now}
-        session = self._connected(moves_rows=True)
+        session = self._connected(reads_rows=True)
         try:
             session.run(BY_PAGES)
             yield from read_columns(

@@ -12,7 +12,8 @@ import pyarrow as pa
 from delayed_queue import sql
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.payloads import channel_of
-from delayed_queue.spark.drivers import Session
+from delayed_queue.spark.copying import Columns, encode_rows
+from delayed_queue.spark.drivers import PsycopgSession, Session
 from delayed_queue.spark.ledger import DAY, claim_closing, settle
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import OFFER, Job, is_soon, jsonb
@@ -30,7 +31,7 @@ def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> tu
     """
     attempt = str(uuid.uuid4())
     rows, soon = 0, False
-    link = Link(job.options, moves_rows=True)
+    link = Link(job.options)
     try:
         for chunk in chunks(batches, job.options.chunk, job.options.chunkBytes):
             offers = offers_of(chunk, job.options.codec)
@@ -43,25 +44,24 @@ def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> tu
     return rows, attempt, soon
 
 
-def _send(staged: pa.Table, session: Session) -> None:
-    session.copy(STAGE, staged)
+def _send(staged: Columns, session: PsycopgSession) -> None:
+    session.copy((STAGE,), staged, encode_rows(staged))
 
 
-def _staged(job: Job, partition: int, attempt: str, before: int, offers: pa.Table) -> pa.Table:
-    count = offers.num_rows
-    return pa.table(
-        {
-            "job": pa.repeat(job.key.job, count),
-            "attempt": pa.repeat(attempt, count),
-            "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
-            "position": pa.array(range(before, before + count), pa.int64()),
-            "key": offers["key"],
-            "payload": offers["payload"],
-            "dueAt": due_times(offers, job.now),
-            "headers": jsonb(offers["headers"]),
-            "recordedAt": pa.repeat(pa.scalar(job.now, pa.int64()), count),
-        }
-    )
+def _staged(
+    job: Job, partition: int, attempt: str, before: int, offers: pa.Table
+) -> dict[str, Any]:
+    return {
+        "job": pa.scalar(job.key.job),
+        "attempt": pa.scalar(attempt),
+        "partition": pa.scalar(partition, pa.int32()),
+        "position": pa.array(range(before, before + offers.num_rows), pa.int64()),
+        "key": offers["key"],
+        "payload": offers["payload"],
+        "dueAt": due_times(offers, job.now),
+        "headers": jsonb(offers["headers"]),
+        "recordedAt": pa.scalar(job.now, pa.int64()),
+    }
 
 
 def merge_staged(session: Session, job: Job, attempts: list[str], rows: int, *, wake: bool) -> None:

@@ -120,7 +120,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "last": partition.last,
             "now": partition.now,
         }
-        session = connect(self._options, moves_rows=True)
+        session = connect(self._options, reads_rows=True)
         try:
             yield from read_columns(session, sql.READ_LEASED, params, self._schema, kind=self._kind)
         except DriverError as error:

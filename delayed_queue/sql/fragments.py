@@ -59,7 +59,21 @@ TOPIC: Final[LiteralString] = (
     """substring("pKind" FROM '^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$')"""
 )
 
-# When a letter of which a message is made again is said to be first due: now, as everything of its
-# new life. But who received a callback knows it by its first schedule, and must know it again.
-FIRST_DUE: Final[LiteralString] = """
-    CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END"""
+# Messages made of the newest letters, due now, as first attempts; behind it stands which letters
+# are left out. They are said to be first due now, as everything of their new life. But who
+# received a callback knows it by its first schedule, and must know it again.
+OFFERED_AGAIN: Final[LiteralString] = """
+offered AS (
+    INSERT INTO delayed_queue (
+        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+    )
+    SELECT
+        "pKey",
+        "pKind",
+        payload,
+        now,
+        CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END,
+        now,
+        headers
+    FROM newest
+    CROSS JOIN clock"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK, FIRST_DUE, PLACES, REPLACE
+from delayed_queue.sql.fragments import CLOCK, OFFERED_AGAIN, PLACES, REPLACE
 
 # What is offered, numbered in input order as a batch of messages is; nothing when the topic has
 # another number of shards than the kinds were chosen for.
@@ -219,8 +219,10 @@ WHERE "pKey" = %(key)s
 )
 
 # REDRIVE for jobs: a letter whose job lives again in any kind of the topic stays dead. A row for
-# each letter that went back. To run under LOCK_JOBS.
-# Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
+# each letter that went back. To run under LOCK_JOBS. With %(newest_only)s a letter is passed over
+# where the job has a newer one, among the ids or not: it is in a later bite.
+# Reads: the primary key of the dead letters, dead_letter_key;
+# delayed_queue__PKeyPlusKindUniqueIndex.
 KICK_JOBS: Final[LiteralString] = (
     CLOCK
     + ","
@@ -228,9 +230,19 @@ KICK_JOBS: Final[LiteralString] = (
     + """,
 locked AS MATERIALIZED (
     SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
-    FROM delayed_queue_dead_letter
+    FROM delayed_queue_dead_letter AS letter
     WHERE id = ANY (%(ids)b::bigint[])
         AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+        AND NOT (
+            %(newest_only)s::boolean
+            AND EXISTS (
+                SELECT 1
+                FROM delayed_queue_dead_letter AS newer
+                WHERE newer."pKey" = letter."pKey"
+                    AND COALESCE(newer.id > letter.id, false)
+                    AND COALESCE(newer."pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
+            )
+        )
     ORDER BY id
     FOR UPDATE SKIP LOCKED
 ),
@@ -239,17 +251,9 @@ newest AS MATERIALIZED (
         id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
     FROM locked
     ORDER BY "pKey", id DESC
-),
-offered AS (
-    INSERT INTO delayed_queue (
-        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
-    )
-    SELECT
-        "pKey", "pKind", payload, now, """
-    + FIRST_DUE
-    + """, now, headers
-    FROM newest
-    CROSS JOIN clock
+),"""
+    + OFFERED_AGAIN
+    + """
     WHERE COALESCE(
             (
                 SELECT false

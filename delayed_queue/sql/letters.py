@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK, FIRST_DUE, REPLACE, TOPIC
+from delayed_queue.sql.fragments import CLOCK, OFFERED_AGAIN, REPLACE, TOPIC
 
 # The kinds of a topic are one family, in which a key is one job; any other kind is one for itself.
 _FAMILY: Final[LiteralString] = "COALESCE(" + TOPIC + """ || '|', "pKind")"""
@@ -36,17 +36,9 @@ newest AS MATERIALIZED (
         id, "pKind", "pKey", payload, headers, "scheduledAtInitially", family
     FROM locked
     ORDER BY "pKey", family, id DESC
-),
-offered AS (
-    INSERT INTO delayed_queue (
-        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
-    )
-    SELECT
-        "pKey", "pKind", payload, now, """
-    + FIRST_DUE
-    + """, now, headers
-    FROM newest
-    CROSS JOIN clock
+),"""
+    + OFFERED_AGAIN
+    + """
     WHERE COALESCE(
             (
                 SELECT false
@@ -84,20 +76,40 @@ LEFT JOIN redriven ON redriven.id = locked.id
 # The next dead letters to redrive, in id order after the last seen one; a NULL reason stands for
 # any, because starts_with is strict. Inside COALESCE the planner expects it to keep half of the
 # rows, bare next to none, for which it would rather sort all that the kind has.
-# Reads: dead_letter_kind_id, or the primary key where the kind has much of the table.
+# Of each, whether it is the newest of its key that is wanted: the others are not to be redriven,
+# or the older of two that are in different bites would come back, and the newer find it living.
+# Of a page only the last of a key is looked up: a key may have died many times.
+# Reads: dead_letter_kind_id, or the primary key where the kind has much of the table;
+# dead_letter_key.
 DEAD_LETTER_IDS: Final[LiteralString] = """
-SELECT id
+SELECT
+    id,
+    CASE WHEN id = last_of_key THEN NOT EXISTS (
+        SELECT 1
+        FROM delayed_queue_dead_letter AS newer
+        WHERE newer."pKey" = page."pKey"
+            AND COALESCE(newer."pKind" = %(kind)s::text, false)
+            AND COALESCE(newer.id > page.id, false)
+            AND COALESCE(starts_with(newer.reason, %(reason)s::text), true)
+    ) ELSE false END
 FROM (
-    SELECT id
-    FROM delayed_queue_dead_letter
-    WHERE "pKind" = %(kind)s
-        AND id > %(after)s::bigint
-        AND COALESCE(starts_with(reason, %(reason)s::text), true)
-    ORDER BY id
-    LIMIT (SELECT %(limit)s::integer)
-) AS next
+    SELECT id, "pKey", max(id) OVER (PARTITION BY "pKey") AS last_of_key
+    FROM (
+        SELECT id, "pKey"
+        FROM (
+            SELECT id, "pKey"
+            FROM delayed_queue_dead_letter
+            WHERE "pKind" = %(kind)s
+                AND id > %(after)s::bigint
+                AND COALESCE(starts_with(reason, %(reason)s::text), true)
+            ORDER BY id
+            LIMIT (SELECT %(limit)s::integer)
+        ) AS next
+        ORDER BY id
+        LIMIT %(limit)s::integer
+    ) AS bounded
+) AS page
 ORDER BY id
-LIMIT %(limit)s::integer
 """
 
 # Delete dead letters that died longer ago than the age, one bounded bite at a time, without

@@ -11,7 +11,8 @@ from delayed_queue.sql.fragments import CLOCK, IF_CHANGED, REPLACE
 # waited for, and takes the claim with it if it fails. Nothing is claimed of a batch that is
 # closed: a task that Spark gave up on, and that lives on, finds the door shut.
 # The claim is by content: an attempt that was not deterministic brings other rows, which have
-# never been offered, and they are not taken for the old ones.
+# never been offered, and they are not taken for the old ones. What COPY brings is created whole or
+# not at all, and counted at once.
 # Reads: offer_ledger_chunk.
 CLAIM_CHUNK: Final[LiteralString] = (
     CLOCK
@@ -21,7 +22,7 @@ INSERT INTO delayed_queue_offer_ledger (
 )
 SELECT
     %(job)s::varchar, %(batch)s::bigint, %(partition)s::integer, %(chunk)s::integer,
-    %(digest)s::varchar, %(rows)s::bigint, 0, 0, now
+    %(digest)s::varchar, %(rows)s::bigint, %(created)s::bigint, 0, now
 FROM clock
 WHERE NOT EXISTS (
     SELECT 1
@@ -110,17 +111,18 @@ FROM (
 ) AS batches
 """
 
-# Forget what is older than the age, one bounded bite at a time; two limits as in _EARLIEST_DUE.
-# Reads: offer_ledger_recorded, then the primary key.
-PRUNE_LEDGER: Final[LiteralString] = (
-    CLOCK
-    + """
-DELETE FROM delayed_queue_offer_ledger
+
+def _forgetting(table: LiteralString) -> LiteralString:
+    # One bounded bite at a time; two limits as in _EARLIEST_DUE.
+    return (
+        CLOCK
+        + f"""
+DELETE FROM {table}
 WHERE id = ANY (ARRAY(
     SELECT id
     FROM (
         SELECT id
-        FROM delayed_queue_offer_ledger
+        FROM {table}
         WHERE "recordedAt" < (SELECT now FROM clock) - %(age)s::bigint
         ORDER BY "recordedAt", id
         LIMIT (SELECT %(limit)s::integer)
@@ -130,35 +132,25 @@ WHERE id = ANY (ARRAY(
 ))
 RETURNING id
 """
-)
+    )
 
-# Draw as many ids as a chunk has rows, to be given out in input order, so that equal schedules
-# are delivered as they were offered (Q15) although the rows are written in key order.
-# Reads: nothing.
-DRAW_IDS: Final[LiteralString] = """
-SELECT nextval('delayed_queue_id_seq') AS id
-FROM generate_series(1, %(count)s::integer)
-"""
 
-# The rows of a chunk whose keys exist in part, from the session's own table; ids as in
-# OFFER_BATCH_OR_UPDATE. A key that comes twice has turns: a statement cannot touch a row twice,
-# and the second meets what the first one wrote (Q12).
+# Forget what is older than the age.
+# Reads: offer_ledger_recorded, then the primary key.
+PRUNE_LEDGER: Final[LiteralString] = _forgetting("delayed_queue_offer_ledger")
+
+# The rows of a chunk whose keys exist in part, from the session's own table, in key order: two
+# jobs with the same keys cannot deadlock, and ids, rows and index entries come in one order.
+# A key that comes twice has turns: a statement cannot touch a row twice, and the second meets
+# what the first one wrote (Q12).
 _MERGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
-        id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
     )
-    SELECT id, key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers
-    FROM (
-        SELECT
-            nextval('delayed_queue_id_seq') AS id, key, payload, due_at, headers
-        FROM (
-            SELECT key, payload, due_at, headers
-            FROM pg_temp.delayed_queue_offered
-            WHERE turn = %(turn)s::integer
-            ORDER BY "position"
-        ) AS in_order
-    ) AS numbered
+    SELECT key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers
+    FROM pg_temp.delayed_queue_offered
+    WHERE turn = %(turn)s::integer
     ORDER BY key COLLATE "C"
 """
 _COUNT_OFFERED: Final[LiteralString] = """
@@ -192,8 +184,8 @@ FROM (
 ) AS keys
 """
 
-# _MERGE_SOURCE over what all tasks of a job have staged, so that it is offered as a whole or not
-# at all. Rows of attempts that failed, or were a twin's, are staged too and left out.
+# What all tasks of a job have staged, so that it is offered as a whole or not at all; ids as in
+# OFFER_BATCH_OR_UPDATE. Rows of attempts that failed, or were a twin's, are staged and left out.
 # Reads: offer_stage_attempt.
 _STAGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (
@@ -242,23 +234,5 @@ WHERE job = %(job)s::varchar
 """
 
 # Forget what jobs have staged whose driver died before it could merge or clear it.
-# Reads: offer_stage_recorded, then the primary key; two limits as in _EARLIEST_DUE.
-PRUNE_STAGE: Final[LiteralString] = (
-    CLOCK
-    + """
-DELETE FROM delayed_queue_offer_stage
-WHERE id = ANY (ARRAY(
-    SELECT id
-    FROM (
-        SELECT id
-        FROM delayed_queue_offer_stage
-        WHERE "recordedAt" < (SELECT now FROM clock) - %(age)s::bigint
-        ORDER BY "recordedAt", id
-        LIMIT (SELECT %(limit)s::integer)
-        FOR UPDATE SKIP LOCKED
-    ) AS oldest
-    LIMIT %(limit)s::integer
-))
-RETURNING id
-"""
-)
+# Reads: offer_stage_recorded, then the primary key.
+PRUNE_STAGE: Final[LiteralString] = _forgetting("delayed_queue_offer_stage")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.managers import DeadLetterManager, RedrivenRow, topic_of
+from delayed_queue.managers import DeadLetterManager, ListedRow, RedrivenRow, topic_of
 from delayed_queue.models import DeadLetter
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
 
@@ -63,7 +63,7 @@ class InMemoryLetters(_Letters):
         del self._store.letters[letter.id]
         return living is None
 
-    def next_ids(
+    def next_letters(
         self,
         kind: str,
         *,
@@ -71,15 +71,13 @@ class InMemoryLetters(_Letters):
         reason: str | None = None,
         limit: int = 1000,
         using: str = DEFAULT_DB_ALIAS,
-    ) -> list[int]:
+    ) -> list[ListedRow]:
         with self._store.lock:
             letters = self._store.letters_of(kind)
-        ids = [
-            letter.id
-            for letter in letters
-            if letter.id > after and letter.reason.startswith(reason or "")
-        ]
-        return ids[:limit]
+        wanted = [each for each in letters if each.reason.startswith(reason or "")]
+        newest = {each.key: each.id for each in wanted}
+        rows = [ListedRow(each.id, newest[each.key] == each.id) for each in wanted]
+        return [row for row in rows if row.id > after][:limit]
 
     def bite(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
         return 1000

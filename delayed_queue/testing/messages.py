@@ -71,6 +71,7 @@ class InMemoryMessages(_Messages):
         *,
         can_update: bool,
         now: int | None = None,
+        channel: str | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> dict[str, bool]:
         at = instant(now)
@@ -84,6 +85,8 @@ class InMemoryMessages(_Messages):
                 )  # fmt: skip
                 if created is not None:
                     written[key] = created
+        if channel is not None:
+            self.notify(channel)
         return written
 
     def claim(

@@ -102,7 +102,10 @@ def kick_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int |
 
 
 def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -> int:
-    """Put the topic's dead jobs back, the oldest first, at most ``limit``; return how many went."""
+    """Put the topic's dead jobs back, the oldest first, at most ``limit``; return how many went.
+
+    Of a job that has died several times, the last that died; the others stay dead.
+    """
     kinds = _kinds_of(topic, using)
     kicked, after = 0, 0
     while kicked < limit:
@@ -111,7 +114,8 @@ def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -
         if not rows:
             break
         after = rows[-1].id
-        kicked += len(_kick(topic, [row.id for row in rows], [row.key for row in rows], using))
+        ids, names = [row.id for row in rows], [row.key for row in rows]
+        kicked += len(_kick(topic, ids, names, using, newest_only=True))
     return kicked
 
 
@@ -123,8 +127,10 @@ def replay(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> Answer:
     return Answer.DONE if _kick(found.topic, [letter_id], [found.job_id], using) else Answer.STALE
 
 
-def _kick(topic: str, ids: Sequence[int], job_ids: Sequence[str], using: str) -> dict[int, str]:
-    kick = partial(Topic.objects.kick, topic, ids, job_ids, using=using)
+def _kick(
+    topic: str, ids: Sequence[int], job_ids: Sequence[str], using: str, *, newest_only: bool = False
+) -> dict[int, str]:
+    kick = partial(Topic.objects.kick, topic, ids, job_ids, newest_only=newest_only, using=using)
     kicked: dict[int, str] = repeat(using, kick, doubt=nothing)
     wake(sorted(set(kicked.values())), using=using)
     return kicked

@@ -308,6 +308,8 @@ class EmbeddedPostgres:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": '"{}"'.format(str(self.socket_directory).replace('"', '""')),
             "shared_buffers": f"{min(512, _memory_megabytes() // 4)}MB",
+            # By itself 16 MB, which four writers fill faster than the disk takes them.
+            "wal_buffers": f"{min(64, _memory_megabytes() // 32)}MB",
             "max_wal_size": "4GB",
             "max_connections": 200,
             "jit": "off",  # compiling takes longer than any query of a queue

@@ -149,6 +149,28 @@ class TestRedrive:
         assert outcomes == {CREATED: 1, IGNORED: 1}
         assert [letter.key for letter in dead_letters(queue)] == ["b", "c"]
 
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_q29_all_take_the_newest_letter_of_each_key(self, queue: DelayedQueue, overwrite: bool):
+        old, _, _ = bury(queue, "a", "old"), bury(queue, "b", "other"), bury(queue, "a", "new")
+        assert queue.redrive_all(overwrite=overwrite) == {CREATED: 2, IGNORED: 1}
+        assert_offered(queue, "a", "new")
+        assert [letter.id for letter in dead_letters(queue)] == [old.id]
+
+    def test_q29_all_of_a_reason_take_the_newest_that_has_it(self, queue: DelayedQueue):
+        bury(queue, "a", "old", reason="late")
+        bury(queue, "a", "newer", reason="late again")
+        bury(queue, "a", "newest", reason="wrong")
+        assert queue.redrive_all(reason="late") == {CREATED: 1, IGNORED: 1}
+        assert_offered(queue, "a", "newer")
+
+    def test_q29_a_newer_letter_of_another_queue_counts_for_nothing(
+        self, make_queue: MakeQueue, manual_clock: ManualClock
+    ):
+        orders = make_queue("orders", clock=manual_clock)
+        bury(orders, "a", "old")
+        bury(make_queue("mails", clock=manual_clock), "a", "new")
+        assert orders.redrive_all() == {CREATED: 1}
+
     def test_q29_a_reason_is_no_pattern(self, queue: DelayedQueue):
         bury(queue, "a", reason="100 percent")
         bury(queue, "b", reason="100% sure")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -302,6 +303,30 @@ class TestStatements:
         assert queue.redrive_all() == {CREATED: CHUNK + 1}
         assert queue.stats().due == CHUNK + 1
 
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_q29_of_a_key_in_two_bites_the_newest_comes_back(
+        self, queue: DelayedQueue, overwrite: bool
+    ):
+        _bury_many(queue, CHUNK + 1)
+        _bury_many(queue, 1, b"2")
+        outcomes = queue.redrive_all(overwrite=overwrite)
+        assert outcomes == {CREATED: CHUNK + 1, IGNORED: 1}
+        assert_offered(queue, "k0", 2)
+        assert [bytes(letter.payload) for letter in dead_letters(queue)] == [b"1"]
+
+    @pytest.mark.parametrize(
+        ("overwrite", "outcome", "payload"), [(False, IGNORED, 3), (True, UPDATED, 2)]
+    )
+    def test_q29_of_a_key_in_two_bites_that_lives_the_newest_may_replace_it(
+        self, queue: DelayedQueue, overwrite: bool, outcome: OfferOutcome, payload: int
+    ):
+        _bury_many(queue, CHUNK + 1)
+        _bury_many(queue, 1, b"2")
+        queue.offer_or_update("k0", 3)
+        expected = Counter({CREATED: CHUNK}) + Counter([outcome, IGNORED])
+        assert queue.redrive_all(overwrite=overwrite) == expected
+        assert_offered(queue, "k0", payload)
+
     def test_q32_a_full_queue_is_not_counted_to_its_end(self, queue: DelayedQueue):
         queue.offer_batch([ScheduledMessage(f"k{n}", 1) for n in range(300)])
         stats = queue.stats(cap=100)
@@ -330,13 +355,13 @@ def _hours(count: int) -> list[tuple[int, Any]]:
     return [(number, start + number * SECOND) for number in range(count)]
 
 
-def _bury_many(queue: DelayedQueue, count: int) -> None:
+def _bury_many(queue: DelayedQueue, count: int, payload: bytes = b"1") -> None:
     at = timezone.now() - HOUR
     DeadLetter.objects.bulk_create(
         DeadLetter(
             kind=queue.kind,
             key=f"k{number}",
-            payload=b"1",
+            payload=payload,
             attempts=1,
             reason="bad",
             scheduled_at_initially=at,

@@ -9,6 +9,7 @@ from tests.plans.callback_cases import callbacks
 from tests.plans.case import (
     DEAD_DIED,
     DEAD_IDS,
+    DEAD_KEYS,
     DEAD_PRIMARY,
     DESCRIBED,
     DUE,
@@ -138,7 +139,7 @@ def listed() -> list[Case]:
             # Half of the letters have another reason, and three quarters another kind.
             Case(
                 "DEAD_LETTER_IDS", {**page, "kind": kind, "after": 0, "reason": reason},
-                {DEAD_IDS}, n=1000, rows=10, buffers=2, or_reads={DEAD_PRIMARY},
+                {DEAD_IDS, DEAD_KEYS}, n=1000, rows=11, buffers=5, or_reads={DEAD_PRIMARY},
             )
             for kind in ("bulk|json", "due|json")
             for reason in (None, "rejected")

@@ -20,7 +20,8 @@ STAGED: Final = "offer_stage_recorded"
 
 def chunks_of_jobs() -> list[Case]:
     job = {"job": "job-700", "batch": 0}
-    claim = {**job, "partition": 3, "chunk": 5, "digest": "new", "rows": 1000, "now": NOW}
+    claim = {**job, "partition": 3, "chunk": 5, "digest": "new", "rows": 1000,
+             "created": 1000, "now": NOW}  # fmt: skip
     hour, day = 3_600_000, 24 * 3_600_000
     prune: dict[str, Any] = {"n": 1000, "rows": 4, "buffers": 30, "fixed": 300}
     return [
@@ -44,7 +45,6 @@ def chunks_of_jobs() -> list[Case]:
             for age in (hour, day)
         ),
         Case("LOOK_AROUND", {}, set(), rows=0, buffers=30),
-        Case("DRAW_IDS", {"count": 1000}, set(), rows=0, n=1000),
     ]
 
 

@@ -25,8 +25,8 @@ SELECT
 FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
 """
 OFFERED: Final = """
-INSERT INTO pg_temp.delayed_queue_offered ("position", turn, key, payload, due_at)
-SELECT n, 0, CASE WHEN n %% 2 = 0 THEN 'key-' ELSE 'new-' END || n * 97, 'y', %(now)s
+INSERT INTO pg_temp.delayed_queue_offered (turn, key, payload, due_at)
+SELECT 0, CASE WHEN n %% 2 = 0 THEN 'key-' ELSE 'new-' END || n * 97, 'y', %(now)s
 FROM generate_series(1, 1000) AS n
 """
 

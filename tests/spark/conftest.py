@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections
@@ -16,6 +16,9 @@ from delayed_queue.spark.connecting import VARIABLE, dsn_from_django
 from delayed_queue.spark.room import TASKS
 from tests.processes import ROOT
 from tests.spark.support import QUIET
+
+if TYPE_CHECKING:
+    from delayed_queue.spark.stream_reader import LeasingReader
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +59,13 @@ def spark(dsn: str) -> Iterator[Any]:
 @pytest.fixture
 def lake(tmp_path: Path) -> str:
     return str(tmp_path / "lake")
+
+
+@pytest.fixture
+def source() -> Iterator[LeasingReader]:
+    """A stream that leases, stopped at the end."""
+    from tests.spark.leasing import reader
+
+    made = reader()
+    yield made
+    made.stop()

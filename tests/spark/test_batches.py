@@ -69,16 +69,15 @@ def triple(job: str) -> tuple[int, int, int, bool]:
 
 
 class TestWriting:
-    @pytest.mark.parametrize("driver", ["adbc", "psycopg"])
-    def test_counts(self, spark: Any, queue: DelayedQueue, driver: str):
+    def test_counts(self, spark: Any, queue: DelayedQueue):
         queue.offer_or_update("k1", {"n": 1}, datetime(2030, 1, 1, tzinfo=UTC))
         frame = messages(spark, 500).selectExpr("*", "timestamp'2030-01-01' AS schedule_at")
-        write(frame, job="one", driver=driver)
+        write(frame, job="one")
         assert triple("one") == (499, 0, 1, True)
-        write(frame, job="two", driver=driver)
+        write(frame, job="two")
         assert triple("two") == (0, 0, 500, True)
         changed = frame.withColumn("payload", frame.key.substr(2, 1))
-        write(changed, job="three", driver=driver, mode="upsert")
+        write(changed, job="three", mode="upsert")
         assert triple("three") == (0, 500, 0, True)
 
     def test_what_django_reads(self, spark: Any, queue: DelayedQueue):

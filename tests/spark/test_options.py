@@ -87,7 +87,7 @@ class TestPasswords:
     ):
         monkeypatch.setenv(VARIABLE, f"postgresql://me:{SECRET}@127.0.0.1:1/sales")
         with pytest.raises(ResourceUnavailable, match=r"'sales' at 127\.0\.0\.1:1") as caught:
-            connect(parse_options({"driver": driver}), moves_rows=True)
+            connect(parse_options({"driver": driver}), reads_rows=True)
         assert SECRET not in str(caught.value)
 
     def test_options_take_none_into_a_pickle(self, monkeypatch: pytest.MonkeyPatch):

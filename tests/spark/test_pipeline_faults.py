@@ -24,14 +24,14 @@ from django.utils.timezone import now
 
 from delayed_queue import DelayedQueue, RetryPolicy, ScheduledMessage
 from delayed_queue.models import ArchiveManifest, DeadLetter, Message
-from delayed_queue.spark import cli
 from delayed_queue.spark.bundle import bundle
+from delayed_queue.spark.commands.command import DONE, FAILED
 from delayed_queue.spark.jobs import archives, handling, imports
 from delayed_queue.spark.session import find_java_home
 from tests.processes import ROOT, kill_family, wait_until
 from tests.spark.archiver import STEPS
+from tests.spark.pipelines import CONSOLE, archive, letters, lines, options
 from tests.spark.support import with_jvm
-from tests.spark.test_pipeline_jobs import CONSOLE, archive, letters, lines, options
 
 pytestmark = [*with_jvm, pytest.mark.slow]
 
@@ -79,7 +79,7 @@ def executors_of(pid: int) -> list[psutil.Process]:
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == cli.DONE, err
+    assert process.returncode == DONE, err
     found: dict[str, Any] = json.loads(out)
     return found
 
@@ -212,7 +212,7 @@ class TestImport:
                 cwd=tmp_path, env=without_package(), capture_output=True, text=True,
                 timeout=PATIENCE, check=False,
             )  # fmt: skip
-        assert done.returncode == cli.DONE, done.stderr
+        assert done.returncode == DONE, done.stderr
         report = json.loads(done.stdout.strip().splitlines()[-1])
         assert (report["created"], count(other)) == (500, 500)
         assert "password" not in done.stdout + done.stderr
@@ -295,7 +295,7 @@ class TestErrors:
         arguments = ["import", "nothing.csv", "--queue", "orders", "--master", "local[1,4]"]
         with command(*arguments) as process:
             out, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == cli.FAILED
+        assert process.returncode == FAILED
         assert out == ""
         told = [line for line in err.splitlines() if not re.match(r"\[ +[\d.]+ s\] ", line)]
         assert len(told) == 1, err
@@ -313,7 +313,7 @@ class TestErrors:
             assert connection.execute("SELECT count(*) FROM delayed_queue").fetchone() == (0,)
         with pytest.raises(SystemExit) as ended:
             call_command("queuepipeline", "drain", "--queue", "orders")
-        assert ended.value.code == cli.FAILED
+        assert ended.value.code == FAILED
 
 
 def count(connection: psycopg.Connection[Any]) -> int:

@@ -22,8 +22,8 @@ from delayed_queue.models import Message
 from delayed_queue.spark.connecting import VARIABLE
 from delayed_queue.spark.jobs import imports, replays
 from delayed_queue.spark.jobs.spreading import Spread
+from tests.spark.pipelines import CONSOLE, archive, letters, lines, options, schedules
 from tests.spark.support import with_jvm
-from tests.spark.test_pipeline_jobs import CONSOLE, archive, letters, lines, options, schedules
 
 pytestmark = with_jvm
 

@@ -22,13 +22,13 @@ KEYS = [f"{each * 7919 % 10_007:05}" for each in range(5000)]
 
 @pytest.fixture(params=["adbc", "psycopg"])
 def session(request: pytest.FixtureRequest, known: str) -> Iterator[Session]:
-    made = connect(parse_options({"driver": request.param}), moves_rows=True)
+    made = connect(parse_options({"driver": request.param}), reads_rows=True)
     yield made
     made.close()
 
 
 def test_each_page_is_visited_once(session: Session, other: psycopg.Connection[Any]):
-    """Rows lie in the order of keys, so in the order of ids pages would be visited often."""
+    """Of tasks that write at once, the ids are on many pages in turns."""
     offer(job(), [rows(KEYS, "1" * 100)])
     other.execute("ANALYZE delayed_queue")
     statement, params = wrap(sql.READ_RANGE, ["id", "payload"], [])

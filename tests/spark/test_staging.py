@@ -11,8 +11,8 @@ from delayed_queue.models import OfferStage
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import Job
 from delayed_queue.spark.staging import clear_stage, merge_staged, stage_all
+from tests.spark.offered import letters, triple
 from tests.spark.support import job, keys_of, rows
-from tests.spark.test_ledger import letters, triple
 
 pytestmark = pytest.mark.usefixtures("queue")
 

@@ -141,6 +141,21 @@ def test_the_newest_letter_of_a_job_is_kicked_and_the_others_stay() -> None:
     assert DeadLetter.objects.count() == 2
 
 
+def test_of_a_job_that_died_in_two_bites_the_newest_is_kicked() -> None:
+    """A limit of one is the smallest bite."""
+    kill("a", url=URL)
+    kill("b")
+    add("a", body="new", if_exists="update")
+    bury_job("orders", "a", pop_jobs("orders")[0].lease_token)
+
+    assert [kick_topic("orders", 1) for _ in range(3)] == [1, 1, 0]
+    assert {each.job_id: each.body for each in pop_jobs("orders", 2)} == {
+        "a": "new",
+        "b": {"name": "b"},
+    }
+    assert DeadLetter.objects.get().kind == "orders|callback"
+
+
 def test_a_topic_is_kicked_oldest_first_and_no_further_than_the_limit() -> None:
     configure_topic("orders", shards=3)
     for n in range(250):

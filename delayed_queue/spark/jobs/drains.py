@@ -12,6 +12,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.draining import acknowledge_checkpoint
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
+from delayed_queue.spark.jobs.lakes import check_lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,6 +68,8 @@ def run(
     if options.handling is not None:
         # Before anything is leased: a path that names nothing is no reason to try again.
         options.handling.registered()
+    if options.to is not None:
+        check_lake(spark, options.to, options.checkpoint)
     found = Drained(options.kind, tally=None if options.handling is None else Tally())
     query = _started(spark, options, found, console)
     try:

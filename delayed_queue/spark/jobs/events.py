@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.archives import read_rows
+from delayed_queue.spark.jobs.lakes import KIND, read_lake
 from delayed_queue.spark.jobs.tables import KNOWN
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _LETTERS: Final = (
     "timestamp_millis(diedAt) AS finished_at", "attempts", "'dead' AS outcome", "reason",
 )  # fmt: skip
 _DRAINED: Final = (
-    "kind", "created_at", "scheduled_at_initially AS scheduled_at", "drained_at AS finished_at",
+    KIND, "created_at", "scheduled_at_initially AS scheduled_at", "drained_at AS finished_at",
     "attempts", "'done' AS outcome", "CAST(NULL AS STRING) AS reason",
 )  # fmt: skip
 _LETTER_COLUMNS: Final = (
@@ -54,12 +55,12 @@ def parse_mapping(pairs: Sequence[str]) -> dict[str, str]:
 
 def drained(spark: SparkSession, path: str) -> DataFrame:
     """Return the messages that drain has written."""
-    return _selected(spark.read.parquet(path), _DRAINED, path, "of drain")
+    return _selected(read_lake(spark, path), _DRAINED, path, "of drain")
 
 
 def archived(spark: SparkSession, path: str) -> DataFrame:
     """Return the dead letters that archive has written."""
-    return _selected(spark.read.parquet(path), _LETTERS, path, "an archive of dead letters")
+    return _selected(read_lake(spark, path), _LETTERS, path, "an archive of dead letters")
 
 
 def stored_letters(spark: SparkSession) -> DataFrame:
@@ -69,7 +70,7 @@ def stored_letters(spark: SparkSession) -> DataFrame:
 
 def others(spark: SparkSession, path: str, mapping: Mapping[str, str]) -> DataFrame:
     """Return rows of the application's own, such as archived notifications."""
-    frame = spark.read.parquet(path)
+    frame = read_lake(spark, path)
     for name in ("finished_at", "kind"):
         if mapping.get(name, name) not in frame.columns:
             raise InvalidConfiguration(

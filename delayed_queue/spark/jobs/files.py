@@ -36,6 +36,13 @@ class Files:
         system, found = self._at(path)
         return bool(system.exists(found))
 
+    def names(self, directory: str) -> list[str]:
+        """Return what is in the directory; nothing where there is none."""
+        system, found = self._at(directory)
+        if not system.exists(found):
+            return []
+        return [str(each.getPath().getName()) for each in system.listStatus(found)]
+
     def delete(self, path: str) -> None:
         """Delete the file or the whole directory, if it is there."""
         system, found = self._at(path)

@@ -179,6 +179,9 @@ class _Import:
             return self._options.job
         names = sorted({each.file for each in self._blocks})
         source = asdict(self._options.source)
+        if source["rules"]["time_unit"] is None:
+            # Imports of versions without this option keep their ids.
+            del source["rules"]["time_unit"]
         asked = {**source, "mode": self._options.mode, "target": self._options.target}
         stamps = Files(self._spark).stamps(names)
         text = json.dumps([stamps, asked], sort_keys=True, default=str)

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.files import Files
+from delayed_queue.spark.jobs.lakes import read_lake
 from delayed_queue.spark.jobs.lines import (
     BOM,
     CsvReader,
@@ -134,7 +135,7 @@ def check_columns(columns: Sequence[str], rules: Rules) -> None:
 
 def _parquet(spark: SparkSession, source: Input) -> tuple[DataFrame, list[str]]:
     # Else Spark takes the columns of one file, and what others have beside them is dropped.
-    frame = spark.read.option("mergeSchema", "true").parquet(*source.paths)
+    frame = read_lake(spark, *source.paths, mergeSchema="true")
     columns = list(frame.columns)
     place = [
         "_metadata.file_path AS __file",

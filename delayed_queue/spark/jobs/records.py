@@ -16,6 +16,7 @@ from delayed_queue.messages import (
     check_schedule,
     encode_headers,
     from_milliseconds,
+    to_milliseconds,
 )
 from delayed_queue.payloads import check_kind, codec_named, encode, kind_of
 from delayed_queue.retries import parse_duration
@@ -24,6 +25,14 @@ FIELDS: Final = ("key", "payload", "schedule_at", "delay", "headers", "queue")
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 32
 _CLIPPED: Final = 40
+# What a number of a schedule counts, in milliseconds.
+TIME_UNITS: Final[Mapping[str, int]] = {"s": 1000, "ms": 1}
+# Seconds since 1970, taken for milliseconds, are instants before this until the year 22000.
+_SUSPECT: Final = to_milliseconds(datetime(1990, 1, 1, tzinfo=UTC))
+_UNIT_UNSAID: Final = (
+    "schedule_at is a number that would lie before 1990 in milliseconds, and was not offered, as "
+    "it would be due at once: seconds, it seems. Say --time-unit s, or ms if that is what it is."
+)
 _BOTH: Final = "It has both a schedule_at and a delay."
 
 
@@ -38,6 +47,8 @@ class Rules:
     max_depth: int = MAX_DEPTH
     # Texts of Parquet and CSV hold JSON; those of JSON lines are values already.
     are_texts_json: bool = False
+    # What numbers of schedules count, of TIME_UNITS; None takes milliseconds and doubts old ones.
+    time_unit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +104,12 @@ class Checker:
         return found if self._check_row is None else self._checked_row(found, self._check_row)
 
     def _message(self, record: Mapping[str, Any]) -> Checked:
-        schedule, delay = self._schedule(record), self._delay(record)
-        if schedule is not None and delay is not None:
+        times = [self._value(record, name) for name in ("schedule_at", "delay")]
+        if all(each not in (None, "") for each in times):
             raise InvalidMessage(_BOTH)
         return Checked(
-            self._kind(record), self._key(record), self._payload(record), schedule, delay,
-            self._headers(record),
+            self._kind(record), self._key(record), self._payload(record),
+            self._schedule(record), self._delay(record), self._headers(record),
         )  # fmt: skip
 
     def _refused(self, record: Mapping[str, Any]) -> Checked:
@@ -178,7 +189,7 @@ class Checker:
         value = self._value(record, "schedule_at")
         if value is None or value == "":
             return None
-        return check_schedule(_instant(value))
+        return check_schedule(_instant(value, self._rules.time_unit))
 
     def _delay(self, record: Mapping[str, Any]) -> int | None:
         value = self._value(record, "delay")
@@ -232,11 +243,11 @@ def _refuse_constant(name: str) -> Any:
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _instant(value: Any) -> datetime:
+def _instant(value: Any, unit: str | None) -> datetime:
     if isinstance(value, datetime):
         return value
     if type(value) is int or (isinstance(value, str) and value.lstrip("-").isdecimal()):
-        return _from_exact_milliseconds(int(value))
+        return _counted(int(value), unit)
     try:
         return datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -244,6 +255,14 @@ def _instant(value: Any) -> datetime:
             f"schedule_at {_clip(value)} is no instant: write ISO 8601 with an offset, or "
             "milliseconds since 1970."
         ) from None
+
+
+def _counted(number: int, unit: str | None) -> datetime:
+    """Return the instant so many units after 1970; without a unit, refuse what is in doubt."""
+    found = _from_exact_milliseconds(number * TIME_UNITS[unit or "ms"])
+    if unit is None and number < _SUSPECT:
+        raise InvalidMessage(_UNIT_UNSAID)
+    return found
 
 
 def _from_exact_milliseconds(milliseconds: int) -> datetime:

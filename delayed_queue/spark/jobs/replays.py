@@ -14,6 +14,7 @@ from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.counts import Counts
 from delayed_queue.spark.jobs.database import check_database
 from delayed_queue.spark.jobs.files import Files
+from delayed_queue.spark.jobs.lakes import KIND, read_lake
 from delayed_queue.spark.jobs.offers import (
     ROWS_PER_PARTITION,
     Offer,
@@ -32,7 +33,7 @@ _LETTERS: Final = (
     "concat_ws('\\n', reason, lastError, firstError) AS error",
 )  # fmt: skip
 _MESSAGES: Final = (
-    "kind", "key", "CAST(payload AS BINARY) AS payload", "headers",
+    KIND, "key", "CAST(payload AS BINARY) AS payload", "headers",
     "scheduled_at_initially AS at", "CAST(NULL AS STRING) AS error",
 )  # fmt: skip
 
@@ -89,7 +90,7 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replay
     if not options.is_dry_run:
         check_database(spark)
     console.progress(f"reading {', '.join(options.paths)} …")
-    source = spark.read.option("recursiveFileLookup", "false").parquet(*options.paths)
+    source = read_lake(spark, *options.paths, recursiveFileLookup="false")
     files = source.inputFiles()
     job = options.job or _job(spark, options, files)
     chosen = _chosen(_normal(source), options).persist()

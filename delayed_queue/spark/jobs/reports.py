@@ -15,6 +15,7 @@ from delayed_queue.spark.jobs import events, plots
 from delayed_queue.spark.jobs.console import Console, aligned, span
 from delayed_queue.spark.jobs.database import connect, fetch
 from delayed_queue.spark.jobs.events import parse_mapping as parse_mapping
+from delayed_queue.spark.jobs.lakes import KIND, read_lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,7 +95,7 @@ def _ended(spark: SparkSession, options: ReportOptions) -> DataFrame:
 
 def _waiting(spark: SparkSession, options: ReportOptions) -> DataFrame | None:
     if options.snapshot is not None:
-        return spark.read.parquet(options.snapshot).select("kind", "scheduled_at")
+        return read_lake(spark, options.snapshot).selectExpr(KIND, "scheduled_at")
     if not options.uses_database:
         return None
     reader = spark.read.format("delayed_queue").schema("kind string, scheduled_at timestamp")

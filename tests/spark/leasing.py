@@ -1,0 +1,59 @@
+"""A stream's leases driven as Spark drives them, and what they have done to the table."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.models import Message
+from delayed_queue.spark.options import parse_options
+from delayed_queue.spark.schema import read_schema
+from delayed_queue.spark.stream_reader import LeasingReader
+
+FIVE = ReadMaxRows(5)
+
+
+def reader(**options: str) -> LeasingReader:
+    given = {"queue": "orders", "leaseConnections": "2", "renew": "false", **options}
+    return LeasingReader(parse_options(given), read_schema("orders|json"))
+
+
+def read(source: LeasingReader, start: Any, end: Any) -> list[str]:
+    """Do what the tasks of a batch do."""
+    found: list[str] = []
+    for partition in source.partitions(start, end):
+        for batch in source.read(partition):
+            found.extend(batch["key"].to_pylist())
+    return sorted(found)
+
+
+def fill(queue: DelayedQueue, count: int) -> list[str]:
+    keys = [f"k{each:03}" for each in range(count)]
+    queue.offer_batch([ScheduledMessage(key, 1) for key in keys])
+    return keys
+
+
+def settled(source: LeasingReader) -> None:
+    """Wait until what is leased ahead is leased."""
+    ahead = source._held()._ahead
+    assert ahead is not None
+    ahead.result(60)
+
+
+def under(lease_id: str) -> set[str]:
+    return set(Message.objects.filter(lease_id=lease_id).values_list("key", flat=True))
+
+
+def leased_until() -> Any:
+    return Message.objects.order_by("scheduled_at")[0].scheduled_at
+
+
+def expire(*keys: str) -> None:
+    """Let leases have run out, the first key's first."""
+    for number, key in enumerate(keys):
+        Message.objects.filter(key=key).update(
+            scheduled_at=Message.objects.get(key=key).created_at + timedelta(milliseconds=number)
+        )

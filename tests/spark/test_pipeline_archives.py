@@ -1,0 +1,239 @@
+"""``archive`` and ``replay`` on a session of Spark in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+
+from delayed_queue import DelayedQueue
+from delayed_queue.exceptions import InvalidConfiguration, TooManyConnections
+from delayed_queue.models import ArchiveManifest, DeadLetter, Message
+from delayed_queue.spark.jobs import archives, replays
+from delayed_queue.spark.jobs.counts import Counts
+from delayed_queue.spark.jobs.spreading import Spread
+from delayed_queue.spark.jobs.tables import KNOWN
+from tests.processes import wait_until
+from tests.spark.pipelines import CONSOLE, archive, letters
+from tests.spark.support import with_jvm
+
+pytestmark = with_jvm
+
+CUT_KEEPERS = """
+SELECT pg_terminate_backend(pid)
+FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%SET holder = %'
+"""
+# A partition for each, so that Spark opens one when the one before has been read.
+ONE_FILE_EACH = {
+    "spark.sql.files.maxPartitionBytes": "4000000",
+    "spark.sql.files.openCostInBytes": "4000000",
+}
+
+
+def alter(part: Path) -> None:
+    data = bytearray(part.read_bytes())
+    data[8] ^= 1
+    part.write_bytes(bytes(data))
+    part.with_name(f".{part.name}.crc").unlink(missing_ok=True)
+
+
+def remove(part: Path) -> None:
+    part.unlink()
+
+
+def add(part: Path) -> None:
+    part.with_name("one-more.parquet").write_bytes(part.read_bytes())
+
+
+def parquet_files(lake: str) -> list[Path]:
+    return list(Path(lake).glob("*/archive=*/*.parquet"))
+
+
+class TestArchiveAndReplay:
+    """P8 and P10."""
+
+    def test_a_replayed_archive_equals_the_original(
+        self, queue: DelayedQueue, spark: Any, lake: str
+    ) -> None:
+        letters(100)
+        DeadLetter.objects.create(
+            kind="orders|json", key="young", payload=b"1", attempts=1, reason="rejected",
+            scheduled_at_initially=datetime.now(UTC), created_at=datetime.now(UTC),
+            died_at=datetime.now(UTC),
+        )  # fmt: skip
+        original = {
+            each.key: (bytes(each.payload), each.headers)
+            for each in DeadLetter.objects.exclude(key="young")
+        }
+        found = archive(spark, lake, rows_per_archive=60, rows_per_file=25, bite=7)
+        assert (found.rows, found.deleted, found.changed, found.archives) == (100, 100, 0, 2)
+        assert [each.key for each in DeadLetter.objects.all()] == ["young"]
+        path = f"{lake}/delayed_queue_dead_letter"
+
+        asked = replays.ReplayOptions((path,), spread=Spread.of(over=timedelta(hours=2)))
+        replayed = replays.run(spark, asked, CONSOLE)
+
+        assert replayed.counts == Counts(created=100)
+        stored = {each.key: (bytes(each.payload), each.headers) for each in Message.objects.all()}
+        assert stored == original
+        spans = [each.scheduled_at - each.created_at for each in Message.objects.all()]
+        # From the beginning of the replay, a moment before the first offer.
+        assert timedelta(seconds=-30) < min(spans) < timedelta(minutes=20)
+        assert timedelta(minutes=100) < max(spans) < timedelta(hours=2)
+        queue.drop_all_messages("Yes, please, I know what I'm doing!")
+        assert replays.run(spark, asked, CONSOLE).was_done
+        assert Message.objects.count() == 0  # the very same replay changes nothing
+
+    def test_replays_what_the_filters_choose_under_new_keys(
+        self, queue: DelayedQueue, spark: Any, lake: str
+    ) -> None:
+        letters(9)
+        archive(spark, lake)
+        asked = replays.ReplayOptions(
+            (f"{lake}/delayed_queue_dead_letter",),
+            kinds=("orders|json",),
+            since=datetime(2026, 1, 2, 0, 0, 2, tzinfo=UTC),
+            until=datetime(2026, 1, 2, 0, 0, 8, tzinfo=UTC),
+            error="ValueError",
+            suffix=True,
+            job="second",
+        )
+        assert replays.run(spark, replace(asked, is_dry_run=True), CONSOLE).chosen == 4
+        assert Message.objects.count() == 0
+        assert replays.run(spark, asked, CONSOLE).counts.created == 4
+        keys = set(Message.objects.values_list("key", flat=True))
+        assert keys == {f"k{n}~second" for n in (2, 4, 5, 7)}
+
+    def test_a_letter_that_changed_since_stays_and_one_redriven_is_no_loss(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(10)
+        publish = archives._Archive._publish
+
+        def meddle(self: Any, manifest: Any) -> None:
+            publish(self, manifest)
+            DeadLetter.objects.filter(key="k3").update(reason="looked at")
+            DeadLetter.objects.filter(key="k4").delete()
+            monkeypatch.setattr(archives._Archive, "_publish", publish)
+
+        monkeypatch.setattr(archives._Archive, "_publish", meddle)
+        found = archive(spark, lake)
+        # The changed one is archived again, as it is now.
+        assert (found.archives, found.rows, found.deleted, found.changed) == (2, 11, 9, 1)
+        assert DeadLetter.objects.count() == 0
+
+    @pytest.mark.parametrize("how", [alter, remove, add])
+    def test_files_that_are_not_those_of_the_manifest_delete_nothing(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch,
+        how: Callable[[Path], None],
+    ) -> None:  # fmt: skip
+        letters(10)
+        publish = archives._Archive._publish
+
+        def damage(self: Any, manifest: Any) -> None:
+            publish(self, manifest)
+            how(next(Path(manifest.path).glob("*.parquet")))
+
+        monkeypatch.setattr(archives._Archive, "_publish", damage)
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake)
+        monkeypatch.undo()
+        # Nor does the next command believe them.
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake)
+        assert DeadLetter.objects.count() == 10
+
+    def test_a_file_that_vanishes_while_rows_are_deleted_keeps_its_rows(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(30)
+        vanished: list[int] = []
+        delete = archives._Archive._delete
+
+        def and_vanish(self: Any, keys: list[str], digests: list[str]) -> int:
+            if not vanished:
+                of = {each: pq.read_table(each)["id"].to_pylist() for each in parquet_files(lake)}
+                part = next(each for each in of if not {*map(str, of[each])} & {*keys})
+                vanished.extend(of[part])
+                part.unlink()
+            return delete(self, keys, digests)
+
+        monkeypatch.setattr(archives._Archive, "_delete", and_vanish)
+        before = {name: spark.conf.get(name) for name in ONE_FILE_EACH}
+        for name, value in ONE_FILE_EACH.items():
+            spark.conf.set(name, value)
+        try:
+            with pytest.raises(Exception, match=r"(?i)not exist"):
+                archive(spark, lake, rows_per_file=10, bite=10)
+        finally:
+            for name, value in before.items():
+                spark.conf.set(name, value)
+        left = set(DeadLetter.objects.values_list("id", flat=True))
+        assert len(vanished) == 10
+        assert left >= set(vanished)
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake)
+
+    def test_a_directory_of_another_database_is_neither_taken_nor_replaced(
+        self, queue: DelayedQueue, spark: Any, lake: str
+    ) -> None:
+        letters(5)
+        archive(spark, lake)
+        (mine,) = ArchiveManifest.objects.all()
+        directory = Path(lake) / mine.source
+        foreign = directory / f"archive={mine.pk + 1:08d}"
+        (directory / f"archive={mine.pk:08d}").rename(foreign)
+        letters(5)
+        for _ in range(2):
+            with pytest.raises(InvalidConfiguration, match="is there already"):
+                archive(spark, lake)
+        assert DeadLetter.objects.count() == 5
+        foreign.rename(directory / "elsewhere")
+        assert archive(spark, lake).deleted == 5
+
+    def test_a_connection_that_is_cut_does_not_end_its_keeping(
+        self, queue: DelayedQueue, spark: Any, lake: str, other: psycopg.Connection[Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        letters(3)
+        publish = archives._Archive._publish
+
+        def held_until() -> int:
+            rows = other.execute('SELECT "heldUntil" FROM delayed_queue_archive').fetchall()
+            return int(rows[0][0])
+
+        def cut(self: Any, manifest: Any) -> None:
+            other.execute(CUT_KEEPERS)
+            before = held_until()
+            wait_until(lambda: held_until() > before)
+            publish(self, manifest)
+
+        monkeypatch.setattr(archives._Archive, "_publish", cut)
+        assert archive(spark, lake, lease_ms=900).deleted == 3
+
+    def test_room_for_its_connections_is_looked_for_before_anything_is_planned(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(1)
+        monkeypatch.setattr(archives, "CONNECTIONS_OF_DRIVER", 1000)
+        with pytest.raises(TooManyConnections, match="2 tasks, 1000 leases"):
+            archive(spark, lake)
+        assert not ArchiveManifest.objects.exists()
+
+    def test_tables_that_cannot_be_archived(self, queue: DelayedQueue, spark: Any) -> None:
+        for table, said in (
+            (replace(KNOWN["dead-letters"], source="nothing"), "There is no table"),
+            (replace(KNOWN["dead-letters"], age="death"), "no column 'death'"),
+            (replace(KNOWN["dead-letters"], key="pKey"), "not the primary key"),
+            (replace(KNOWN["dead-letters"], age="reason"), "an age is a timestamp"),
+        ):
+            asked = archives.ArchiveOptions((table,), 0, "nowhere")
+            with pytest.raises(InvalidConfiguration, match=said):
+                archives.run(spark, asked, CONSOLE)

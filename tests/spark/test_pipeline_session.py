@@ -1,0 +1,42 @@
+"""The session of a command, and what ``doctor`` sees on one in this process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from delayed_queue import DelayedQueue
+from delayed_queue.spark import doctor, starting
+from delayed_queue.spark.settings import SparkSettings
+from tests.spark.pipelines import CONSOLE
+from tests.spark.support import with_jvm
+
+pytestmark = with_jvm
+
+
+def test_a_session_that_is_open_is_taken_and_stays_open(known: str, spark: Any) -> None:
+    with starting.session(SparkSettings(), CONSOLE, "again") as taken:
+        assert taken.sparkContext is spark.sparkContext
+    assert spark.range(3).count() == 3
+
+
+class TestDoctor:
+    """P11."""
+
+    def test_executors_see_what_the_driver_sees(self, queue: DelayedQueue, spark: Any) -> None:
+        rows = doctor._from_executors(spark)
+        assert len(rows) >= 2
+        assert [each.level for each in doctor.executors(rows)] == [doctor.OK]
+        found = doctor.database()
+        assert (found.level, found.found.partition(" ")[0]) == (doctor.OK, "PostgreSQL")
+
+    def test_tables_that_are_missing_are_named(
+        self, queue: DelayedQueue, spark: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dsn = f"{os.environ['DELAYED_QUEUE_DSN']} options='-c search_path=pg_catalog'"
+        monkeypatch.setenv("DELAYED_QUEUE_DSN", dsn)
+        found = doctor.database()
+        assert (found.level, found.advice) == (doctor.FAIL, "Run manage.py migrate.")
+        assert "without delayed_queue," in found.found
