@@ -1,4 +1,4 @@
-"""Run a management command, uvicorn or the pipeline's desk, until it or its parent has ended."""
+"""Run a management command, the web server or the pipeline's desk, until it or its parent ends."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ def _end_with_parent() -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    if arguments[0] == "uvicorn":
-        # Here: nothing else of the demo needs it.
-        import uvicorn
+    if arguments[0] == "web":
+        from example_project.demo import webserver
 
-        uvicorn.main(arguments[1:])
+        webserver.serve(int(arguments[1]))
     elif arguments[0] == "pipeline":
         from example_project.demo.pipeline import desk
 

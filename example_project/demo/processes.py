@@ -107,8 +107,10 @@ class Children:
                 if child.is_running:
                     child.kill()
 
-    def start(self, name: str, *arguments: str, **environment: str) -> Child:
-        """Start a management command as a process of its own."""
+    def start(
+        self, name: str, *arguments: str, inherits: Sequence[int] = (), **environment: str
+    ) -> Child:
+        """Start a management command as a process of its own; it inherits those descriptors."""
         path = self._directory / f"{name.replace(' ', '-')}-{len(self.all) + 1}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 # our own interpreter and module
@@ -117,6 +119,7 @@ class Children:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**self.environment, **environment},
+                pass_fds=inherits,
                 start_new_session=True,  # Ctrl-C is for us; we stop them in order
             )
         child = Child(name, process, path)

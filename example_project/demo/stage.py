@@ -9,13 +9,17 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+from delayed_queue.models import Worker
 from example_project.demo import database
 from example_project.demo.acts import Act
 from example_project.demo.console import Console
-from example_project.demo.processes import MANAGE, Children
+from example_project.demo.exceptions import DemoError
+from example_project.demo.processes import MANAGE, Child, Children
 from example_project.demo.webserver import WebServer, free_port
 
 SERVING_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 0.05
+WORKERS_SECONDS: Final = 60.0
 LOOPBACK: Final = "127.0.0.1/32"
 T = TypeVar("T")
 
@@ -56,6 +60,16 @@ class Stage:
         known = environment.get("CALLBACK_PORTS", "").split(",")
         environment["CALLBACK_PORTS"] = ",".join([*filter(None, known), *map(str, ports)])
         environment |= {"CALLBACKS": "1", "CALLBACK_NETWORKS": LOOPBACK}
+
+    def wait_for(self, workers: Sequence[Child]) -> None:
+        """Return when each has told of itself; raises DemoError when one ends or takes too long."""
+        wanted = {each.pid for each in workers}
+        deadline = time.monotonic() + WORKERS_SECONDS
+        while Worker.objects.filter(pid__in=wanted).count() < len(wanted):
+            self.children.check()
+            if time.monotonic() > deadline:
+                raise DemoError(f"The workers are not up after {WORKERS_SECONDS:.0f} s.")
+            time.sleep(LOOK_SECONDS)
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the stage is."""

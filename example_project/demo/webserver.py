@@ -6,12 +6,13 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import Final
 
 from django.urls import reverse
 
 from example_project.demo.exceptions import DemoError
-from example_project.demo.processes import Child, Children
+from example_project.demo.processes import Children
 
 HOST: Final = "127.0.0.1"
 FIRST_PORT: Final = 8000
@@ -22,15 +23,25 @@ LOOK_SECONDS: Final = 0.05
 
 def free_port() -> int:
     """Return the first port from 8000 on that nothing listens on."""
+    with _listener() as found:
+        return int(found.getsockname()[1])
+
+
+def _listener() -> socket.socket:
+    """Listen on the first port from 8000 on that is free."""
     for port in range(FIRST_PORT, FIRST_PORT + TRIED_PORTS):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
+        with suppress(OSError):
+            return socket.create_server((HOST, port))
     raise DemoError(f"No port from {FIRST_PORT} to {FIRST_PORT + TRIED_PORTS - 1} is free.")
+
+
+def serve(descriptor: int) -> None:
+    """Be the server, on the listening socket that the parent has passed on."""
+    # Here: nothing else of the demo needs it.
+    import uvicorn
+
+    config = uvicorn.Config("example_project.asgi:application", log_level="warning", lifespan="off")
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])
 
 
 class WebServer:
@@ -38,32 +49,30 @@ class WebServer:
 
     def __init__(self, children: Children) -> None:
         self._children = children
-        self._child: Child | None = None
-        self.address = f"http://{HOST}:{free_port()}"
+        # The child inherits it: a port that was only looked up could be another's by then.
+        self._listener = _listener()
+        self.address = f"http://{HOST}:{self._listener.getsockname()[1]}"
 
     @property
     def admin(self) -> str:
         return f"{self.address}{reverse('admin:index')}"
 
-    @property
-    def is_running(self) -> bool:
-        return self._child is not None and self._child.is_running
-
     def start(self) -> None:
         """Start it and wait until it answers; raises DemoError when it does not."""
-        port = self.address.rpartition(":")[2]
+        inherited = self._listener.fileno()
         # DEBUG: it serves the admin's static files, too.
-        self._child = self._children.start(
-            "web server", "uvicorn", "example_project.asgi:application",
-            "--host", HOST, "--port", port, "--log-level", "warning", "--lifespan", "off",
-            DEBUG="1",
-        )  # fmt: skip
+        self._children.start("web server", "web", str(inherited), inherits=[inherited], DEBUG="1")
+        self.close()
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             self._children.check()
             if time.monotonic() > deadline:
                 raise DemoError(f"The web server does not answer at {self.address}.")
             time.sleep(LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Give the port up; once started, the process has it."""
+        self._listener.close()
 
     def _answers(self) -> bool:
         try:

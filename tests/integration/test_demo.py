@@ -26,7 +26,7 @@ from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.models import DeadLetter, Message
 from example_project import shop
 from example_project.data.make_orders import as_bytes
-from example_project.demo import database
+from example_project.demo import database, stage
 from example_project.demo.console import Console
 from example_project.demo.exceptions import DemoError
 from example_project.demo.orders.run import Options, OrdersAct
@@ -205,9 +205,19 @@ def test_workers_that_die_end_the_run_with_their_last_words(tmp_path):
         run_with(tmp_path, program)
 
 
+def test_workers_that_never_get_ready_end_the_run_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "WORKERS_SECONDS", 1.0)
+    with pytest.raises(DemoError, match="The workers are not up after 1 s"):
+        run_with(tmp_path, "import sys; sys.stdin.read()")
+
+
 def test_workers_that_do_nothing_end_the_run_too(tmp_path):
+    program = (
+        "from django.core.management import execute_from_command_line as run;"
+        f"run(['', 'runqueueworker', '--processes', '0', '--queue', '{shop.VOUCHERS_QUEUE_NAME}'])"
+    )
     with pytest.raises(DemoError, match="Nothing has happened for 1 s though 1 messages are due"):
-        run_with(tmp_path, "import sys; sys.stdin.read()", timedelta(seconds=1))
+        run_with(tmp_path, program, timedelta(seconds=1))
 
 
 def test_two_runs_at_a_time_are_refused(tmp_path):
