@@ -19,7 +19,13 @@ from delayed_queue.callbacks.attempts import AttemptLog
 from delayed_queue.callbacks.backlogs import Backlogs
 from delayed_queue.callbacks.breaker import Breaker, PutOff
 from delayed_queue.callbacks.client import send
-from delayed_queue.callbacks.endpoints import Endpoints, KnownEndpoint, Place, place_of
+from delayed_queue.callbacks.endpoints import (
+    DISABLED_WAIT,
+    Endpoints,
+    KnownEndpoint,
+    Place,
+    place_of,
+)
 from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.callbacks.signing import sign, webhook_id
 from delayed_queue.callbacks.slots import Slots
@@ -34,9 +40,6 @@ logger = logging.getLogger("delayed_queue")
 
 Deliver = Callable[[Envelope], Awaitable[None]]
 
-# How long the messages of an endpoint that is disabled are put off each time: they stay, and are
-# sent within that time after it was enabled.
-DISABLED_WAIT: Final = (300.0, 900.0)
 OUTAGE_WAIT: Final = (1.0, 5.0)
 # How long ago a message may have been leased to be sent without another look at it.
 FRESH_MS: Final = 1000

@@ -12,8 +12,7 @@ from typing import Final
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.callbacks.breaker import LONGEST_PAUSE
-from delayed_queue.callbacks.delivery import DISABLED_WAIT
-from delayed_queue.callbacks.endpoints import Place, matching, place_of
+from delayed_queue.callbacks.endpoints import DISABLED_WAIT, Place, matching, place_of
 from delayed_queue.exceptions import UrlRefused
 from delayed_queue.managers import NO_FLOOR
 from delayed_queue.messages import MILLISECOND

@@ -1,4 +1,4 @@
-"""An archive in a process of its own that kills itself at a given step.
+"""An archive that is disturbed at a given step: here, in a process of its own that kills itself.
 
 It borrows the JVM of the test run, as starting one for each step would take minutes: what dies is
 the process that decides, writes manifests and deletes, with its connections.
@@ -9,22 +9,25 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from delayed_queue.spark.jobs import archives, files, manifests
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.tables import KNOWN
 
-# Each is a method and whether the process dies before or after it; of repeated calls the n-th.
+# Each is a method, and of repeated calls the n-th, after which it happens.
 STEPS = {
-    "planned": (manifests.Manifests, "plan", "after", 1),
-    "written": (archives._Archive, "_write", "after", 1),
-    "staged": (archives._Archive, "_stage", "after", 1),
-    "renamed": (files.Files, "rename", "after", 1),
-    "published": (archives._Archive, "_publish", "after", 1),
-    "in the middle": (manifests.Manifests, "pruned", "after", 2),
-    "before the commit": (archives._Archive, "_delete", "after", 2),
-    "deleted": (archives._Archive, "_prune", "last", 1),
+    "planned": (manifests.Manifests, "plan", 1),
+    "bounded": (archives._Archive, "_bounds", 2),
+    "written": (archives._Archive, "_write", 1),
+    "staged": (archives._Archive, "_stage", 1),
+    "renamed": (files.Files, "rename", 1),
+    "published": (archives._Archive, "_publish", 1),
+    "in the middle": (manifests.Manifests, "pruned", 2),
+    "before the commit": (archives._Archive, "_delete", 2),
+    # The manifest does not say so yet.
+    "deleted": (archives._Archive, "_delete_all", 1),
 }
 
 
@@ -33,35 +36,24 @@ def die() -> NoReturn:
     raise AssertionError("alive after SIGKILL")
 
 
-def arm(step: str) -> None:
-    """Have the process die at that step."""
-    owner, name, when, number = STEPS[step]
-    if when == "last":
-        arm_last()
-        return
+def arm(
+    step: str,
+    happen: Callable[[], object],
+    replace: Callable[[Any, str, Any], None] = setattr,
+) -> None:
+    """Have it happen at that step, once."""
+    owner, name, number = STEPS[step]
     original = getattr(owner, name)
     calls = []
 
     def replaced(*arguments: Any, **named: Any) -> Any:
-        calls.append(name)
         answer = original(*arguments, **named)
+        calls.append(name)
         if len(calls) == number:
-            die()
+            happen()
         return answer
 
-    setattr(owner, name, replaced)
-
-
-def arm_last() -> None:
-    """Die when everything is deleted, and the manifest does not say so yet."""
-    original = manifests.Manifests.advance
-
-    def advance(self: Any, manifest: Any, to: str, **named: Any) -> None:
-        if to == "pruned":
-            die()
-        original(self, manifest, to, **named)
-
-    manifests.Manifests.advance = advance  # type: ignore[method-assign]
+    replace(owner, name, replaced)
 
 
 def borrowed_session() -> Any:
@@ -80,7 +72,7 @@ def borrowed_session() -> Any:
 
 
 def main(step: str, lake: str, cutoff: str) -> None:
-    arm(step)
+    arm(step, die)
     options = archives.ArchiveOptions(
         (KNOWN["dead-letters"],), int(cutoff), lake, rows_per_file=20, bite=10
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,15 +13,20 @@ from typing import Any
 import psycopg
 import pyarrow.parquet as pq
 import pytest
+from django.db import connection
 
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration, TooManyConnections
 from delayed_queue.models import ArchiveManifest, DeadLetter, Message
+from delayed_queue.spark.connecting import VARIABLE
 from delayed_queue.spark.jobs import archives, replays
 from delayed_queue.spark.jobs.counts import Counts
 from delayed_queue.spark.jobs.spreading import Spread
 from delayed_queue.spark.jobs.tables import KNOWN
+from example_project.postgres.server import EmbeddedPostgres
+from tests.faults.servers import crash, private_server
 from tests.processes import wait_until
+from tests.spark.archiver import STEPS, arm
 from tests.spark.pipelines import CONSOLE, archive, letters
 from tests.spark.support import with_jvm
 
@@ -29,6 +36,24 @@ CUT_KEEPERS = """
 SELECT pg_terminate_backend(pid)
 FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%SET holder = %'
+"""
+CUT_OTHERS = """
+SELECT pg_terminate_backend(pid)
+FROM pg_stat_activity
+WHERE datname = current_database() AND NOT pid = ANY (%s)
+"""
+MANY_LETTERS = """
+INSERT INTO delayed_queue_dead_letter (
+    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
+)
+SELECT 'orders|json', 'k' || n, '1', 3, 'rejected', 0, 0, n
+FROM generate_series(1, %(count)s) AS n
+"""
+# Spark runs two tasks at a time.
+WAITING = """
+SELECT count(*)
+FROM pg_locks
+WHERE NOT granted AND relation = 'delayed_queue_dead_letter'::regclass
 """
 # A partition for each, so that Spark opens one when the one before has been read.
 ONE_FILE_EACH = {
@@ -50,6 +75,14 @@ def remove(part: Path) -> None:
 
 def add(part: Path) -> None:
     part.with_name("one-more.parquet").write_bytes(part.read_bytes())
+
+
+def restart(server: EmbeddedPostgres, holder: psycopg.Connection[Any]) -> None:
+    """Crash the server when two tasks wait for the holder's lock, and start it again."""
+    with closing(holder), psycopg.connect(server.socket_url, autocommit=True) as watcher:
+        wait_until(lambda: watcher.execute(WAITING).fetchone() == (2,))
+        crash(server)
+    server.start()
 
 
 def parquet_files(lake: str) -> list[Path]:
@@ -217,6 +250,56 @@ class TestArchiveAndReplay:
 
         monkeypatch.setattr(archives._Archive, "_publish", cut)
         assert archive(spark, lake, lease_ms=900).deleted == 3
+
+    @pytest.mark.parametrize("step", STEPS)
+    def test_connections_that_are_cut_end_nothing(
+        self, step: str, queue: DelayedQueue, spark: Any, lake: str,
+        other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        letters(50)
+        original = set(DeadLetter.objects.values_list("id", flat=True))
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            ours = [other.info.backend_pid, cursor.fetchone()[0]]
+        cut: list[int] = []
+
+        def happen() -> None:
+            cut.append(len(other.execute(CUT_OTHERS, [ours]).fetchall()))
+
+        arm(step, happen, monkeypatch.setattr)
+        found = archive(spark, lake, rows_per_file=20, bite=10)
+
+        assert len(cut) == 1
+        assert cut[0] >= 1
+        assert (found.archives, found.rows, found.deleted, found.changed) == (1, 50, 50, 0)
+        assert not DeadLetter.objects.exists()
+        assert ArchiveManifest.objects.get().state == "pruned"
+        rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter").collect()
+        assert sorted(row["id"] for row in rows) == sorted(original)
+
+    @pytest.mark.slow
+    def test_the_database_restarts_while_rows_are_read(
+        self, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with private_server() as server, ThreadPoolExecutor(1) as pool:
+            url = server.socket_url
+            monkeypatch.setenv(VARIABLE, url)
+            monkeypatch.setitem(spark.sparkContext.environment, VARIABLE, url)
+            with psycopg.connect(url) as filling:
+                filling.execute(MANY_LETTERS, {"count": 400})
+            restarting: list[Future[None]] = []
+
+            def happen() -> None:
+                holder = psycopg.connect(url)
+                holder.execute("LOCK TABLE delayed_queue_dead_letter")
+                restarting.append(pool.submit(restart, server, holder))
+
+            arm("bounded", happen, monkeypatch.setattr)
+            found = archive(spark, lake, rows_per_file=20, bite=100)
+            restarting[0].result()
+        assert (found.archives, found.rows, found.deleted) == (1, 400, 400)
+        rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter")
+        assert (rows.count(), rows.select("id").distinct().count()) == (400, 400)
 
     def test_room_for_its_connections_is_looked_for_before_anything_is_planned(
         self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,7 +21,7 @@ import pyarrow as pa
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import MAX_MILLISECONDS
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.database import Connection, check_database, connect, fetch
+from delayed_queue.spark.jobs.database import Connection, check_database, connect, fetch, outlasting
 from delayed_queue.spark.jobs.files import Files, digest_of
 from delayed_queue.spark.jobs.manifests import LEASE_MS, Manifest, Manifests
 from delayed_queue.spark.jobs.tables import DIGEST, Layout, Table
@@ -84,10 +85,20 @@ class Archived:
 def run(spark: SparkSession, options: ArchiveOptions, console: Console) -> list[Archived]:
     """Archive each table, one stretch after the other, until nothing old enough is left."""
     check_database(spark, beside=CONNECTIONS_OF_DRIVER)
-    with connect() as connection:
-        return [
-            _Archive(spark, options, console, connection, each).run() for each in options.tables
-        ]
+    return [_archived(spark, options, console, each) for each in options.tables]
+
+
+def _archived(
+    spark: SparkSession, options: ArchiveOptions, console: Console, table: Table
+) -> Archived:
+    """Archive the table, though the database restarts; the manifest tells where it stands."""
+    found = Archived(table.source)
+
+    def work() -> Archived:
+        with connect() as connection:
+            return _Archive(spark, options, console, connection, table, found).run()
+
+    return outlasting(work, console.progress)
 
 
 def lines_of(found: list[Archived]) -> list[str]:
@@ -110,6 +121,7 @@ class _Archive:
         console: Console,
         connection: Connection,
         table: Table,
+        found: Archived,
     ) -> None:
         self._spark = spark
         self._options = options
@@ -119,7 +131,7 @@ class _Archive:
         self._layout = Layout.of(connection, table)
         self._manifests = Manifests(connection, options.lease_ms)
         self._files = Files(spark)
-        self._found = Archived(table.source)
+        self._found = found
         self._after_cutoff: set[tuple[str, str]] = set()
 
     def run(self) -> Archived:
@@ -259,16 +271,20 @@ class _Archive:
                 f"The files in {manifest.path} are not those that were written: nothing was "
                 "deleted. Put them back, or delete the row of the manifest, and archive again."
             )
+        kept = self._delete_all(manifest)
+        self._found.changed += kept
+        self._manifests.advance(manifest, "pruned", changed=kept)
+        self._console.progress(f"{manifest.deleted:,} rows of {manifest.source} deleted")
+
+    def _delete_all(self, manifest: Manifest) -> int:
+        """Delete the archived rows; return how many stay, as they have changed since."""
         kept = 0
         for bite in bites(self._archived_keys(manifest.path), self._options.bite):
             keys, digests = [key for key, _ in bite], [digest for _, digest in bite]
             self._manifests.pruned(manifest, lambda: self._delete(keys, digests))  # noqa: B023 # called here
-            kept += fetch(self._connection, self._layout.statement(COUNT_KEPT), {"keys": keys})[0][
-                0
-            ]
-        self._found.changed += kept
-        self._manifests.advance(manifest, "pruned", changed=kept)
-        self._console.progress(f"{manifest.deleted:,} rows of {manifest.source} deleted")
+            counted = fetch(self._connection, self._layout.statement(COUNT_KEPT), {"keys": keys})
+            kept += counted[0][0]
+        return kept
 
     def _delete(self, keys: list[str], digests: list[str]) -> int:
         statement = self._layout.statement(DELETE_ARCHIVED)
@@ -314,7 +330,7 @@ class _Reading:
 
     def _rows(self, piece: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         params = {**piece, "cutoff": self._cutoff}
-        with connect(autocommit=False) as connection:
+        with outlasting(partial(connect, autocommit=False)) as connection:
             cursor: psycopg.ServerCursor[Any] = psycopg.ServerCursor(connection, "archive")
             with cursor:
                 cursor.execute(self._layout.statement(READ_PIECE), params)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg import sql as composed
 
 from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.retries import Backoff, is_transient
 from delayed_queue.spark.connecting import connect as reach
 from delayed_queue.spark.connecting import resolve_dsn
 from delayed_queue.spark.options import Options
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+T = TypeVar("T")
+
+_BACKOFF: Final = Backoff(retries=8)
 
 
 def connect(*, autocommit: bool = True) -> Connection:
@@ -30,6 +35,29 @@ def connect(*, autocommit: bool = True) -> Connection:
         raise ResourceUnavailable(f"The database cannot be reached: {first}") from None
     connection.execute(STEADY_TEXT.text)
     return connection
+
+
+def outlasting(work: Callable[[], T], say: Callable[[str], None] = lambda _: None) -> T:
+    """Do the work, anew while the database is away, for about half a minute in all.
+
+    The work must bear being begun anew wherever it broke off. Raises what it raised last.
+    """
+    waits = iter(_BACKOFF.waits())
+    while True:
+        try:
+            return work()
+        except (psycopg.OperationalError, ResourceUnavailable) as error:
+            wait = next(waits, None)
+            if wait is None or not _is_away(error):
+                raise
+            say(f"{str(error).strip().partition(chr(10))[0]} Trying again …")
+            time.sleep(wait)
+
+
+def _is_away(error: Exception) -> bool:
+    # A connection that broke while nobody answered has no SQLSTATE.
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return state is None or is_transient(state)
 
 
 def check_database(spark: SparkSession, *, beside: int = 0) -> None:
