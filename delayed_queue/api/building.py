@@ -22,7 +22,8 @@ from delayed_queue.api.bodies import admit, rule_of
 from delayed_queue.api.describing import described
 from delayed_queue.api.docs import docs_page, openapi_file
 from delayed_queue.api.parsing import parse
-from delayed_queue.api.problems import Problem, respond
+from delayed_queue.api.problems import Problem
+from delayed_queue.api.responding import respond
 from delayed_queue.api.threads import in_event_loop, in_thread
 from delayed_queue.conf import get_settings
 

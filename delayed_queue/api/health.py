@@ -11,7 +11,8 @@ from django.db import Error
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from delayed_queue.api.auth import check, grant_of
-from delayed_queue.api.problems import Problem, respond, unavailable
+from delayed_queue.api.problems import Problem, unavailable
+from delayed_queue.api.responding import respond
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.workers.schema import check_schema

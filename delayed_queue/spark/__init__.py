@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from delayed_queue.spark.connecting import dsn_from_django as dsn_from_django
     from delayed_queue.spark.draining import acknowledge_checkpoint as acknowledge_checkpoint
     from delayed_queue.spark.draining import drain as drain
-    from delayed_queue.spark.jobs.lakes import check_lake as check_lake
+    from delayed_queue.spark.jobs.lakes import claim_lake as claim_lake
     from delayed_queue.spark.ledger import Counts as Counts
     from delayed_queue.spark.ledger import counts as counts
     from delayed_queue.spark.session import build_session as build_session
@@ -31,7 +31,7 @@ _HOMES = {
     "DelayedQueueDataSource": "source",
     "acknowledge_checkpoint": "draining",
     "build_session": "session",
-    "check_lake": "jobs.lakes",
+    "claim_lake": "jobs.lakes",
     "consistent_snapshot": "snapshots",
     "counts": "ledger",
     "drain": "draining",
@@ -44,7 +44,7 @@ __all__ = [
     "DelayedQueueDataSource",
     "acknowledge_checkpoint",
     "build_session",
-    "check_lake",
+    "claim_lake",
     "consistent_snapshot",
     "counts",
     "drain",

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Final
 
 from delayed_queue import Envelope, Reject, Retry
-from delayed_queue.callbacks.client import send
 from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.callbacks.signing import sign
 from delayed_queue.exceptions import InvalidMessage
@@ -24,6 +23,9 @@ async def tell(envelope: Envelope) -> None:
     The ``webhook-id`` is the same at every attempt. A url that our guard refuses, and an answer of
     410, are final.
     """
+    # Here: every process of the project has this module, and few send anything.
+    from delayed_queue.callbacks.client import send
+
     urls = Notification.objects.filter(pk=envelope.payload["id"]).values_list("callback_url")
     found = await urls.afirst()
     if found is None:  # pruned since

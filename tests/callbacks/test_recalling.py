@@ -180,33 +180,26 @@ def opened(receiver: Receiver) -> Host:
 
 
 class TestHosts:
-    def test_workers_send_within_a_second_to_a_host_that_was_closed(
-        self, receiver: Receiver
-    ) -> None:
+    def test_workers_send_soon_to_a_host_that_was_closed(self, receiver: Receiver) -> None:
         host = opened(receiver)
         with running(callback_worker()):
             add("waits", receiver.url)
             wait_until(lambda: is_waiting("waits"), 20)
-            closed_at = time.monotonic()
             assert Host.objects.close(host.name)
+            # Before the pause of 30 seconds is over.
             wait_until(lambda: is_sent("new", receiver), 20)
-            assert time.monotonic() - closed_at < 2
             assert recall_host(host) >= 1
             wait_until(lambda: not Message.objects.filter(key="waits").exists(), 20)
         assert Host.objects.get().openings == 0
 
-    def test_workers_leave_a_host_alone_within_a_second_that_was_opened(
-        self, receiver: Receiver
-    ) -> None:
+    def test_workers_soon_leave_a_host_alone_that_was_opened(self, receiver: Receiver) -> None:
         host = opened(receiver)
         Host.objects.close(host.name)
         with running(callback_worker()):
             add("first", receiver.url)
             receiver.wait_for_requests(1)
-            opened_at = time.monotonic()
             assert Host.objects.shut(host.name, "By me.", pause=60_000)
             wait_until(lambda: is_put_off(receiver), 20)
-            assert time.monotonic() - opened_at < 2
             sent = len(receiver.requests)
             make_due()
             add("more", receiver.url)

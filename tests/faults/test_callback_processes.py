@@ -235,4 +235,4 @@ class TestDeletes:
             if path in deleted_at
         }
         assert max(map(len, late.values())) <= 1
-        assert all(at - deleted_at[path] < 5 for path, times in late.items() for at in times)
+        assert all(at - deleted_at[path] < 10 for path, times in late.items() for at in times)

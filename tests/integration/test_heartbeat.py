@@ -194,7 +194,7 @@ def test_w12_it_does_not_hold_up_the_end_of_the_worker(other: psycopg.Connection
             other.execute("SELECT FROM delayed_queue_worker WHERE id = %s FOR UPDATE", [worker.id])
             started = time.monotonic()
             heartbeat.stop()
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 20
             assert heartbeat._thread.is_alive()
     assert not Worker.objects.exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 from delayed_queue import DelayedQueue, RetryPolicy
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.spark import check_lake
+from delayed_queue.spark import claim_lake
 from delayed_queue.spark.jobs import drains, replays
+from delayed_queue.spark.jobs.files import Files
 from delayed_queue.spark.jobs.handling import Handling
 from tests.spark.pipelines import CONSOLE, TARGETS
 from tests.spark.support import with_jvm
@@ -74,7 +76,56 @@ class TestDrain:
         for name in ("8", "9.compact"):
             (log / name).write_text("v1\n")
         with pytest.raises(InvalidConfiguration, match="up to number 9"):
-            check_lake(spark, str(tmp_path / "lake"), str(tmp_path / "checkpoint"))
+            claim_lake(spark, str(tmp_path / "lake"), str(tmp_path / "checkpoint"))
+
+    def test_a_directory_is_one_checkpoints_from_its_start_on(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        """Also where nothing is written yet; and the checkpoint may move."""
+        lake, checkpoint = str(tmp_path / "lake"), str(tmp_path / "checkpoint")
+        claim_lake(spark, lake, checkpoint)
+        claim_lake(spark, f"{lake}/", f"{checkpoint}/")
+        queue.offer_or_update("a", 1)
+        with pytest.raises(InvalidConfiguration, match="belongs to another checkpoint"):
+            drain(spark, tmp_path / "other", to=lake)
+        assert queue.stats().due == 1
+        shutil.move(checkpoint, tmp_path / "moved")
+        claim_lake(spark, lake, str(tmp_path / "moved"))
+        # As the error says: that one is given up.
+        [claim] = (tmp_path / "lake").glob("_delayed_queue-*")
+        claim.unlink()
+        assert drain(spark, tmp_path / "other", to=lake).messages == 1
+        assert [row["key"] for row in spark.read.parquet(lake).collect()] == ["a"]
+
+    def test_of_two_that_start_at_once_one_at_most_is_let_in(
+        self, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lake = str(tmp_path / "lake")
+        both, touch = threading.Barrier(2), Files.touch
+
+        def together(self: Files, path: str) -> None:
+            """Both have looked, and found nobody."""
+            if path.startswith(lake):
+                both.wait(30)
+            touch(self, path)
+            if path.startswith(lake):
+                both.wait(30)
+
+        monkeypatch.setattr(Files, "touch", together)
+        with ThreadPoolExecutor(2) as pool:
+            tried = {
+                name: pool.submit(claim_lake, spark, lake, str(tmp_path / name)) for name in "ab"
+            }
+            refused = {name: each.exception(60) for name, each in tried.items()}
+        monkeypatch.undo()
+        let_in = [name for name, error in refused.items() if error is None]
+        assert len(let_in) <= 1
+        assert all(isinstance(each, InvalidConfiguration | None) for each in refused.values())
+        # Who was refused is in nobody's way.
+        owner = let_in[0] if let_in else "b"
+        claim_lake(spark, lake, str(tmp_path / owner))
+        with pytest.raises(InvalidConfiguration, match="belongs to another checkpoint"):
+            claim_lake(spark, lake, str(tmp_path / ("a" if owner == "b" else "b")))
 
     def test_a_payload_that_is_no_text_is_kept_as_it_is(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: psycopg.Connection[Any]

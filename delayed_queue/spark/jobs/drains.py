@@ -12,13 +12,15 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.draining import acknowledge_checkpoint
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
-from delayed_queue.spark.jobs.lakes import check_lake
+from delayed_queue.spark.jobs.lakes import check_numbers, claim_lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 
+# Those that number what they have written by batches of the checkpoint.
+FILE_SINKS: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 # Of one that handles: to read the ids, and to settle.
 CONNECTIONS_OF_TASK: Final = 2
 
@@ -69,7 +71,9 @@ def run(
         # Before anything is leased: a path that names nothing is no reason to try again.
         options.handling.registered()
     if options.to is not None:
-        check_lake(spark, options.to, options.checkpoint)
+        # A file in the place of a table would be in its way.
+        claim = claim_lake if options.sink in FILE_SINKS else check_numbers
+        claim(spark, options.to, options.checkpoint)
     found = Drained(options.kind, tally=None if options.handling is None else Tally())
     query = _started(spark, options, found, console)
     try:

@@ -43,6 +43,11 @@ class Files:
             return []
         return [str(each.getPath().getName()) for each in system.listStatus(found)]
 
+    def touch(self, path: str) -> None:
+        """Make an empty file, and the directories above it."""
+        system, found = self._at(path)
+        system.create(found, True).close()
+
     def delete(self, path: str) -> None:
         """Delete the file or the whole directory, if it is there."""
         system, found = self._at(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.files import Files
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # A text that is empty has no directory of its own but that of NULL, which no kind is.
 KIND: Final = "coalesce(kind, '') AS kind"
+# Spark reads no file whose name begins so.
+_CLAIM: Final = "_delayed_queue-"
 _GUESSING: Final = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
@@ -27,13 +30,31 @@ def read_lake(spark: SparkSession, *paths: str, **options: str) -> DataFrame:
         return spark.read.options(**options).parquet(*paths)
 
 
-def check_lake(spark: SparkSession, lake: str, checkpoint: str) -> None:
-    """Raise InvalidConfiguration where a file sink would skip the batches of this checkpoint.
+def claim_lake(spark: SparkSession, lake: str, checkpoint: str) -> None:
+    """Note in the directory that it is this checkpoint's; raise InvalidConfiguration if it is not.
 
     Spark numbers batches by the checkpoint, and a file sink takes a number that its directory has
     seen for a batch that was written already: it writes nothing, and the messages would be
-    acknowledged. Call it before the stream starts.
+    acknowledged. Call it before each start of the stream; a checkpoint that is moved keeps its
+    directory. Of two that start at the same moment one at most is let in, where a file that is
+    made is listed at once.
     """
+    files = Files(spark)
+    lake, checkpoint = lake.rstrip("/"), checkpoint.rstrip("/")
+    check_numbers(spark, lake, checkpoint)
+    mine = _name_of(files, checkpoint)
+    _check_claims(files, lake, mine)
+    # First the note, then a look: who makes theirs later sees this one.
+    files.touch(f"{lake}/{mine}")
+    try:
+        _check_claims(files, lake, mine)
+    except InvalidConfiguration:
+        files.delete(f"{lake}/{mine}")
+        raise
+
+
+def check_numbers(spark: SparkSession, lake: str, checkpoint: str) -> None:
+    """Raise InvalidConfiguration where the directory has batches that the checkpoint has not."""
     files = Files(spark)
     written = _last_batch(files, f"{lake.rstrip('/')}/_spark_metadata")
     known = _last_batch(files, f"{checkpoint.rstrip('/')}/offsets")
@@ -44,6 +65,27 @@ def check_lake(spark: SparkSession, lake: str, checkpoint: str) -> None:
             f"Spark would skip the batches that it takes for written, up to number {written}. "
             "Nothing was leased. Give the checkpoint it was written with, or another directory."
         )
+
+
+def _name_of(files: Files, checkpoint: str) -> str:
+    """Return the name of the checkpoint's notes: a file in it, so that both move together."""
+    if not (found := _claims(files, checkpoint)):
+        files.touch(f"{checkpoint}/{_CLAIM}{uuid4().hex}")
+        found = _claims(files, checkpoint)
+    return min(found)
+
+
+def _check_claims(files: Files, lake: str, mine: str) -> None:
+    if others := _claims(files, lake) - {mine}:
+        raise InvalidConfiguration(
+            f"{lake} belongs to another checkpoint, which has the file {min(others)} too; nothing "
+            "was leased. Give that checkpoint, or another directory; or, if it is lost and "
+            "nothing was written yet, delete the file."
+        )
+
+
+def _claims(files: Files, directory: str) -> set[str]:
+    return {name for name in files.names(directory) if name.startswith(_CLAIM)}
 
 
 def _last_batch(files: Files, log: str) -> int:
