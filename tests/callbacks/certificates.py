@@ -16,6 +16,17 @@ from cryptography.x509.oid import NameOID
 
 NOW = dt.datetime.now(dt.UTC)
 DAY = dt.timedelta(days=1)
+_SIGNS = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,8 @@ class Authority:
         key = _key()
         built = _builder(names[0], key, ends).issuer_name(self.certificate.subject)
         built = built.add_extension(_alternatives(names), critical=False)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        built = built.add_extension(issuer, critical=False)
         return self._context(built.sign(self.key, hashes.SHA256()), key)
 
     def serving_self_signed(self, *names: str) -> ssl.SSLContext:
@@ -68,6 +81,7 @@ def authority(folder: Path) -> Authority:
     name = _name("Test authority")
     built = _builder("Test authority", key, NOW + DAY).issuer_name(name)
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    built = built.add_extension(_SIGNS, critical=True)
     return Authority(key, built.sign(key, hashes.SHA256()), folder)
 
 
@@ -89,6 +103,8 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(NOW, ends) - DAY)
         .not_valid_after(ends)
+        # From Python 3.13 on no chain is trusted without.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 
 

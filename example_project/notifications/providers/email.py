@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from email.utils import parseaddr
 from typing import Any, Final
 
-from django.core.mail import EmailMultiAlternatives, get_connection
+import django
+from django.core.mail import EmailMultiAlternatives
+from django.utils.module_loading import import_string
 
 from example_project.notifications.providers.base import (
     Outcome,
@@ -25,6 +27,8 @@ from example_project.notifications.providers.smtp import TrackedBackend
 from example_project.notifications.services import Begun
 
 TRACKED: Final = "example_project.notifications.providers.smtp.TrackedBackend"
+# From 6.1 on Django takes a backend without a name for one of before its mailers, and warns.
+_NAMED: Final = {"alias": "notifications", "host": "localhost"} if django.VERSION >= (6, 1) else {}
 # After so long without a message a connection is asked whether it still stands.
 IDLE_SECONDS: Final = 5.0
 # Refusals that are about our account and not about the message.
@@ -64,7 +68,9 @@ class EmailProvider:
         self._sender = sender
         self._domain = parseaddr(sender)[1].rpartition("@")[2] or "localhost"
         self._backend = backend
-        self._options = {**options, "timeout": timeout} if backend == TRACKED else options
+        self._options = options
+        if backend == TRACKED:
+            self._options = {**_NAMED, **options, "timeout": timeout}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"provider-{name}")
         self._local = threading.local()
         self._kept: list[_Kept] = []
@@ -97,7 +103,7 @@ class EmailProvider:
     def _connected(self) -> _Kept:
         kept: _Kept | None = getattr(self._local, "kept", None)
         if kept is None:
-            backend = get_connection(self._backend, fail_silently=False, **self._options)
+            backend = import_string(self._backend)(**self._options)
             kept = self._local.kept = _Kept(backend, 0.0)
             self._kept.append(kept)
         elif time.monotonic() - kept.used_at > IDLE_SECONDS and not _is_alive(kept.backend):
@@ -113,7 +119,7 @@ class EmailProvider:
             _abandon(kept.backend)
             return _unopened(error), False
         try:
-            kept.backend.send_messages([self._message(begun, kept.backend)])
+            kept.backend.send_messages([self._message(begun)])
         except (smtplib.SMTPException, OSError) as error:
             outcome = _outcome_of(error, may_have_sent=_may_have_sent(kept.backend))
             is_lost = not isinstance(
@@ -126,9 +132,9 @@ class EmailProvider:
             return failed(Verdict.PERMANENT, error), False
         return Outcome(Verdict.ACCEPTED, "250", self.message_id(begun)), False
 
-    def _message(self, begun: Begun, backend: Any) -> EmailMultiAlternatives:
+    def _message(self, begun: Begun) -> EmailMultiAlternatives:
         message = EmailMultiAlternatives(
-            begun.subject, begun.body, self._sender, [begun.recipient], connection=backend,
+            begun.subject, begun.body, self._sender, [begun.recipient],
             headers={"Message-ID": self.message_id(begun)},
         )  # fmt: skip
         if begun.html:
