@@ -18,7 +18,7 @@ import pytest
 from django.contrib.auth import authenticate
 from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
-from django.db import connections
+from django.db import connection, connections
 from django.db.models import F
 from django.utils import timezone
 
@@ -295,6 +295,17 @@ def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number
     assert "Interrupted; all processes are stopped." in err
     assert f"{Message.objects.filter(kind=shop.queue.kind).count():,} messages in the queue" in err
     assert "Traceback" not in err
+
+
+def test_interrupted_in_the_middle_of_a_statement_it_says_what_is_left(monkeypatch):
+    def run(self, stage):
+        self.has_loaded = True
+        connection.connection.pgconn.send_query(b"SELECT 1")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OrdersAct, "run", run)
+    with pytest.raises(CommandError, match="0 messages in the queue"):
+        call_command("demo", "orders", stdout=io.StringIO(), stderr=io.StringIO())
 
 
 @pytest.mark.slow

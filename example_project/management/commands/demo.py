@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
-from django.db import Error
+from django.db import Error, connection
 
 from delayed_queue.exceptions import DelayedQueueError
 from example_project.demo import render
@@ -80,6 +80,8 @@ class Command(BaseCommand):
             with _sigterm_as_ctrl_c(), Stage(console) as stage:
                 outcomes = self._run(stage, acts, options)
         except KeyboardInterrupt:
+            # It may have come in the middle of a statement; the connection takes no other then.
+            connection.close()
             said = f"Interrupted; all processes are stopped. {self._current.left()}"
             raise CommandError(said, returncode=INTERRUPTED) from None
         except BrokenPipeError:
