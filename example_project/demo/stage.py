@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -61,11 +62,13 @@ class Stage:
         environment["CALLBACK_PORTS"] = ",".join([*filter(None, known), *map(str, ports)])
         environment |= {"CALLBACKS": "1", "CALLBACK_NETWORKS": LOOPBACK}
 
-    def wait_for(self, workers: Sequence[Child]) -> None:
+    def wait_for(self, workers: Sequence[Child], started_at: datetime) -> None:
         """Return when each has told of itself; raises DemoError when one ends or takes too long."""
+        # Since then: a worker that was killed may have left a row with the same pid.
+        rows = Worker.objects.filter(started_at__gte=started_at)
         wanted = {each.pid for each in workers}
         deadline = time.monotonic() + WORKERS_SECONDS
-        while Worker.objects.filter(pid__in=wanted).count() < len(wanted):
+        while not wanted <= set(rows.values_list("pid", flat=True)):
             self.children.check()
             if time.monotonic() > deadline:
                 raise DemoError(f"The workers are not up after {WORKERS_SECONDS:.0f} s.")

@@ -97,6 +97,28 @@ class TestDrain:
         assert drain(spark, tmp_path / "other", to=lake).messages == 1
         assert [row["key"] for row in spark.read.parquet(lake).collect()] == ["a"]
 
+    def test_an_old_note_outlives_one_that_is_about_to_go(self, spark: Any, tmp_path: Path) -> None:
+        """Of a rival that looked before the note was made, and looks again after."""
+        lake, checkpoint = tmp_path / "lake", str(tmp_path / "checkpoint")
+        claim_lake(spark, str(lake), checkpoint)
+        rival = lake / "_delayed_queue-rival"
+        rival.touch()
+        with pytest.raises(InvalidConfiguration, match="_delayed_queue-rival"):
+            claim_lake(spark, str(lake), checkpoint)
+        rival.unlink()
+        claim_lake(spark, str(lake), checkpoint)
+        with pytest.raises(InvalidConfiguration, match="belongs to another checkpoint"):
+            claim_lake(spark, str(lake), str(tmp_path / "rival"))
+
+    def test_a_checkpoint_that_two_have_begun_with_keeps_its_directory(
+        self, spark: Any, tmp_path: Path
+    ) -> None:
+        lake, checkpoint = str(tmp_path / "lake"), tmp_path / "checkpoint"
+        claim_lake(spark, lake, str(checkpoint))
+        for name in ("_delayed_queue-", "_delayed_queue-z"):  # before and after the other
+            (checkpoint / name).touch()
+            claim_lake(spark, lake, str(checkpoint))
+
     def test_of_two_that_start_at_once_one_at_most_is_let_in(
         self, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

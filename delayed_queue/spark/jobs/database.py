@@ -31,8 +31,8 @@ def connect(*, autocommit: bool = True) -> Connection:
     try:
         connection = psycopg.connect(resolve_dsn(Options()), autocommit=autocommit)
     except psycopg.Error as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ResourceUnavailable(f"The database cannot be reached: {first}") from None
+        said = f"The database cannot be reached: {_first_line(error)}"
+        raise ResourceUnavailable(said) from None
     connection.execute(STEADY_TEXT.text)
     return connection
 
@@ -50,8 +50,12 @@ def outlasting(work: Callable[[], T], say: Callable[[str], None] = lambda _: Non
             wait = next(waits, None)
             if wait is None or not _is_away(error):
                 raise
-            say(f"{str(error).strip().partition(chr(10))[0]} Trying again …")
+            say(f"{_first_line(error)}; trying again …")
             time.sleep(wait)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _is_away(error: Exception) -> bool:

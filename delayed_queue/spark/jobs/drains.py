@@ -72,7 +72,7 @@ def run(
         options.handling.registered()
     if options.to is not None:
         # A file in the place of a table would be in its way.
-        claim = claim_lake if options.sink in FILE_SINKS else check_numbers
+        claim = claim_lake if options.sink.lower() in FILE_SINKS else check_numbers
         claim(spark, options.to, options.checkpoint)
     found = Drained(options.kind, tally=None if options.handling is None else Tally())
     query = _started(spark, options, found, console)

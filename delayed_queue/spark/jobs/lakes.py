@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # A text that is empty has no directory of its own but that of NULL, which no kind is.
 KIND: Final = "coalesce(kind, '') AS kind"
 # Spark reads no file whose name begins so.
-_CLAIM: Final = "_delayed_queue-"
+_NOTE: Final = "_delayed_queue-"
 _GUESSING: Final = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
@@ -42,14 +42,17 @@ def claim_lake(spark: SparkSession, lake: str, checkpoint: str) -> None:
     files = Files(spark)
     lake, checkpoint = lake.rstrip("/"), checkpoint.rstrip("/")
     check_numbers(spark, lake, checkpoint)
-    mine = _name_of(files, checkpoint)
-    _check_claims(files, lake, mine)
-    # First the note, then a look: who makes theirs later sees this one.
-    files.touch(f"{lake}/{mine}")
+    ours = _notes_of(files, checkpoint)
+    # Whoever comes later sees it, and a note that is old is never taken away.
+    if _is_noted(files, lake, ours):
+        return
+    note = f"{lake}/{min(ours)}"
+    # First the note, then a look: of two, the one that looks later sees both.
+    files.touch(note)
     try:
-        _check_claims(files, lake, mine)
+        _is_noted(files, lake, ours)
     except InvalidConfiguration:
-        files.delete(f"{lake}/{mine}")
+        files.delete(note)
         raise
 
 
@@ -67,25 +70,31 @@ def check_numbers(spark: SparkSession, lake: str, checkpoint: str) -> None:
         )
 
 
-def _name_of(files: Files, checkpoint: str) -> str:
-    """Return the name of the checkpoint's notes: a file in it, so that both move together."""
-    if not (found := _claims(files, checkpoint)):
-        files.touch(f"{checkpoint}/{_CLAIM}{uuid4().hex}")
-        found = _claims(files, checkpoint)
-    return min(found)
+def _notes_of(files: Files, checkpoint: str) -> set[str]:
+    """Return the names of the checkpoint's notes: files in it, so that both move together.
+
+    One, or several where two processes have begun with it at once.
+    """
+    if found := _notes(files, checkpoint):
+        return found
+    files.touch(f"{checkpoint}/{_NOTE}{uuid4().hex}")
+    return _notes(files, checkpoint)
 
 
-def _check_claims(files: Files, lake: str, mine: str) -> None:
-    if others := _claims(files, lake) - {mine}:
+def _is_noted(files: Files, lake: str, ours: set[str]) -> bool:
+    """Return whether the directory is noted as ours; raise InvalidConfiguration if as another's."""
+    found = _notes(files, lake)
+    if others := found - ours:
         raise InvalidConfiguration(
             f"{lake} belongs to another checkpoint, which has the file {min(others)} too; nothing "
             "was leased. Give that checkpoint, or another directory; or, if it is lost and "
             "nothing was written yet, delete the file."
         )
+    return bool(found)
 
 
-def _claims(files: Files, directory: str) -> set[str]:
-    return {name for name in files.names(directory) if name.startswith(_CLAIM)}
+def _notes(files: Files, directory: str) -> set[str]:
+    return {name for name in files.names(directory) if name.startswith(_NOTE)}
 
 
 def _last_batch(files: Files, log: str) -> int:

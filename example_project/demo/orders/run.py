@@ -130,9 +130,10 @@ class OrdersAct:
         return scan
 
     def _start_workers(self) -> None:
+        started_at = database.database_now()
         self._workers = [self._start_worker() for _ in range(self.options.workers)]
         # Or a short run on a busy machine is over before there is one to kill.
-        self._stage.wait_for(self._workers)
+        self._stage.wait_for(self._workers, started_at)
         names = ", ".join(str(each.pid) for each in self._workers)
         self._stage.console.step("workers", f"processes {names} on the queue {QUEUE_NAME}")
 
