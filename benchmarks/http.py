@@ -63,7 +63,7 @@ def main() -> None:
 
         report = Report(describe(connection))
         conninfo = make_conninfo(server, dbname=connection.info.dbname)
-        token = create_token("benchmark", verbs=VERBS)
+        token = create_token("benchmark", verbs=VERBS, topics=["*"])
         sides = [
             side
             for middleware in (False, True)

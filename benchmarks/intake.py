@@ -124,7 +124,7 @@ def _posted(port: int, connections: int, count: int, seconds: float) -> float:
     """Call from as many threads for that long; return the notifications a second."""
     from delayed_queue.tokens import create_token
 
-    token = create_token(f"bench/{uuid.uuid4()}", verbs=["add"])
+    token = create_token(f"bench/{uuid.uuid4()}", verbs=["add"], topics=["notifications"])
     ends_at = time.perf_counter() + seconds
     done: list[int] = []
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.urls import URLResolver, get_resolver
 
 from delayed_queue.conf import SETTING, find_problems, get_settings
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.crontab import crontab, entries_of
+from delayed_queue.exceptions import ExtraNotInstalled, InvalidConfiguration
+from delayed_queue.handlers import registry
 from delayed_queue.instruments import load
 from delayed_queue.schedules import has_zones
 
@@ -46,6 +49,7 @@ def check_zones(
     ]
 
 
+@register()
 def check_instruments(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
@@ -54,6 +58,49 @@ def check_instruments(
     if find_problems(configured):
         return []
     return [message for each in configured.get("INSTRUMENTS", ()) for message in _loading(each)]
+
+
+@register()
+def check_handlers(
+    app_configs: Sequence[AppConfig] | None = None,
+    databases: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """E006: handlers that cannot be imported. W006: the same where a database is worked on.
+
+    Such as by ``migrate``, which an error would stop, though it calls no handler.
+    """
+    is_asked = databases is None
+    level = Error if is_asked else checks.Warning
+    return [
+        level(
+            failure,
+            hint="Mend the import. Until then workers refuse to start; other processes do without.",
+            id="delayed_queue.E006" if is_asked else "delayed_queue.W006",
+        )
+        for failure in registry.failures.values()
+    ]
+
+
+@register()
+def check_schedules(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W005: a schedule whose ticks no handler takes."""
+    configured = getattr(settings, SETTING, {})
+    if find_problems(configured) or registry.failures:
+        return []
+    entries = [*entries_of(get_settings().CRON), *crontab]
+    return [
+        checks.Warning(
+            f"The schedule {entry.key_prefix!r}, declared in {entry.declared_in}: {lack}",
+            hint="Declare a handler with @handler, or silence this where the ticks are polled or "
+            "handled elsewhere.",
+            id="delayed_queue.W005",
+        )
+        for entry in entries
+        if (lack := registry.lack_of(entry.queue, entry.id[0]))
+    ]
 
 
 @register(Tags.security, deploy=True)
@@ -68,11 +115,54 @@ def check_api(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> 
         messages.append(
             _open("The HTTP API answers without a token.", "PUBLIC", "delayed_queue.E004")
         )
-    if settings.DEBUG if api.DOCS is None else api.DOCS:
+    if (settings.DEBUG if api.DOCS is None else api.DOCS) and _is_served():
         messages.append(
             _open("The page of the HTTP API is open to all.", "DOCS", "delayed_queue.E005")
         )
     return messages
+
+
+@register(Tags.urls)
+def check_topics(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W007: the HTTP API is mounted, and serves no topic."""
+    if find_problems(getattr(settings, SETTING, {})):
+        return []
+    if get_settings().API.TOPICS or not _is_served():
+        return []
+    return [
+        checks.Warning(
+            "The HTTP API is among the URLs and serves no topic: it refuses every job.",
+            hint=f"Name what it is to serve: {SETTING} = {{'API': {{'TOPICS': ['orders']}}}}.",
+            id="delayed_queue.W007",
+            obj=SETTING,
+        )
+    ]
+
+
+def _is_served() -> bool:
+    """Return whether a url leads to the API, or to one that a project has made in its manner."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return False
+    return any(map(_is_of_api, _views_of(get_resolver())))
+
+
+def _views_of(resolver: URLResolver) -> Iterator[Any]:
+    for each in resolver.url_patterns:
+        if isinstance(each, URLResolver):
+            yield from _views_of(each)
+        else:
+            yield each.callback
+
+
+def _is_of_api(view: Any) -> bool:
+    return str(getattr(view, "__module__", "")).startswith("delayed_queue.api.docs")
+
+
+def missing_extra(error: ExtraNotInstalled) -> CheckMessage:
+    """E007: a url that leads to the API, whose extra is not installed."""
+    return Error(str(error), hint="Or take the include out.", id="delayed_queue.E007")
 
 
 def _open(text: str, key: str, number: str) -> CheckMessage:
@@ -87,6 +177,19 @@ def _loading(entry: Any) -> list[CheckMessage]:
         hint = "Correct the path in INSTRUMENTS, or install what the instrument needs."
         return [Error(str(error), hint=hint, id="delayed_queue.E003", obj=SETTING)]
     return []
+
+
+@register()
+def check_vendors(
+    app_configs: Sequence[AppConfig] | None = None,
+    databases: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """E002: no database at all is PostgreSQL, where none is asked for."""
+    vendors = {alias: connections[alias].vendor for alias in connections}
+    if databases is not None or "postgresql" in vendors.values():
+        return []
+    return [_not_postgresql(DEFAULT_DB_ALIAS, vendors.get(DEFAULT_DB_ALIAS, "unknown"))]
 
 
 @register(Tags.database)
@@ -110,7 +213,7 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
 
 def _not_postgresql(alias: str, vendor: str) -> CheckMessage:
     # The default database must fit; another one may serve other apps through a router.
-    level = Error if alias == "default" else checks.Warning
+    level = Error if alias == DEFAULT_DB_ALIAS else checks.Warning
     return level(
         f"The database {alias!r} is {vendor}; delayed_queue needs PostgreSQL.",
         hint="Use django.db.backends.postgresql, or keep queues off this alias with using=.",

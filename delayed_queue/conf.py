@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final
 
@@ -17,10 +16,12 @@ from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
 from delayed_queue.sections import SECTIONS, ApiSettings, CallbackSettings
 from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.suggestions import suggest
 
 SETTING: Final = "DELAYED_QUEUE"
 INSTRUMENT_METHODS: Final = ("offering", "handling")
 MAX_LEASE: Final = timedelta(days=3650)
+MAX_INTERVAL: Final = timedelta(days=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
@@ -79,7 +80,7 @@ def check_lease(duration: Any) -> timedelta:
 
 def check_interval(interval: Any) -> timedelta:
     """Return the poll interval, or refuse what is not from 1 ms to one day."""
-    if not isinstance(interval, timedelta) or not _MILLISECOND <= interval <= timedelta(days=1):
+    if not isinstance(interval, timedelta) or not _MILLISECOND <= interval <= MAX_INTERVAL:
         raise InvalidConfiguration(
             f"A poll interval is a timedelta from 1 ms to one day, not {interval!r}."
         )
@@ -112,8 +113,8 @@ def find_problems(configured: Any) -> list[Problem]:
 
 
 def _unknown(key: Any, known: set[str]) -> Problem:
-    close = get_close_matches(str(key).upper(), known, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
+    close = suggest(key, known)
+    hint = f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
     return Problem(str(key), f"{SETTING} has an unknown key {key!r}.", hint)
 
 

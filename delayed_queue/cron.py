@@ -27,6 +27,7 @@ from delayed_queue.crontab import (
     schedule_of,
 )
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
+from delayed_queue.logs import described, first_line, quoted
 from delayed_queue.managers import ScheduleRow
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Schedule
@@ -169,8 +170,8 @@ class CronKeeper:
                 kept = self._keep(duty, force=force, is_dry=is_dry)
         # A generator may raise anything, and the other schedules must have their turn.
         except Exception as error:
-            self._complain(duty.entry.id, f"{type(error).__name__}: {error}", error)
-            return Kept(name, config_hash, error=f"{type(error).__name__}: {error}")
+            self._complain(duty.entry.id, _text_of(error), error)
+            return Kept(name, config_hash, error=_text_of(error))
         self._errors.pop(duty.entry.id, None)
         return kept
 
@@ -205,10 +206,14 @@ class CronKeeper:
     def _complain(self, name: tuple[str, str], text: str, error: Exception | None = None) -> None:
         if self._errors.get(name) != text:  # not every ten seconds
             logger.error(
-                "event=install_failed schedule=%s/%s error=%s", *name, text,
+                "event=install_failed schedule=%s error=%s", quoted("/".join(name)), quoted(text),
                 exc_info=_mistake(error),
             )  # fmt: skip
         self._errors[name] = text
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _mistake(error: Exception | None) -> Exception | None:
@@ -310,6 +315,5 @@ class CronThread:
     def _complain(self, error: Exception) -> None:
         if not self._stop.is_set():
             logger.error(
-                "event=cron_failed error=%s: %s", type(error).__name__, error,
-                exc_info=_mistake(error),
+                "event=cron_failed error=%s", described(error), exc_info=_mistake(error),
             )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, time, timedelta
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -24,6 +23,7 @@ from delayed_queue.schedules import (
     missed,
 )
 from delayed_queue.schedules.daily import hour_text
+from delayed_queue.suggestions import suggest
 
 F = TypeVar("F", bound=Callable[[datetime], Any])
 
@@ -179,8 +179,8 @@ def _entry(configured: Any) -> CronEntry:
     known = {each.name for each in fields(CronEntry)}
     for key in configured:
         if key not in known:
-            close = get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}."
+            close = suggest(key, known)
+            hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}."
             raise InvalidConfiguration(f"An entry has no {key!r}: {hint}")
     if lacking := {"queue", "key_prefix", "schedule"} - configured.keys():
         raise InvalidConfiguration(f"The entry {configured!r} lacks {', '.join(sorted(lacking))}.")

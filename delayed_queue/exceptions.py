@@ -4,6 +4,8 @@
 
     DelayedQueueError
     ├── InvalidConfiguration      a queue, policy, handler or worker was described wrongly
+    │   └── ExtraNotInstalled     a library is missing; the message names the extra with it
+    ├── DatabaseRefused           the database will not have a worker: its name, user or permissions
     ├── InvalidMessage            a message was refused before any SQL ran
     │   ├── PayloadNotEncodable   the codec cannot turn the payload into bytes
     │   ├── InvalidJob            a job was refused; its errors name the fields
@@ -25,7 +27,8 @@ A lost lease is an answer, not an error: ``acknowledge()``, ``release()``, ``ext
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class DelayedQueueError(Exception):
@@ -41,6 +44,14 @@ class DelayedQueueError(Exception):
 
 class InvalidConfiguration(DelayedQueueError, ValueError):
     """A queue, retry policy, handler or worker was configured with a value it cannot have."""
+
+
+class ExtraNotInstalled(InvalidConfiguration, ImportError):
+    """A library that only an extra of the package brings is not installed."""
+
+
+class DatabaseRefused(DelayedQueueError):
+    """The database refuses the worker: no such database, a wrong password, no permission."""
 
 
 class InvalidMessage(DelayedQueueError, ValueError):
@@ -103,3 +114,17 @@ class OutcomeUnknown(ResourceUnavailable):
 
 class TooManyConnections(ResourceUnavailable):
     """The job would open more connections than the server has left; nothing was written."""
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Raise ExtraNotInstalled when an import within finds no library; ours are never missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("", "delayed_queue"):
+            raise
+        raise ExtraNotInstalled(
+            f"{what} needs the extra [{extra}]: pip install 'django-delayed-queue[{extra}]' "
+            f"({error})."
+        ) from error

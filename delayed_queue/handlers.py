@@ -13,6 +13,7 @@ from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.messages import Envelope
 from delayed_queue.payloads import Codec, check_kind, codec_named, kind_of
 from delayed_queue.retries import RetryPolicy
+from delayed_queue.suggestions import did_you_mean
 
 MAX_ERROR_LENGTH: Final = 10_000
 # How messages are claimed: passing over what others are claiming, or one claim at a time.
@@ -153,6 +154,8 @@ class Registry:
 
     _handlers: dict[str, Handler] = field(default_factory=dict)
     _sources: dict[str, Source] = field(default_factory=dict)
+    # By the name of a module that should have been imported for its handlers: why it was not.
+    failures: dict[str, str] = field(default_factory=dict)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -182,15 +185,28 @@ class Registry:
         except KeyError:
             known = ", ".join(sorted(self._handlers)) or "none"
             raise HandlerNotFound(
-                f"No handler is registered for the queue {queue!r}; registered: {known}. "
+                f"No handler is registered for the queue {queue!r}; registered: {known}."
+                f"{did_you_mean(queue, self._handlers)} "
                 "Declare one with @handler in a module named handlers of an installed app."
             ) from None
+
+    def lack_of(self, queue: str, kind: str) -> str:
+        """Return that no handler takes what is offered under the kind; nothing where one does."""
+        if any(each.kind == kind for each in self):
+            return ""
+        handled = self._handlers.get(queue)
+        if handled is not None:
+            return f"The handler of the queue {queue!r} takes {handled.kind!r}, not {kind!r}."
+        return f"The queue {queue!r} has no handler.{did_you_mean(queue, self._handlers)}"
 
     def remove(self, queue: str) -> None:
         self._handlers.pop(queue, None)
 
     def __iter__(self) -> Iterator[Handler]:
         return iter(self._handlers.values())
+
+    def __contains__(self, queue: object) -> bool:
+        return queue in self._handlers
 
 
 registry = Registry()
@@ -217,6 +233,10 @@ def handler(
     batch at a time: exactly once, or not at all. ``batch_size`` is the most that one claim, or
     one such transaction, takes. ``claim="strict"`` has one worker claim at a time.
     """
+    if callable(queue):
+        raise InvalidConfiguration(
+            f'Write @handler("orders"), with the name of a queue: {_name_of(queue)} has none.'
+        )
     chosen = codec_named(codec)
     check_kind(queue)
     stored_kind = check_kind(kind_of(queue, chosen) if kind is None else kind)
@@ -225,6 +245,7 @@ def handler(
     def register(function: F) -> F:
         if not callable(function):
             raise InvalidConfiguration(f"{function!r} is not callable, so it cannot handle.")
+        _check_arguments(function)
         if transactional:
             _check_transactional(function, lease, timeout, claim)
         registry.add(
@@ -236,6 +257,24 @@ def handler(
         return function
 
     return register
+
+
+def _check_arguments(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C, which keeps quiet about it
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise InvalidConfiguration(
+            f"A handler is called with one argument, the envelope; {_name_of(function)}{signature} "
+            f"cannot be: {error}."
+        ) from error
+
+
+def _name_of(function: Any) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def _check_treatment(retry: Any, lease: Any, timeout: Any, batch_size: Any, claim: Any) -> None:

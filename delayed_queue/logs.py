@@ -1,6 +1,7 @@
 """The log of workers: the receivers that turn signals into ``key=value`` lines, ids only.
 
-Payloads stay out, and so do the texts of errors and reasons: they may hold personal data.
+Payloads stay out, and so do the texts of handlers' errors and reasons: they may hold personal
+data. What comes from outside goes through ``quoted()``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ def quoted(value: str) -> str:
     return value if _PLAIN.fullmatch(value) else json.dumps(value)
 
 
+def first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def described(error: BaseException) -> str:
+    """Return the type and the first line of an error of the database or the machine, quoted."""
+    return quoted(f"{type(error).__name__}: {first_line(error)}")
+
+
 def connect() -> None:
     """Connect the receivers whose lines the level lets through, as it is now, and no others.
 
@@ -56,23 +66,30 @@ def log_poll(queue: str, keys: Sequence[str]) -> None:
         logger.debug("event=polled queue=%s count=%s keys=%s", quoted(queue), len(keys), listed)
 
 
+def _name(worker: Any) -> str:
+    return quoted(str(worker))
+
+
 def _log_leased(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
     for each in envelopes:
         logger.debug(
             "event=leased queue=%s key=%s attempt=%s lease=%s worker=%s",
-            quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, sender,
+            quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, _name(sender),
         )  # fmt: skip
 
 
 def _log_acknowledged(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
     for queue, count in Counter(each.queue for each in envelopes).items():
         logger.debug(
-            "event=batch_acknowledged queue=%s count=%s worker=%s", quoted(queue), count, sender
+            "event=batch_acknowledged queue=%s count=%s worker=%s",
+            quoted(queue),
+            count,
+            _name(sender),
         )
     for each in envelopes:
         logger.debug(
             "event=acknowledged queue=%s key=%s attempt=%s lease=%s worker=%s",
-            quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, sender,
+            quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, _name(sender),
         )  # fmt: skip
 
 
@@ -82,20 +99,20 @@ def _log_failed(
     logger.warning(
         "event=failed queue=%s key=%s attempt=%s error=%s retry_in_s=%.3f worker=%s",
         quoted(envelope.queue), quoted(envelope.key), envelope.attempt, type(error).__name__,
-        delay.total_seconds(), sender,
+        delay.total_seconds(), _name(sender),
     )  # fmt: skip
 
 
 def _log_dead(*, sender: Any, envelope: Envelope, **kwargs: Any) -> None:
     logger.error(
         "event=dead queue=%s key=%s attempt=%s worker=%s",
-        quoted(envelope.queue), quoted(envelope.key), envelope.attempt, sender,
+        quoted(envelope.queue), quoted(envelope.key), envelope.attempt, _name(sender),
     )  # fmt: skip
 
 
 def _log_started(*, sender: Any, **kwargs: Any) -> None:
-    logger.info("event=worker_started worker=%s", sender)
+    logger.info("event=worker_started worker=%s", _name(sender))
 
 
 def _log_stopped(*, sender: Any, **kwargs: Any) -> None:
-    logger.info("event=worker_stopped worker=%s", sender)
+    logger.info("event=worker_stopped worker=%s", _name(sender))

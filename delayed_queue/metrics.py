@@ -14,24 +14,18 @@ from weakref import WeakKeyDictionary
 from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue import signals
-from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.exceptions import DelayedQueueError, needing
 from delayed_queue.instruments import Headers, ending
 from delayed_queue.messages import Envelope
 from delayed_queue.overview import QueueDepth, measure
 from delayed_queue.resilience import drop_if_lost
 
-try:
+with needing("metrics", "delayed_queue.metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as error:
-    raise ImportError(
-        "delayed_queue.metrics needs prometheus-client: "
-        "pip install 'django-delayed-queue[metrics]'",
-        name=error.name,
-    ) from error
 
 _DURATIONS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LATENESS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3, 5, 10, 30, 60, 300, 900, 3600)

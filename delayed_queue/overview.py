@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import chain
@@ -12,11 +13,12 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.handlers import Handler, registry
 from delayed_queue.managers import OverviewRow
 from delayed_queue.messages import MAX_MILLISECONDS, MILLISECOND
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule, Topic
 from delayed_queue.payloads import codec_named, kind_of
 
 MAX_KINDS: Final = 100
 LEASE_CAP: Final = 10_000
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _CAPS: Final = (10_000, 5_000, 2_000, 1_000)
 # Of messages counted at once, over all queues: with many queues each is counted less far.
 _BUDGET: Final = 60_000
@@ -111,6 +113,25 @@ def measure(
     by_kind = {each.kind: each for each in counted}
     chosen = chain.from_iterable(_present(kinds, by_kind) for kinds in candidates)
     return list(dict.fromkeys(chosen)), False
+
+
+def is_known(name: str, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Return whether anything is stored, handled, scheduled or paused under the queue's name.
+
+    A kind in full, as a service elsewhere may have it, is taken at its word: ``orders|avro``, or
+    the digest of a JVM service. When it is empty, nothing here knows of it.
+    """
+    kinds = _kinds_named(name)
+    if "|" in name or _DIGEST.fullmatch(name) or any(map(handler_of, kinds)):
+        return True
+    named = (
+        Schedule.objects.using(using).filter(kind__in=kinds),
+        PausedQueue.objects.using(using).filter(kind__in=kinds),
+        Topic.objects.using(using).filter(name=name),
+    )
+    if any(rows.exists() for rows in named):
+        return True
+    return not all(each.is_empty for each in depths(kinds, cap=1, using=using))
 
 
 def _kinds_named(name: str) -> list[str]:

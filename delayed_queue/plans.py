@@ -19,11 +19,13 @@ _told: Final[WeakSet[psycopg.Connection[Any]]] = WeakSet()
 
 # On a connection that runs nothing else, plans are kept, and can be: with these settings even
 # one that is made on an empty table goes by the index. A third of a single claim is planning.
+# What runs there needs no more than READ COMMITTED, and would fail where it can wait or pass over.
 _KEEP_PLANS: Final = """
 SET plan_cache_mode = force_generic_plan;
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;
-SET enable_sort = off
+SET enable_sort = off;
+SET default_transaction_isolation = 'read committed'
 """
 _thread = threading.local()
 
@@ -53,7 +55,7 @@ def plan_each_time(using: str) -> bool:
     connection.ensure_connection()
     raw = connection.connection
     # A pooler's session is others' too, and what is set in it stays.
-    if raw in _told or _is_pooled(connection):
+    if raw in _told or is_pooled(connection):
         return True
     if not connection.get_autocommit():
         return False
@@ -72,8 +74,8 @@ def prepares(connection: BaseDatabaseWrapper) -> bool:
     chosen = get_settings().PREPARE
     if chosen is not None:
         return chosen
-    return not _is_pooled(connection)
+    return not is_pooled(connection)
 
 
-def _is_pooled(connection: BaseDatabaseWrapper) -> bool:
+def is_pooled(connection: BaseDatabaseWrapper) -> bool:
     return bool(connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS", False))

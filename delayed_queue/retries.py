@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -13,12 +13,24 @@ from delayed_queue.exceptions import InvalidConfiguration
 
 _ZERO: Final = timedelta(0)
 _LONGEST: Final = timedelta(days=3650)
+# It may be a caller's, and an error quotes it.
+_LONGEST_TEXT: Final = 50
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 
+# The server is a standby, or was made read-only: another one may take writes by now.
+READ_ONLY: Final = "25006"
 # Serialization failure, deadlock; connection exceptions; shutdown, crash and start-up of the
-# server. Each says that the statement did not happen, or that the session is gone (Q33).
-_TRANSIENT: Final = ("40001", "40P01", "08", "57P0")
+# server; a transaction that was idle too long; disk, memory or connections used up. Each says that
+# the statement did not happen, or that the session is gone (Q33).
+_TRANSIENT: Final = (
+    "40001", "40P01", "08", "57P0", READ_ONLY, "25P03", "53100", "53200", "53300",
+)  # fmt: skip
+
+
+# What one transaction is ended with because of others that ran beside it.
+_CONFLICTS: Final = frozenset({"40001", "40P01"})
+_MOST_CONFLICTS: Final = 10
 
 
 def is_transient(sqlstate: str | None) -> bool:
@@ -26,12 +38,25 @@ def is_transient(sqlstate: str | None) -> bool:
     return sqlstate is not None and sqlstate.startswith(_TRANSIENT)
 
 
+def is_conflict(sqlstate: str | None) -> bool:
+    """Return whether a transaction that failed with it may succeed when repeated at once."""
+    return sqlstate in _CONFLICTS
+
+
+def conflict_waits() -> Iterator[float]:
+    """Yield the seconds before each repetition after a conflict: none, then up to 50 ms."""
+    for number in range(_MOST_CONFLICTS):
+        # Not security: those who met are not to meet again.
+        yield random.uniform(0, min(0.001 * (2**number - 1), 0.05))  # noqa: S311
+
+
 def parse_duration(text: str) -> timedelta:
     """Return the duration written as ``500ms``, ``15s``, ``3m``, ``1.5h`` or ``2d``."""
-    match = _DURATION.fullmatch(text)
+    match = _DURATION.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
         raise InvalidConfiguration(
-            f"{text!r} is not a duration: write a number and one of ms, s, m, h, d, as in '15s'."
+            f"{text[:_LONGEST_TEXT]!r} is not a duration: write a number and one of ms, s, m, h, "
+            "d, as in '15s'."
         )
     amount, unit = match.groups()
     try:

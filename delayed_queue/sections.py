@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from difflib import get_close_matches
 from ipaddress import ip_network
 from typing import Any, Final, NamedTuple
 
+from delayed_queue.suggestions import suggest
+
 _PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+", re.IGNORECASE)
+_TOPIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,79}\*?", re.ASCII)
 _SHORTEST_KEY: Final = 32
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -55,6 +57,8 @@ class CallbackSettings:
 class ApiSettings:
     """Limits and doors of the HTTP API; every key of ``DELAYED_QUEUE["API"]``, in upper case.
 
+    ``TOPICS``: the topics that are served: names, or beginnings and a star; a queue that has a
+    handler only by its name.
     ``PUBLIC``: answer requests without a token; for development only.
     ``DOCS``: serve the documentation page; None does so where ``DEBUG`` is on.
     ``METRICS_PUBLIC``: serve ``/metrics`` without a token.
@@ -72,6 +76,7 @@ class ApiSettings:
     ``WAITERS``: the most pops that wait in one process.
     """
 
+    TOPICS: Sequence[str] = ()
     PUBLIC: bool = False
     DOCS: bool | None = None
     METRICS_PUBLIC: bool = False
@@ -158,6 +163,10 @@ def _is_rate(value: Any) -> bool:
     return value is None or (type(value) in (int, float) and 0.001 <= value <= 100_000)
 
 
+def _is_topic(value: Any) -> bool:
+    return isinstance(value, str) and _TOPIC.fullmatch(value) is not None
+
+
 def _counts(least: int, most: int) -> Rule:
     return Rule(
         lambda value: type(value) is int and least <= value <= most,
@@ -166,6 +175,11 @@ def _counts(least: int, most: int) -> Rule:
 
 
 API_RULES: Final[Mapping[str, Rule]] = {
+    "TOPICS": Rule(
+        each(_is_topic),
+        "It must be a list of topics, or of their beginnings and a star, as in ['orders', "
+        "'shop.*']; a star alone would serve the project's own queues, too.",
+    ),
     "PUBLIC": Rule(_is_flag, "It must be True or False."),
     "DOCS": Rule(lambda value: value is None or _is_flag(value), "It must be True, False or None."),
     "METRICS_PUBLIC": Rule(_is_flag, "It must be True or False."),
@@ -214,8 +228,8 @@ class Section(NamedTuple):
                 yield f"[{key!r}] cannot be used.", self.rules[key].hint
 
     def _suggestion(self, key: Any) -> str:
-        close = get_close_matches(str(key).upper(), self.rules, n=1)
-        return f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(self.rules)}."
+        close = suggest(key, self.rules)
+        return f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(self.rules)}."
 
 
 SECTIONS: Final[Mapping[str, Section]] = {

@@ -31,4 +31,9 @@ def announce(signal: Signal, sender: Any, **named: Any) -> None:
         return
     for receiver, answer in signal.send_robust(sender, **named):
         if isinstance(answer, Exception):
-            logger.error("event=receiver_failed receiver=%r", receiver, exc_info=answer)
+            logger.error("event=receiver_failed receiver=%s", _name_of(receiver), exc_info=answer)
+
+
+def _name_of(receiver: Any) -> str:
+    named = receiver if hasattr(receiver, "__qualname__") else type(receiver)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -12,6 +12,7 @@ import psycopg
 from django.db import Error, connections, transaction
 
 from delayed_queue import sql
+from delayed_queue.pipelines import RefusableCursor, first_of, leave_pipeline, refusal_of
 from delayed_queue.plans import plan_each_time, prepares
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 Cursor = psycopg.Cursor[Row]
 Statement = tuple[str, Mapping[str, Any]]
-Executor = Callable[[Cursor, str, Mapping[str, Any], bool], None]
 AllExecutor = Callable[[psycopg.Connection[Row], Sequence[Statement], bool], list[list[Row]]]
 
 # The savepoint before what the handler of a consumed message writes.
@@ -43,12 +43,23 @@ _ONE_PLAN: Final = frozenset(
     }
 )
 
+# How a session ends that somebody ends, or the server with all others.
+_ENDINGS: Final = (
+    psycopg.errors.AdminShutdown,
+    psycopg.errors.CrashShutdown,
+    psycopg.errors.DatabaseDropped,
+    psycopg.errors.IdleSessionTimeout,
+)
+
 # How the commit of a NOTIFY fails: the queue is full, or the wait for the lock was too long.
 _NOTIFY_FAILURES: Final = (
     psycopg.errors.ProgramLimitExceeded,
     psycopg.errors.QueryCanceled,
     psycopg.errors.LockNotAvailable,
 )
+
+
+Executor = Callable[[RefusableCursor, str, Mapping[str, Any], bool], None]
 
 # What is asked of a cursor that has run. Never its description: it is made anew each time.
 _rows: Callable[[Any], list[Row]] = methodcaller("fetchall")
@@ -215,7 +226,7 @@ def _run(
     prepare = prepares(connection) if statement in _ONE_PLAN else plan_each_time(connection.alias)
 
     def work(raw: psycopg.Connection[Row]) -> T:
-        cursor = psycopg.Cursor(raw)
+        cursor = RefusableCursor(raw)
         executed(cursor, statement, params, prepare)
         return answer(cursor)
 
@@ -242,17 +253,16 @@ def _directly(connection: BaseDatabaseWrapper, work: Callable[[psycopg.Connectio
 def _execute_all(
     raw: psycopg.Connection[Row], statements: Sequence[Statement], prepare: bool
 ) -> list[list[Row]]:
-    cursors = []
+    cursors: list[RefusableCursor] = []
     try:
         # Without a sync in between PostgreSQL takes them for one transaction.
         with raw.pipeline():
             for statement, params in statements:
-                cursor = psycopg.Cursor(raw)
-                _execute(cursor, statement, params, prepare)
-                cursors.append(cursor)
+                cursors.append(RefusableCursor(raw))
+                _execute(cursors[-1], statement, params, prepare)
     except psycopg.Error as caught:
-        _leave_pipeline(raw)
-        raise _first(caught) from None
+        leave_pipeline(raw)
+        raise refusal_of(cursors) or first_of(caught) from None
     return [cursor.fetchall() for cursor in cursors]
 
 
@@ -268,18 +278,18 @@ def _execute_within(
                 _execute(cursor, statement, params, prepare)
             psycopg.Cursor(raw).execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=prepare)
     except psycopg.Error as caught:
-        _leave_pipeline(raw)
+        leave_pipeline(raw)
         # Not there if the transaction was broken before, or the connection is lost.
         with suppress(psycopg.Error):
             raw.execute(f"ROLLBACK TO SAVEPOINT {_STEPS}", prepare=False)
             raw.execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=False)
-        raise _first(caught) from None
+        raise first_of(caught) from None
     return [cursor.fetchall() for cursor in cursors]
 
 
 def _execute_and_notify(
     channel: str,
-    cursor: Cursor,
+    cursor: RefusableCursor,
     statement: str,
     params: Mapping[str, Any],
     prepare: bool,
@@ -293,18 +303,18 @@ def _execute_all_and_notify(
     channels: Sequence[str],
     prepare: bool,
 ) -> list[list[Row]]:
-    steps = [(psycopg.Cursor(raw), *each) for each in statements]
+    steps = [(RefusableCursor(raw), *each) for each in statements]
     _commit_and_notify(raw, steps, channels, prepare)
     return [cursor.fetchall() for cursor, _, _ in steps]
 
 
 def _commit_and_notify(
     raw: psycopg.Connection[Row],
-    steps: Sequence[tuple[Cursor, str, Mapping[str, Any]]],
+    steps: Sequence[tuple[RefusableCursor, str, Mapping[str, Any]]],
     channels: Sequence[str],
     prepare: bool,
 ) -> None:
-    announcements = [psycopg.Cursor(raw) for _ in channels]
+    announcements = [RefusableCursor(raw) for _ in channels]
     try:
         with raw.pipeline() as pipeline:
             for cursor, statement, params in steps:
@@ -317,31 +327,17 @@ def _commit_and_notify(
             for announcement, channel in zip(announcements, channels, strict=True):
                 announcement.execute(sql.NOTIFY, {"channel": channel}, prepare=prepare)
     except psycopg.Error as caught:
-        _leave_pipeline(raw)
-        error = _first(caught)
+        leave_pipeline(raw)
+        cursors = [cursor for cursor, _, _ in steps]
+        error = refusal_of(cursors) or first_of(caught)
+        is_executed = all(cursor.rownumber is not None for cursor in cursors)
+        if is_executed and isinstance(error, _ENDINGS):
+            # Before the commit or behind it: no answer to the statements, whatever it says.
+            raise psycopg.OperationalError("the session was ended at the commit") from error
         # Answers come in order: with one to a NOTIFY, the commit before it went well.
-        answered = [*(cursor for cursor, _, _ in steps), announcements[0]]
-        is_stored = all(cursor.rownumber is not None for cursor in answered)
+        is_stored = is_executed and announcements[0].rownumber is not None
         if not is_stored or not isinstance(error, _NOTIFY_FAILURES):
             raise error from None
-
-
-def _leave_pipeline(raw: psycopg.Connection[Row]) -> None:
-    """Read what psycopg leaves unread: for a sync it expects one answer, a failed commit has two.
-
-    Until all is read, the connection cannot be used.
-    """
-    while not raw.closed and raw.info.pipeline_status is not psycopg.pq.PipelineStatus.OFF:
-        try:
-            raw.pgconn.exit_pipeline_mode()
-        except psycopg.OperationalError:
-            raw.pgconn.get_result()
-
-
-def _first(error: psycopg.Error) -> psycopg.Error:
-    """Return the error that came first: that a pipeline could not be left follows from it."""
-    first = error.__context__
-    return first if isinstance(first, psycopg.Error) else error
 
 
 def _execute_at_once(

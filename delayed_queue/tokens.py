@@ -19,7 +19,7 @@ from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import ApiToken
 from delayed_queue.resilience import repeat
 
-VERBS: Final = ("add", "read", "delete", "consume", "manage")
+VERBS: Final = ("add", "read", "delete", "consume", "manage", "metrics")
 EVERYTHING: Final = "*"
 # A name, or the beginning of one and a star.
 _PATTERN: Final = re.compile(r"[^\x00-\x20\x7f*]{0,99}\*?")
@@ -46,10 +46,14 @@ class Grant:
         return verb in self.verbs and (topic is None or self.covers(topic))
 
     def covers(self, topic: str) -> bool:
-        return any(
-            topic.startswith(each[:-1]) if each.endswith("*") else topic == each
-            for each in self.topics
-        )
+        return matches(self.topics, topic)
+
+
+def matches(patterns: Iterable[str], topic: str) -> bool:
+    """Return whether one of them is the topic, or its beginning and a star."""
+    return any(
+        topic.startswith(each[:-1]) if each.endswith("*") else topic == each for each in patterns
+    )
 
 
 ANYBODY: Final = Grant("public", (EVERYTHING,), frozenset(VERBS))
@@ -85,13 +89,16 @@ def create_token(
     name: str,
     *,
     verbs: Iterable[str],
-    topics: Iterable[str] = (EVERYTHING,),
+    topics: Iterable[str],
     expires_at: datetime | None = None,
     rate: float | None = None,
     burst: int | None = None,
     using: str = DEFAULT_DB_ALIAS,
 ) -> str:
-    """Store a new token and return it; it cannot be read again, only its hash is kept."""
+    """Store a new token and return it; it cannot be read again, only its hash is kept.
+
+    ``topics`` are names, or beginnings that end in a star; a star alone is all that HTTP serves.
+    """
     made, token = new_token(
         name, verbs=verbs, topics=topics, expires_at=expires_at, rate=rate, burst=burst
     )
@@ -106,7 +113,7 @@ def new_token(
     name: str,
     *,
     verbs: Iterable[str],
-    topics: Iterable[str] = (EVERYTHING,),
+    topics: Iterable[str],
     expires_at: datetime | None = None,
     rate: float | None = None,
     burst: int | None = None,

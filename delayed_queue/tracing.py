@@ -7,19 +7,14 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from delayed_queue import __version__
+from delayed_queue.exceptions import needing
 from delayed_queue.instruments import Headers, ending
 from delayed_queue.messages import Envelope
 
-try:
+with needing("metrics", "delayed_queue.tracing"):
     from opentelemetry import context, trace
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ModuleNotFoundError as error:
-    raise ImportError(
-        "delayed_queue.tracing needs opentelemetry-api: "
-        "pip install 'django-delayed-queue[metrics]'",
-        name=error.name,
-    ) from error
 
 # Trace context only, whatever is configured globally: baggage would store the caller's
 # values beside the message.

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from delayed_queue.messages import check_key, check_text
+from delayed_queue.suggestions import suggest
 
 MAX_LINE_BYTES: Final = 65_536
 MAX_CUSTOMER_LENGTH: Final = 200
@@ -202,8 +202,8 @@ def _checked_header(cells: list[str]) -> list[str]:
 def _check_columns(names: list[str]) -> None:
     for name in names:
         if name not in _READERS:
-            close = get_close_matches(name, _READERS, n=1)
-            hint = f", did you mean {close[0]!r}" if close else f"; known: {', '.join(_READERS)}"
+            close = suggest(name, _READERS)
+            hint = f", did you mean {close!r}" if close else f"; known: {', '.join(_READERS)}"
             raise ValueError(f"unknown column {name!r}{hint}")
     missing = [name for name in REQUIRED_COLUMNS if name not in names]
     if missing:

@@ -7,16 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import environ
+from django.core.exceptions import ImproperlyConfigured
 
 from delayed_queue.retries import RetryPolicy
+from example_project.keys import ADVICE, local_key
 from example_project.postgres import EmbeddedPostgres
 
 env = environ.Env()
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-DEBUG = env.bool("DEBUG", default=True)
-# Without DEBUG there is no default: a deployment that forgets its key must not come up.
-SECRET_KEY = env.str("SECRET_KEY", **({"default": "for development only"} if DEBUG else {}))
+DEBUG = env.bool("DEBUG", default=False)
+DATABASE_URL_IS_SET = bool(env.str("DATABASE_URL", default=""))
+SECRET_KEY = env.str("SECRET_KEY", default="")
+if not SECRET_KEY:
+    if DATABASE_URL_IS_SET and not DEBUG:
+        # A key that each machine makes up for itself would end sessions and forget opt-outs.
+        raise ImproperlyConfigured(f"{ADVICE}; or DEBUG=1 to try things on this machine.")
+    SECRET_KEY = local_key()
+# Whether all of it is reached by https only, behind a proxy that says so.
+HTTPS = env.bool("HTTPS", default=False)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
+SECURE_HSTS_SECONDS = env.int("HSTS_SECONDS", default=3600) if HTTPS else 0
+# To bind other hosts of the domain, or browsers for good, is its owner's decision.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[])
 CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 
@@ -70,7 +84,6 @@ def database(url: str) -> dict[str, Any]:
 
 # The server of `manage.py queuedb`; None if DATABASE_URL names one that runs elsewhere. Where its
 # socket will be is known without starting it: workers and Spark executors import this module too.
-DATABASE_URL_IS_SET = bool(env.str("DATABASE_URL", default=""))
 EMBEDDED_POSTGRES = None if DATABASE_URL_IS_SET else EmbeddedPostgres()
 DATABASES = {
     "default": database(
@@ -99,6 +112,10 @@ LOGGING = {
 }
 
 DELAYED_QUEUE: dict[str, Any] = {
+    # Other queues, such as those of orders and notifications, are not reached over HTTP.
+    "API": {
+        "TOPICS": env.list("TOPICS", default=["close-order", "notify-upstream", "poll-refund"])
+    },
     # Calls of private addresses are refused unless these allow them: docs/operations/security.md.
     "CALLBACKS": {
         "ENABLED": env.bool("CALLBACKS", default=True),

@@ -6,10 +6,12 @@ may stop it. `DJANGO_SETTINGS_MODULE=tests.settings python manage.py queuedb sto
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any, Final
 
+import hypothesis
 import psycopg
 import pytest
 from django.conf import settings
@@ -24,10 +26,12 @@ _WITHOUT_JVM: Final = tuple(
     f"tests/spark/test_{name}.py"
     for name in (
         "answers",
+        "driver",
         "filters",
         "leases",
         "leases_ahead",
         "leases_interleaved",
+        "leases_shared",
         "ledger",
         "offering",
         "offers",
@@ -43,7 +47,20 @@ _OWN_JVM: Final = (
     "tests/spark/test_pipeline_faults.py",
     "tests/integration/test_demo_pipeline.py",
 )
+# Whose tests share what takes seconds to set up: filled tables, servers.
+_TOGETHER: Final = (
+    "tests/api/test_asgi.py",
+    "tests/api/test_grouping.py",
+    "tests/integration/test_admin_plans.py",
+    "tests/notifications/test_plans.py",
+    "tests/plans/",
+)
 _ON_THE_SESSION: Final = "tests/spark/test_pipeline_faults.py::TestArchive"
+
+# How many histories the property tests make up: everyday, in `make test-all`, in `make chaos`.
+for _profile, _examples in (("everyday", 100), ("thorough", 500), ("soak", 2000)):
+    hypothesis.settings.register_profile(_profile, max_examples=_examples, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"))
 
 
 def pytest_configure() -> None:
@@ -62,6 +79,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return "jvm processes"
             if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_JVM):
                 return "jvm"
+            if nodeid.startswith(_TOGETHER):
+                return nodeid.partition("::")[0]
             return str(super()._split_scope(nodeid))
 
     return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None

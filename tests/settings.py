@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import string
+from datetime import timedelta
+
+# On whatever server the tests run: the example project asks for a key on one elsewhere.
+os.environ.setdefault("SECRET_KEY", "for tests only")
+
+from delayed_queue.retries import Backoff
 from example_project.postgres import EmbeddedPostgres, default_directory
 from example_project.settings import *  # noqa: F403
 from example_project.settings import (
@@ -13,11 +21,15 @@ from example_project.settings import (
 )
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.workerapp"]
+# Tests make up topics as they like; no handler's queue is among these.
+EVERY_TOPIC = [f"{each}*" for each in string.ascii_letters + string.digits + "_"]
 # Without the schedules of the example project, and with callbacks only where a test asks for them:
 # tests declare their own.
-DELAYED_QUEUE = (
+DELAYED_QUEUE = {"API": {"TOPICS": EVERY_TOPIC}} | (
     {"CALLBACKS": DELAYED_QUEUE["CALLBACKS"]} if env.bool("CALLBACKS", default=False) else {}
 )
+if _deadline := env.float("BACKOFF_SECONDS", default=0.0):
+    DELAYED_QUEUE["BACKOFF"] = Backoff(deadline=timedelta(seconds=_deadline))
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 if not DATABASE_URL_IS_SET:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 
 from benchmarks.workerapp.settings import *  # noqa: F403
+from benchmarks.workerapp.settings import DELAYED_QUEUE
+
+DELAYED_QUEUE = {"API": {"TOPICS": ["benchmark"]}, **DELAYED_QUEUE}
 
 ROOT_URLCONF = "benchmarks.webapp.urls"
 ALLOWED_HOSTS = ["127.0.0.1"]

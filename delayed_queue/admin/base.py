@@ -25,7 +25,7 @@ from delayed_queue.admin.formats import quiet
 from delayed_queue.admin.keysets import Keyset, KeysetChangeList
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.payloads import MAX_READ, show_payload
-from delayed_queue.admin.rows import as_read
+from delayed_queue.admin.rows import as_read, find, is_id
 from delayed_queue.overview import name_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class QueueModelAdmin(_Base):
         )
         if self.may_view_payload(request):
             queryset = queryset.annotate(payload_head=_head_of("payload"))
-        row = queryset.filter(pk=object_id).first() if object_id.isdecimal() else None
+        row = find(queryset, object_id)
         if row is not None:
             row.calls = attempts_of_job(row.kind, row.key, request, self.admin_site.name)
         return row
@@ -261,9 +261,7 @@ class QueueModelAdmin(_Base):
 
     def _rows_of(self, request: HttpRequest, tokens: Sequence[str]) -> QuerySet[Any]:
         ids = [token.partition(".")[0] for token in tokens]
-        return self.get_queryset(request).filter(
-            id__in=[int(each) for each in ids if each.isdecimal() and len(each) < 19]
-        )
+        return self.get_queryset(request).filter(id__in=[int(each) for each in ids if is_id(each)])
 
     def _back_url(self, request: HttpRequest, tokens: Sequence[str]) -> str:
         """Return the page that the operation came from, the list if its row has gone."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.db import router
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
@@ -51,14 +51,7 @@ def attempts_of_job(kind: str, key: str, request: HttpRequest, site: str) -> Saf
 
 def _table(rows: Sequence[CallbackAttempt], site: str) -> SafeString:
     heads = ("attempt", "began", "took", "result", "address")
-    head = format_html_join("", "<th scope='col'>{}</th>", ((each,) for each in heads))
-    body = format_html_join(
-        "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-        (_cells(each, site) for each in rows),
-    )  # fmt: skip
-    return format_html(
-        '<table class="dq-table"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>', head, body
-    )
+    return formats.table(heads, (_cells(each, site) for each in rows))
 
 
 def _cells(row: CallbackAttempt, site: str) -> tuple[Any, ...]:

@@ -80,7 +80,7 @@ class EndpointForm(_Form):
 class Enable(Switch):
     name, label, past, left = "enable", "Enable", "Enabled", "not disabled"
     noun = "endpoint"
-    help = "Send to it again, what was put off included."
+    help = "Send to it again, deferred jobs included."
     permission = "disable_endpoint"
 
     def fits(self, row: Any) -> bool:
@@ -125,7 +125,7 @@ class Rotate(Switch):
 
 
 class EndpointChangeList(KeysetChangeList):
-    """The list, with the breakers of the hosts of the page."""
+    """The list, with the states of the hosts of the page."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -200,7 +200,7 @@ class EndpointAdmin(MadeByForm):
     @admin.display(description="host")
     def breaker_column(self, row: Any) -> SafeString:
         if row.host is None:
-            return format_html('<span class="dq-state dq-due">{}</span>', "closed")
+            return breaker_state(None)
         row.host.read_at = row.read_at
         why = row.host.reason[:80] if row.host.open_until is not None else ""
         return format_html('{} <span class="dq-quiet">{}</span>', breaker_state(row.host), why)

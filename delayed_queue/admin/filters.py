@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from delayed_queue.admin.formats import LEASE
-from delayed_queue.admin.rows import DatabaseClock, RowState
+from delayed_queue.admin.rows import DatabaseClock, RowState, find
 from delayed_queue.models import Worker
 from delayed_queue.overview import MAX_KINDS, name_of
 
@@ -201,9 +201,8 @@ class WorkerFilter(HolderFilter):
 
 
 def _worker(chosen: str, using: str) -> Worker | None:
-    if not (chosen.isascii() and chosen.isdigit() and len(chosen) < 19):
-        return None
-    return Worker.objects.using(using).filter(pk=int(chosen)).first()
+    found: Worker | None = find(Worker.objects.using(using).all(), chosen)
+    return found
 
 
 class DiedFilter(NarrowFilter):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 
 from delayed_queue.admin.rows import MessageRow, RowState, state_of
 from delayed_queue.overview import name_of
@@ -23,6 +25,7 @@ _LABELS: Final = {
     RowState.LEASED: "leased",
     RowState.EXPIRED: "lease expired",
 }
+_BREAK: Final = SafeString("<wbr>.")
 NOTHING: Final = SafeString('<span class="dq-quiet">—</span>')
 
 
@@ -128,6 +131,26 @@ def headers_block(headers: Any) -> SafeString:
     if not headers:
         return NOTHING
     return block(json.dumps(headers, indent=2, ensure_ascii=False, sort_keys=True))
+
+
+def dotted(path: str) -> SafeString:
+    """Return a dotted path that may be broken before its dots, and nowhere in a word."""
+    return format_html_join(_BREAK, "{}", ((each,) for each in path.split(".")))
+
+
+def table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> SafeString:
+    """Return a table whose cells have the names of their columns: a phone shows it as cards."""
+    labels = [capfirst(each) for each in heads]
+    head = format_html_join("", '<th scope="col">{}</th>', ((each,) for each in labels))
+    rows = (
+        (format_html_join("", '<td data-label="{}">{}</td>', zip(labels, line, strict=True)),)
+        for line in lines
+    )
+    return format_html(
+        '<div class="dq-overview"><table class="dq-table"><thead><tr>{}</tr></thead>'
+        "<tbody>{}</tbody></table></div>",
+        head, format_html_join("", "<tr>{}</tr>", rows),
+    )  # fmt: skip
 
 
 def quiet(text: str) -> SafeString:

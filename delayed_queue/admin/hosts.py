@@ -1,8 +1,8 @@
-"""The hosts that callbacks fail at: which are left alone, since when, and why."""
+"""The hosts that callbacks fail at: which are suspended, until when, and why."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any, Final
 
 from django import forms
@@ -22,7 +22,7 @@ _MINUTE: Final = timedelta(minutes=1)
 
 
 class OpenForm(forms.Form):
-    """For how long a host is left alone, and why."""
+    """For how long nothing is sent to a host, and why."""
 
     minutes = forms.IntegerField(
         min_value=1, max_value=LONGEST_PAUSE // _MINUTE, initial=30,
@@ -37,12 +37,13 @@ class OpenForm(forms.Form):
 class Close(Switch):
     """Send to hosts again, without waiting for the end of their pause."""
 
-    name, label, past, noun, left = "close", "Close", "Closed", "host", "closed already"
-    help = "Send to the host again now, what was put off included, and forget its failures."
+    name, label, past, left = "close", "Send again", "Sending again to", "sent to already"
+    noun = "host"
+    help = "Send to the host again now, deferred jobs included, and forget its failures."
     permission = "close_host"
     warning = (
-        "Workers send to these hosts again within a second, and jobs that were put off come from "
-        "three seconds on, 500 a second. A host that still fails is opened again by its failures, "
+        "Workers send to these hosts again within a second, and deferred jobs come from three "
+        "seconds on, 500 a second. A host that still fails is suspended again by its failures, "
         "which count as attempts of its jobs."
     )
 
@@ -52,19 +53,23 @@ class Close(Switch):
     def change(self, row: Any, call: Call, report: Report) -> bool:
         return Host.objects.close(row.name, using=call.using)
 
+    def audit(self, call: Call) -> str:
+        return "Sending again."
+
     def follow(self, row: Any, call: Call, report: Report) -> None:
         note_recalled(row, recall_host(row, using=call.using), report)
 
 
 class Open(Switch):
-    """Leave hosts alone for a while, as if they had failed."""
+    """Send nothing to hosts for a while, as if they had failed."""
 
-    name, label, past, noun, left = "open", "Open", "Opened", "host", "open for longer"
-    help = "Send nothing to the host for a while; its jobs are put off, and lose no attempt."
+    name, label, past, left = "open", "Suspend", "Suspended", "suspended for longer"
+    noun = "host"
+    help = "Send nothing to the host for a while; its jobs are deferred, and lose no attempt."
     permission = "close_host"
     warning = (
-        "Workers send nothing more to these hosts, from a second on. Their jobs are put off, for "
-        "up to twice that time, unless you close the host before."
+        "Workers send nothing more to these hosts, from a second on. Their jobs are deferred, for "
+        "up to twice that time, unless you have them sent again before."
     )
     form_class = OpenForm
 
@@ -79,9 +84,9 @@ class Open(Switch):
 
 
 def note_recalled(row: Any, recalled: int, report: Report) -> None:
-    """Say how many jobs come back, if any were put off."""
+    """Say how many jobs come back, if any were deferred."""
     if recalled:
-        report.notes.append(f"Jobs put off for {row} that come from now on: {recalled:,}.")
+        report.notes.append(f"Deferred jobs for {row} that come from now on: {recalled:,}.")
 
 
 @admin.register(Host)
@@ -101,7 +106,7 @@ class HostAdmin(RecordAdmin):
     def key_column(self, row: Host) -> SafeString:
         return formats.key_label(row.name)
 
-    @admin.display(description="breaker")
+    @admin.display(description="state")
     def state_column(self, row: Any) -> SafeString:
         return breaker_state(row)
 
@@ -117,7 +122,7 @@ class HostAdmin(RecordAdmin):
             return formats.NOTHING
         return formats.moment(row.open_until, formats.relative(row.open_until, row.read_at))
 
-    @admin.display(description="openings")
+    @admin.display(description="suspensions in a row")
     def openings_column(self, row: Host) -> int:
         return row.openings
 
@@ -131,9 +136,13 @@ class HostAdmin(RecordAdmin):
 
 
 def breaker_state(row: Any) -> SafeString:
-    """Return the state of a host's breaker; ``row`` has the instant of reading."""
-    if row.open_until is None:
-        return format_html('<span class="dq-state dq-due">{}</span>', "closed")
+    """Return the state of a host's circuit breaker in an operator's words.
+
+    ``row`` has the instant of reading; None stands for a host that never failed.
+    """
+    if row is None or row.open_until is None:
+        return format_html('<span class="dq-state dq-due">{}</span>', "sending")
     if row.open_until > row.read_at:
-        return format_html('<span class="dq-state dq-alarm">{}</span>', "open")
-    return format_html('<span class="dq-state dq-expired">{}</span>', "half open")
+        until = formats.moment(row.open_until, f"{row.open_until.astimezone(UTC):%H:%M:%S} UTC")
+        return format_html('<span class="dq-state dq-alarm">{}</span> until {}', "suspended", until)
+    return format_html('<span class="dq-state dq-expired">{}</span>', "probing")

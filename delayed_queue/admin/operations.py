@@ -12,6 +12,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router, transaction
 
+from delayed_queue.admin.rows import is_id
 from delayed_queue.managers import MessageManager
 from delayed_queue.models import Message
 
@@ -19,7 +20,6 @@ GONE: Final = "no longer there"
 BUSY: Final = "held by another transaction just now, try again"
 _MAX_WAIT: Final = 2000  # milliseconds
 _MAX_NAMED: Final = 10
-_MAX_BIGINT: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,7 @@ def _log_alias() -> str:
 
 def parse_ids(tokens: Any) -> list[int]:
     """Return the ids among the tokens of rows that never change, whose id is fence enough."""
-    ids = {int(token) for token in tokens if token.isascii() and token.isdigit()}
-    return sorted(each for each in ids if each < _MAX_BIGINT)
+    return sorted({int(token) for token in tokens if is_id(token)})
 
 
 def lock(call: Call, ids: Sequence[int], report: Report) -> list[Any]:

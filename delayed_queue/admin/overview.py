@@ -12,7 +12,7 @@ from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 
 from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.formats import human, per_second
+from delayed_queue.admin.formats import dotted, human, per_second
 from delayed_queue.admin.pausing import paused_rows, switch_view
 from delayed_queue.managers import ThroughputRow
 from delayed_queue.messages import MILLISECOND
@@ -114,7 +114,7 @@ def _line(depth: QueueDepth, served: dict[str, ThroughputRow], pause: Any) -> Qu
         kind=depth.kind,
         queue=depth.name.queue,
         codec=depth.name.codec,
-        handler="" if handler is None else handler.path,
+        handler="" if handler is None else dotted(handler.path),
         due=str(depth.due),
         scheduled=str(depth.scheduled),
         leased=str(depth.leased),

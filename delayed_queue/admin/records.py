@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.keysets import Keyset
-from delayed_queue.admin.rows import DatabaseClock
+from delayed_queue.admin.rows import DatabaseClock, find
 
 _NEWEST_FIRST: Final = Keyset(descending=True)
 
@@ -34,9 +34,7 @@ class RecordAdmin(QueueModelAdmin):
         return annotated.annotate(key=F(self.name_field)) if self.name_field != "key" else annotated
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        if not object_id.isdecimal():
-            return None
-        return self.get_queryset(request).filter(pk=object_id).first()
+        return find(self.get_queryset(request), object_id)
 
 
 class WithForm(QueueModelAdmin):

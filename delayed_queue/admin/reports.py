@@ -14,6 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 
+from delayed_queue.admin.rows import find
 from delayed_queue.models import PipelineReport
 from delayed_queue.spark.jobs.console import cell, span
 
@@ -29,6 +30,7 @@ _PLOTS: Final = {
     "reasons": "Why messages died",
 }
 _LISTED: Final = 30
+_BACKLOG: Final = ("Due then", "Within 1 h", "Within 6 h", "Within 24 h", "Later")
 _SPANS: Final = ("p50", "p95", "p99", "max")
 
 
@@ -90,7 +92,8 @@ class PipelineReportAdmin(_Base):
         rows = self.get_queryset(request)
         if object_id is None:
             return rows.order_by("-id").first()
-        return rows.filter(pk=object_id).first() if object_id.isdecimal() else None
+        found: PipelineReport | None = find(rows, object_id)
+        return found
 
     def _page(self, request: HttpRequest, object_id: str | None) -> HttpResponse:
         self._check(request)
@@ -132,18 +135,27 @@ def _instant(text: str | None) -> datetime | None:
 def _kind(each: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "kind": each["kind"],
-        "counts": [cell(each[name]) for name in ("messages", "done", "dead")],
+        "counts": [
+            (label, cell(each[name]))
+            for label, name in (("Ended", "messages"), ("Done", "done"), ("Dead", "dead"))
+        ],
         "has_dead": each["dead"] > 0,
-        "rates": [f"{each[name]:.2%}" for name in ("failure_rate", "redelivery_rate")],
-        "spans": [*_spans(each["lateness_seconds"]), *_spans(each["latency_seconds"])],
+        "rates": [
+            (label, f"{each[name]:.2%}")
+            for label, name in (("Failed", "failure_rate"), ("Again", "redelivery_rate"))
+        ],
+        "spans": [
+            *_spans("Late", each["lateness_seconds"]),
+            *_spans("Took", each["latency_seconds"]),
+        ],
     }
 
 
-def _spans(found: Mapping[str, float] | None) -> list[str]:
-    return ["—" if found is None else span(found[name]) for name in _SPANS]
+def _spans(what: str, found: Mapping[str, float] | None) -> list[tuple[str, str]]:
+    return [(f"{what} {each}", "—" if found is None else span(found[each])) for each in _SPANS]
 
 
 def _backlog(each: Mapping[str, Any]) -> dict[str, Any]:
     hours = each["hours"]
     counts = (each["due"], hours[0], sum(hours[:6]), sum(hours), each["later"])
-    return {"kind": each["kind"], "counts": [cell(count) for count in counts]}
+    return {"kind": each["kind"], "counts": list(zip(_BACKLOG, map(cell, counts), strict=True))}

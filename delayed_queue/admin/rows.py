@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from django.db.models import BigIntegerField, ExpressionWrapper, F, Func, QuerySet, Value
 
 from delayed_queue.fields import EpochMillisecondField
 from delayed_queue.messages import MILLISECOND
+
+# Any number of fewer digits is a bigint.
+_MOST_DIGITS: Final = 19
 
 
 class RowState(StrEnum):
@@ -74,6 +77,16 @@ class DatabaseClock(Func):
 def raw(column: str) -> ExpressionWrapper[F]:
     """Return a millisecond column as the stored integer, which no datetime's range clamps."""
     return ExpressionWrapper(F(column), output_field=BigIntegerField())
+
+
+def is_id(text: str) -> bool:
+    """Return whether a row can have it; by length, as Python reads no number of 4,301 digits."""
+    return text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS
+
+
+def find(queryset: QuerySet[Any], object_id: str) -> Any:
+    """Return the row of the id in a url; None when there is none."""
+    return queryset.filter(pk=object_id).first() if is_id(object_id) else None
 
 
 def as_read(queryset: QuerySet[Any]) -> QuerySet[Any]:

@@ -18,7 +18,7 @@ from delayed_queue.crontab import Definition, schedule_of
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.models import Schedule
 from delayed_queue.payloads import check_kind, codec_named, encode, kind_of
-from delayed_queue.schedules import check_key_prefix, load_zone
+from delayed_queue.schedules import MAX_EXPRESSION, check_key_prefix, load_zone
 
 if TYPE_CHECKING:
     _Base = forms.ModelForm[Schedule]
@@ -72,6 +72,7 @@ class ScheduleForm(_Base):
     )
     type = forms.ChoiceField(choices=_TYPES)
     expression = forms.CharField(
+        max_length=MAX_EXPRESSION,
         widget=forms.TextInput(attrs={"class": "vTextField", "spellcheck": "false"}),
         help_text=(
             "cron: 30 3 * * mon or @hourly. daily: hours such as 02:00, 14:30. "

@@ -110,15 +110,17 @@ def preview(row: Schedule, now: datetime) -> SafeString:
     body = format_html_join("", "{}", ((line,) for line in lines))
     paused = "" if row.is_enabled else formats.quiet("Paused: these run only once it is enabled.")
     table = format_html(
-        '<table class="dq-runs"><thead>{}</thead><tbody>{}</tbody></table>', head, body
-    )
+        '<div class="dq-overview"><table class="dq-runs"><thead>{}</thead><tbody>{}</tbody></table>'
+        "</div>",
+        head, body,
+    )  # fmt: skip
     return format_html("{}{}{}", paused, table, formats.quiet(note) if note else "")
 
 
 def _line(at: datetime, zone: ZoneInfo, now: datetime) -> SafeString:
     return format_html(
-        '<tr class="dq-run"><td class="dq-at">{}</td><td class="dq-at">{}</td>'
-        '<td class="dq-quiet">{}</td></tr>',
+        '<tr class="dq-run"><td class="dq-at" data-label="Local">{}</td>'
+        '<td class="dq-at" data-label="UTC">{}</td><td class="dq-quiet" data-label="">{}</td></tr>',
         local(at, zone),
         f"{at:%Y-%m-%d %H:%M:%S}",
         formats.relative(at, now),
@@ -126,7 +128,7 @@ def _line(at: datetime, zone: ZoneInfo, now: datetime) -> SafeString:
 
 
 def _change_line(change: ClockChange) -> SafeString:
-    return format_html('<tr class="dq-change"><td colspan="3">{}</td></tr>', change)
+    return format_html('<tr class="dq-change"><td colspan="3" data-label="">{}</td></tr>', change)
 
 
 def _beyond(change: ClockChange | None, zone: ZoneInfo) -> str:

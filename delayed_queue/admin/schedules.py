@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db import connections, router
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
@@ -16,10 +16,11 @@ from django.utils.safestring import SafeString
 from delayed_queue.admin import formats
 from delayed_queue.admin.keysets import Keyset
 from delayed_queue.admin.records import WithForm
-from delayed_queue.admin.rows import DatabaseClock
+from delayed_queue.admin.rows import DatabaseClock, find
 from delayed_queue.admin.schedule_forms import ScheduleForm
 from delayed_queue.admin.schedule_operations import SCHEDULE_OPERATIONS, take_back
 from delayed_queue.admin.schedule_rules import next_run, preview
+from delayed_queue.handlers import registry
 from delayed_queue.models import Schedule
 
 _TYPES = ("cron", "daily", "periodic", "other")
@@ -67,7 +68,7 @@ class ScheduleAdmin(WithForm):
         locked = queryset.select_for_update()
         if request.method == "POST" and connections[locked.db].in_atomic_block:
             queryset = locked
-        return queryset.filter(pk=object_id).first() if object_id.isdecimal() else None
+        return find(queryset, object_id)
 
     # Permissions
 
@@ -164,6 +165,9 @@ class ScheduleAdmin(WithForm):
         super().save_model(request, obj, form, change)
         if change and "is_enabled" in form.changed_data and not obj.is_enabled:
             take_back(obj, router.db_for_write(Schedule, instance=obj))
+        if lack := registry.lack_of(obj.queue, obj.kind):
+            text = f"{lack} What the schedule offers waits until one takes it."
+            self.message_user(request, text, messages.WARNING)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Delete, with the pending ticks: nobody would take them back without the row."""

@@ -39,6 +39,7 @@ _WHAT: Final = {
     "delete": "delete: delete jobs",
     "consume": "consume: pop jobs and say how they ended",
     "manage": "manage: kick, replay, pause and resume",
+    "metrics": "metrics: read the metrics of all queues",
 }
 
 
@@ -49,8 +50,9 @@ class TokenForm(_Form):
         choices=[(each, _WHAT[each]) for each in VERBS], widget=forms.CheckboxSelectMultiple
     )
     topics = forms.CharField(
-        initial=EVERYTHING, widget=forms.Textarea(attrs={"rows": 3, "cols": 40}),
-        help_text="One on a line: a topic, or the beginning of some and a star.",
+        widget=forms.Textarea(attrs={"rows": 3, "cols": 40}),
+        help_text="One on a line: a topic, or the beginning of some and a star. A star alone is "
+        "all that the setting TOPICS serves.",
     )  # fmt: skip
     days = forms.IntegerField(
         min_value=1, max_value=3650, required=False, help_text="How long it is valid; empty: on."
@@ -157,7 +159,7 @@ class ApiTokenAdmin(MadeByForm):
 
     @admin.display(description="topics")
     def topics_column(self, row: Any) -> str:
-        return ", ".join("all" if each == EVERYTHING else each for each in row.topics)
+        return ", ".join("all served" if each == EVERYTHING else each for each in row.topics)
 
     @admin.display(description="rate")
     def rate_column(self, row: Any) -> str:

@@ -10,7 +10,7 @@ from django.contrib.admin import SimpleListFilter
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
@@ -19,7 +19,7 @@ from delayed_queue.admin import formats
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.filters import WORKER
 from delayed_queue.admin.keysets import Keyset
-from delayed_queue.admin.rows import DatabaseClock, as_read
+from delayed_queue.admin.rows import DatabaseClock, as_read, find
 from delayed_queue.models import Message, Worker
 from delayed_queue.workers.heartbeat import ALIVE, MAX_LEASES
 
@@ -83,9 +83,7 @@ class WorkerAdmin(QueueModelAdmin):
         return annotated
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        if not object_id.isdecimal():
-            return None
-        row = self.get_queryset(request).filter(pk=object_id).first()
+        row = find(self.get_queryset(request), object_id)
         if row is not None:
             row.holding = self._held(request, row)
         return row
@@ -189,13 +187,13 @@ class WorkerAdmin(QueueModelAdmin):
     @admin.display(description="queues, by priority")
     def served(self, row: Any) -> SafeString:
         lines = [(name, formats.per_second(row.rates.get(name, 0))) for name in row.queues]
-        return _table(("queue", "rate"), lines)
+        return formats.table(("queue", "rate"), lines)
 
     @admin.display(description="since it started")
     def counts(self, row: Worker) -> SafeString:
         heads = ("in flight", "done", "retried", "dead", "lost")
         counts = (row.in_flight, row.done, row.failed, row.dead, row.lost)
-        return _table(heads, [tuple(f"{each:,}" for each in counts)])
+        return formats.table(heads, [tuple(f"{each:,}" for each in counts)])
 
     @admin.display(description="leases")
     def held(self, row: Any) -> SafeString:
@@ -204,7 +202,7 @@ class WorkerAdmin(QueueModelAdmin):
         if not row.holding:
             return formats.quiet("It holds none of those that it told at its last heartbeat.")
         heads = ("key", "queue", "time", "lease")
-        lines = _table(heads, self._held_lines(row))
+        lines = formats.table(heads, self._held_lines(row))
         note = formats.quiet(
             f"Of its latest {MAX_LEASES} leases at the last heartbeat, no more than {_MAX_HELD} "
             "messages."
@@ -241,12 +239,3 @@ def _count(number: int, *, is_bad: bool = False) -> SafeString:
     if number == 0:
         return _ZERO
     return format_html('<span class="{}">{}</span>', "dq-alarm" if is_bad else "", f"{number:,}")
-
-
-def _table(heads: tuple[str, ...], lines: Any) -> SafeString:
-    head = format_html_join("", "<th scope='col'>{}</th>", ((each,) for each in heads))
-    rows = ((format_html_join("", "<td>{}</td>", ((cell,) for cell in line)),) for line in lines)
-    body = format_html_join("", "<tr>{}</tr>", rows)
-    return format_html(
-        '<table class="dq-table"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>', head, body
-    )

@@ -12,11 +12,13 @@ from typing import Any, Final
 from django.http import HttpRequest
 from ninja.security.base import SecuritySchema
 
+from delayed_queue.api.parsing import check_count
 from delayed_queue.api.problems import Problem, unauthorized, wait_header
 from delayed_queue.api.threads import in_event_loop, in_thread
 from delayed_queue.conf import get_settings
+from delayed_queue.handlers import registry
 from delayed_queue.rates import SharedRate
-from delayed_queue.tokens import ANYBODY, VERBS, Grant, digest_of, find_grant
+from delayed_queue.tokens import ANYBODY, VERBS, Grant, digest_of, find_grant, matches
 
 MAX_CACHED: Final = 1024
 _SCHEME: Final = "bearer "
@@ -119,6 +121,8 @@ class BearerToken:
         topic = request.resolver_match.kwargs.get("topic") if request.resolver_match else None
         if self.verb is not None:
             check(grant, self.verb, topic)
+        if topic is not None and not serves(topic):
+            raise not_served()
         return grant
 
 
@@ -132,6 +136,22 @@ def _rate_of(grant: Grant) -> SharedRate | None:
     return SharedRate(f"token:{grant.token_id}", per_second, burst, settings.DATABASE)
 
 
+def charge(request: Any, items: int) -> None:
+    """Count each item of a bulk against the token's rate, where the request has counted as one.
+
+    Raises Problem 413 for more than are ever granted at once, and 429.
+    """
+    rate = _rate_of(request.auth)
+    if rate is None or items <= 1:
+        return
+    check_count(range(items), rate.burst)
+    wait = rate.take(items - 1)
+    if wait:
+        # When it comes again, it is counted as one first.
+        wait += timedelta(seconds=1 / rate.per_second)
+        raise Problem(429, "too_many_requests", headers=wait_header(wait))
+
+
 def requires(verb: str) -> BearerToken:
     """Return the ``auth`` of a route: a token with that verb, and the topic of the path if any.
 
@@ -141,13 +161,42 @@ def requires(verb: str) -> BearerToken:
 
 
 def demand(request: Any, verb: str, topic: str) -> None:
-    """Raise Problem 403 unless the caller may do that to the topic."""
-    check(request.auth, verb, topic)
+    """Raise Problem 403 unless the caller may do that to the topic, and it is served."""
+    demand_scope(request, verb, topic)
+    if not serves(topic):
+        raise not_served()
+
+
+def demand_scope(request: Any, verb: str, scope: str) -> None:
+    """Raise Problem 403 unless the token names the scope, of an API that serves no topics."""
+    check(request.auth, verb, scope)
 
 
 def check(grant: Grant, verb: str, topic: str | None) -> None:
     if not grant.may(verb, topic):
         raise Problem(403, "forbidden", detail="The token does not cover this.")
+
+
+def not_served() -> Problem:
+    return Problem(
+        403, "topic_not_served",
+        detail="Of this server's queues only those that its setting DELAYED_QUEUE['API']['TOPICS'] "
+        "names are topics.",
+    )  # fmt: skip
+
+
+def serves(topic: str) -> bool:
+    """Return whether HTTP serves the topic; whether there is one of that name is not asked.
+
+    A queue that the project has a handler for must be named in full: no beginning opens it.
+    """
+    topics = get_settings().API.TOPICS
+    return topic in topics or (matches(topics, topic) and topic not in registry)
+
+
+def reaches(grant: Grant) -> Callable[[str], bool]:
+    """Return what says of a topic whether it is served and the token covers it: for lists."""
+    return lambda topic: serves(topic) and grant.covers(topic)
 
 
 def token_of(request: HttpRequest) -> str | None:

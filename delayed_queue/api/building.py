@@ -22,7 +22,7 @@ from delayed_queue.api.bodies import admit, rule_of
 from delayed_queue.api.describing import described
 from delayed_queue.api.docs import docs_page, openapi_file
 from delayed_queue.api.parsing import parse
-from delayed_queue.api.problems import Problem
+from delayed_queue.api.problems import MAX_PATH, Problem
 from delayed_queue.api.responding import respond
 from delayed_queue.api.threads import in_event_loop, in_thread
 from delayed_queue.conf import get_settings
@@ -82,13 +82,13 @@ class Api(NinjaAPI):
         self, error_contexts: list[ValidationErrorContext[Any]]
     ) -> Any:
         """Return a problem that names each wrong field, and quotes no value."""
-        errors = [
+        errors = (
             _field_error(context.model, each)
             for context in error_contexts
             for each in context.pydantic_validation_error.errors(
                 include_url=False, include_input=False, include_context=False
             )
-        ]
+        )
         return Problem(400, "invalid_request", "Invalid request", errors=errors)
 
     @property
@@ -128,7 +128,7 @@ def _field_error(model: Any, error: Any) -> dict[str, str]:
     if getattr(model, "__read_from_single_attr__", None):
         where = where[1:]
     source = str(model.__ninja_param_source__)
-    return {"in": source, "path": _dotted(where), "message": error["msg"]}
+    return {"in": source, "path": _dotted(where)[:MAX_PATH], "message": error["msg"]}
 
 
 def _dotted(where: tuple[Any, ...]) -> str:

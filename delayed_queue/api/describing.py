@@ -35,7 +35,7 @@ _PROBLEM: Final[dict[str, Any]] = {
 _TEXTS: Final = {
     "400": "The request is malformed or a field is invalid; errors names the fields.",
     "401": "No token, or one that is unknown, expired or revoked.",
-    "403": "The token does not cover this call or this topic.",
+    "403": "The token does not cover this call or this topic, or the topic is not served.",
     "413": "The body is too large.",
     "415": "The body is of another media type than the call takes.",
     "429": "The token's rate is used up; Retry-After says for how long.",

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from django.db import Error
+from django.db import Error, connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from delayed_queue.api.auth import check, grant_of
@@ -15,6 +15,7 @@ from delayed_queue.api.problems import Problem, unavailable
 from delayed_queue.api.responding import respond
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.resilience import is_read_only
 from delayed_queue.workers.schema import check_schema
 
 View = Callable[[HttpRequest], HttpResponse]
@@ -46,26 +47,30 @@ def healthz(request: HttpRequest) -> HttpResponse:
 
 @_get
 def readyz(request: HttpRequest) -> HttpResponse:
-    """Answer 200 when the database answers and has this version's tables, else 503."""
+    """Answer 200 when the database takes writes and has this version's tables, else 503."""
     using = get_settings().API.DATABASE
     try:
         check_schema(using)
+        only_reads = is_read_only(using)
     except Error:
         raise unavailable() from None
     except DelayedQueueError:
         raise unavailable("schema_mismatch", "Migrations and package differ.") from None
+    if only_reads:
+        # The next probe asks anew, and where it is sent then.
+        connections[using].close()
+        raise unavailable("database_read_only", "The database takes no writes.")
     return JsonResponse({"status": "ready"})
 
 
 @_get
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Expose the queues and this process to Prometheus; needs a token that may read all topics."""
+    """Expose all queues and this process to Prometheus; needs a token with the verb metrics."""
     if find_spec("prometheus_client") is None:
         raise Problem(404, "not_found", detail="The server has no prometheus-client.")
     settings = get_settings().API
     if not settings.METRICS_PUBLIC:
-        grant = grant_of(request)
-        check(grant, "read", None if "*" in grant.topics else "\0")
+        check(grant_of(request), "metrics", None)
     module: Any = import_module("delayed_queue.metrics")
     collector = module.QueueCollector(using=settings.DATABASE)
     body, content_type = module.exposition(collector, accept=request.headers.get("Accept", ""))

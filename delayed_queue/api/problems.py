@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from http import HTTPStatus
+from itertools import islice
 from math import ceil
 from typing import Any, Final
 
 from django.http import HttpResponse
 
 MEDIA_TYPE: Final = "application/problem+json"
-MAX_ERRORS: Final = 50
+MAX_ERRORS: Final = 20
+MAX_PATH: Final = 100
 RETRY_AFTER: Final = timedelta(seconds=5)
 
 
@@ -21,8 +23,8 @@ class Problem(Exception):
 
     ``code`` is for programs and never changes, ``title`` is the same for every occurrence,
     ``detail`` is about this one. ``errors`` are dicts of ``path``, ``message`` and, where it is
-    not plain, ``in``: body, query, path or header. None of them may tell a payload, a secret, or
-    anything of another caller's.
+    not plain, ``in``: body, query, path or header; of more than 20 the detail says that there are
+    more. None of them may tell a payload, a secret, or anything of another caller's.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class Problem(Exception):
         self.status = status
         self.code = code
         self.title = title or HTTPStatus(status).phrase
-        self.detail = detail
-        self.errors: Sequence[Mapping[str, str]] = list(errors)[:MAX_ERRORS]
+        found = list(islice(errors, MAX_ERRORS + 1))
+        self.errors: Sequence[Mapping[str, str]] = found[:MAX_ERRORS]
+        more = f"There are more errors than these {MAX_ERRORS}." if len(found) > MAX_ERRORS else ""
+        self.detail = " ".join(filter(None, (detail, more)))
         self.headers = dict(headers or {})
 
     def as_dict(self) -> dict[str, Any]:

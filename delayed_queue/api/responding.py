@@ -5,24 +5,31 @@ from __future__ import annotations
 import logging
 import traceback
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from django.core.exceptions import BadRequest, RequestDataTooBig, SuspiciousOperation
 from django.core.signals import got_request_exception
-from django.db import InterfaceError, OperationalError
+from django.db import connections
 from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from ninja.errors import AuthenticationError, HttpError
 
 from delayed_queue.api.problems import Problem, unauthorized, unavailable
+from delayed_queue.api.threads import in_event_loop
 from delayed_queue.exceptions import (
     InvalidJob,
     InvalidMessage,
     OutcomeUnknown,
-    ResourceUnavailable,
     UrlRefused,
 )
+from delayed_queue.logs import quoted
+from delayed_queue.resilience import is_unavailable, tend
 
 logger = logging.getLogger("delayed_queue")
+
+_UNKNOWN: Final = (
+    "The call may or may not have taken effect. If it had an Idempotency-Key, send it again with "
+    "the same key; otherwise read the job first."
+)
 
 
 def problem_of(error: BaseException) -> Problem | None:
@@ -33,8 +40,8 @@ def problem_of(error: BaseException) -> Problem | None:
     if isinstance(error, HttpError) and isinstance(error.__cause__, Problem):
         return error.__cause__
     if isinstance(error, OutcomeUnknown):
-        return unavailable("outcome_unknown", "The call may or may not have taken effect.")
-    if isinstance(error, ResourceUnavailable | OperationalError | InterfaceError):
+        return unavailable("outcome_unknown", _UNKNOWN)
+    if is_unavailable(error):
         return unavailable()
     return _problem_of_request(error)
 
@@ -74,6 +81,10 @@ def respond(request: HttpRequest, error: Any) -> HttpResponse:
         got_request_exception.send(sender=None, request=request)
     elif problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.warning("event=api_unavailable code=%s error=%s", problem.code, type(error).__name__)
+    if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not in_event_loop():
+        # What the next request, or probe, would fail on as well.
+        for each in connections.all(initialized_only=True):
+            tend(each)
     return problem.as_response()
 
 
@@ -82,8 +93,8 @@ def _log(request: HttpRequest, error: BaseException) -> None:
     match = request.resolver_match
     logger.error(
         "event=api_request_failed method=%s route=%s error=%s\n%s",
-        request.method,
-        match.route if match else "?",
+        quoted(request.method or ""),
+        quoted(match.route if match else "?"),
         type(error).__name__,
         "".join(traceback.format_tb(error.__traceback__)),
     )

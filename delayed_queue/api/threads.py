@@ -18,6 +18,7 @@ from weakref import WeakSet
 from django.db import connections
 
 from delayed_queue.conf import get_settings
+from delayed_queue.resilience import tend
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,7 +76,7 @@ def _tended(call: Callable[[], T]) -> T:
     opened: Any = connections.all(initialized_only=True)
     for each in opened:
         each.close_at = None  # few threads, long lived: CONN_MAX_AGE is for the many
-        each.close_if_unusable_or_obsolete()
+        tend(each)
     try:
         return call()
     finally:

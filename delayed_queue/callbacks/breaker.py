@@ -84,8 +84,9 @@ class HostState:
     same_delay: float = 0.0
     same_until: float = 0.0
     same_left: int = 0
-    # When it answered last, or was first sent what it has not answered.
+    # When it answered last, or was sent something last; how many wait for our database before it.
     heard_at: float = 0.0
+    at_gate: int = 0
 
     def delay_of_others(self) -> timedelta | None:
         """Return how long what else is due for it waits at least; None if it takes some now.
@@ -104,7 +105,16 @@ class HostState:
         longest = SILENCE
         if self.has_answered:
             longest = max(QUICK.total_seconds(), SILENT_TIMES * self.seconds_each)
-        return self.running >= self.window and now - self.heard_at >= longest
+        is_full = self.running >= self.window and not self.at_gate
+        return is_full and now - self.heard_at >= longest
+
+    def seconds_to_wait(self, until: float) -> float:
+        """Return how long one may still wait for room in the window."""
+        now = time.monotonic()
+        if self.has_answered or self.at_gate:
+            return until - now
+        # It may never answer: then who waits here keeps others of the topic from its seats.
+        return min(self.heard_at + SILENCE, until) - now
 
     @property
     def has_answered(self) -> bool:
@@ -184,19 +194,17 @@ class Breaker:
 
     async def _wait(self, state: HostState) -> bool:
         """Return whether the window had room before long."""
-        longest = WAIT_SECONDS
-        if not state.has_answered:
-            # It may never answer: then who waits here keeps others of the topic from its seats.
-            longest = min(state.heard_at + SILENCE - time.monotonic(), longest)
-        if longest <= 0 or len(state.waiting) >= MOST_WAITING:
+        until = time.monotonic() + WAIT_SECONDS
+        if len(state.waiting) >= MOST_WAITING:
             return False
         turn = asyncio.get_running_loop().create_future()
         state.waiting.append(turn)
         try:
-            async with asyncio.timeout(longest):
-                await turn
-        except TimeoutError:
-            return False
+            while not turn.done():
+                longest = state.seconds_to_wait(until)
+                if longest <= 0:
+                    return False
+                await asyncio.wait([turn], timeout=longest)
         finally:
             if turn in state.waiting:
                 state.waiting.remove(turn)

@@ -25,6 +25,7 @@ from aiohttp.resolver import DefaultResolver
 from delayed_queue import __version__
 from delayed_queue.callbacks.exchanges import (
     BODY_BYTES,
+    Enter,
     Exchange,
     GuardedRequest,
     GuardedResolver,
@@ -34,6 +35,7 @@ from delayed_queue.callbacks.exchanges import (
 )
 from delayed_queue.callbacks.failures import ERRORS, outcome_of
 from delayed_queue.callbacks.guard import Policy, Target, read_url
+from delayed_queue.callbacks.holds import Withdrawn
 from delayed_queue.callbacks.outcomes import (
     CallbackRequest,
     CallbackResult,
@@ -88,15 +90,17 @@ class CallbackClient:
         await self._session.close()
         await self._resolver.close()
 
-    async def send(self, request: CallbackRequest) -> CallbackResult:
+    async def send(self, request: CallbackRequest, enter: Enter | None = None) -> CallbackResult:
         """Send once and return what came of it; no failure of the other side is raised.
 
         Waits first while CONNECTIONS callbacks are on the wire; the limits of time start after.
+        ``enter`` is called when there is a connection, before anything is written; what it raises,
+        also because the first byte could not leave in time, is raised, and nothing was sent.
         """
         async with self._slots:
             self._sockets.in_use += 1
             try:
-                return await self._attempt(request)
+                return await self._attempt(request, enter)
             finally:
                 self._sockets.in_use -= 1
 
@@ -126,19 +130,22 @@ class CallbackClient:
         seconds = self._settings.CONNECT_TIMEOUT.total_seconds()
         return ClientTimeout(total=None, connect=seconds, ceil_threshold=float("inf"))
 
-    async def _attempt(self, request: CallbackRequest) -> CallbackResult:
-        exchange = Exchange(self._policy, self._sockets)
+    async def _attempt(self, request: CallbackRequest, enter: Enter | None) -> CallbackResult:
+        exchange = Exchange(self._policy, self._sockets, enter=enter)
         token = current.set(exchange)
         began_at, began = datetime.now(UTC), time.monotonic()
         error: BaseException | None = None
         try:
-            async with asyncio.timeout(self._settings.TOTAL_TIMEOUT.total_seconds()):
+            total = self._settings.TOTAL_TIMEOUT.total_seconds()
+            async with asyncio.timeout(total) as exchange.deadline:
                 await self._exchange(request, exchange)
         except ERRORS as caught:
             error = caught
         finally:
             current.reset(token)
             exchange.finish()
+        if exchange.is_withdrawn:
+            raise Withdrawn
         return self._result(exchange, error, began_at, timedelta(seconds=time.monotonic() - began))
 
     async def _exchange(self, request: CallbackRequest, exchange: Exchange) -> None:
@@ -214,7 +221,7 @@ def _ssl_context(ca_file: str) -> ssl.SSLContext:
 _clients: dict[asyncio.AbstractEventLoop, tuple[CallbackClient, AsyncGenerator[None]]] = {}
 
 
-async def send(request: CallbackRequest) -> CallbackResult:
+async def send(request: CallbackRequest, enter: Enter | None = None) -> CallbackResult:
     """Send with the running event loop's own client, made by the settings in force then."""
     loop = asyncio.get_running_loop()
     if loop not in _clients:
@@ -223,7 +230,7 @@ async def send(request: CallbackRequest) -> CallbackResult:
         _clients[loop] = client, keeper
         # Started, so that the loop knows it: at its end it closes what it knows.
         await anext(keeper)
-    return await _clients[loop][0].send(request)
+    return await _clients[loop][0].send(request, enter)
 
 
 async def close() -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 from zlib import crc32
 
@@ -17,7 +17,7 @@ from django.db import Error
 
 from delayed_queue.callbacks.attempts import AttemptLog
 from delayed_queue.callbacks.backlogs import Backlogs
-from delayed_queue.callbacks.breaker import Breaker, PutOff
+from delayed_queue.callbacks.breaker import Breaker, HostState, PutOff
 from delayed_queue.callbacks.client import send
 from delayed_queue.callbacks.endpoints import (
     DISABLED_WAIT,
@@ -26,6 +26,8 @@ from delayed_queue.callbacks.endpoints import (
     Place,
     place_of,
 )
+from delayed_queue.callbacks.gate import Gate
+from delayed_queue.callbacks.holds import Leave, Withdrawn
 from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.callbacks.signing import sign, webhook_id
 from delayed_queue.callbacks.slots import Slots
@@ -41,8 +43,6 @@ logger = logging.getLogger("delayed_queue")
 Deliver = Callable[[Envelope], Awaitable[None]]
 
 OUTAGE_WAIT: Final = (1.0, 5.0)
-# How long ago a message may have been leased to be sent without another look at it.
-FRESH_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Desk:
         self.breaker = Breaker(using)
         self.backlogs = Backlogs(using)
         self.slots = Slots(using)
+        self.gate = Gate(using)
         self.log = AttemptLog(using)
         self._keeper: AsyncGenerator[None] | None = None
 
@@ -72,6 +73,7 @@ class Desk:
         # Started, so that the loop knows it: at its end it closes what it knows.
         self._keeper = self._closing()
         await anext(self._keeper)
+        self.gate.open()
 
     async def _closing(self) -> AsyncGenerator[None]:
         try:
@@ -80,6 +82,7 @@ class Desk:
             await self.backlogs.close()
             await self.log.close()
             await _quietly(self.slots.close())
+            await self.gate.close()
 
     async def send(self, callback: Callback) -> CallbackResult:
         """Send if the endpoint and its host let it; raises PutOff before anything is dialled."""
@@ -123,16 +126,26 @@ class Desk:
             if wait:
                 # What waits for a low rate comes back spread over the time it needs.
                 raise PutOff(wait.total_seconds() * random.uniform(1, 3) + 0.05)  # noqa: S311
-        if not await _is_still_held(callback.envelope):
-            raise PutOff(0)
         host = self.breaker.state_of(place.host)
         probe = await self.breaker.begin(host)
         result: CallbackResult | None = None
         try:
-            result = await send(_request(callback, endpoint))
+            enter = partial(self._enter, callback.envelope, host)
+            result = await send(_request(callback, endpoint), enter)
+        except Withdrawn:
+            raise PutOff(0) from None
         finally:
             await _quietly(self.breaker.end(host, probe, result))
         return result
+
+    async def _enter(self, envelope: Envelope, host: HostState) -> Leave:
+        """Pass the gate; until then what the database takes is not the host's silence."""
+        host.at_gate += 1
+        try:
+            return await self.gate.enter(envelope)
+        finally:
+            host.at_gate -= 1
+            host.heard_at = time.monotonic()
 
     def _logged(
         self, callback: Callback, endpoint: KnownEndpoint | None, result: CallbackResult
@@ -202,7 +215,7 @@ async def _deliver(desk: Desk, callback: Callback) -> None:
     if callback.wait is None:
         await desk.log.flush()
         raise Reject(f"attempts exhausted: {_outcome(result)}", text)
-    raise Retry(max(callback.wait, result.retry_after or timedelta(0)), text)
+    raise Retry(callback.wait if result.retry_after is None else result.retry_after, text)
 
 
 def _read(envelope: Envelope, kind: str, ladder: str, jitter: float) -> Callback:
@@ -219,18 +232,6 @@ def _read(envelope: Envelope, kind: str, ladder: str, jitter: float) -> Callback
         envelope.queue, envelope.key, str(envelope.scheduled_at_ms), str(crc32(envelope.payload))
     )
     return Callback(envelope, kind, url, attempt, policy.delay_after(attempt), named)
-
-
-async def _is_still_held(envelope: Envelope) -> bool:
-    """Return whether the message is there yet; one that was leased just now is not asked for.
-
-    It may have been deleted while it waited here, and must not be sent long after.
-    """
-    queue: Any = envelope.leases
-    lease_ms = queue.lease_duration // MILLISECOND
-    age = time.time() * 1000 - (envelope.leased_until_ms - lease_ms)
-    # Below zero this clock is behind the database's; usually by so little that nothing is asked.
-    return abs(age) <= FRESH_MS or await envelope.aextend()
 
 
 def _request(callback: Callback, endpoint: KnownEndpoint) -> CallbackRequest:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import (
@@ -23,6 +24,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
 
 from delayed_queue.callbacks.guard import Policy, check_addresses
+from delayed_queue.callbacks.holds import Leave
+
+Enter = Callable[[], Awaitable[Leave]]
 
 BODY_BYTES: Final = 16 * 1024
 # What the body, the headers, interim answers and TLS may have together.
@@ -53,6 +57,9 @@ class Exchange:
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     transport: asyncio.Transport | None = None
+    enter: Enter | None = None
+    leave: Leave | None = None
+    deadline: asyncio.Timeout | None = None
     content: StreamReader | None = None
     body: bytearray = field(default_factory=bytearray)
 
@@ -61,8 +68,29 @@ class Exchange:
         """Return whether the answer was not 2xx, whatever became of its body."""
         return self.status is not None and not 200 <= self.status <= 299
 
+    async def pass_gate(self) -> None:
+        """Wait for leave to send, which takes nothing of the receiver's time."""
+        self.end_leave()
+        if self.enter is None or self.deadline is None:
+            return
+        loop, until = asyncio.get_running_loop(), self.deadline.when()
+        began = loop.time()
+        self.deadline.reschedule(None)
+        self.leave = await self.enter()
+        self.deadline.reschedule(None if until is None else until + loop.time() - began)
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Return whether it had leave to send, and was too late for it: nothing has left."""
+        return self.leave is not None and self.leave.is_late
+
+    def end_leave(self) -> None:
+        if self.leave is not None:
+            self.leave.end()
+
     def finish(self) -> None:
         """Let nothing more be read for this exchange."""
+        self.end_leave()
         # By now the connection may be that of another one, out of the pool.
         if self.socket is None or self.socket.user is not self:
             return
@@ -113,7 +141,7 @@ class MeteredSocket(socket.socket):
     must not be taken for that to the next one.
     """
 
-    __slots__ = ("_opened", "address", "allowance", "is_used", "user")
+    __slots__ = ("_opened", "address", "allowance", "is_used", "leave", "user")
 
     def __init__(self, info: AddrInfoType, opened: MutableMapping[int, MeteredSocket]) -> None:
         super().__init__(*info[:3])
@@ -121,12 +149,28 @@ class MeteredSocket(socket.socket):
         self.allowance = ALLOWANCE
         self.is_used = False
         self.user: Exchange | None = None
+        self.leave: Leave | None = None
         self._opened = opened
         opened[self.fileno()] = self
 
     def lend(self, user: Exchange) -> None:
         """Let this exchange read as much as one may."""
         self.user, self.allowance, self.is_used = user, ALLOWANCE, True
+        self.leave = user.leave
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        return self._sent(partial(super().send, data, flags))
+
+    def sendmsg(self, *args: Any) -> int:
+        return self._sent(partial(super().sendmsg, *args))
+
+    def _sent(self, send: Callable[[], int]) -> int:
+        """Send the first bytes of a callback by its leave, and the others freely."""
+        if self.leave is None:
+            return send()
+        sent = self.leave.send(send)
+        self.leave = None
+        return sent
 
     def has_input(self) -> bool:
         """Return whether something arrived that the event loop has not read yet, if only the end.
@@ -197,6 +241,13 @@ class Sockets:
     def has_enough_idle(self) -> bool:
         return len(self._opened) - self.in_use >= MAX_IDLE
 
+    def is_pooled(self, connection: Connection) -> bool:
+        """Return whether the connection has carried a callback before."""
+        transport = connection.transport
+        return transport is not None and (
+            self._opened[transport.get_extra_info("socket").fileno()].is_used
+        )
+
     def of(self, connection: Connection) -> MeteredSocket:
         """Return the socket of a connection that can be written to."""
         transport, protocol = connection.transport, connection.protocol
@@ -215,6 +266,10 @@ class GuardedRequest(ClientRequest):
 
     async def send(self, conn: Connection) -> ClientResponse:
         exchange = current.get()
+        is_pooled = exchange.sockets.is_pooled(conn)
+        await exchange.pass_gate()
+        if is_pooled and conn.transport is None:  # closed while this waited
+            raise SpoiledConnection
         exchange.socket = exchange.sockets.of(conn)
         exchange.socket.lend(exchange)
         exchange.address, exchange.transport = exchange.socket.address, conn.transport

@@ -20,6 +20,8 @@ from delayed_queue.exceptions import UrlRefused
 from delayed_queue.sections import CallbackSettings
 
 MAX_URL: Final = 2048
+MAX_HOST: Final = 253
+_NO_NAME: Final = "The host in the url is not a name that DNS can have."
 PORTS: Final = frozenset({80, 443})
 # The whole of what may stand between the scheme and the path: no userinfo, no empty port, no signs
 # and no digits of other scripts, which int() would take.
@@ -128,7 +130,11 @@ def _checked_text(url: str) -> str:
     match = _AUTHORITY.match(url)
     if match is None:
         raise UrlRefused("A url is http:// or https:// and a host, without user and password.")
-    return match["v6"] or match["name"]
+    host = match["v6"] or match["name"]
+    # To write a name of other scripts in ASCII takes as long as the square of its length.
+    if len(host) > MAX_HOST:
+        raise UrlRefused(_NO_NAME)
+    return host
 
 
 def _checked_host(host: str, given: str) -> Address | None:
@@ -152,7 +158,7 @@ def _address(host: str, cls: type[IPv4Address] | type[IPv6Address]) -> Address:
 
 def _check_name(host: str, policy: Policy) -> None:
     labels = host.split(".")
-    if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
-        raise UrlRefused("The host in the url is not a name that DNS can have.")
+    if len(host) > MAX_HOST or not all(map(_LABEL.fullmatch, labels)):
+        raise UrlRefused(_NO_NAME)
     if (len(labels) == 1 or labels[-1] in _LOCAL) and not policy.trusts(host):
         raise UrlRefused(f"The host {host} is not a public name.")

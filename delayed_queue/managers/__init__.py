@@ -24,6 +24,7 @@ from delayed_queue.managers.messages import (
     StatsRow,
     StoredRow,
 )
+from delayed_queue.managers.offers import FoundOffer, Offered
 from delayed_queue.managers.pauses import PausedQueueManager
 from delayed_queue.managers.rates import PermitsRow, RateManager
 from delayed_queue.managers.schedules import ScheduleManager, ScheduleRow, TickRow
@@ -52,7 +53,6 @@ from delayed_queue.managers.topics import (
     DroppedRow,
     IdempotencyKeyManager,
     JobRow,
-    OfferedJob,
     PoppedRow,
     TopicManager,
     TopicRow,
@@ -82,6 +82,7 @@ __all__ = [
     "EndpointRow",
     "EnlistedRow",
     "ExtendedRow",
+    "FoundOffer",
     "HostManager",
     "HostRow",
     "IdempotencyKeyManager",
@@ -90,7 +91,7 @@ __all__ = [
     "ListedRow",
     "LoggedRow",
     "MessageManager",
-    "OfferedJob",
+    "Offered",
     "OverviewRow",
     "PausedQueueManager",
     "PermitsRow",

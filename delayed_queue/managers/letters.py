@@ -50,6 +50,13 @@ class DeadLetterManager(models.Manager[M]):
         steps = [*locking_letters(ids, kind), (sql.REDRIVE, params)]
         return list(map(RedrivenRow._make, fetch_all(using, steps)[-1]))
 
+    def count_of(
+        self, ids: Sequence[int], *, kind: str | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> int:
+        """Return how many of those letters there are, of the kind if one is given."""
+        found: int = fetch(using, sql.COUNT_LETTERS, {"ids": list(ids), "kind": kind})[0][0]
+        return found
+
     def bite(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
         """Return how many letters of the kind to redrive at a time.
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue import sql
+from delayed_queue.managers.offers import FoundOffer, Offered
 from delayed_queue.managers.steps import NO_FLOOR, claiming, earliest_first
 from delayed_queue.statements import (
     Row,
@@ -161,6 +162,20 @@ class MessageManager(models.Manager[M]):
         (rows,) = fetch_all_and_notify(using, [(statement, params)], channels)
         return dict(rows)
 
+    def find_offers(
+        self,
+        offers: Sequence[Offered],
+        *,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[FoundOffer]:
+        """Return for each offer what is stored under its key."""
+        keys, kinds, payloads, _, _, headers = map(list, zip(*offers, strict=True))
+        params = {
+            "keys": keys, "kinds": kinds, "payloads": payloads, "headers": headers, "now": now
+        }  # fmt: skip
+        return list(map(FoundOffer._make, fetch(using, sql.STORED_OFFERS, params)))
+
     def claim(
         self,
         kind: str,
@@ -253,30 +268,45 @@ class MessageManager(models.Manager[M]):
         params = {"lease_ids": list(lease_ids), "ids": list(ids), "lease": lease, "now": now}
         return list(map(ExtendedRow._make, fetch(using, sql.EXTEND, params)))
 
-    def release_leases(
-        self, lease_ids: Sequence[str], in_hand: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
+    def give_back(
+        self,
+        lease_ids: Sequence[str],
+        *,
+        begun: Sequence[int],
+        suspects: Sequence[str],
+        counts: bool,
+        mark: str,
+        using: str = DEFAULT_DB_ALIAS,
     ) -> int:
-        """Give back, uncounted, all that is under the leases but those messages."""
-        params = {"lease_ids": list(lease_ids), "ids": list(in_hand), "now": None}
-        return execute(using, sql.RELEASE_LEASES, params)
-
-    def expire(
-        self, lease_ids: Sequence[str], in_hand: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
-    ) -> int:
-        """Let those messages' leases run out now."""
-        params = {"lease_ids": list(lease_ids), "ids": list(in_hand), "now": None}
-        return execute(using, sql.EXPIRE, params)
+        """End a dead process's leases now, and mark what it had begun and its ``suspects``."""
+        params = {
+            "lease_ids": list(lease_ids), "begun": list(begun), "suspects": list(suspects),
+            "refund": 0 if counts else 1, "mark": mark, "now": None,
+        }  # fmt: skip
+        return execute(using, sql.GIVE_BACK, params)
 
     def count_crash(
-        self, lease_id: str, in_hand: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
+        self, mark: str, begun: Sequence[int], *, counts: bool, using: str = DEFAULT_DB_ALIAS
     ) -> int:
-        """Count a delivery of messages that nobody holds, as if its lease had run out."""
-        params = {"lease_id": lease_id, "ids": list(in_hand), "now": None}
+        """Mark messages that nobody holds, and count the delivery that a crash rolled back."""
+        count = 1 if counts else 0
+        params = {"lease_id": mark, "ids": list(begun), "count": count, "now": None}
         return execute(using, sql.COUNT_CRASH, params)
 
     def held(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> list[int]:
         """Return those messages that another transaction holds, so that a write would wait."""
         return [row[0] for row in fetch(using, sql.HELD, {"ids": list(ids)})]
+
+    def hold(
+        self, lease_ids: Sequence[str], ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
+    ) -> list[tuple[int, str]]:
+        """Hold those messages to the end of the transaction; return the ids and leases of the held.
+
+        The others are gone, or no longer under their lease, or somebody is changing them.
+        """
+        params = {"lease_ids": list(set(lease_ids)), "ids": list(ids)}
+        rows = fetch_at_once(using, sql.HOLD_LEASED, params)
+        return [(row[0], row[1]) for row in rows]
 
     def bury(
         self,

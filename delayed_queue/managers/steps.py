@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Final
@@ -110,9 +111,13 @@ def burying(lease_id: str, message_id: int, reason: str, error: str | None) -> S
     return sql.BURY, params
 
 
-def returning_leases(lease_ids: Sequence[str]) -> Step:
+def returning_leases(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> Step:
     """Give back, uncounted, all that is under leases that no answer told of."""
-    return sql.RELEASE_LEASES, {"lease_ids": list(lease_ids), "ids": [], "now": None}
+    params = {
+        "lease_ids": [*lease_ids, *suspects], "begun": [], "suspects": list(suspects),
+        "refund": 1, "mark": str(uuid.uuid4()), "now": None,
+    }  # fmt: skip
+    return sql.GIVE_BACK, params
 
 
 def limiting_waits(milliseconds: int) -> Step:

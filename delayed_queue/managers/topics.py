@@ -9,6 +9,7 @@ from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue import sql
 from delayed_queue.managers.locks import locking_jobs
+from delayed_queue.managers.offers import Offered
 from delayed_queue.managers.steps import Step, limiting_waits
 from delayed_queue.statements import (
     Row,
@@ -30,17 +31,6 @@ class TopicRow(NamedTuple):
     ladder: str
     jitter: float
     ttr: int | None
-
-
-class OfferedJob(NamedTuple):
-    """A job as ADD_JOBS takes it; either the schedule or the delay counts, in milliseconds."""
-
-    key: str
-    kind: str
-    payload: bytes
-    schedule_at: int | None
-    delay: int
-    headers: str | None
 
 
 class AddedRow(NamedTuple):
@@ -167,7 +157,7 @@ class TopicManager(models.Manager[M]):
         self,
         topic: str,
         shards: int,
-        jobs: Sequence[OfferedJob],
+        jobs: Sequence[Offered],
         places: Sequence[str],
         *,
         can_update: bool,
@@ -363,7 +353,7 @@ def _of_job(topic: str, key: str) -> dict[str, Any]:
 def _adding(
     topic: str,
     shards: int,
-    jobs: Sequence[OfferedJob],
+    jobs: Sequence[Offered],
     places: Sequence[str],
     *,
     can_update: bool,

@@ -60,6 +60,37 @@ class CreateModelOnce(migrations.CreateModel):
             super().database_backwards(app_label, schema_editor, from_state, to_state)
 
 
+class AddFieldOnce(migrations.AddField):
+    """Add the column unless the table has it already, from a process that won the race."""
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        if not self._is_there(app_label, schema_editor, to_state):
+            super().database_forwards(app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        if schema_editor.collect_sql or self._is_there(app_label, schema_editor, from_state):
+            super().database_backwards(app_label, schema_editor, from_state, to_state)
+
+    def _is_there(self, app_label: str, schema_editor: Any, state: ProjectState) -> bool:
+        if schema_editor.collect_sql:  # as of _exists
+            return False
+        model = state.apps.get_model(app_label, self.model_name)
+        column = model._meta.get_field(self.name).column
+        return column in _columns(schema_editor, model._meta.db_table)
+
+
 def _exists(schema_editor: Any, table: str) -> bool:
     if schema_editor.collect_sql:  # sqlmigrate shows the statements whatever the database has
         return False

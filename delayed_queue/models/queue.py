@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from django.db import models
 from django.db.models import Q, Value
@@ -44,6 +44,9 @@ class Message(models.Model):
     due_at = EpochMillisecondField(null=True, blank=True, db_column="dueAt")  # type: ignore[misc]
     first_error = models.TextField(null=True, blank=True, db_column="firstError")
     last_error = models.TextField(null=True, blank=True, db_column="lastError")
+    version_at = EpochMillisecondField(  # type: ignore[misc]
+        null=True, blank=True, db_column="versionAt"
+    )
 
     objects = MessageManager["Message"]()
 
@@ -81,6 +84,16 @@ class Message(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.key}"
+
+    @classmethod
+    def from_db(cls, *args: Any, **kwargs: Any) -> Self:
+        """Read what our columns say of an older version as if nothing was there."""
+        row = super().from_db(*args, **kwargs)
+        is_loaded = {"created_at", "version_at"} <= row.__dict__.keys()
+        if is_loaded and row.version_at not in (None, row.created_at):
+            row.attempts, row.headers, row.due_at = 0, None, None
+            row.first_error = row.last_error = None
+        return row
 
 
 class DeadLetter(models.Model):

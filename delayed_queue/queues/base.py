@@ -16,7 +16,7 @@ from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
 from delayed_queue.payloads import Codec, check_kind, codec_named, kind_of
 from delayed_queue.plans import plan_each_time
 from delayed_queue.queues.savepoints import HandlerBlock
-from delayed_queue.resilience import drop_if_lost, repeat
+from delayed_queue.resilience import Lost, drop_if_lost, repeat
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.statements import check_constraints
 from delayed_queue.wakeups import channel_of
@@ -78,8 +78,14 @@ class QueueBase:
             raise InvalidConfiguration(f"The clock returned {now!r}, not an aware datetime.")
         return now
 
-    def _repeat(self, call: Callable[[], T], *, doubt: Callable[[T], bool] | None = None) -> T:
-        return repeat(self.using, call, doubt=doubt)
+    def _repeat(
+        self,
+        call: Callable[[], T],
+        *,
+        doubt: Callable[[T], bool] | None = None,
+        truth: Callable[[Lost], T] | None = None,
+    ) -> T:
+        return repeat(self.using, call, doubt=doubt, truth=truth)
 
     def _transaction(self, *, durable: bool = False) -> Any:
         if durable:

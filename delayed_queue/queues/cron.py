@@ -12,6 +12,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.db import connections
 
+from delayed_queue.logs import quoted
 from delayed_queue.managers import ScheduleRow
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.queues.ticking import Ticking
@@ -87,10 +88,10 @@ class Installer:
         if report.superseded_by and report.superseded_by != self._told.superseded_by:
             logger.warning(
                 "event=schedule_superseded schedule=%s config_hash=%s by=%s",
-                self, self.config_hash, report.superseded_by,
+                quoted(str(self)), self.config_hash, report.superseded_by,
             )  # fmt: skip
         if report.is_paused and not self._told.is_paused:
-            logger.info("event=schedule_paused schedule=%s", self)
+            logger.info("event=schedule_paused schedule=%s", quoted(str(self)))
         self._told = report
 
 
@@ -213,7 +214,7 @@ class InstallerHandle:
 
     def _complain(self, error: Exception) -> None:
         if not self._stop.is_set():
-            name = self.installer
+            name = quoted(str(self.installer))
             logger.error("event=install_failed schedule=%s", name, exc_info=error)
 
 

@@ -24,6 +24,7 @@ from delayed_queue.messages import (
 from delayed_queue.payloads import decode
 from delayed_queue.queues.base import QueueBase, nothing
 from delayed_queue.queues.batches import outcome_of
+from delayed_queue.queues.doubts import redrive_again
 
 DROP_ALL_CONFIRMATION: Final = "Yes, please, I know what I'm doing!"
 STATS_CAP: Final = 10_000
@@ -108,16 +109,16 @@ class Inspection(QueueBase):
         for calls that are adding, deleting or kicking them. Raises OutcomeUnknown when the
         connection was lost meanwhile and a letter is not there.
         """
-        rows = self._repeat(
-            lambda: self._letters.redrive(
-                letter_ids,
-                overwrite=overwrite,
-                kind=self.kind,
-                now=self._now(),
-                using=self.using,
-            ),
-            doubt=lambda found: len(found) < len(set(letter_ids)),
+        call = partial(
+            self._letters.redrive,
+            letter_ids,
+            overwrite=overwrite,
+            kind=self.kind,
+            now=self._now(),
+            using=self.using,
         )
+        again = partial(redrive_again, letter_ids, call, kind=self.kind, using=self.using)
+        rows = self._repeat(call, truth=again)
         if rows:
             self._wake()
         return {row.id: outcome_of(row.created) for row in rows}

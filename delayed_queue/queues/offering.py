@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from delayed_queue.conf import get_settings
-from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.exceptions import InvalidMessage, OutcomeUnknown
 from delayed_queue.instruments import headers_for
+from delayed_queue.managers import Offered
 from delayed_queue.messages import (
     OfferOutcome,
     ScheduledMessage,
@@ -21,6 +22,8 @@ from delayed_queue.messages import (
 from delayed_queue.payloads import encode
 from delayed_queue.queues.base import QueueBase
 from delayed_queue.queues.batches import PreparedOffer, outcome_of, prepared_chunks, rounds
+from delayed_queue.queues.doubts import find_out
+from delayed_queue.resilience import Lost
 from delayed_queue.wakeups import channel_of
 
 
@@ -71,20 +74,62 @@ class Offering(QueueBase):
         schedule = check_schedule(schedule_at)
         wait = check_delay(delay, self._local_now()) or 0
         is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
+        check_key(key)
+        data, sealed = encode(self.codec, payload), encode_headers(headers_for(self.name, headers))
+        now, channel = self._now(), channel_of(self.kind) if is_announced else None
         offer = partial(
             self._messages.offer,
             self.kind,
-            check_key(key),
-            encode(self.codec, payload),
+            key,
+            data,
             can_update=can_update,
             schedule_at=schedule,
             delay=wait,
-            headers=encode_headers(headers_for(self.name, headers)),
-            now=self._now(),
-            channel=channel_of(self.kind) if is_announced else None,
+            headers=sealed,
+            now=now,
+            channel=channel,
             using=self.using,
         )
-        return outcome_of(self._repeat(offer))
+
+        def truth(lost: Lost) -> bool | None:
+            offers = [Offered(key, self.kind, data, schedule, wait, sealed)]
+            return self._offer_again(lost, offers, now, channel, can_update=can_update).get(key)
+
+        return outcome_of(self._repeat(offer, truth=truth))
+
+    def _offer_again(
+        self,
+        lost: Lost,
+        offers: Sequence[Offered],
+        now: int | None,
+        channel: str | None,
+        *,
+        can_update: bool,
+    ) -> dict[str, bool]:
+        """Offer what the lost try has not; return the flags of all that are known to be written."""
+        created, again = find_out(
+            lost,
+            offers,
+            can_update=can_update,
+            clock=self._now,
+            began_at=now,
+            using=self.using,
+        )
+        written = {row.key: True for row in created}
+        if again:
+            keys, _, payloads, schedules, _, headers = map(list, zip(*again, strict=True))
+            written |= self._messages.offer_batch(
+                self.kind,
+                keys,
+                payloads,
+                schedules,
+                headers,
+                can_update=can_update,
+                now=self._now(),
+                channel=channel,
+                using=self.using,
+            )
+        return written
 
     def offer_batch(self, messages: Iterable[ScheduledMessage]) -> list[OfferOutcome]:
         """Offer many messages with one statement per 1000; return their outcomes in order.
@@ -94,7 +139,14 @@ class Offering(QueueBase):
         """
         outcomes: list[OfferOutcome] = []
         for chunk in prepared_chunks(self.name, self.codec, messages):
-            outcomes.extend(self._offer_chunk(chunk))
+            try:
+                outcomes.extend(self._offer_chunk(chunk))
+            except OutcomeUnknown as error:
+                if not outcomes:
+                    raise
+                raise OutcomeUnknown(
+                    f"{error} The first {len(outcomes)} of the batch are stored."
+                ) from error.__cause__
         return outcomes
 
     def _offer_chunk(self, chunk: list[PreparedOffer]) -> list[OfferOutcome]:
@@ -113,16 +165,25 @@ class Offering(QueueBase):
     def _offer_group(self, group: list[PreparedOffer], channel: str | None) -> dict[str, bool]:
         """Offer messages of distinct keys; wake the channel's listeners in the same round trip."""
         _, keys, payloads, schedules, headers, can_update = zip(*group, strict=True)
-        return self._repeat(
-            lambda: self._messages.offer_batch(
-                self.kind,
-                list(keys),
-                list(payloads),
-                list(schedules),
-                list(headers),
-                can_update=can_update[0],
-                now=self._now(),
-                channel=channel,
-                using=self.using,
-            )
+        now = self._now()
+        offer = partial(
+            self._messages.offer_batch,
+            self.kind,
+            list(keys),
+            list(payloads),
+            list(schedules),
+            list(headers),
+            can_update=can_update[0],
+            now=now,
+            channel=channel,
+            using=self.using,
         )
+
+        def truth(lost: Lost) -> dict[str, bool]:
+            offers = [
+                Offered(each.key, self.kind, each.payload, each.schedule_at, 0, each.headers)
+                for each in group
+            ]
+            return self._offer_again(lost, offers, now, channel, can_update=can_update[0])
+
+        return self._repeat(offer, truth=truth)

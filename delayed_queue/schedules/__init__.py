@@ -9,7 +9,7 @@ from __future__ import annotations
 from delayed_queue.schedules.base import Schedule, ZonedSchedule
 from delayed_queue.schedules.clocks import Fold, Gap, has_zones, load_zone, next_clock_change
 from delayed_queue.schedules.daily import DailySchedule
-from delayed_queue.schedules.expressions import CronSchedule
+from delayed_queue.schedules.expressions import MAX_EXPRESSION, CronSchedule
 from delayed_queue.schedules.periodic import PeriodicSchedule
 from delayed_queue.schedules.ticks import (
     CronMessage,
@@ -21,6 +21,7 @@ from delayed_queue.schedules.ticks import (
 )
 
 __all__ = [
+    "MAX_EXPRESSION",
     "CronMessage",
     "CronSchedule",
     "DailySchedule",

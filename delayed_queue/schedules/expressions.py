@@ -33,6 +33,8 @@ NAMES: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
+# Each field with all of its values written out comes to less.
+MAX_EXPRESSION: Final = 1000
 _MINUTE_FIELD: Final = 0
 _HOUR_FIELD: Final = 1
 _SECOND_FIELD: Final = 5
@@ -77,6 +79,11 @@ class CronSchedule(ZonedSchedule):
     def __post_init__(self) -> None:
         if not isinstance(self.expression, str):
             raise InvalidConfiguration(f"A cron expression is a str, not {self.expression!r}.")
+        if len(self.expression) > MAX_EXPRESSION:
+            raise InvalidConfiguration(
+                f"A cron expression has at most {MAX_EXPRESSION:,} characters, not "
+                f"{len(self.expression):,}."
+            )
         fold = self._parsed.fold if self.fold is None else self.fold
         # Made explicit, so that schedules are equal when they do the same.
         object.__setattr__(self, "fold", fold)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from delayed_queue.spark.draining import acknowledge_checkpoint as acknowledge_checkpoint
     from delayed_queue.spark.draining import drain as drain
     from delayed_queue.spark.jobs.lakes import claim_lake as claim_lake
+    from delayed_queue.spark.jobs.lakes import read_lake as read_lake
     from delayed_queue.spark.ledger import Counts as Counts
     from delayed_queue.spark.ledger import counts as counts
     from delayed_queue.spark.session import build_session as build_session
@@ -36,6 +37,7 @@ _HOMES = {
     "counts": "ledger",
     "drain": "draining",
     "dsn_from_django": "connecting",
+    "read_lake": "jobs.lakes",
     "register": "session",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "counts",
     "drain",
     "dsn_from_django",
+    "read_lake",
     "register",
 ]
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.spark.errors import sentence_of
+from delayed_queue.spark.errors import BINARY, sentence_of
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.settings import SparkSettings
 
@@ -28,7 +28,6 @@ _PACKAGES: Final = (
     ("pyspark", (4, 2), (5, 0)),
     ("pyarrow", (18, 0), None),
     ("pandas", (2, 2), (3, 0)),
-    ("psycopg", (3, 2), None),
 )
 
 
@@ -46,7 +45,10 @@ def examine(
     settings: SparkSettings, console: Console, *, is_verbose: bool = False
 ) -> list[Finding]:
     """Look at everything; what rests on something that failed is left out."""
-    found = [*packages(), java(), database()]
+    found = [driver()]
+    if found[0].level == FAIL:
+        return [*found, Finding(WARN, "all else", "not looked at", "Mend the above first.")]
+    found += [*packages(), java(), database()]
     if any(each.level == FAIL for each in found):
         return [*found, Finding(WARN, "executors", "not tried", "Mend the above first.")]
     return [*found, *_on_spark(settings, console, is_verbose=is_verbose)]
@@ -64,6 +66,22 @@ def lines_of(findings: list[Finding]) -> list[str]:
 
 
 # On this machine
+
+
+def driver() -> Finding:
+    """Look at psycopg and what it reaches the server with; all else needs it."""
+    found = _package("psycopg", (3, 2), None)
+    if found.level == FAIL:
+        return found
+    try:
+        from psycopg import pq
+    except ImportError as error:
+        return Finding(FAIL, "psycopg", f"{found.found}: {sentence_of(error)}")
+    said = f"{found.found}, the implementation {pq.__impl__}"
+    if pq.__impl__ == "python":
+        advice = f"{BINARY}. This one takes about five times the CPU."
+        return Finding(WARN, "psycopg", said, advice)
+    return Finding(OK, "psycopg", said)
 
 
 def packages() -> Iterator[Finding]:

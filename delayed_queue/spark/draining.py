@@ -54,7 +54,7 @@ def acknowledge_checkpoint(
     wanted = {max(numbers) for numbers in (done, logged) if numbers}
     offsets = {number: _offsets(spark, f"{checkpoint}/offsets/{number}") for number in wanted}
     leases = [each["lock"] for each in offsets[max(done)] if each["lock"]] if done else []
-    ahead = [each["next"] for each in offsets[max(logged)] if each.get("next")] if logged else []
+    ahead = [each["next"] for each in offsets[max(logged)] if each["next"]] if logged else []
     if leases or ahead:
         _settle(options or Options(), leases, ahead)
     return len(leases)
@@ -92,4 +92,4 @@ def _offsets(spark: SparkSession, path: str) -> list[dict[str, Any]]:
     """Return ours in an offset file: a version, metadata, then a line for each source."""
     rows = [row[0] for row in spark.read.text(path).collect()]
     found = [json.loads(row) for row in rows if row.startswith("{")]
-    return [each for each in found if {"n", "lock"} <= each.keys() <= {"n", "lock", "next"}]
+    return [each for each in found if {"n", "lock", "next", "kind"} <= each.keys()]

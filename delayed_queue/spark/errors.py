@@ -7,9 +7,13 @@ from typing import Final
 
 from delayed_queue.exceptions import DelayedQueueError
 
+BINARY: Final = "pip install 'psycopg[binary]'"
+
 # The last line of a Python traceback, wherever Spark has put it.
 _RAISED: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w+): (.+)$", re.MULTILINE)
 _OURS: Final = re.compile(r"delayed_queue\.[\w.]*\.([A-Z]\w+): (.+)$", re.MULTILINE)
+# What psycopg says, before it lists what it has tried.
+_NO_LIBPQ: Final = "no pq wrapper available"
 _CLASS: Final = re.compile(r"^\[(\w+(?:\.\w+)*)\]\s*")
 _JAVA: Final = re.compile(
     r"^(?:: |Caused by: )?((?:java|org)\.[\w.$]+(?:Exception|Error)): (.+)$", re.M
@@ -20,6 +24,8 @@ def sentence_of(error: BaseException) -> str:
     """Return what went wrong: our own words where they are in it, else Spark's first line."""
     if isinstance(error, DelayedQueueError):
         return str(error)
+    if isinstance(error, ImportError) and _NO_LIBPQ in str(error):
+        return f"psycopg finds no libpq: {BINARY}, or install libpq."
     text = str(error)
     ours = _OURS.findall(text)
     if ours:

@@ -160,8 +160,9 @@ class Leases:
         return first, last, now
 
     def _take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
-        params = {"lease_id": lease_id, "lease_ids": lease_ids, "deliveries": deliveries}
-        params |= {"lease": self._options.lease, "now": None}
+        params: dict[str, Any] = {"lease_id": lease_id, "lease_ids": lease_ids}
+        params |= {"deliveries": deliveries}
+        params |= {"kind": self._options.required_kind, "lease": self._options.lease, "now": None}
         rows = self._link.repeat(
             "The look at an earlier lease",
             lambda session: session.fetch(sql.TAKE_OVER_LEASE, params),

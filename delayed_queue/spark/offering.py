@@ -161,6 +161,7 @@ class PartitionOffers:
         }
         if staged["headers"].null_count < staged.num_rows:
             columns["headers"] = staged["headers"]
+            columns["versionAt"] = columns["createdAt"]
         return columns
 
     def _merge(self, session: PsycopgSession, chunk: Chunk) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import Any, Final
 
 from psycopg import ProgrammingError
@@ -15,6 +14,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.payloads import check_kind, codec_named, kind_of
 from delayed_queue.retries import parse_duration
+from delayed_queue.suggestions import suggest
 
 MAX_JOB_LENGTH: Final = 200
 # Options of Spark's own that it hands to every sink.
@@ -27,7 +27,27 @@ _OF_SPARK: Final = frozenset(
         "queryname",
     }
 )
+# What Spark's catalog tells of a table, beside its options.
+_OF_CATALOG: Final = frozenset(
+    {
+        "collation",
+        "comment",
+        "external",
+        "is_managed_location",
+        "location",
+        "owner",
+        "provider",
+        "serialization.format",
+        "table_type",
+    }
+)
 _MAX_LEASE: Final = timedelta(days=3650)
+
+
+_OF_TABLES: Final = (
+    "Of a table of Spark SQL, which hands its OPTIONS to no Python source, say it with each use: "
+    "SELECT ... FROM t WITH (queue='orders'), INSERT INTO t WITH (queue='orders') ..."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +73,7 @@ class Options:
 
     numPartitions: int = 8
     snapshot: str | None = None
+    allQueues: bool = False
     mustExist: bool = False
     pushFilters: bool = False
 
@@ -67,9 +88,18 @@ class Options:
         """The kind, or InvalidConfiguration where there must be one."""
         if self.kind is None:
             raise InvalidConfiguration(
-                "Say which queue: .option('queue', 'orders'), or .option('kind', 'orders|json')."
+                "Say which queue: .option('queue', 'orders'), or .option('kind', 'orders|json'). "
+                f"{_OF_TABLES}"
             )
         return self.kind
+
+    def check_readable(self) -> None:
+        """Raise InvalidConfiguration unless it was said which queue is read, or that all are."""
+        if self.kind is None and not self.allQueues:
+            raise InvalidConfiguration(
+                "Say which queue is read: .option('queue', 'orders'), .option('kind', "
+                f"'orders|json'), or .option('allQueues', 'true') for all of them. {_OF_TABLES}"
+            )
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -78,13 +108,15 @@ def parse_options(given: Mapping[str, str]) -> Options:
     values: dict[str, Any] = {}
     for name, text in given.items():
         _refuse_unsafe(name, str(text))
-        if name.lower() in _OF_SPARK:
+        if name.lower() in _OF_SPARK | _OF_CATALOG or name.lower().startswith("option."):
             continue
         if name.lower() not in known:
             raise InvalidConfiguration(_unknown(name, sorted(known.values())))
         values[known[name.lower()]] = _parsed(known[name.lower()], str(text))
     values["kind"] = _kind(values.pop("queue", None), values.get("kind"), values)
     options = Options(**values)
+    if options.kind is not None and options.allQueues:
+        raise InvalidConfiguration("Give a queue or the option allQueues, not both.")
     _refuse_passwords(options.dsn)
     return options
 
@@ -98,9 +130,8 @@ def _refuse_unsafe(name: str, text: str) -> None:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    by_lower = {each.lower(): each for each in known}
-    close = get_close_matches(name.lower(), by_lower, n=1)
-    hint = f"did you mean {by_lower[close[0]]!r}?" if close else f"there are {', '.join(known)}."
+    close = suggest(name, known)
+    hint = f"did you mean {close!r}?" if close else f"there are {', '.join(known)}."
     return f"The data source delayed_queue has no option {name!r}: {hint}"
 
 
@@ -186,6 +217,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "pollInterval": _duration,
     "ledgerDays": _whole(1, 36_500),
     "numPartitions": _whole(1, 10_000),
+    "allQueues": _flag,
     "mustExist": _flag,
     "pushFilters": _flag,
     "maxMessagesPerTrigger": _whole(1, 10_000_000),

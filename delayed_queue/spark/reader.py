@@ -48,6 +48,7 @@ class QueueReader(DataSourceReader):
     """Read the messages that are stored, whatever their state, and lease none."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
+        options.check_readable()
         check_read(schema)
         self._options = options
         self._schema = schema

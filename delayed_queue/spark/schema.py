@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Final
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from pyspark.sql.types import (
 )
 
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.suggestions import suggest
 
 TEXT_CODECS: Final = ("|json", "|text")
 
@@ -110,8 +110,8 @@ def _fits(data_type: DataType) -> bool:
 
 
 def _no_column(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}."
+    close = suggest(name, known)
+    hint = f"did you mean {close!r}?" if close else f"there are {', '.join(known)}."
     return f"There is no column {name!r}: {hint}"
 
 

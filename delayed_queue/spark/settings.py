@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from typing import Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.suggestions import suggest
 
 _MASTER: Final = re.compile(r"(local(\[.+\]|-cluster\[.+\])?|spark://.+|yarn|k8s://.+)")
 _MEMORY: Final = re.compile(r"[1-9]\d*[mgt]", re.IGNORECASE)
@@ -54,8 +54,8 @@ class SparkSettings:
 
 
 def _hint(key: Any, known: set[str]) -> str:
-    close = get_close_matches(str(key).upper(), known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else f" Known keys: {', '.join(sorted(known))}."
+    close = suggest(key, known)
+    return f" Did you mean {close!r}?" if close else f" Known keys: {', '.join(sorted(known))}."
 
 
 def _wrong(name: str, value: Any) -> str | None:

@@ -20,6 +20,7 @@ from delayed_queue.spark.connecting import connect
 from delayed_queue.spark.drivers import DriverError
 from delayed_queue.spark.leases import Leases
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.owners import Owner, check_offset, owner_of
 from delayed_queue.spark.reader import IdRange, ranges, read_columns
 from delayed_queue.spark.room import look_around
 from delayed_queue.spark.schema import check_read
@@ -44,9 +45,9 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lease what is due for each batch, and acknowledge a batch when it is known to be done.
 
     One of these lives in a process on the driver as long as the query; others, pickled, read on
-    the executors. An offset is ``{"n": 7, "lock": "…", "next": "…"}``: the number of the batch
-    that ends there, the lease its messages are under, and that of the next batch, if it is leased
-    ahead.
+    the executors. An offset is ``{"n": 7, "lock": "…", "next": "…", "kind": …, "database": …}``:
+    the number of the batch that ends there, the lease its messages are under, that of the next
+    batch, if it is leased ahead, and whose they are. One of another queue is refused.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -55,6 +56,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._kind = options.required_kind
         self._leases: Leases | None = None
+        self._owner: Owner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections and threads stay on the driver.
@@ -66,16 +68,28 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._leases = Leases(self._options)
         return self._leases
 
+    def _held_for(self, *offsets: Offset) -> Leases:
+        """Return the leases, or raise InvalidConfiguration if an offset is of another queue."""
+        leases = self._held()
+        for each in offsets:
+            check_offset(each, self._known_owner())
+        return leases
+
+    def _known_owner(self) -> Owner:
+        assert self._owner is not None  # noqa: S101 - by _held()
+        return self._owner
+
     def _check_room(self) -> None:
         session = connect(self._options)
         try:
             # One for each lease connection, one to acknowledge, one to renew.
             look_around(session, self._options, leases=self._options.leaseConnections + 2)
+            self._owner = owner_of(self._kind, session)
         finally:
             session.close()
 
     def initialOffset(self) -> Offset:  # names of Spark, here and below
-        return {"n": 0, "lock": "", "next": ""}
+        return {"n": 0, "lock": "", "next": "", "kind": self._kind}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.maxMessagesPerTrigger)
@@ -89,23 +103,23 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark asks for what comes after ``start`` only when its commit log says that the batch
         is done. It calls ``commit()`` for it too, but only when there is a next one.
         """
-        leases = self._held()
+        leases = self._held_for(start)
         leases.acknowledge(start["lock"])
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if not isinstance(limit, ReadMaxRows | ReadAllAvailable):
             most = self._options.maxMessagesPerTrigger
-        # An offset of a version that leased nothing ahead has no "next".
-        lease_id = leases.take(most, start.get("next", ""))
+        lease_id = leases.take(most, start["next"])
         if lease_id is None:
             return start
-        return {"n": start["n"] + 1, "lock": lease_id, "next": leases.look_ahead(most)}
+        held = {"n": start["n"] + 1, "lock": lease_id, "next": leases.look_ahead(most)}
+        return {**held, "kind": self._kind, "database": self._known_owner().database}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Cut the batch that ends at ``end``: after a restart what is left of it."""
         if start == end:
             return []
         lease_id = end["lock"]
-        first, last, now = self._held().range_of(lease_id)
+        first, last, now = self._held_for(start, end).range_of(lease_id)
         return [
             LeasedRange(lease_id, low, high, now)
             for low, high in ranges(first, last, self._options, _IDS_PER_TASK)
@@ -116,6 +130,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         params = {
             "lease_id": partition.lease_id,
+            "kind": self._kind,
             "first": partition.first,
             "last": partition.last,
             "now": partition.now,
@@ -130,7 +145,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         """Acknowledge, mostly for the second time, which changes nothing."""
-        self._held().acknowledge(end["lock"])
+        self._held_for(end).acknowledge(end["lock"])
 
     def stop(self) -> None:
         if self._leases is not None:

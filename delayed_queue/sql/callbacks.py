@@ -199,6 +199,17 @@ WHERE turn.due_at IS NOT NULL
 """
 )
 
+# Hold messages that are still under their leases until the end of the transaction: who deletes,
+# updates or extends one waits for it. One that somebody is changing is passed over, as are those
+# that are gone. Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
+HOLD_LEASED: Final[LiteralString] = """
+SELECT id, "lockUuid"
+FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = ANY (%(lease_ids)b::text[])
+FOR SHARE SKIP LOCKED
+"""
+
 # Hold the endpoint's slots for a change. In a statement of its own: what comes after it has a
 # snapshot that sees what earlier holders committed. Reads: the primary key.
 LOCK_SLOTS: Final[LiteralString] = """

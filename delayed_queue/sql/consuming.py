@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK, PLACES
+from delayed_queue.sql.fragments import ATTEMPTS, CLOCK, DELIVERED, HEADERS, LAST_ERROR, PLACES
 
 # Lease due jobs of several kinds, from the first kind that has some on. The loop over the kinds
 # stops as soon as the limit is reached, so rows of later kinds are neither read nor locked.
@@ -18,13 +18,16 @@ SET "lockUuid" = %(lease_id)s::varchar,
     "dueAt" = "scheduledAt",
     "scheduledAt" = (SELECT now FROM clock) + COALESCE(
         %(ttr)s::bigint,
-        CASE jsonb_typeof(headers -> 'ttr')
-            WHEN 'number'
+        CASE
+            WHEN "versionAt" <> "createdAt" THEN NULL
+            WHEN jsonb_typeof(headers -> 'ttr') = 'number'
             THEN LEAST(GREATEST((headers ->> 'ttr')::numeric * 1000, 1), 86400000)::bigint
         END,
         %(default_ttr)s::bigint
     ),
-    attempts = attempts + 1
+    """
+    + DELIVERED
+    + """
 WHERE id = ANY (ARRAY(
     SELECT due.id
     FROM unnest(%(kinds)b::text[]) AS queue (kind)
@@ -151,8 +154,13 @@ CROSS JOIN LATERAL (
         "lastError"
     FROM (
         SELECT
-            id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", attempts, headers,
-            "lastError"
+            id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", """
+    + ATTEMPTS
+    + """ AS attempts, """
+    + HEADERS
+    + """ AS headers, """
+    + LAST_ERROR
+    + """ AS "lastError"
         FROM delayed_queue
         WHERE "pKind" = queue.kind
             AND "scheduledAt" > CASE WHEN %(is_due)s::boolean

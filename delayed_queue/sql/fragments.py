@@ -14,6 +14,36 @@ WITH clock AS MATERIALIZED (
     ) AS now
 )"""
 
+# Our columns belong to the version of the message that "versionAt" names by its "createdAt". A
+# service of another language that writes a new version names none of them; what they say of the
+# version before is then read as absent (Q4, Q36). NULL: nothing was written there yet.
+ATTEMPTS: Final[LiteralString] = """CASE WHEN "versionAt" <> "createdAt" THEN 0 ELSE attempts END"""
+HEADERS: Final[LiteralString] = (
+    """CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE headers END"""
+)
+FIRST_ERROR: Final[LiteralString] = (
+    """CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "firstError" END"""
+)
+LAST_ERROR: Final[LiteralString] = (
+    """CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "lastError" END"""
+)
+
+# From here on the other columns are right as they are, until a new version is written.
+TAKEN_OVER: Final[LiteralString] = (
+    """headers = """
+    + HEADERS
+    + """,
+    "firstError" = """
+    + FIRST_ERROR
+    + """,
+    "lastError" = """
+    + LAST_ERROR
+    + """,
+    "versionAt" = "createdAt\""""
+)
+# What a claim sets beside the lease: one more delivery.
+DELIVERED: Final[LiteralString] = """attempts = """ + ATTEMPTS + """ + 1, """ + TAKEN_OVER
+
 # A new life under the old key: the lease ends, attempts and errors start anew (Q4).
 REPLACE: Final[LiteralString] = """
 ON CONFLICT ("pKey", "pKind") DO UPDATE
@@ -26,7 +56,8 @@ SET payload = EXCLUDED.payload,
     "dueAt" = NULL,
     attempts = 0,
     "firstError" = NULL,
-    "lastError" = NULL"""
+    "lastError" = NULL,
+    "versionAt" = EXCLUDED."createdAt\""""
 
 # Q3: a repeated offer is recognised by payload bytes and first schedule alone.
 IF_CHANGED: Final[LiteralString] = """
@@ -65,7 +96,8 @@ TOPIC: Final[LiteralString] = (
 OFFERED_AGAIN: Final[LiteralString] = """
 offered AS (
     INSERT INTO delayed_queue (
-        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+        "versionAt"
     )
     SELECT
         "pKey",
@@ -74,6 +106,7 @@ offered AS (
         now,
         CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END,
         now,
-        headers
+        headers,
+        now
     FROM newest
     CROSS JOIN clock"""

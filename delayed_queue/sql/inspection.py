@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK
+from delayed_queue.sql.fragments import ATTEMPTS, CLOCK, HEADERS, LAST_ERROR
+
+# Whether this session's transactions only read: on a standby, and where the default says so.
+# A constant, in one round trip. Reads: no table.
+IS_READ_ONLY: Final[LiteralString] = """
+SELECT current_setting('transaction_read_only')::boolean
+"""
 
 # Report one message without leasing it, with the instant that its state is judged by.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
@@ -12,8 +18,13 @@ READ: Final[LiteralString] = (
     CLOCK
     + """
 SELECT
-    "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid", attempts, headers::text,
-    "lastError", payload, now
+    "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid", """
+    + ATTEMPTS
+    + """, ("""
+    + HEADERS
+    + """)::text, """
+    + LAST_ERROR
+    + """, payload, now
 FROM delayed_queue
 CROSS JOIN clock
 WHERE "pKey" = %(key)s

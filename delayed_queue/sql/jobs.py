@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK, OFFERED_AGAIN, PLACES, REPLACE
+from delayed_queue.sql.fragments import (
+    ATTEMPTS,
+    CLOCK,
+    HEADERS,
+    LAST_ERROR,
+    OFFERED_AGAIN,
+    PLACES,
+    REPLACE,
+)
 
 # What is offered, numbered in input order as a batch of messages is; nothing when the topic has
 # another number of shards than the kinds were chosen for.
@@ -38,9 +46,10 @@ offered AS MATERIALIZED (
 
 _COLUMNS: Final[LiteralString] = """
     INSERT INTO delayed_queue AS stored (
-        id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+        id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+        "versionAt"
     )
-    SELECT id, key, kind, payload, due_at, due_at, created_at, headers
+    SELECT id, key, kind, payload, due_at, due_at, created_at, headers, created_at
     FROM offered"""
 
 # Add jobs whose ids no job of the topic has, in any kind, dead ones included. The first column
@@ -124,7 +133,8 @@ added AS ("""
     + """
     WHERE stored.payload <> EXCLUDED.payload
         OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
-        OR stored.headers IS DISTINCT FROM EXCLUDED.headers
+        OR CASE WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored.headers END
+            IS DISTINCT FROM EXCLUDED.headers
     RETURNING "pKey", xmax = 0 AS created, "scheduledAt"
 ),
 written AS (
@@ -150,8 +160,14 @@ FIND_JOB: Final[LiteralString] = (
     + PLACES
     + """
 SELECT
-    false, message.id, "pKind", "scheduledAt", "createdAt", "lockUuid", attempts, headers::text,
-    "lastError", '', now
+    false, message.id, "pKind", "scheduledAt", "createdAt", "lockUuid", """
+    + ATTEMPTS
+    + """,
+    ("""
+    + HEADERS
+    + """)::text, """
+    + LAST_ERROR
+    + """, '', now
 FROM delayed_queue AS message
 CROSS JOIN clock
 WHERE "pKey" = %(key)s

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK
+from delayed_queue.sql.fragments import (
+    ATTEMPTS,
+    CLOCK,
+    DELIVERED,
+    FIRST_ERROR,
+    HEADERS,
+    LAST_ERROR,
+)
 
 # Lock the earliest due messages, passing rows that others hold (Q17), and return their ids.
 # Two equal limits, against two mistakes of the planner. One it cannot see, (SELECT …), it takes
@@ -73,7 +80,9 @@ SET "lockUuid" = CASE
     END,
     "dueAt" = "scheduledAt",
     "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
-    attempts = attempts + 1
+    """
+    + DELIVERED
+    + """
 WHERE id = ANY (ARRAY("""
 )
 _LEASED: Final[LiteralString] = """
@@ -113,7 +122,9 @@ leased AS (
         END,
         "dueAt" = "scheduledAt",
         "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
-        attempts = attempts + 1
+        """
+    + DELIVERED
+    + """
     WHERE id = ANY (ARRAY(
         SELECT id
         FROM (
@@ -172,8 +183,16 @@ WHERE id = ANY (ARRAY("""
     + """
 ))
 RETURNING
-    id, "pKey", payload, "scheduledAtInitially", "scheduledAt", "scheduledAt", attempts + 1,
-    headers::text, "lockUuid" IS NOT NULL, "createdAt", "firstError", "lastError"
+    id, "pKey", payload, "scheduledAtInitially", "scheduledAt", "scheduledAt", """
+    + ATTEMPTS
+    + """ + 1,
+    ("""
+    + HEADERS
+    + """)::text, "lockUuid" IS NOT NULL, "createdAt", """
+    + FIRST_ERROR
+    + ", "
+    + LAST_ERROR
+    + """
 """
 )
 
@@ -183,11 +202,12 @@ RETURNING
 RESTORE: Final[LiteralString] = """
 INSERT INTO delayed_queue (
     id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "lockUuid",
-    "createdAt", attempts, headers, "dueAt", "firstError", "lastError"
+    "createdAt", attempts, headers, "dueAt", "firstError", "lastError", "versionAt"
 )
 VALUES (
     %(id)s, %(key)s, %(kind)s, %(payload)s::bytea, %(due_at)s, %(scheduled_at)s, %(lease_id)s,
-    %(created_at)s, %(attempts)s, %(headers)s::jsonb, %(due_at)s, %(first_error)s, %(last_error)s
+    %(created_at)s, %(attempts)s, %(headers)s::jsonb, %(due_at)s, %(first_error)s, %(last_error)s,
+    %(created_at)s
 )
 """
 

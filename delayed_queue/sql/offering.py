@@ -15,7 +15,8 @@ OFFER_OR_UPDATE: Final[LiteralString] = (
     CLOCK
     + """
 INSERT INTO delayed_queue AS stored (
-    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+    "versionAt"
 )
 SELECT
     %(key)s,
@@ -24,7 +25,8 @@ SELECT
     COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
     COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
     now,
-    %(headers)s::jsonb
+    %(headers)s::jsonb,
+    now
 FROM clock"""
     + REPLACE
     + IF_CHANGED
@@ -40,7 +42,8 @@ OFFER_IF_NOT_EXISTS: Final[LiteralString] = (
     CLOCK
     + """
 INSERT INTO delayed_queue (
-    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+    "versionAt"
 )
 SELECT
     %(key)s,
@@ -49,7 +52,8 @@ SELECT
     COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
     COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
     now,
-    %(headers)s::jsonb
+    %(headers)s::jsonb,
+    now
 FROM clock
 ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING true AS created
@@ -61,9 +65,10 @@ RETURNING true AS created
 # the same keys in opposite order cannot deadlock. Keys must be distinct within one statement.
 _BATCH_SOURCE: Final[LiteralString] = """
 INSERT INTO delayed_queue AS stored (
-    id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+    id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+    "versionAt"
 )
-SELECT id, key, %(kind)s, payload, due_at, due_at, created_at, headers
+SELECT id, key, %(kind)s, payload, due_at, due_at, created_at, headers, created_at
 FROM (
     SELECT
         nextval('delayed_queue_id_seq') AS id,

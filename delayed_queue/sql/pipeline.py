@@ -146,9 +146,10 @@ PRUNE_LEDGER: Final[LiteralString] = _forgetting("delayed_queue_offer_ledger")
 _MERGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
-        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+        "versionAt"
     )
-    SELECT key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers
+    SELECT key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers, %(now)s::bigint
     FROM pg_temp.delayed_queue_offered
     WHERE turn = %(turn)s::integer
     ORDER BY key COLLATE "C"
@@ -190,9 +191,10 @@ FROM (
 _STAGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
-        id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+        id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+        "versionAt"
     )
-    SELECT id, key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers
+    SELECT id, key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers, %(now)s::bigint
     FROM (
         SELECT
             nextval('delayed_queue_id_seq') AS id, key, payload, due_at, headers

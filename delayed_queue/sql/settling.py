@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK
+from delayed_queue.sql.fragments import (
+    ATTEMPTS,
+    CLOCK,
+    FIRST_ERROR,
+    HEADERS,
+    LAST_ERROR,
+    TAKEN_OVER,
+)
 
 # Delete some members of a lease (or, with a NULL lease, rows that are not leased).
 # Reads: the primary key; the lease is a filter on rows already found.
@@ -62,8 +69,8 @@ RETURNING id
 """
 )
 
-# Give back what a process held when it died, all but the messages it had in hand: none of it
-# was begun, so the delivery is taken off the count.
+# Give back all that is under leases whose messages nobody has seen, but the named ones: the
+# delivery is taken off the count.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 RELEASE_LEASES: Final[LiteralString] = (
     CLOCK
@@ -78,29 +85,44 @@ RETURNING id
 """
 )
 
-# Let the leases of what a dead process had in hand run out now. The lease id stays: who claims
-# next sees by it that the last delivery ended without an answer. The attempt stays counted.
-# Reads: the primary key.
-EXPIRE: Final[LiteralString] = (
+# End leases whose holder is gone. What had been begun, and what was under the leases of suspects,
+# carries a mark from now on: the id of a lease that nobody holds, by which those who claim it see
+# that a delivery ended without an answer. Of what had not been begun the delivery is taken off the
+# count; of what had, unless the refund is 0, all but the first: so however often an innocent
+# message is beside one that kills its process, it loses one attempt at most.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+GIVE_BACK: Final[LiteralString] = (
     CLOCK
     + """
 UPDATE delayed_queue
-SET "scheduledAt" = (SELECT now FROM clock)
-WHERE id = ANY (%(ids)b::bigint[])
-    AND "lockUuid" = ANY (%(lease_ids)b::text[])
+SET "scheduledAt" = (SELECT now FROM clock),
+    "lockUuid" = CASE
+        WHEN id = ANY (%(begun)b::bigint[]) OR "lockUuid" = ANY (%(suspects)b::text[])
+        THEN %(mark)s::varchar
+    END,
+    attempts = CASE
+        WHEN id = ANY (%(begun)b::bigint[]) THEN GREATEST(attempts - %(refund)s::integer, 1)
+        ELSE GREATEST(attempts - 1, 0)
+    END
+WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
 RETURNING id
 """
 )
 
-# Count the delivery that a dead process was in the middle of, in a transaction that its death
-# rolled back, and leave the message as an expired lease would. It was due, so one that is not
-# is left alone: somebody has leased it by now, or updated it to another time.
+# Mark what a dead process had begun in a transaction that its death rolled back, and count that
+# delivery: always, or (count 0) only if it is the first, as above. It was due, so one that is
+# not is left alone: somebody has leased it by now, or updated it to another time.
 # Reads: the primary key.
 COUNT_CRASH: Final[LiteralString] = (
     CLOCK
     + """
 UPDATE delayed_queue
-SET attempts = attempts + 1,
+SET attempts = GREATEST("""
+    + ATTEMPTS
+    + """ + %(count)s::integer, 1),
+    """
+    + TAKEN_OVER
+    + """,
     "lockUuid" = %(lease_id)s,
     "dueAt" = "scheduledAt",
     "scheduledAt" = (SELECT now FROM clock)
@@ -151,7 +173,15 @@ buried AS (
     WHERE id = ANY (%(ids)b::bigint[])
         AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
     RETURNING
-        id, "pKind", "pKey", payload, headers, attempts, "firstError", "lastError",
+        id, "pKind", "pKey", payload, """
+    + HEADERS
+    + """ AS headers, """
+    + ATTEMPTS
+    + """ AS attempts, """
+    + FIRST_ERROR
+    + """ AS "firstError", """
+    + LAST_ERROR
+    + """ AS "lastError",
         "scheduledAtInitially", "createdAt"
 ),
 kept AS (
@@ -171,9 +201,10 @@ FROM buried
 """
 )
 
-# Members of a lease as they are now, in the order in which they fell due: those that were
-# settled, updated or leased again meanwhile are not among them.
-# Reads: the primary key.
+# Members of a lease as they are now, of one kind, in the order in which they fell due: those that
+# were settled, updated or leased again meanwhile are not among them. The kind is compared as an
+# expression, so that no index of it is read in place of these.
+# Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
 LEASED_MEMBERS: Final[LiteralString] = """
 SELECT
     id, "pKey", payload, "scheduledAtInitially", COALESCE("dueAt", "scheduledAt"), "scheduledAt",
@@ -181,5 +212,6 @@ SELECT
 FROM delayed_queue
 WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" = %(lease_id)s
+    AND "pKind" || '' = %(kind)s
 ORDER BY COALESCE("dueAt", "scheduledAt"), id
 """

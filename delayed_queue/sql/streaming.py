@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.sql.fragments import CLOCK
+from delayed_queue.sql.fragments import ATTEMPTS, CLOCK, DELIVERED, HEADERS
 
 # What a job asks before it starts: the database's clock, which is the job's own from here on; how
 # many connections are left to its role and how many there are; whether the tables are there.
@@ -23,6 +23,13 @@ SELECT
     to_regclass('delayed_queue_offer_ledger') IS NOT NULL
 """
 
+# Which database this is: its name, and the number that its server has kept since it was set up,
+# also as a standby that took over. Reads: no table of ours.
+WHICH_DATABASE: Final[LiteralString] = """
+SELECT current_database()::text, system_identifier::text
+FROM pg_control_system()
+"""
+
 # The first and the last id, from which ranges are cut, and the instant that states are judged by.
 # Reads: the primary key, its two ends.
 ID_RANGE: Final[LiteralString] = (
@@ -36,7 +43,8 @@ FROM clock
 """
 )
 
-_COLUMNS: Final[LiteralString] = """
+_COLUMNS: Final[LiteralString] = (
+    """
 SELECT
     id,
     "pKey"::text AS key,
@@ -50,11 +58,16 @@ SELECT
         WHEN "lockUuid" IS NULL THEN 'scheduled'
         ELSE 'leased'
     END AS state,
-    attempts,
+    """
+    + ATTEMPTS
+    + """ AS attempts,
     "lockUuid"::text AS lock_uuid,
-    headers::text AS headers,
+    ("""
+    + HEADERS
+    + """)::text AS headers,
     "dueAt" AS due_at
 FROM delayed_queue"""
+)
 
 # The messages of a range of ids, whatever their state. Wrapped in a SELECT of the columns and
 # filters that are wanted, into which PostgreSQL folds it: what is not wanted is not read.
@@ -67,12 +80,15 @@ WHERE id >= %(first)s::bigint
 """
 )
 
-# The messages under a lease, within a range of ids; wrapped as READ_RANGE is. A pure read, so
-# that a task and its repetition agree. Reads: delayed_queue__LockUuidPlusIdIndex.
+# The messages of a kind under a lease, within a range of ids; wrapped as READ_RANGE is. A pure
+# read, so that a task and its repetition agree. The kind is compared as an expression, here and
+# below, so that the index of all that is due of it is not read in place of the lease's.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
 READ_LEASED: Final[LiteralString] = (
     _COLUMNS
     + """
 WHERE "lockUuid" = %(lease_id)s
+    AND "pKind" || '' = %(kind)s
     AND id >= %(first)s::bigint
     AND id < %(last)s::bigint
 """
@@ -91,7 +107,9 @@ leased AS (
     SET "lockUuid" = %(lease_id)s::varchar,
         "dueAt" = "scheduledAt",
         "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
-        attempts = attempts + 1
+        """
+    + DELIVERED
+    + """
     WHERE id = ANY (ARRAY(
         SELECT id
         FROM (
@@ -167,9 +185,9 @@ FROM renewed
 """
 )
 
-# Take over a lease from a process that is gone. The batch that it was at work on keeps its id, and
-# is delivered once more; what it had leased ahead, which nobody has seen, gets a new one. Both ids
-# are looked for then: a repetition finds what the first try has moved.
+# Take over a lease of a kind from a process that is gone. The batch that it was at work on keeps
+# its id, and is delivered once more; what it had leased ahead, which nobody has seen, gets a new
+# one. Both ids are looked for then: a repetition finds what the first try has moved.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 TAKE_OVER_LEASE: Final[LiteralString] = (
     CLOCK
@@ -182,6 +200,7 @@ taken AS (
         ),
         attempts = attempts + %(deliveries)s::integer
     WHERE "lockUuid" = ANY (%(lease_ids)s::text[])
+        AND "pKind" || '' = %(kind)s
     RETURNING id
 )
 SELECT count(*)

@@ -12,6 +12,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from delayed_queue.messages import Envelope, to_milliseconds
 from delayed_queue.payloads import Codec
 from delayed_queue.queues import DelayedQueue
+from delayed_queue.resilience import Lost
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.testing.clocks import ManualClock
 from delayed_queue.testing.letters import InMemoryLetters
@@ -66,7 +67,13 @@ class InMemoryQueue(DelayedQueue):
     def _now(self) -> int:
         return to_milliseconds(self._local_now())
 
-    def _repeat(self, call: Callable[[], T], *, doubt: Callable[[T], bool] | None = None) -> T:
+    def _repeat(
+        self,
+        call: Callable[[], T],
+        *,
+        doubt: Callable[[T], bool] | None = None,
+        truth: Callable[[Lost], T] | None = None,
+    ) -> T:
         return call()
 
     def _transaction(self, *, durable: bool = False) -> Any:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from django.db import DEFAULT_DB_ALIAS, Error
+from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.managers import MOST_JOBS, AddedRow, OfferedJob, TopicRow
+from delayed_queue.managers import MOST_JOBS, AddedRow, Offered, TopicRow
 from delayed_queue.messages import MILLISECOND, OfferOutcome, from_milliseconds, to_milliseconds
 from delayed_queue.models import Topic
-from delayed_queue.resilience import repeat
+from delayed_queue.queues.doubts import find_out
+from delayed_queue.resilience import Lost, Tries, repeat
 from delayed_queue.topics.catalogue import create_topic, ensure_topic
 from delayed_queue.topics.finding import find_job
 from delayed_queue.topics.jobs import AddedJob, IfExists, JobState, NewJob
@@ -41,7 +43,7 @@ def add_jobs(
     """Store jobs of any topics, 200 in a transaction; return what came of each, in input order.
 
     Inside a transaction of the caller's all belong to it. Raises OutcomeUnknown when the
-    connection was lost meanwhile and an id is taken, maybe by the lost try.
+    connection was lost meanwhile and a job that is due is not there: it may be handled already.
     """
     added: dict[int, AddedJob] = {}
     for bite in _bites(jobs):
@@ -73,15 +75,14 @@ def _add_bite(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[A
 
 
 def _add(
-    jobs: Sequence[NewJob], if_exists: IfExists, using: str, lost: Error | None = None
+    jobs: Sequence[NewJob], if_exists: IfExists, using: str, tries: Tries | None = None
 ) -> list[AddedRow]:
     topic = ensure_topic(jobs[0].topic, using=using)
     written: list[AddedRow] = []
     for _ in range(_TRIES):
         attempt = partial(write_jobs, topic, jobs, if_exists, using)
-        rows: list[AddedRow] | None = repeat(
-            using, attempt, doubt=partial(_is_doubtful, len(jobs), if_exists), lost=lost
-        )
+        again = partial(_write_again, topic, jobs, if_exists, using)
+        rows = repeat(using, attempt, truth=again, tries=tries)
         if rows is None:
             # Deleted, or given other shards, since this process has read it.
             topic = create_topic(topic.name, using=using)
@@ -94,14 +95,28 @@ def _add(
     raise ResourceUnavailable(f"The topic {topic.name!r} does not stand still.")
 
 
-def add_alone(job: NewJob, if_exists: IfExists, using: str, lost: Error | None) -> AddedJob:
-    """Store the job; ``lost`` is the error of a try that may have stored it already."""
-    rows = _add([job], if_exists, using, lost)
+def add_alone(job: NewJob, if_exists: IfExists, using: str, tries: Tries | None) -> AddedJob:
+    """Store the job; ``tries`` went before, and may have stored it already."""
+    rows = _add([job], if_exists, using, tries)
     return outcome_of(job, rows[0] if rows else None, if_exists, using)
 
 
-def _is_doubtful(wanted: int, if_exists: IfExists, rows: list[AddedRow] | None) -> bool:
-    return if_exists is IfExists.FAIL and rows is not None and len(rows) < wanted
+def _write_again(
+    topic: TopicRow, jobs: Sequence[NewJob], if_exists: IfExists, using: str, lost: Lost
+) -> list[AddedRow] | None:
+    """Return what a lost try has written, and write what it has not."""
+    offered = [_offered(job, topic.shards) for job in jobs]
+    can_update = if_exists is IfExists.UPDATE
+    created, again = find_out(lost, offered, can_update=can_update, using=using)
+    rows = [AddedRow(each.key, True, each.scheduled_at_initially, each.now) for each in created]
+    if not again:
+        return rows
+    due = {each.key: each.schedule_at for each in again}
+    missing = [
+        replace(job, schedule_at=due[job.job_id], delay=0) for job in jobs if job.job_id in due
+    ]
+    more = write_jobs(topic, missing, if_exists, using)
+    return None if more is None else rows + more
 
 
 def write_jobs(
@@ -126,12 +141,12 @@ def write_jobs(
     )
 
 
-def _offered(job: NewJob, shards: int) -> OfferedJob:
+def _offered(job: NewJob, shards: int) -> Offered:
     kind = kind_of_job(job.topic, job.job_id, shards, job.way)
-    return OfferedJob(job.job_id, kind, job.payload, job.schedule_at, job.delay, job.headers)
+    return Offered(job.job_id, kind, job.payload, job.schedule_at, job.delay, job.headers)
 
 
-def _channels(offered: list[OfferedJob]) -> list[str]:
+def _channels(offered: list[Offered]) -> list[str]:
     """Return the channels of the jobs for which a sleeper could be late unless woken."""
     if not get_settings().NOTIFY:
         return []

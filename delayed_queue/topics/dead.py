@@ -13,6 +13,7 @@ from delayed_queue.managers import DeadJobRow
 from delayed_queue.messages import check_key, from_milliseconds
 from delayed_queue.models import DeadLetter, Topic
 from delayed_queue.queues.base import nothing
+from delayed_queue.queues.doubts import redrive_again
 from delayed_queue.resilience import repeat
 from delayed_queue.topics.adding import BITE
 from delayed_queue.topics.catalogue import MAX_LISTED, read_topic
@@ -131,7 +132,7 @@ def _kick(
     topic: str, ids: Sequence[int], job_ids: Sequence[str], using: str, *, newest_only: bool = False
 ) -> dict[int, str]:
     kick = partial(Topic.objects.kick, topic, ids, job_ids, newest_only=newest_only, using=using)
-    kicked: dict[int, str] = repeat(using, kick, doubt=nothing)
+    kicked = repeat(using, kick, truth=partial(redrive_again, ids, kick, using=using))
     wake(sorted(set(kicked.values())), using=using)
     return kicked
 

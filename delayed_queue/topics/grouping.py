@@ -16,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.managers import AddedRow
-from delayed_queue.resilience import close_if_lost, is_in_transaction
+from delayed_queue.resilience import Tries, is_in_transaction
 from delayed_queue.topics.adding import BITE, add_alone, add_job, outcome_of, write_jobs
 from delayed_queue.topics.catalogue import ensure_topic
 from delayed_queue.topics.jobs import AddedJob, IfExists, NewJob
@@ -34,13 +34,13 @@ Place = tuple[str, str, IfExists]
 class Entry:
     """A job in a line, and what came of writing it with others."""
 
-    __slots__ = ("added", "is_written", "job", "lost")
+    __slots__ = ("added", "is_written", "job", "tries")
 
     def __init__(self, job: NewJob) -> None:
         self.job = job
         self.is_written = False
         self.added: AddedRow | None = None
-        self.lost: Error | None = None
+        self.tries: Tries | None = None
 
 
 E = TypeVar("E", bound=Entry)
@@ -49,15 +49,17 @@ E = TypeVar("E", bound=Entry)
 def write_together(batch: Sequence[Entry], place: Place) -> None:
     """Write the jobs of all in one try, and note what came of each; nothing if it failed."""
     using, topic, if_exists = place
+    tries = Tries(using)
     try:
         found, jobs = ensure_topic(topic, using=using), [each.job for each in batch]
+        tries.begin()
         rows = write_jobs(found, jobs, if_exists, using, patience=PATIENCE)
     except ResourceUnavailable:
         return
     except Error as error:
-        if close_if_lost(using, error):
-            for each in batch:
-                each.lost = error
+        tries.note(error)
+        for each in batch:
+            each.tries = tries
         return
     if rows is not None:
         by_id = {row.key: row for row in rows}
@@ -75,7 +77,7 @@ def settle(entry: Entry, place: Place) -> AddedJob:
     using, _, if_exists = place
     if entry.is_written:
         return outcome_of(entry.job, entry.added, if_exists, using)
-    return add_alone(entry.job, if_exists, using, entry.lost)
+    return add_alone(entry.job, if_exists, using, entry.tries)
 
 
 def needs_database(entry: Entry, if_exists: IfExists) -> bool:

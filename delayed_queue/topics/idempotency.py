@@ -62,7 +62,12 @@ def once(
     """
     check_idempotency_key(key)
     digest = sha256(request).digest()
-    answer = repeat(using, partial(_once, scope, key, digest, call, using))
+    # Who holds the key may be a lost try of this same request, about to commit.
+    answer = repeat(
+        using,
+        partial(_once, scope, key, digest, call, using),
+        doubt=lambda answer: answer is Refusal.IN_PROGRESS,
+    )
     _prune_now_and_then(using)
     return answer
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidJob, InvalidMessage
@@ -23,6 +23,7 @@ from delayed_queue.messages import (
     to_milliseconds,
 )
 from delayed_queue.payloads import codec_named, encode
+from delayed_queue.suggestions import suggest
 from delayed_queue.topics.kinds import Way, check_topic
 from delayed_queue.topics.ladders import MAX_RETRY, MAX_TTR, check_ladder
 
@@ -31,6 +32,9 @@ FIELDS: Final = (
 )  # fmt: skip
 MAX_DELAY: Final = timedelta(days=3652)
 MAX_URL_LENGTH: Final = 2048
+# More are not named, and of fewer a guess is made what was meant.
+MAX_UNKNOWN: Final = 21
+MAX_GUESSES: Final = 3
 CODEC: Final = codec_named("json")
 Checked = Callable[[Any], Any]
 # Lone surrogates too: they have no place in UTF-8.
@@ -138,15 +142,19 @@ class DeadJob:
 
 
 def job_from(
-    fields: Mapping[str, Any], *, check_url: Callable[[str], object] | None = None
+    fields: Mapping[str, Any],
+    *,
+    check_url: Callable[[str], object] | None = None,
+    guesses: int = MAX_GUESSES,
 ) -> NewJob:
     """Return the job that the fields of a request describe.
 
     ``check_url`` raises InvalidMessage for a url that must not be called. Raises InvalidJob with
-    an error for each field that is wrong, not for the first one alone.
+    an error for each field that is wrong, not for the first one alone, but for no more than 21
+    unknown names; of the first ``guesses`` of them it says what was meant.
     """
     reader = _Reader(fields)
-    reader.refuse_unknown()
+    reader.refuse_unknown(guesses)
     job_id = reader.read("jobId", check_job_id, required=True)
     topic = reader.read("topic", check_topic, required=True)
     delay = reader.read("delay", check_delay)
@@ -174,12 +182,12 @@ class _Reader:
         self._fields = fields
         self.errors: list[tuple[str, str]] = []
 
-    def refuse_unknown(self) -> None:
-        for name in self._fields:
-            if name not in FIELDS:
-                close = get_close_matches(name, FIELDS, 1)
-                hint = f" Did you mean {close[0]}?" if close else ""
-                self.errors.append((name[:100], f"A job has no such field.{hint}"))
+    def refuse_unknown(self, guesses: int) -> None:
+        unknown = (name for name in self._fields if name not in FIELDS)
+        for number, name in enumerate(islice(unknown, MAX_UNKNOWN)):
+            close = suggest(name, FIELDS) if number < guesses else None
+            hint = f" Did you mean {close}?" if close else ""
+            self.errors.append((name[:100], f"A job has no such field.{hint}"))
 
     def read(
         self, name: str, check: Checked, *, required: bool = False, default: Any = None
@@ -230,6 +238,7 @@ def check_run_at(run_at: Any) -> int:
     if instant.utcoffset() is None:
         raise InvalidMessage("The instant has no zone: end it with Z or as in +02:00.")
     try:
+        instant.astimezone(UTC)
         is_far = instant > datetime.now(UTC) + MAX_DELAY
         milliseconds = to_milliseconds(instant + timedelta(microseconds=999))
     except OverflowError as error:

@@ -25,18 +25,23 @@ def check_ladder(ladder: Any) -> str:
     A number in a list is one of seconds. Raises InvalidConfiguration.
     """
     if isinstance(ladder, list):
-        ladder = " ".join(_step(each) for each in ladder)
+        # Before any of them is looked at: they may be a hundred thousand.
+        ladder = " ".join(_step(each) for each in _few(ladder))
     if not isinstance(ladder, str):
         raise InvalidConfiguration("A ladder is a text or a list of durations, as in '15s 3m'.")
-    steps = ladder.split()
-    if len(steps) > MAX_STEPS:
-        raise InvalidConfiguration(f"A ladder has at most {MAX_STEPS} steps.")
+    steps = _few(ladder.split(maxsplit=MAX_STEPS))
     RetryPolicy.ladder(" ".join(steps))
     return " ".join(steps)
 
 
+def _few(steps: list[Any]) -> list[Any]:
+    if len(steps) > MAX_STEPS:
+        raise InvalidConfiguration(f"A ladder has at most {MAX_STEPS} steps.")
+    return steps
+
+
 def _step(step: Any) -> str:
-    if isinstance(step, str) and len(step.split()) == 1:
+    if isinstance(step, str) and len(step.split(maxsplit=1)) == 1:
         return step
     if isinstance(step, int | float) and not isinstance(step, bool):
         return f"{step}s"

@@ -6,11 +6,12 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from django.db import Error, connections, transaction
 
+from delayed_queue.logs import described
 from delayed_queue.models import Message
 from delayed_queue.workers.board import Board, InHand
 
@@ -24,32 +25,36 @@ LOCK_WAIT_MS: Final = 5_000
 class Remains:
     """What a dead process held: its leases, and which messages its handlers had in hand.
 
-    Those in hand may have killed it. If one of them was under that suspicion before, it alone
-    is to blame; workers handle such messages one at a time for that reason.
+    Those in hand may have killed it, and are suspects from now on. Only one that was alone is
+    known to have done it.
     """
 
     lease_ids: tuple[str, ...]
     in_hand: tuple[InHand, ...]
+    suspect_leases: tuple[str, ...] = ()
+    is_known: bool = False
 
     @classmethod
     def of(cls, board: Board) -> Remains:
-        return cls(tuple(dict.fromkeys(board.held())), tuple(board.in_hand()))
+        in_hand = tuple(board.in_hand())
+        return cls(
+            tuple(dict.fromkeys(board.held())),
+            in_hand,
+            tuple(board.held_suspects()),
+            is_known=len(in_hand) == 1,
+        )
 
     def leased(self) -> Remains:
         """Return what is under a lease: giving that back twice does no harm."""
-        return Remains(self.lease_ids, tuple(e for e in self.in_hand if not e.is_transactional))
+        leased = tuple(each for each in self.in_hand if not each.is_transactional)
+        return replace(self, in_hand=leased)
 
-    def to_blame(self, *, transactional: bool) -> list[int]:
-        suspects = [each for each in self.in_hand if each.is_suspect]
-        return [
-            each.message_id
-            for each in suspects or self.in_hand
-            if each.is_transactional is transactional
-        ]
+    def begun(self, *, transactional: bool) -> list[int]:
+        return [each.message_id for each in self.in_hand if each.is_transactional is transactional]
 
 
 def give_back(remains: Remains, using: str) -> None:
-    """Have others take at once what the process held; count the attempts it was in the middle of.
+    """Have others take at once what the process held; count the attempt that it died of.
 
     Its leases would run out by themselves, so a failure here delays and loses nothing.
     """
@@ -59,21 +64,24 @@ def give_back(remains: Remains, using: str) -> None:
         with _impatient(using):
             _give_back(remains, using)
     except Error as error:
-        logger.warning("event=give_back_failed error=%s", error)
+        logger.warning("event=give_back_failed error=%s", described(error))
     finally:
         connections[using].close()
 
 
 def _give_back(remains: Remains, using: str) -> None:
-    leased = remains.to_blame(transactional=False)
-    taken = remains.to_blame(transactional=True)
-    messages = Message.objects
-    if leased:
-        messages.expire(remains.lease_ids, leased, using=using)
+    messages, mark = Message.objects, str(uuid.uuid4())
     if remains.lease_ids:
-        messages.release_leases(remains.lease_ids, leased, using=using)
-    if taken:
-        messages.count_crash(str(uuid.uuid4()), taken, using=using)
+        messages.give_back(
+            remains.lease_ids,
+            begun=remains.begun(transactional=False),
+            suspects=remains.suspect_leases,
+            counts=remains.is_known,
+            mark=mark,
+            using=using,
+        )
+    if taken := remains.begun(transactional=True):
+        messages.count_crash(mark, taken, counts=remains.is_known, using=using)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The board: memory a worker process shares with its supervisor, written without a lock.
 
 It tells what the supervisor must know when the process is dead: when its loop last turned,
-which leases it held, and which messages its handlers had in hand.
+which leases it held, and which messages its handlers had in hand. And one thing it tells the
+process: for how long suspects are to be alone.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ MAX_LEASES: Final = 512
 LEASE_BYTES: Final = 36
 
 # The layout, in words of eight bytes: the time of the last turn, the counters, the number of
-# leases; then two words for each seat; then the leases, as text.
+# leases, how many of those are of suspects, and for how many milliseconds suspects are to be
+# alone; then two words for each seat; then the leases, as text, those of suspects first.
 _TURNED_AT: Final = 0
 _FIRST_COUNTER: Final = 1
 _LEASES: Final = _FIRST_COUNTER + len(COUNTERS)
-_FIRST_SEAT: Final = _LEASES + 1
+_SUSPECT_LEASES: Final = _LEASES + 1
+_ALONE: Final = _SUSPECT_LEASES + 1
+_FIRST_SEAT: Final = _ALONE + 1
 _WORD: Final = 8
 
 _SUSPECT: Final = 1
@@ -41,7 +45,7 @@ class InHand:
 class Board:
     """A fixed number of ``seats``, each for one message in hand, and the rest.
 
-    Every word is written by one thread only, and read by the supervisor after the process died
+    Every word is written by one thread only, and read by the other process after the writer died
     or where a stale value does no harm.
     """
 
@@ -72,12 +76,14 @@ class Board:
         for place, number in enumerate(numbers, _FIRST_COUNTER):
             self._words[place] = number
 
-    def hold(self, lease_ids: Sequence[str]) -> None:
+    def hold(self, lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> None:
         """Note the leases held; to be called before they are asked for, not after."""
-        text = "".join(lease_ids[:MAX_LEASES]).encode("ascii")
+        held = [*suspects, *lease_ids][:MAX_LEASES]
+        text = "".join(held).encode("ascii")
         self._words[_LEASES] = 0
         self._memory[self._leases_at : self._leases_at + len(text)] = text
-        self._words[_LEASES] = len(text) // LEASE_BYTES
+        self._words[_SUSPECT_LEASES] = min(len(suspects), len(held))
+        self._words[_LEASES] = len(held)
 
     def take(self, seat: int, message_id: int) -> None:
         self._words[_FIRST_SEAT + 2 * seat] = message_id
@@ -86,6 +92,16 @@ class Board:
         """Say of what sort the messages are that the seat takes from now on."""
         flags = _SUSPECT * is_suspect + _TRANSACTIONAL * is_transactional
         self._words[_FIRST_SEAT + 2 * seat + 1] = flags
+
+    @property
+    def alone_seconds(self) -> float:
+        """For how long a suspect waits to be alone, and is; 0: like any other message."""
+        return self._words[_ALONE] / 1000
+
+    # Written by the supervisor
+
+    def isolate(self, seconds: float) -> None:
+        self._words[_ALONE] = int(seconds * 1000)
 
     # Read by the supervisor
 
@@ -103,6 +119,10 @@ class Board:
             text[at : at + LEASE_BYTES].decode("ascii") for at in range(0, len(text), LEASE_BYTES)
         ]
 
+    def held_suspects(self) -> list[str]:
+        """Return those of the leases held whose messages are suspects."""
+        return self.held()[: self._words[_SUSPECT_LEASES]]
+
     def in_hand(self) -> list[InHand]:
         found = []
         for place in range(_FIRST_SEAT, _FIRST_SEAT + 2 * self.seats, 2):
@@ -114,8 +134,8 @@ class Board:
         return found
 
     def wipe(self) -> None:
-        """Forget what a process that is gone held; its counters stay."""
-        self._words[_TURNED_AT] = self._words[_LEASES] = 0
+        """Forget what a process that is gone held; its counters stay, and how long to be alone."""
+        self._words[_TURNED_AT] = self._words[_LEASES] = self._words[_SUSPECT_LEASES] = 0
         for place in range(_FIRST_SEAT, _FIRST_SEAT + 2 * self.seats):
             self._words[place] = 0
 

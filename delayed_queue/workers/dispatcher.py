@@ -6,22 +6,23 @@ import logging
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, Final
 
 from delayed_queue import signals
 from delayed_queue.handlers import Reject
 from delayed_queue.logs import log_poll
-from delayed_queue.managers import Step, earliest_first, without_edge
+from delayed_queue.managers import NO_FLOOR, Step, earliest_first, without_edge
 from delayed_queue.messages import Envelope
+from delayed_queue.models import Message
 from delayed_queue.wakeups import Doorbell
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim
 from delayed_queue.workers.eventloop import EventLoop
 from delayed_queue.workers.executor import Executor
 from delayed_queue.workers.fleet import Fleet
-from delayed_queue.workers.lanes import CRASHED, DOZING, Lane
+from delayed_queue.workers.lanes import CRASHED, DOZING, Lane, Look
 from delayed_queue.workers.leasekeeper import LeaseKeeper
 from delayed_queue.workers.options import WorkerOptions
 from delayed_queue.workers.pools import Pool, Work
@@ -51,7 +52,7 @@ class ClaimPlan:
 
 
 class Dispatcher:
-    """Knows the lanes in order of priority, the pools, and how much there is room for."""
+    """Knows the lanes and whose turn it is, the pools, and how much there is room for."""
 
     def __init__(
         self,
@@ -80,7 +81,10 @@ class Dispatcher:
         self.jobs_ended: deque[Job] = deque()
         self._jobs: set[Job] = set()
         self._suspects: deque[Work] = deque()
-        self._suspect: Claim | None = None
+        # Transactional lanes that have met suspects, and how many messages to take one by one.
+        self._suspect_lanes: deque[tuple[Lane, int]] = deque()
+        # Until when, at most, nothing else begins, as a suspect is alone or waits to be.
+        self._alone_until = 0.0
         self._claimed = 0
 
     def start(self) -> None:
@@ -125,6 +129,8 @@ class Dispatcher:
 
         On the way, transactional lanes are given the threads they want.
         """
+        if self._alone_until:
+            return None
         now = time.monotonic()
         load = self._load()
         for lane in self._in_turn():
@@ -135,16 +141,40 @@ class Dispatcher:
                 continue
             limit = self._room(lane, load)
             if limit > 0:
-                self.fleet.had_turn(lane)
-                self._is_fleets_turn = not lane.is_shared
+                self._note_turn(lane)
                 return ClaimPlan(lane, limit)
         return None
 
     def _in_turn(self) -> Iterator[Lane]:
-        """Yield the lanes by priority; the fleet as a whole takes turns with the others."""
-        if self._is_fleets_turn:
-            return chain(self.fleet, self.lanes)
-        return chain(self.lanes, self.fleet)
+        """Yield the lanes in the order they are to claim in.
+
+        Named ones by priority. Others by rounds, in each of which every lane that has something
+        has one turn, the most overdue first. The fleet as a whole takes turns with them.
+        """
+        lanes = self.lanes
+        if not self._options.queues and len(lanes) > 1:
+            lanes = sorted(lanes, key=_rank)
+        return chain(self.fleet, lanes) if self._is_fleets_turn else chain(lanes, self.fleet)
+
+    def _note_turn(self, lane: Lane) -> None:
+        self.fleet.had_turn(lane)
+        self._is_fleets_turn = not lane.is_shared
+        if lane.had_turn:  # the others that have something had theirs: the next round
+            for each in self.lanes:
+                each.had_turn = False
+        lane.had_turn = not lane.is_shared
+
+    def note_heads(self) -> None:
+        """Ask which lanes are the most overdue, where nobody knows yet."""
+        if self._options.queues or len(self.lanes) < 2:
+            return
+        waits = Message.objects.next_due_of_kinds(
+            [lane.queue.kind for lane in self.lanes], [NO_FLOOR] * len(self.lanes), 0,
+            using=self._options.using,
+        )  # fmt: skip
+        now = time.time() * 1000
+        for lane in self.lanes:
+            lane.head = now + waits.get(lane.queue.kind, 0)
 
     def _load(self) -> Counter[Pool | Lane]:
         """Return how many messages each pool and each lane of the fleet has in hand."""
@@ -164,7 +194,9 @@ class Dispatcher:
         return min(room, self.room_left)
 
     def looks_at(self) -> float:
-        """Return when the next lane looks for which there is room."""
+        """Return when the next lane looks for which there is room, or a suspect may begin."""
+        if self._alone_until:
+            return self._alone_until if self._has_others() else 0.0
         if self.room_left == 0:
             return DOZING
         load = self._load()
@@ -208,14 +240,20 @@ class Dispatcher:
         suspects = queue.open_rows([row for row in rows if row[8]], plan.retaken_id)
         signals.announce(signals.leased, self._sender, envelopes=[*envelopes, *suspects])
         now = plan.look.began_at
-        if envelopes:
-            claim = Claim(lane, plan.lease_id, envelopes, now)
-            self._keeper.watch(claim)
-            self.pool_of(lane).submit(claim, self._unspent(claim))
         for envelope in suspects:
             claim = Claim(lane, plan.retaken_id, [envelope], now, is_suspect=True)
             self._keeper.watch(claim)
             self._suspects.extend((claim, each) for each in self._unspent(claim))
+        if self._suspects:
+            self._isolate()
+        if envelopes:
+            claim = Claim(lane, plan.lease_id, envelopes, now)
+            self._keeper.watch(claim)
+            ready = self._unspent(claim)
+            if self._alone_until:
+                self._leave((claim, each) for each in ready)
+            else:
+                self.pool_of(lane).submit(claim, ready)
 
     def _unspent(self, claim: Claim) -> list[Envelope]:
         """Return the messages with attempts left; the others are settled without a handler.
@@ -231,49 +269,80 @@ class Dispatcher:
 
     def tend(self) -> None:
         """Go on with what was claimed: hand over the next suspect, keep nothing that waits long."""
-        self._feed_suspects()
-        self._leave_stalled()
-
-    def _feed_suspects(self) -> None:
-        """Hand over the next message that may have killed a worker: one at a time.
-
-        So if the process dies again, that message is to blame, and what else was in hand is not.
-        """
-        if self._suspect is not None and self._suspect.unhandled:
-            return
-        self._suspect = None
-        if self._suspects:
-            claim, envelope = self._suspects.popleft()
-            self._suspect = claim
-            self.pool_of(claim.lane).submit(claim, [envelope])
-
-    def _leave_stalled(self) -> None:
-        """Give back what was leased ahead of handlers that take longer than those before them."""
+        self._begin_suspects()
         for pool in self.pools:
-            taken = pool.take_back_stalled()
-            for claim, envelope in taken:
-                if claim.is_suspect:  # given back, it would be nobody's suspect
-                    pool.submit(claim, [envelope])
-                else:
-                    claim.leave(envelope)
-                    self._claimed -= 1
-            if taken:
+            if taken := pool.take_back_stalled():
+                self._leave(taken)
                 logger.info("event=messages_given_back count=%s", len(taken))
+
+    def _leave(self, taken: Iterable[Work]) -> None:
+        """Give back what was leased ahead and nobody has begun."""
+        for claim, envelope in taken:
+            if claim.is_suspect:  # given back, it would be nobody's suspect
+                self.pool_of(claim.lane).submit(claim, [envelope])
+            else:
+                claim.leave(envelope)
+                self._claimed -= 1
+
+    # Suspects: messages that may have killed a process
+
+    def _isolate(self) -> None:
+        """Begin nothing more until the suspects that wait have begun, each alone.
+
+        So if the process dies again, it is known of what. They are like any other message until
+        a process of this worker has died.
+        """
+        if self._board.alone_seconds == 0:
+            while self._suspects:
+                self._begin_suspect()
+        elif not self._alone_until:
+            self._alone_until = time.monotonic() + self._board.alone_seconds
+            for pool in self.pools:
+                self._leave(pool.take_back())
+
+    def _begin_suspects(self) -> None:
+        """Begin the next one if nothing else is in hand, or has been for too long.
+
+        Neither it nor the others wait longer: messages that take hours hold nobody up.
+        """
+        now = time.monotonic()
+        if not self._alone_until or (self._has_others() and now < self._alone_until):
+            return
+        self._alone_until = now + self._board.alone_seconds
+        if self._suspects:
+            self._begin_suspect()
+        elif self._suspect_lanes and self.room_left:
+            lane, count = self._suspect_lanes.popleft()
+            self._start_job(lane, lane.begin_look(min(count, self.room_left)), is_alone=True)
+        else:
+            self._suspect_lanes.clear()
+            self._alone_until = 0.0
+
+    def _begin_suspect(self) -> None:
+        claim, envelope = self._suspects.popleft()
+        self.pool_of(claim.lane).submit(claim, [envelope])
+
+    def _has_others(self) -> bool:
+        """Return whether there is more than the suspects that wait: in hand, or not yet settled."""
+        return bool(self._jobs) or len(self._keeper.claims()) > len(self._suspects)
 
     # Transactional lanes
 
     def _start_jobs(self, lane: Lane) -> None:
         while self._wants_job(lane) and self.room_left:
             worth = max(int(BATCH_SECONDS / lane.seconds_each), 1)
-            look = lane.begin_look(min(lane.limit, worth, self.room_left))
-            job = Job(
-                lane, look, self.jobs_ended, self._bell, self._board,
-                goes_on=self._options.max_messages is None,
-            )  # fmt: skip
-            lane.jobs += 1
-            self._claimed += look.limit
-            self._jobs.add(job)
-            self.executor.submit_job(job)
+            self._start_job(lane, lane.begin_look(min(lane.limit, worth, self.room_left)))
+            self._note_turn(lane)
+
+    def _start_job(self, lane: Lane, look: Look, *, is_alone: bool = False) -> None:
+        job = Job(
+            lane, look, self.jobs_ended, self._bell, self._board,
+            goes_on=self._options.max_messages is None, is_alone=is_alone,
+        )  # fmt: skip
+        lane.jobs += 1
+        self._claimed += look.limit
+        self._jobs.add(job)
+        self.executor.submit_job(job)
 
     def _wants_job(self, lane: Lane) -> bool:
         # No more than there are threads: one that waited would keep later ones of a lane of
@@ -286,7 +355,13 @@ class Dispatcher:
         self._jobs.discard(job)
         lane.jobs -= 1
         self._claimed += job.total - look.limit
-        lane.end_look(look, job.found, job.latest, job.wait_ms, job.look_seconds)
+        if job.suspects:
+            self._suspect_lanes.append((lane, job.suspects))
+            self._isolate()
+        if job.suspects or job.is_alone or job.met_conflict:
+            lane.wake()  # it has seen only part of the queue
+        else:
+            lane.end_look(look, job.found, job.latest, job.wait_ms, job.look_seconds)
         lane.jobs_wanted = min(lane.jobs + 2, lane.jobs_wanted + 1) if job.total else 1
         if job.total:
             weight = min(job.total / 16, 1)
@@ -306,3 +381,7 @@ class Dispatcher:
     def stop(self, seconds: float) -> None:
         for pool in self.pools:
             pool.stop(seconds)
+
+
+def _rank(lane: Lane) -> tuple[bool, float]:
+    return lane.had_turn, lane.head

@@ -7,7 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import repeat
+from typing import Final
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -28,6 +30,9 @@ from delayed_queue.workers.pools import (
     Work,
     emptied,
 )
+
+# How long the end of a process waits for cancelled handlers.
+CANCEL_SECONDS: Final = 1.0
 
 
 class EventLoop(Pool):
@@ -74,7 +79,9 @@ class EventLoop(Pool):
         self._is_stopped = True
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(seconds)
+            # What is cancelled ends soon; a process that did not wait would pull the threads from
+            # under its last steps.
+            self._thread.join(max(seconds, CANCEL_SECONDS))
 
     # In the loop's thread
 
@@ -94,10 +101,12 @@ class EventLoop(Pool):
         await asyncio.gather(*tasks, return_exceptions=True)
         # What is to be closed with the loop, while there are connections to write on.
         await self._loop.shutdown_asyncgens()
-        await sync_to_async(connections.close_all)()
-        # As asyncio.run() does: what lives as long as the loop, like its callback client, ends so.
-        await self._loop.shutdown_asyncgens()
-        await self._loop.shutdown_default_executor()
+        # A process that ends without waiting for us has no threads left for the rest.
+        with suppress(RuntimeError):
+            await sync_to_async(connections.close_all)()
+            # As asyncio.run() does: what lives as long as the loop, like its callback client.
+            await self._loop.shutdown_asyncgens()
+            await self._loop.shutdown_default_executor()
 
     def _begin(self) -> None:
         """Start as many of the waiting handlers as there are free seats."""

@@ -13,6 +13,7 @@ from django.db import connections
 
 from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope
+from delayed_queue.resilience import tend
 from delayed_queue.wakeups import Doorbell
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim
@@ -229,11 +230,11 @@ class Executor(Pool):
 
 
 def tidy_connections(*, idle: bool) -> None:
-    """Close this thread's connections that broke or, when idle, outlived CONN_MAX_AGE.
+    """Close this thread's connections that are of no use or, when idle, outlived CONN_MAX_AGE.
 
     Django does this around each request. Here, with the default CONN_MAX_AGE of 0, it would
     mean a new connection for each message; so age counts only between bursts of work.
     """
     for connection in connections.all(initialized_only=True):
         if idle or connection.errors_occurred:
-            connection.close_if_unusable_or_obsolete()
+            tend(connection)

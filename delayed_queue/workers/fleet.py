@@ -11,6 +11,7 @@ from django.db import Error
 
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Handler, Registry, Source
+from delayed_queue.logs import quoted
 from delayed_queue.managers import NO_FLOOR
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
@@ -165,4 +166,4 @@ class Fleet:
 
 
 def _report(source: Source, error: Exception) -> None:
-    logger.error("event=source_failed source=%s", source.name, exc_info=error)
+    logger.error("event=source_failed source=%s", quoted(source.name), exc_info=error)

@@ -18,6 +18,7 @@ import delayed_queue
 from delayed_queue.managers import WorkerCounts
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
+from delayed_queue.resilience import through_conflicts
 
 logger = logging.getLogger("delayed_queue")
 
@@ -109,7 +110,7 @@ class Heartbeat:
 
     def _attempt(self, call: Callable[[], None]) -> None:
         try:
-            call()
+            through_conflicts(call)
         except Error as error:
             if not self._is_failing:
                 logger.warning("event=heartbeat_failed error=%s", type(error).__name__)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from delayed_queue.exceptions import HandlerNotFound
+from delayed_queue.conf import get_settings
+from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Handler, Registry
 from delayed_queue.instruments import wrap
 from delayed_queue.managers import (
@@ -93,6 +94,10 @@ class Lane:
     # Of a queue that a source named: it takes turns with the others, holds no more than its share,
     # and while it has nothing the fleet's scout looks for it.
     is_shared: bool = False
+    # Where lanes take turns: whether it had its own in this round, and when, in milliseconds of the
+    # epoch, what it has next fell due. Where that is not known it is to be looked at first.
+    had_turn: bool = False
+    head: float = -math.inf
     # How many of its messages the event loop is at, and how many it may be.
     running: int = 0
     window: float = math.inf
@@ -213,7 +218,9 @@ class Lane:
             # A deep look that met old messages has more of them to expect.
             floor = NO_FLOOR if look.looks_back else self._floor
             self._floor = max(floor, latest - MARGIN_MS)
-        if found == look.limit or has_more:
+        is_full = found == look.limit or has_more
+        self.head = latest if is_full and latest is not None else -math.inf
+        if is_full:
             self._was_short = self._has_looked_back = self._has_looked_fully = False
         elif not look.looks_ahead:
             self._was_short = True
@@ -264,7 +271,12 @@ class Lane:
 
 
 def lanes_of(options: WorkerOptions, registry: Registry) -> list[Lane]:
-    """Return the lanes of the named queues, or of all with a handler, in order of priority."""
+    """Return the lanes of the named queues, in their order, or of all with a handler."""
+    if registry.failures:
+        raise InvalidConfiguration(
+            f"Handlers are missing. {' '.join(registry.failures.values())} Mend that, then start "
+            "the worker again."
+        )
     chosen: Iterable[Handler] = () if options.only_sourced else registry
     if options.queues:
         chosen = [registry.get(name) for name in options.queues]
@@ -290,3 +302,9 @@ def lane_of(handler: Handler, options: WorkerOptions) -> Lane:
     )
     limit = min(options.batch_size, handler.batch_size or options.batch_size)
     return Lane(handler, queue, queue.retry_policy, wrap(handler), limit)
+
+
+def shortest_lease(lanes: list[Lane]) -> float:
+    """Return the seconds of the shortest lease, or of the default where there is no lane."""
+    leases = [lane.queue.lease_duration for lane in lanes]
+    return min(leases, default=get_settings().LEASE_DURATION).total_seconds()

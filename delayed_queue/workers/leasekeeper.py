@@ -10,6 +10,7 @@ from collections import defaultdict
 from django.db import Error, connections
 
 from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.logs import quoted
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.resilience import repeat
@@ -111,4 +112,6 @@ class LeaseKeeper:
                 envelope.leased_until_ms = leased_until
             elif envelope.message_id not in handled and id(claim) in self._claims:
                 envelope.lease_lost = True
-                logger.warning("event=lease_lost queue=%s key=%s", envelope.queue, envelope.key)
+                logger.warning(
+                    "event=lease_lost queue=%s key=%s", quoted(envelope.queue), quoted(envelope.key)
+                )

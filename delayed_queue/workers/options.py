@@ -6,12 +6,20 @@ import os
 import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.conf import check_interval, check_lease, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
+
+MAX_COUNTS: Final = {
+    "concurrency": 1000,
+    "async_concurrency": 10_000,
+    "batch_size": 10_000,
+    "processes": 1000,
+    "max_messages": 10**18,
+}
 
 
 def _default_id() -> str:
@@ -22,7 +30,8 @@ def _default_id() -> str:
 class WorkerOptions:
     """How one worker process claims and handles.
 
-    ``queues``: in order of priority; empty stands for every queue with a handler.
+    ``queues``: in order of strict priority; empty stands for every queue with a handler, the most
+    overdue first and by turns.
     ``concurrency``: handler threads; ``async_concurrency``: tasks of the event loop.
     ``lease``: overrides the leases of handlers and settings. ``burst``: stop when nothing is
     due. ``max_messages``: stop after that many deliveries. ``cron``: keep the schedules of code
@@ -48,13 +57,12 @@ class WorkerOptions:
     only_sourced: bool = False
 
     def __post_init__(self) -> None:
-        _check_count("concurrency", self.concurrency, 1000)
-        _check_count("async_concurrency", self.async_concurrency, 10_000)
-        _check_count("batch_size", self.batch_size, 10_000)
-        if self.processes:
-            _check_count("processes", self.processes, 1000)
+        _check_count("concurrency", self.concurrency)
+        _check_count("async_concurrency", self.async_concurrency)
+        _check_count("batch_size", self.batch_size)
+        _check_count("processes", self.processes, 0)
         if self.max_messages is not None:
-            _check_count("max_messages", self.max_messages, 2**63)
+            _check_count("max_messages", self.max_messages)
         if self.lease is not None:
             check_lease(self.lease)
         check_interval(self.poll_interval)
@@ -73,6 +81,7 @@ class WorkerOptions:
         return bool(self.sourced) if self.sourced is not None else not self.queues
 
 
-def _check_count(name: str, value: Any, most: int) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise InvalidConfiguration(f"{name} must be from 1 to {most}, not {value!r}.")
+def _check_count(name: str, value: Any, least: int = 1) -> None:
+    most = MAX_COUNTS[name]
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidConfiguration(f"{name} must be from {least} to {most}, not {value!r}.")

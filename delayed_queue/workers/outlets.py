@@ -14,11 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.logs import described
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.health import HealthFile, HealthReport, HealthServer, ProcessHealth
 from delayed_queue.workers.progress import ProgressLine, Totals
+from delayed_queue.workers.watchdog import limit_of
 
 logger = logging.getLogger("delayed_queue")
 
@@ -42,7 +43,7 @@ class Place:
     @property
     def is_healthy(self) -> bool:
         # A loop that sleeps turns at least each quarter of the watchdog's patience.
-        limit = get_settings().WATCHDOG.total_seconds() / 2
+        limit = limit_of(self.board) / 2
         return self.is_finished or (self.pid != 0 and self.turned_seconds_ago < limit)
 
     def health(self) -> ProcessHealth:
@@ -114,7 +115,7 @@ class Outlets(AbstractContextManager[None]):
                 self._file.write(self._report())
             except OSError as error:
                 # The file grows old, which is what its reader looks at.
-                logger.warning("event=health_file_failed error=%s", error)
+                logger.warning("event=health_file_failed error=%s", described(error))
 
 
 def _server(address: tuple[str, int], report: Callable[[], HealthReport]) -> HealthServer:

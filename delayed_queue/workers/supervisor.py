@@ -13,7 +13,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Final
 
-from delayed_queue.conf import get_settings
+from delayed_queue.logs import quoted
 from delayed_queue.wakeups import StopSignal
 from delayed_queue.workers.autopsy import Remains, give_back
 from delayed_queue.workers.board import COUNTERS
@@ -22,6 +22,7 @@ from delayed_queue.workers.outlets import Place, forget_metrics, totals_of
 from delayed_queue.workers.progress import Totals
 from delayed_queue.workers.reloading import SourceWatch
 from delayed_queue.workers.tally import Tally
+from delayed_queue.workers.watchdog import limit_of
 
 logger = logging.getLogger("delayed_queue")
 
@@ -30,6 +31,9 @@ TICK_SECONDS: Final = 0.5
 SECOND_LOOK_SECONDS: Final = 1.0
 # What a child is given to say good-bye beyond its shutdown timeout.
 GRACE_SECONDS: Final = 5.0
+# For how long suspects are alone once a process has died with several messages in hand; twice as
+# long each time that this did not tell which of them it was.
+ALONE_SECONDS: Final = 10.0
 # After so many deaths before the first turn of its loop there is no point in going on.
 MOST_EARLY_DEATHS: Final = 3
 
@@ -37,6 +41,10 @@ MOST_EARLY_DEATHS: Final = 3
 # and "start me again", of a worker whose threads are used up by handlers that never return.
 EXIT_CONFIGURATION: Final = 78
 EXIT_RECYCLE: Final = 75
+# The database refuses the worker; and, of one that was to end by itself, it stayed away.
+EXIT_REFUSED: Final = 77
+EXIT_UNAVAILABLE: Final = 69
+_FINAL: Final = frozenset({EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNAVAILABLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,7 @@ class Supervisor:
         self._bell = StopSignal()
         self._watch = SourceWatch() if options.reload else None
         self._second_looks: list[tuple[float, Remains]] = []
+        self._alone_seconds = self._isolated_at = 0.0
         self._kill_at: float | None = None
         self._is_reloading = False
         self._exit_code = 0
@@ -173,20 +182,23 @@ class Supervisor:
 
     def _watch_over(self, child: Child) -> None:
         """Kill a process whose claim loop stands still; it is then replaced like any other."""
-        limit = get_settings().WATCHDOG.total_seconds()
+        limit = limit_of(child.board)
         stood = time.monotonic() - max(child.board.turned_at, child.started_at)
         if stood > limit:
             logger.error(
                 "event=loop_stands worker=%s process=%s pid=%s seconds=%.0f",
-                self, child.index, child.pid, stood,
+                quoted(str(self)), child.index, child.pid, stood,
             )  # fmt: skip
             child.signal(signal.SIGKILL)
 
     def _note_end(self, child: Child, code: int) -> None:
         remains = Remains.of(child.board)
-        crashed = code not in (0, EXIT_RECYCLE)
+        # A process that has turned drains when it is told to; until then the signal ends it.
+        was_told = code == -signal.SIGTERM and not child.board.turned_at
+        crashed = code not in (0, EXIT_RECYCLE) and not was_told
         child.bury(crashed=crashed)
         if crashed:
+            self._isolate_suspects(child, remains)
             self._note_crash(child, code, remains)
         elif code == 0 and self.options.ends and not self._is_reloading:
             child.is_finished = True
@@ -196,15 +208,28 @@ class Supervisor:
     def _note_crash(self, child: Child, code: int, remains: Remains) -> None:
         logger.error(
             "event=process_died worker=%s process=%s exit_code=%s in_hand=%s",
-            self, child.index, code, len(remains.in_hand),
+            quoted(str(self)), child.index, code, len(remains.in_hand),
         )  # fmt: skip
         give_back(remains, self.options.using)
         if remains.lease_ids:
             self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, remains))
         is_hopeless = child.early_deaths >= MOST_EARLY_DEATHS and self._watch is None
-        if (code == EXIT_CONFIGURATION or is_hopeless) and not self._bell.is_set():
+        if (code in _FINAL or is_hopeless) and not self._bell.is_set():
             self._exit_code = code if code > 0 else 1
             self.stop()
+
+    def _isolate_suspects(self, child: Child, remains: Remains) -> None:
+        """Have messages that a process died with be alone, so that the next death tells of whom."""
+        if len(remains.in_hand) < 2:
+            return
+        was_alone = child.started_at > self._isolated_at > 0
+        if was_alone and any(each.is_suspect for each in remains.in_hand):
+            self._alone_seconds *= 2  # the others came when it had been alone for so long
+        else:
+            self._alone_seconds = max(self._alone_seconds, ALONE_SECONDS)
+        self._isolated_at = time.monotonic()
+        for each in self.children:
+            each.board.isolate(self._alone_seconds)
 
     def _look_again(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -213,7 +238,7 @@ class Supervisor:
             give_back(look[1].leased(), self.options.using)
 
     def _reload(self) -> None:
-        logger.info("event=reload worker=%s", self)
+        logger.info("event=reload worker=%s", quoted(str(self)))
         self._is_reloading = True
         for child in self.children:
             child.early_deaths = 0

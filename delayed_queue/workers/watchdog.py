@@ -14,6 +14,14 @@ from delayed_queue.workers.board import Board
 logger = logging.getLogger("delayed_queue")
 
 EXIT_STANDS: Final = 70
+# How long a start may take at least, on a machine that is short of everything.
+START_SECONDS: Final = 600.0
+
+
+def limit_of(board: Board) -> float:
+    """Return for how many seconds a claim loop may stand: longer before it has first turned."""
+    limit = get_settings().WATCHDOG.total_seconds()
+    return limit if board.turned_at else max(limit, START_SECONDS)
 
 
 class Watchdog:
@@ -30,11 +38,10 @@ class Watchdog:
         self._thread.start()
 
     def _watch(self) -> None:
-        limit = get_settings().WATCHDOG.total_seconds()
         started_at = time.monotonic()
         pause = threading.Event()
-        while not pause.wait(limit / 10):
+        while not pause.wait(get_settings().WATCHDOG.total_seconds() / 10):
             stood = time.monotonic() - max(self._board.turned_at, started_at)
-            if stood > limit:
+            if stood > limit_of(self._board):
                 logger.critical("event=loop_stands seconds=%.0f", stood)
                 os._exit(EXIT_STANDS)

@@ -17,18 +17,21 @@ from delayed_queue.conf import get_settings
 from delayed_queue.cron import CronKeeper, CronThread
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
+from delayed_queue.logs import described, quoted
 from delayed_queue.managers import limiting_waits, returning_leases, run
 from delayed_queue.messages import Envelope
 from delayed_queue.plans import keep_plans
+from delayed_queue.resilience import through_conflicts
 from delayed_queue.wakeups import Doorbell, Listener, StopSignal
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.claims import Claim
 from delayed_queue.workers.dispatcher import ClaimPlan, Dispatcher
 from delayed_queue.workers.fleet import Fleet
 from delayed_queue.workers.heartbeat import Heartbeat, Snapshot
-from delayed_queue.workers.lanes import Lane, lanes_of
+from delayed_queue.workers.lanes import Lane, lanes_of, shortest_lease
 from delayed_queue.workers.leasekeeper import LeaseKeeper
 from delayed_queue.workers.options import WorkerOptions
+from delayed_queue.workers.outages import Outage
 from delayed_queue.workers.pools import GATHER_SECONDS
 from delayed_queue.workers.puttingoff import LOCK_WAIT_MS, PuttingOff, waited_too_long
 from delayed_queue.workers.schema import check_schema
@@ -65,7 +68,7 @@ class Worker:
         self._bell = Doorbell()
         lanes = lanes_of(options, handlers)
         self._fleet = Fleet(options, handlers, [lane.queue.kind for lane in lanes])
-        self._keeper = LeaseKeeper(options.using, _shortest_lease(lanes))
+        self._keeper = LeaseKeeper(options.using, shortest_lease(lanes))
         self._dispatcher = Dispatcher(
             self, options, lanes, self._fleet, self._keeper, self._bell, self._board
         )  # fmt: skip
@@ -74,11 +77,11 @@ class Worker:
         self._cron = CronThread(CronKeeper(options.using), options.using)
         self._process = process
         self._heartbeat = Heartbeat(options.using, self.describe)
-        # Leases asked for by a claim whose answer never came.
-        self._unanswered: list[str] = []
+        # Leases asked for by a claim whose answer never came, of others and of suspects.
+        self._unanswered: list[ClaimPlan] = []
         self._exchanged_at = self._heard_at = 0.0
         self._stuck = 0
-        self._is_schema_checked = False
+        self._outage = Outage(options.using, is_finite=options.burst)
 
     def __str__(self) -> str:
         return self.options.worker_id
@@ -149,8 +152,10 @@ class Worker:
         # An outage must not end the worker: each turn of this loop is one reconnection.
         while not self._is_over():
             try:
-                self._check_schema()
+                if self._outage.is_at_start:
+                    check_schema(self.options.using)
                 with Listener(self._kinds(), self.options.using) as listener:
+                    self._dispatcher.note_heads()
                     while not self._is_over():
                         self._turn(listener)
             except (Error, ResourceUnavailable) as error:
@@ -163,21 +168,15 @@ class Worker:
         """Take on the lanes that came, let go of those that went, and look for those that doze."""
         if self._fleet.ask():
             listener.listen_to(self._kinds())
-            self._keeper.shorten(_shortest_lease(self.lanes))
+            self._keeper.shorten(shortest_lease(self.lanes))
         self._fleet.scout()
 
-    def _check_schema(self) -> None:
-        if not self._is_schema_checked:
-            check_schema(self.options.using)
-            self._is_schema_checked = True
-
     def _sit_out(self, error: Exception) -> None:
-        logger.error("event=database_unavailable error=%s", error)
         self._board.turn()
+        self._outage.note(error)
         connections[self.options.using].close()
         self._wake_lanes()  # what was announced meanwhile, nobody heard
-        # Jitter: the workers of a fleet lost their connections together.
-        select.select([self._stop], [], [], random.uniform(0.1, 1.0))  # noqa: S311
+        select.select([self._stop], [], [], random.uniform(0.1, 1.0))  # noqa: S311 # one by one
 
     def _turn(self, listener: Listener) -> None:
         self._board.turn()
@@ -198,7 +197,7 @@ class Worker:
     def _give_up_late_ones(self) -> None:
         self._stuck = self._dispatcher.executor.give_up_late_ones()
         if self.is_used_up and not self._stop.is_set():
-            logger.error("event=threads_stuck worker=%s threads=%s", self, self._stuck)
+            logger.error("event=threads_stuck worker=%s threads=%s", quoted(str(self)), self._stuck)
             self.stop()
 
     def _plan(self) -> ClaimPlan | None:
@@ -230,19 +229,19 @@ class Worker:
             return 0
         self._tell_board(plan)
         try:
-            return self._run(settlements, plan)
+            return through_conflicts(lambda: self._run(settlements, plan))
         except (Error, ResourceUnavailable) as error:
             if waited_too_long(error):
                 self._unanswered = []  # they may be what is held; their leases run out
                 return self._putting_off.begin()
             self._settler.is_in_doubt = True
             if plan is not None:
-                self._unanswered += [plan.lease_id, plan.retaken_id]
+                self._unanswered.append(plan)
             raise
 
     def _run(self, settlements: list[Settlement], plan: ClaimPlan | None) -> int:
-        returned = list(self._unanswered)
-        steps = [returning_leases(returned)] if returned else []
+        returned = [(each.lease_id, each.retaken_id) for each in self._unanswered]
+        steps = [returning_leases(*zip(*returned, strict=True))] if returned else []
         steps += [each.step for each in settlements]
         # Claims pass over what others hold, but these would wait for it.
         waits = [limiting_waits(LOCK_WAIT_MS)] if steps else []
@@ -250,6 +249,7 @@ class Worker:
             steps += plan.steps
         answers = run(self.options.using, [*waits, *steps], channels_of(settlements))[len(waits) :]
         self._exchanged_at = time.monotonic()
+        self._outage.end()
         self._unanswered = []
         self._note(settlements, answers[len(returned) > 0 :])
         return 0 if plan is None else self._dispatcher.accept(plan, answers)
@@ -261,10 +261,13 @@ class Worker:
 
     def _tell_board(self, plan: ClaimPlan | None) -> None:
         """Say what will be held if this process dies before the next round trip."""
-        asked = [] if plan is None else [plan.lease_id, plan.retaken_id]
-        held = [*asked, *self._unanswered, *(claim.lease_id for claim in self._keeper.claims())]
+        asked = self._unanswered if plan is None else [plan, *self._unanswered]
+        held = [each.lease_id for each in asked]
+        suspects = [each.retaken_id for each in asked]
+        for claim in self._keeper.claims():
+            (suspects if claim.is_suspect else held).append(claim.lease_id)
         # Once each: suspects of one lease are a claim each, and the board's room is limited.
-        self._board.hold(list(dict.fromkeys(held)))
+        self._board.hold(list(dict.fromkeys(held)), list(dict.fromkeys(suspects)))
         self._board.count((*self.tally.counts, self.in_flight))
 
     def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
@@ -278,9 +281,8 @@ class Worker:
 
     def _note_jobs(self) -> None:
         """Count what the transactions did that ended."""
-        ended = self._dispatcher.jobs_ended
-        while ended:
-            self._note_job(ended.popleft())
+        while self._dispatcher.jobs_ended:
+            self._note_job(self._dispatcher.jobs_ended.popleft())
 
     def _note_job(self, job: Job) -> None:
         self._dispatcher.end_job(job)
@@ -340,12 +342,13 @@ class Worker:
         self._cron.stop()
         try:
             self._give_back_unstarted()
-            self._finish(self.options.shutdown_timeout)
+            if self._has_work() or self._unanswered:
+                self._finish(self.options.shutdown_timeout)
             for claim in self._keeper.claims():
                 self._give_back(claim, list(claim.in_hand()), refund=0)
         except (Error, ResourceUnavailable) as error:
-            # Nothing is lost: the leases run out and others take the messages.
-            logger.warning("event=shutdown_incomplete error=%s", error)
+            # Nothing is lost: the leases run out.
+            logger.warning("event=shutdown_incomplete error=%s", described(error))
         finally:
             self._keeper.stop()
             self._heartbeat.stop()
@@ -388,11 +391,6 @@ class Worker:
             self._keeper.forget(claim)
         if ids:
             claim.lane.queue.give_back(claim.lease_id, ids, refund=refund)
-
-
-def _shortest_lease(lanes: list[Lane]) -> float:
-    leases = [lane.queue.lease_duration for lane in lanes]
-    return min(leases, default=get_settings().LEASE_DURATION).total_seconds()
 
 
 def seats_of(options: WorkerOptions) -> int:

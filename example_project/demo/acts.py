@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from example_project.demo.exceptions import Stalled
     from example_project.demo.stage import Stage
 
 SHOWN: Final = 5
@@ -48,11 +49,20 @@ class Act(Protocol):
     def prepare(self, stage: Stage) -> None:
         """Open what must be there before any process of the stage is started."""
 
+    def warm_up(self, stage: Stage) -> None:
+        """Start what takes long to be up, while the acts before it still wait for things."""
+
     def run(self, stage: Stage) -> Outcome:
         """Run from start to end; raises DemoError when it cannot, or does not get on."""
 
     def left(self) -> str:
         """Say what an interrupted run leaves in the database."""
+
+
+def stalled(error: Stalled) -> Outcome:
+    """Return the outcome of an act that did not get to its end."""
+    check = Check("came to its end", False, str(error))
+    return Outcome([("stalled", str(error).splitlines()[0])], {"stalled": str(error)}, [check])
 
 
 def none_of(name: str, wrong: Sequence[object], statement: str, *, and_also: bool = True) -> Check:

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 from django.conf import settings
 from django.db import connection
 
-from example_project.demo.exceptions import DemoError
+from example_project.demo.exceptions import DemoError, Stalled
 
 STOP_SECONDS: Final = 10.0
 MANAGE: Final = (sys.executable, "-m", "example_project.demo.child")
@@ -138,10 +138,10 @@ class Children:
         return done.stdout
 
     def check(self) -> None:
-        """Raise DemoError if a process has ended that should be running."""
+        """Raise Stalled if a process has ended that should be running."""
         for child in self.all:
             if not child.is_expected_to_end and not child.is_running:
-                raise DemoError(
+                raise Stalled(
                     f"The {child.name} (process {child.pid}) ended by itself with exit code "
                     f"{child.process.returncode}. The end of its log:\n{child.tail()}"
                 )

@@ -14,13 +14,13 @@ from delayed_queue.models import Worker
 from example_project.demo import database
 from example_project.demo.acts import Act
 from example_project.demo.console import Console
-from example_project.demo.exceptions import DemoError
+from example_project.demo.patience import SECONDS, Patience
 from example_project.demo.processes import MANAGE, Child, Children
 from example_project.demo.webserver import WebServer, free_port
 
 SERVING_SECONDS: Final = 0.5
 LOOK_SECONDS: Final = 0.05
-WORKERS_SECONDS: Final = 60.0
+WORKERS_SECONDS: Final = SECONDS
 LOOPBACK: Final = "127.0.0.1/32"
 T = TypeVar("T")
 
@@ -28,8 +28,11 @@ T = TypeVar("T")
 class Stage:
     """A block in which acts can be run, and after which none of its processes is left."""
 
-    def __init__(self, console: Console, manage: Sequence[str] = MANAGE) -> None:
+    def __init__(
+        self, console: Console, manage: Sequence[str] = MANAGE, patience: float = SECONDS
+    ) -> None:
         self.console = console
+        self.patience = patience
         self.login = ("", "")
         self._manage = manage
         self._stack = ExitStack()
@@ -63,15 +66,14 @@ class Stage:
         environment |= {"CALLBACKS": "1", "CALLBACK_NETWORKS": LOOPBACK}
 
     def wait_for(self, workers: Sequence[Child], started_at: datetime) -> None:
-        """Return when each has told of itself; raises DemoError when one ends or takes too long."""
+        """Return when each has told of itself; raises Stalled when one ends or takes too long."""
         # Since then: a worker that was killed may have left a row with the same pid.
         rows = Worker.objects.filter(started_at__gte=started_at)
         wanted = {each.pid for each in workers}
-        deadline = time.monotonic() + WORKERS_SECONDS
-        while not wanted <= set(rows.values_list("pid", flat=True)):
+        patience = Patience(WORKERS_SECONDS)
+        while missing := wanted - set(rows.values_list("pid", flat=True)):
             self.children.check()
-            if time.monotonic() > deadline:
-                raise DemoError(f"The workers are not up after {WORKERS_SECONDS:.0f} s.")
+            patience.see(missing, f"{len(missing)} workers are not up")
             time.sleep(LOOK_SECONDS)
 
     def enter(self, context: AbstractContextManager[T]) -> T:
@@ -94,10 +96,16 @@ class Stage:
 
     def how_to_serve(self) -> str:
         """Say how to look at the admin once the stage is gone."""
-        return f"`python manage.py runserver {free_port()}`, then /admin/  {self.account}"
+        return f"`DEBUG=1 python manage.py runserver {free_port()}`, then /admin/  {self.account}"
+
+    def _stop_what_is_left(self) -> None:
+        """Stop what an act that did not get to its end has left running, or has lost."""
+        is_web = self._web and self._web.child
+        self.children.stop([each for each in self.children.all if each is not is_web])
 
     def serve(self) -> None:
         """Keep a worker for everything and the admin up until interrupted."""
+        self._stop_what_is_left()
         self.console.step("serving", f"{self.web.admin}; Ctrl-C stops")
         self.children.start("worker", "runqueueworker", "--no-color")
         with suppress(KeyboardInterrupt):

@@ -12,12 +12,12 @@ from typing import Final
 from django.urls import reverse
 
 from example_project.demo.exceptions import DemoError
-from example_project.demo.processes import Children
+from example_project.demo.processes import Child, Children
 
 HOST: Final = "127.0.0.1"
 FIRST_PORT: Final = 8000
 TRIED_PORTS: Final = 50
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.05
 
 
@@ -49,6 +49,7 @@ class WebServer:
 
     def __init__(self, children: Children) -> None:
         self._children = children
+        self.child: Child | None = None
         # The child inherits it: a port that was only looked up could be another's by then.
         self._listener = _listener()
         self.address = f"http://{HOST}:{self._listener.getsockname()[1]}"
@@ -61,7 +62,9 @@ class WebServer:
         """Start it and wait until it answers; raises DemoError when it does not."""
         inherited = self._listener.fileno()
         # DEBUG: it serves the admin's static files, too.
-        self._children.start("web server", "web", str(inherited), inherits=[inherited], DEBUG="1")
+        self.child = self._children.start(
+            "web server", "web", str(inherited), inherits=[inherited], DEBUG="1"
+        )
         self.close()
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():

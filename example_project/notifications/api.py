@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Status
 
 from delayed_queue.api import Problem, make_api, requires, takes_body
-from delayed_queue.api.auth import demand
-from delayed_queue.api.parsing import parse
+from delayed_queue.api.auth import charge, demand_scope
+from delayed_queue.api.parsing import lines_of, parse
 from example_project.notifications import intake, listing, services
 from example_project.notifications.conf import get_settings
 from example_project.notifications.intake import Accepted, Refused
@@ -51,7 +51,7 @@ router: Final = Router(tags=["notifications"])
 @takes_body(lambda _: get_settings().BODY_BYTES, JSON)
 def send(request: HttpRequest, response: HttpResponse) -> Any:
     """Accept one notification: it is stored, and will be sent or told of."""
-    demand(request, "add", TOPIC)
+    demand_scope(request, "add", TOPIC)
     raw = parse(request.body, DEPTH)
     (answer,) = intake.accept([raw], tenant=tenant_of(request), source=Source.REST)
     if isinstance(answer, Refused):
@@ -71,8 +71,9 @@ def send(request: HttpRequest, response: HttpResponse) -> Any:
 @takes_body(lambda _: get_settings().BULK_BYTES, JSON, NDJSON)
 def send_many(request: HttpRequest) -> Any:
     """Accept the valid ones of many notifications, in one transaction; say of each what became."""
-    demand(request, "add", TOPIC)
+    demand_scope(request, "add", TOPIC)
     raws = _items(request)
+    charge(request, len(raws))
     sound = [each for each in raws if not isinstance(each, Refused)]
     answers = iter(intake.accept(sound, tenant=tenant_of(request), source=Source.REST))
     results = [each if isinstance(each, Refused) else next(answers) for each in raws]
@@ -89,7 +90,7 @@ def list_some(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> Any:
     """List notifications, newest first, in some states or in all."""
-    demand(request, "read", TOPIC)
+    demand_scope(request, "read", TOPIC)
     states = list(dict.fromkeys(status or State))
     found = listing.page(states, owner_of(request), cursor, limit)
     return NotificationPage(items=[shown(each) for each in found.items], next=found.next_before)
@@ -155,7 +156,7 @@ def lift_suppression(request: HttpRequest) -> Any:
 
 
 def _suppression(request: HttpRequest, *, is_lifted: bool) -> Any:
-    demand(request, "manage", TOPIC)
+    demand_scope(request, "manage", TOPIC)
     if errors := change_suppression(parse(request.body, DEPTH), is_lifted=is_lifted):
         raise invalid(errors)
     return Status(204, None)
@@ -176,7 +177,7 @@ def owner_of(request: Any) -> str | None:
 
 
 def _found(request: HttpRequest, id_: uuid.UUID, verb: str) -> Notification:
-    demand(request, verb, TOPIC)
+    demand_scope(request, verb, TOPIC)
     found = listing.find(id_, owner_of(request))
     if found is None:
         raise Problem(404, "not_found")
@@ -209,26 +210,20 @@ def _bulk_item(index: int, answer: Accepted | Refused) -> BulkItem:
 
 def _items(request: HttpRequest) -> list[Any]:
     """Return the parsed items of a bulk body; a Refused for each line that is no JSON."""
+    most = get_settings().BULK_ITEMS
     if request.content_type == NDJSON:
-        items = list(_lines(request.body))
-    else:
-        items = parse(request.body, DEPTH + 1)
+        return list(map(_parsed, lines_of(request.body, most)))
+    items = parse(request.body, DEPTH + 1, most=most)
     if not isinstance(items, list):
         raise invalid([FieldError("", "must be a JSON array")])
-    most = get_settings().BULK_ITEMS
-    if len(items) > most:
-        raise Problem(413, "too_many_items", detail=f"At most {most} items in one request.")
     return items
 
 
-def _lines(body: bytes) -> Iterator[Any]:
-    for line in body.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            yield parse(line, DEPTH)
-        except Problem as problem:
-            yield Refused([FieldError("", f"is malformed JSON: {problem.detail}")])
+def _parsed(line: bytes) -> Any:
+    try:
+        return parse(line, DEPTH)
+    except Problem as problem:
+        return Refused([FieldError("", f"is malformed JSON: {problem.detail}")])
 
 
 api: Final = make_api(

@@ -18,6 +18,7 @@ from django.db import connection, transaction
 from django.db.models import Max
 from django.template import TemplateSyntaxError
 
+from delayed_queue.logs import quoted
 from example_project.notifications import sql
 from example_project.notifications.models import Template
 from example_project.notifications.rendering import Compiled, compiled
@@ -168,7 +169,7 @@ def _compiled(template: Template) -> Compiled | None:
         # Written past ``add_version``, or when the language had more: no fault of who names it.
         logger.exception(
             "event=template_broken name=%s channel=%s version=%s",
-            template.name, template.channel, template.version,
+            quoted(template.name), template.channel, template.version,
         )  # fmt: skip
         return None
 

@@ -12,10 +12,12 @@ from hashlib import sha256
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import InterfaceError, OperationalError, connections
+from django.db import connections
 from kombu import Connection, Queue, compression
 from kombu.exceptions import KombuError
 
+from delayed_queue.logs import quoted
+from delayed_queue.resilience import is_unavailable, tend
 from example_project.notifications.conf import get_settings
 from example_project.notifications.models import MAX_NAME_LENGTH
 from example_project.notifications.parking import Incoming, Tally, take
@@ -63,7 +65,9 @@ class Consumer:
         while not self._stop.is_set():
             try:
                 self._session()
-            except _LOST as error:
+            except Exception as error:
+                if not (isinstance(error, _LOST) or is_unavailable(error)):
+                    raise
                 self._messages = []
                 # Without the text: it may tell the password in a URL.
                 wait = next(self._waits)
@@ -85,7 +89,7 @@ class Consumer:
                 accept=["json"],
             ) as consumer:
                 consumer.on_decode_error = self._received_broken
-                logger.info("event=consumer_connected queue=%s", self.queue)
+                logger.info("event=consumer_connected queue=%s", quoted(self.queue))
                 while not self._stop.is_set():
                     self._gather(connection)
                     self._commit()
@@ -122,7 +126,7 @@ class Consumer:
         self.tally += tally
         logger.info(
             "event=consumed queue=%s accepted=%s duplicates=%s parked=%s seconds=%.3f",
-            self.queue, tally.accepted, tally.duplicates, tally.parked,
+            quoted(self.queue), tally.accepted, tally.duplicates, tally.parked,
             time.monotonic() - began_at,
         )  # fmt: skip
 
@@ -139,7 +143,7 @@ def _check(tenant: str, batch: int) -> None:
         raise ImproperlyConfigured(f"A batch has 1 message or more, not {batch}.")
 
 
-_LOST: Final = (OSError, KombuError, OperationalError, InterfaceError)
+_LOST: Final = (OSError, KombuError)
 
 
 @contextmanager
@@ -156,9 +160,9 @@ def _connected(url: str) -> Iterator[Connection]:
 
 
 def _usable_database() -> None:
-    """Replace a connection that an error has broken, and raise while there is none to be had."""
+    """Replace a connection that is of no use any more, and raise while there is none to be had."""
     connection = connections["default"]
-    connection.close_if_unusable_or_obsolete()
+    tend(connection)
     connection.ensure_connection()
 
 

@@ -1,4 +1,4 @@
-"""The queues of the dispatcher: one for each lane and channel, the urgent ones before others."""
+"""The queues of the dispatcher: one for each lane and channel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from example_project.notifications.telling import tell
 
 SWEEPS: Final = "notifications-sweeps"
 LOST: Final = "lost"
-# In the order in which a worker looks at its queues.
+# In the order in which a worker that is to have urgent ones first names its queues.
 LANES = [queue_name(lane, channel) for lane in Priority for channel in Channel]
 
 for _name in LANES:

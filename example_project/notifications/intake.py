@@ -25,7 +25,7 @@ from example_project.notifications.conf import get_settings
 from example_project.notifications.ids import new_id
 from example_project.notifications.models import Source, Status
 from example_project.notifications.services import fetch, offer_callbacks, queue_of
-from example_project.notifications.validation import FieldError, Request, validate
+from example_project.notifications.validation import MAX_GUESSES, FieldError, Request, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,9 @@ class _Intake:
         """Do as ``intake.accept()``; raises StaleTemplates, having written nothing."""
         results: dict[int, Accepted | Refused] = {}
         candidates: list[_Candidate] = []
+        guesses = MAX_GUESSES if len(raws) == 1 else 0
         for place, raw in enumerate(raws):
-            request = validate(raw, templates, self.now)
+            request = validate(raw, templates, self.now, guesses=guesses)
             if isinstance(request, Request):
                 candidates.append(self._candidate(place, request))
             else:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
-from django.db import DataError, IntegrityError, InterfaceError, OperationalError, transaction
+from django.db import DataError, IntegrityError, transaction
 
 from delayed_queue.api import Problem
 from delayed_queue.api.parsing import parse
+from delayed_queue.resilience import is_unavailable
 from example_project.notifications import intake, sql
 from example_project.notifications.conf import get_settings
 from example_project.notifications.intake import Refused
@@ -65,10 +66,10 @@ def take(messages: Sequence[Incoming], *, tenant: str, origin: str) -> Tally:
     """
     try:
         return _take(messages, tenant, origin)
-    except (OperationalError, InterfaceError):
-        raise
     # One that no check foresaw must not stop the others, or come back for ever.
     except Exception as error:
+        if is_unavailable(error):
+            raise
         if len(messages) > 1:
             return sum((take([each], tenant=tenant, origin=origin) for each in messages), Tally())
         return _park_alone(messages[0], origin, tenant, type(error).__name__)

@@ -125,7 +125,7 @@ NOTIFICATION: Final[dict[str, Any]] = {
         "priority": {"type": "string", "enum": Priority.values, "default": "normal"},
         "sendAt": _INSTANT | {"description": "Not before; default at once."},
         "expiresAt": _INSTANT | {"description": "Not after: it is EXPIRED instead of late."},
-        "dedupeKey": {"type": "string", "maxLength": MAX_KEY},
+        "dedupeKey": {"type": "string", "minLength": 1, "maxLength": MAX_KEY},
         "callbackUrl": {"type": "string", "format": "uri"},
     },
 }

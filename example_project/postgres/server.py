@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 from urllib.parse import quote
 
-import psycopg
-from psycopg import pq, sql
-
 from example_project.postgres.accounts import is_root, run_as, server_account
 from example_project.postgres.binaries import can_run, copy_binaries, find_binaries, version_of
 from example_project.postgres.exceptions import LauncherError
@@ -59,7 +56,7 @@ def default_directory() -> Path:
         return Path(configured).absolute()
     if is_root():
         return Path("/var/lib/delayed_queue/pg")
-    import platformdirs  # of the `embedded` extra: a server elsewhere does without
+    import platformdirs  # of the group `embedded`: a server elsewhere does without
 
     return Path(platformdirs.user_data_dir("delayed_queue")) / "pg"
 
@@ -136,7 +133,7 @@ class EmbeddedPostgres:
         with self._exclusive():
             self._initialise()
             self._wait_until(self._has_settled, "become ready")
-            if self._ping() is not pq.Ping.OK:
+            if self._ping() != "OK":
                 self._launch()
             self._create_database()
             return self.url
@@ -149,7 +146,7 @@ class EmbeddedPostgres:
             self._wait_until(self._has_settled, "become ready")
             # pg_ctl signals whatever process has the pid in postmaster.pid. Only a server that
             # answers proves that the pid is its own.
-            if self._ping() is not pq.Ping.OK:
+            if self._ping() != "OK":
                 return False
             self._run("pg_ctl", "stop", "-m", "fast", *self._pg_ctl_options())
             self._wait_until(lambda: not self._is_alive(), "end")
@@ -157,7 +154,7 @@ class EmbeddedPostgres:
 
     def status(self) -> ServerStatus:
         """Return what is known about the server; it has a pid only while it answers."""
-        running = self._ping() in {pq.Ping.OK, pq.Ping.REJECT}
+        running = self._ping() in {"OK", "REJECT"}
         return ServerStatus(
             running=running,
             pid=self._pid() if running else None,
@@ -171,8 +168,12 @@ class EmbeddedPostgres:
     # Two things do: an answer on the socket, and a lock that the postmaster inherits and the
     # kernel drops when the last process of the server has ended, however it ended.
 
-    def _ping(self) -> pq.Ping:
-        return pq.Ping(pq.PGconn.ping(f"{self.socket_url}&connect_timeout=5".encode()))
+    def _ping(self) -> str:
+        """Return what libpq calls the server's state, such as OK or REJECT."""
+        # Not at the top: settings import this module, and must say what lacks where libpq does.
+        from psycopg import pq
+
+        return pq.Ping(pq.PGconn.ping(f"{self.socket_url}&connect_timeout=5".encode())).name
 
     def _claim_life(self) -> IO[bytes] | None:
         """Return the lock for a new server to inherit; None while a server has it."""
@@ -194,7 +195,7 @@ class EmbeddedPostgres:
 
     def _has_settled(self) -> bool:
         """Whether it serves or is gone: not while starting, recovering or ending."""
-        return self._ping() is pq.Ping.OK or not self._is_alive()
+        return self._ping() == "OK" or not self._is_alive()
 
     def _wait_until(self, condition: Callable[[], bool], goal: str) -> None:
         deadline = time.monotonic() + TIMEOUT
@@ -230,6 +231,9 @@ class EmbeddedPostgres:
         return ("-D", str(self.data_directory), "-w", "-t", str(TIMEOUT), "-s")
 
     def _create_database(self) -> None:
+        import psycopg
+        from psycopg import sql
+
         with psycopg.connect(self.socket_url, dbname="postgres", autocommit=True) as connection:
             query = "SELECT 1 FROM pg_database WHERE datname = %s"
             if connection.execute(query, [DATABASE]).fetchone() is None:

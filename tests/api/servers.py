@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.client import HTTPConnection
 from typing import Any, Final
 
@@ -85,3 +85,27 @@ def uvicorn(application: str = "application", **settings: Any) -> Any:
 def gunicorn(*options: str, **settings: Any) -> Any:
     command = ("-m", "gunicorn", "tests.api.wsgi:application", "--bind", "127.0.0.1:0")
     return serving(*command, *options, **settings)
+
+
+class Shared:
+    """A server for the tests of a module, started for the first of them.
+
+    Tests that count its sessions, or end it, start one of their own.
+    """
+
+    def __init__(self, start: Callable[[], AbstractContextManager[Server]]) -> None:
+        self._start = start
+        self._stack = ExitStack()
+        self._server: Server | None = None
+
+    def __enter__(self) -> Shared:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def server(self) -> Server:
+        """Return it; a test has set up the database by now."""
+        if self._server is None:
+            self._server = self._stack.enter_context(self._start())
+        return self._server

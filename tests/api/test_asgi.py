@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import psycopg
 import pytest
 
 from delayed_queue.tokens import VERBS, create_token
-from tests.api.servers import LATER, Server, uvicorn
+from tests.api.servers import LATER, Server, Shared, uvicorn
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
 
@@ -22,12 +23,37 @@ KIB: Final = 1024
 
 @pytest.fixture
 def token(transactional_db: None) -> str:
-    return create_token("caller", verbs=VERBS)
+    return create_token("caller", verbs=VERBS, topics=["*"])
 
 
-@pytest.fixture(params=["application", "direct"])
-def server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
-    with uvicorn(request.param, BODY_BYTES=2 * KIB, BULK_BYTES=8 * KIB, THREADS=3) as running:
+def serving(application: str) -> AbstractContextManager[Server]:
+    running: AbstractContextManager[Server] = uvicorn(
+        application, BODY_BYTES=2 * KIB, BULK_BYTES=8 * KIB, THREADS=3
+    )
+    return running
+
+
+@pytest.fixture(scope="module", params=["application", "direct"])
+def application(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def shared(application: str) -> Iterator[Shared]:
+    with Shared(lambda: serving(application)) as shared:
+        yield shared
+
+
+@pytest.fixture
+def server(token: str, shared: Shared) -> Server:
+    return shared.server()
+
+
+@pytest.fixture
+def own_server(token: str, application: str) -> Iterator[Server]:
+    """A server of the test's own, whose sessions began after the test's."""
+    with serving(application) as running:
         yield running
 
 
@@ -84,10 +110,12 @@ def test_more_than_announced_is_not_of_this_request(server: Server, token: str):
     assert (status, found["topic"]) == (202, "a")
 
 
-def test_requests_share_a_few_connections(server: Server, token: str):
+def test_requests_share_a_few_connections(own_server: Server, token: str):
     with raw_connection() as other:
         for _ in range(20):
-            status, _ = exchange(server, head(token, "Content-Length: 16"), b'{"topic": "a"} \n')
+            status, _ = exchange(
+                own_server, head(token, "Content-Length: 16"), b'{"topic": "a"} \n'
+            )
             assert status == 202
         assert sessions(other) <= 3
 
@@ -98,13 +126,15 @@ def sessions(other: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-def test_a_lost_connection_is_replaced(server: Server, token: str):
+def test_a_lost_connection_is_replaced(own_server: Server, token: str):
     with raw_connection() as other:
         good = [head(token, "Content-Length: 14"), b'{"topic": "a"}']
-        assert exchange(server, *good)[0] == 202
+        assert exchange(own_server, *good)[0] == 202
         other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LATER}")  # noqa: S608
         statuses = [
-            exchange(server, head(token, "Content-Length: 0", path="/queue/v1/topics/a/pause"))[0]
+            exchange(own_server, head(token, "Content-Length: 0", path="/queue/v1/topics/a/pause"))[
+                0
+            ]
             for _ in range(5)
         ]
     assert statuses == [200] * 5
@@ -127,6 +157,6 @@ def streaming(server: Server) -> str:
     return found
 
 
-def test_the_server_stops_when_told(server: Server):
-    server.process.terminate()
-    wait_until(lambda: server.process.poll() is not None)
+def test_the_server_stops_when_told(own_server: Server):
+    own_server.process.terminate()
+    wait_until(lambda: own_server.process.poll() is not None)

@@ -11,6 +11,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from delayed_queue.api.problems import MEDIA_TYPE
+from tests.settings import EVERY_TOPIC
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 
@@ -84,7 +85,7 @@ def test_a_body_above_the_limit_is_refused(caller: Client, settings: Settings):
     filling = "x" * (256 * 1024 - len(largest))
     assert post(caller, {"topic": "a", "body": filling}).status_code == 202
     assert problem(post(caller, {"topic": "a", "body": filling + "x"}), 413)
-    settings.DELAYED_QUEUE = {"API": {"BODY_BYTES": 1024}}
+    settings.DELAYED_QUEUE = {"API": {"TOPICS": EVERY_TOPIC, "BODY_BYTES": 1024}}
     assert problem(post(caller, {"topic": "a", "body": "x" * 1024}), 413)
 
 

@@ -13,7 +13,7 @@ import pytest
 from delayed_queue.models import Message
 from delayed_queue.tokens import VERBS, create_token
 from delayed_queue.topics import create_topic, forget_topics
-from tests.api.servers import Server, gunicorn, uvicorn
+from tests.api.servers import Server, Shared, gunicorn, uvicorn
 from tests.races.jobs import hold_job
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,19 +27,24 @@ LARGE: Final = "x" * 20_000
 def token(transactional_db: None) -> Iterator[str]:
     forget_topics()
     create_topic("orders")
-    yield create_token("caller", verbs=VERBS)
+    yield create_token("caller", verbs=VERBS, topics=["*"])
     forget_topics()
 
 
-@pytest.fixture(params=["application", "direct", "gunicorn"])
-def server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
-    started = (
-        gunicorn("--threads", "8", "--worker-class", "gthread")
-        if request.param == "gunicorn"
-        else uvicorn(request.param, THREADS=8)
-    )
-    with started as running:
-        yield running
+@pytest.fixture(scope="module", params=["application", "direct", "gunicorn"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
+    def start() -> Any:
+        if request.param == "gunicorn":
+            return gunicorn("--threads", "8", "--worker-class", "gthread")
+        return uvicorn(request.param, THREADS=8)
+
+    with Shared(start) as shared:
+        yield shared
+
+
+@pytest.fixture
+def server(token: str, shared: Shared) -> Server:
+    return shared.server()
 
 
 class Post:
@@ -102,8 +107,8 @@ def test_of_equal_ids_one_is_accepted(server: Server, token: str):
 def test_small_and_large_ones_are_answered_alike(server: Server, token: str, padding: str):
     """The small are read on the event loop, where there is one, the large in a thread."""
     stranger = create_token("stranger", verbs=["add"], topics=["other"])
-    reader = create_token("reader", verbs=["read"])
-    hurried = create_token("hurried", verbs=["add"], rate=0.01, burst=1)
+    reader = create_token("reader", verbs=["read"], topics=["*"])
+    hurried = create_token("hurried", verbs=["add"], rate=0.01, burst=1, topics=["*"])
     good = job("a", body=padding)
 
     def told(post: Post) -> tuple[int, str]:

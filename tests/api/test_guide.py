@@ -29,7 +29,7 @@ JSON="Content-Type: application/json"
 def test_every_command_of_the_guide_works() -> None:
     blocks = [block.text for block in documents.blocks(GUIDE, "shell")]
     assert sum(text.count("curl ") for text in blocks) > 20
-    token = create_token("guide", verbs=VERBS)
+    token = create_token("guide", verbs=VERBS, topics=["*"])
     with uvicorn() as server:
         done = subprocess.run(
             ["/bin/bash", "-c", "\n".join([PRELUDE, *blocks])],
@@ -46,7 +46,7 @@ def test_the_client_of_the_guide_adds_consumes_gives_back_and_deletes() -> None:
     assert len(block.text.splitlines()) <= 60
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102 - our own page
-    token = create_token("guide", verbs=VERBS)
+    token = create_token("guide", verbs=VERBS, topics=["*"])
     with uvicorn() as server:
         jobs = names["Jobs"](f"{server.url}/queue/v1/", token, "orders")
         assert jobs.add("ü 1", {"n": 1})[0] == 202

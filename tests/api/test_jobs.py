@@ -11,6 +11,7 @@ from django.test import Client
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
 from tests.api.calls import JOB, errors_of, get, kill, pop, post
+from tests.settings import EVERY_TOPIC
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -133,7 +134,9 @@ class TestBulk:
         assert [each["status"] for each in response.json()["items"]] == [202, 400, 202]
 
     def test_items_have_the_limits_of_a_single_job(self, caller: Client, settings: Any) -> None:
-        settings.DELAYED_QUEUE = {"API": {"BODY_BYTES": 1024, "BULK_ITEMS": 2, "DEPTH": 3}}
+        settings.DELAYED_QUEUE = {
+            "API": {"TOPICS": EVERY_TOPIC, "BODY_BYTES": 1024, "BULK_ITEMS": 2, "DEPTH": 3}
+        }
         jobs = [{**JOB, "body": "x" * 1100}, {**JOB, "jobId": "b", "body": [1]}]
         assert [each["status"] for each in post(caller, "/jobs/bulk", jobs).json()["items"]] == [
             413, 202,

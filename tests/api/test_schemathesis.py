@@ -23,7 +23,7 @@ OPTIONS = (
 
 
 def test_no_server_error_and_no_undocumented_answer(tmp_path: Path):
-    token = create_token("schemathesis", verbs=VERBS)
+    token = create_token("schemathesis", verbs=VERBS, topics=["*"])
     with uvicorn(POP_TIMEOUT=0.2) as server:
         url = f"{server.url}/queue/v1/openapi.json"
         command = [

@@ -21,6 +21,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import ApiToken
 from delayed_queue.tokens import Grant, create_token, digest_of, revoke_token
 from tests.api.test_frame import post, problem
+from tests.settings import EVERY_TOPIC
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 
@@ -29,7 +30,7 @@ STATS = "/orders/v1/topics/{}/stats"
 
 
 def test_a_token_is_kept_as_a_hash_only():
-    token = create_token("a", verbs=["add"])
+    token = create_token("a", verbs=["add"], topics=["*"])
     row = ApiToken.objects.get()
     assert row.digest == digest_of(token)
     assert token.startswith(row.prefix)
@@ -53,14 +54,14 @@ def test_without_a_good_token_it_is_401(client: Client, header: dict[str, str]):
 
 
 def test_a_token_counts_in_the_header_only(client: Client):
-    token = create_token("a", verbs=["read"])
+    token = create_token("a", verbs=["read"], topics=["*"])
     assert client.get(STATS.format("a"), {"token": token, "access_token": token}).status_code == 401
     client.cookies["Authorization"] = f"Bearer {token}"
     assert client.get(STATS.format("a")).status_code == 401
 
 
 def test_the_scheme_is_not_case_sensitive(client: Client):
-    token = create_token("a", verbs=["read"])
+    token = create_token("a", verbs=["read"], topics=["*"])
     headers = {"Authorization": f"bearer {token}"}
     assert client.get(STATS.format("a"), headers=headers).status_code == 200
 
@@ -93,7 +94,7 @@ def test_a_revocation_is_obeyed_when_the_cache_is_over(make_client: Clients, set
     assert caller.get(STATS.format("a")).status_code == 200
     assert revoke_token("a")
     assert caller.get(STATS.format("a")).status_code == 200, "known for some seconds"
-    settings.DELAYED_QUEUE = {"API": {"TOKEN_CACHE": timedelta(0)}}
+    settings.DELAYED_QUEUE = {"API": {"TOPICS": EVERY_TOPIC, "TOKEN_CACHE": timedelta(0)}}
     assert caller.get(STATS.format("a")).status_code == 401
 
 
@@ -139,13 +140,13 @@ def test_a_rate_that_is_used_up_is_429_with_retry_after(make_client: Clients):
 
 
 def test_tokens_without_a_rate_have_the_settings(make_client: Clients, settings: Settings):
-    settings.DELAYED_QUEUE = {"API": {"RATE": 0.5, "BURST": 1}}
+    settings.DELAYED_QUEUE = {"API": {"TOPICS": EVERY_TOPIC, "RATE": 0.5, "BURST": 1}}
     caller = make_client()
     assert [caller.get(STATS.format("a")).status_code for _ in range(2)] == [200, 429]
 
 
 def test_public_means_that_no_token_is_needed(client: Client, settings: Settings):
-    settings.DELAYED_QUEUE = {"API": {"PUBLIC": True}}
+    settings.DELAYED_QUEUE = {"API": {"TOPICS": EVERY_TOPIC, "PUBLIC": True}}
     assert client.get(STATS.format("a")).status_code == 200
     wrong = {"Authorization": "Bearer wrong"}
     assert client.get(STATS.format("a"), headers=wrong).status_code == 401
@@ -180,21 +181,26 @@ class TestCommand:
         assert re.search(r"shop +dq_.* in force +read on orders\.\* +used ", listed)
 
     def test_a_revoked_token_is_listed_as_such(self):
-        call("create", "shop", "--verb", "read")
+        call("create", "shop", "--verb", "read", "--topic", "*")
         call("revoke", "shop")
         assert "revoked" in call("list")
         with pytest.raises(CommandError, match="in force"):
             call("revoke", "shop")
 
     def test_an_expired_token_is_listed_as_such(self):
-        call("create", "shop", "--verb", "read", "--days", "1")
+        call("create", "shop", "--verb", "read", "--topic", "*", "--days", "1")
         ApiToken.objects.update(expires_at=datetime(2020, 1, 1, tzinfo=UTC))
         assert "expired" in call("list")
 
-    def test_names_are_used_once(self):
-        call("create", "shop", "--verb", "read")
-        with pytest.raises(CommandError, match="already"):
+    def test_topics_are_not_left_out(self):
+        with pytest.raises(CommandError, match="--topic"):
             call("create", "shop", "--verb", "read")
+        assert not ApiToken.objects.exists()
+
+    def test_names_are_used_once(self):
+        call("create", "shop", "--verb", "read", "--topic", "*")
+        with pytest.raises(CommandError, match="already"):
+            call("create", "shop", "--verb", "read", "--topic", "*")
 
 
 def call(*arguments: str) -> str:
@@ -213,7 +219,7 @@ def call(*arguments: str) -> str:
 )  # fmt: skip
 def test_a_token_is_described_rightly(wrong: dict[str, Any]):
     with pytest.raises(InvalidConfiguration):
-        create_token(**{"name": "a", "verbs": ["add"], **wrong})
+        create_token(**{"name": "a", "verbs": ["add"], "topics": ["*"], **wrong})
     assert not ApiToken.objects.exists()
 
 

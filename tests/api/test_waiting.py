@@ -29,7 +29,7 @@ THREADS = 4
 
 @pytest.fixture
 def token(transactional_db: None) -> str:
-    return create_token("consumer", verbs=VERBS)
+    return create_token("consumer", verbs=VERBS, topics=["*"])
 
 
 @pytest.fixture(params=["application", "direct"])

@@ -19,7 +19,7 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 @dataclass(frozen=True)

@@ -169,15 +169,32 @@ class TestFailure:
             assert send_due().tally == Tally(failed=1)
         assert Message.objects.get().attempts == 1
 
-    @pytest.mark.parametrize(("asked", "least", "most"), [("90", 88, 90), ("5", 13, 15)])
-    def test_j9_retry_after_is_waited_for_and_never_less_than_the_ladder(
+    @pytest.mark.parametrize(
+        ("asked", "least", "most"),
+        [
+            ("90", 85, 90),
+            ("5", 0, 5),
+            ("Thu, 01 Jan 2026 00:00:06 GMT", 1, 6),
+            ("soon", 10, 15),
+        ],
+    )
+    def test_j9_retry_after_is_the_wait_whatever_the_ladder_s(
         self, receiver: Receiver, asked: str, least: int, most: int
     ) -> None:
-        receiver.behaviour = answering(429, b"", {"Retry-After": asked})
+        date = {"Date": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        receiver.behaviour = answering(429, b"", {"Retry-After": asked, **date})
         add("a", receiver.url)
         send_due()
         wait = Message.objects.get().scheduled_at - timezone.now()
         assert least <= wait / SECOND <= most
+
+    @pytest.mark.parametrize("asked", ["0", "Wed, 31 Dec 2025 00:00:00 GMT"])
+    def test_j9_retry_after_may_be_no_wait(self, receiver: Receiver, asked: str) -> None:
+        headers = {"Retry-After": asked, "Date": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        refusing = answering(429, b"", headers)
+        receiver.behaviour = answering_in_turn(refusing, answering(200))
+        add("a", receiver.url)
+        assert send_due().tally == Tally(failed=1, done=1)
 
     def test_j9_retry_after_is_clamped(self, receiver: Receiver) -> None:
         receiver.behaviour = answering(503, b"", {"Retry-After": "999999999"})

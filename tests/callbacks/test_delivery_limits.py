@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.utils import timezone
 
-from delayed_queue import DelayedQueue
-from delayed_queue.callbacks import breaker, delivery
+from delayed_queue.callbacks import breaker
 from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message
-from delayed_queue.topics import delete_job
 from delayed_queue.workers import Tally
 from tests.callbacks.delivering import (
-    TOPIC,
     add,
     callback_worker,
     make_due,
@@ -100,36 +95,6 @@ class TestBreaker:
             add(f"k{n}", receiver.url)
         send_due()
         assert not Host.objects.exists()
-
-
-class TestDeletion:
-    def test_j3_what_was_deleted_while_it_waited_in_the_worker_is_not_sent(
-        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Before the dial a message that was leased a while ago is asked for once more."""
-        add("a", receiver.url)
-        envelope = DelayedQueue(TOPIC, kind=f"{TOPIC}|callback", codec="bytes").try_poll()
-        assert envelope is not None
-        is_held = async_to_sync(delivery._is_still_held)
-        monkeypatch.setattr(delivery, "FRESH_MS", -1)
-        assert is_held(envelope)
-        assert delete_job(TOPIC, "a")
-        assert not is_held(envelope)
-
-    @pytest.mark.parametrize(
-        ("skew", "asks"), [(-0.3, False), (0.3, False), (-30, True), (30, True)]
-    )
-    def test_a_clock_that_is_off_by_little_costs_no_look(
-        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, skew: float, asks: bool
-    ) -> None:
-        """Each look is a statement for each callback."""
-        add("a", receiver.url)
-        envelope = DelayedQueue(TOPIC, kind=f"{TOPIC}|callback", codec="bytes").try_poll()
-        assert envelope is not None
-        assert delete_job(TOPIC, "a")
-        off = time.time() + skew
-        monkeypatch.setattr("time.time", lambda: off)
-        assert async_to_sync(delivery._is_still_held)(envelope) is not asks
 
 
 class TestLimits:

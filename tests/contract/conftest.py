@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import settings
 
 from delayed_queue import DelayedQueue
 from delayed_queue.testing import InMemoryQueue, InMemoryStore, ManualClock
@@ -13,8 +12,6 @@ from delayed_queue.testing.fixtures import manual_clock
 from tests.contract.support import MakeQueue
 
 __all__ = ["manual_clock"]
-
-settings.register_profile("thorough", max_examples=1000)
 
 
 @pytest.fixture(params=[pytest.param("postgresql", marks=pytest.mark.django_db), "memory"])

@@ -45,7 +45,7 @@ def payloads_over(
 ) -> list[str]:
     """Run the installer and handle what is due, step by step; return the payloads in order."""
     payloads = []
-    for _ in range(days * (DAY // step)):
+    for _ in range(days * DAY // step + 1):
         installer.run()
         payloads += [each.payload for each in drained(queue)]
         clock.advance(step)

@@ -1,6 +1,6 @@
 """The PostgreSQL queue and the in-memory queue, side by side through random histories.
 
-``pytest tests/contract --hypothesis-profile=thorough`` looks longer.
+``HYPOTHESIS_PROFILE=thorough`` looks longer.
 """
 
 from __future__ import annotations
@@ -342,7 +342,8 @@ def test_both_queues_live_through_the_same_histories():
     run_state_machine_as_test(
         Queues,
         settings=settings(
-            deadline=None,
+            # Each is forty steps in a database.
+            max_examples=settings().max_examples // 5,
             stateful_step_count=40,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),

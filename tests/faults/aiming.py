@@ -10,12 +10,12 @@ from enum import Enum
 from typing import Final
 
 # As the queue's statements read, whatever runs them and under whatever prepared name.
-CLAIM: Final = r"attempts = attempts \+ 1"
+CLAIM: Final = r"attempts = CASE"
 ACKNOWLEDGE: Final = r"DELETE FROM delayed_queue\s"
 EFFECT: Final = r"INSERT INTO \"workerapp_effect\""
 COMMIT: Final = r"^COMMIT"
 PUT_OFF: Final = r"UPDATE delayed_queue AS message"
-CLAIM_PASSING: Final = r"attempts = attempts \+ 1[^;]*IS NOT TRUE"
+CLAIM_PASSING: Final = r"attempts = CASE[^;]*IS NOT TRUE"
 
 _LENGTH: Final = struct.Struct("!I")
 _PARSE, _BIND, _QUERY, _SYNC = b"P", b"B", b"Q", b"S"

@@ -16,6 +16,7 @@ from delayed_queue.retries import Backoff
 from tests.faults.programs import ROUNDS
 from tests.faults.proxies import proxied as proxied_server
 from tests.faults.proxy import Proxy
+from tests.settings import EVERY_TOPIC
 
 BACKOFF: Final = Backoff(
     retries=3,
@@ -49,7 +50,7 @@ def proxied(
 
     The default alias itself, because Django's tests let no alias through that it does not know.
     """
-    settings.DELAYED_QUEUE = {"BACKOFF": BACKOFF}
+    settings.DELAYED_QUEUE = {"BACKOFF": BACKOFF, "API": {"TOPICS": EVERY_TOPIC}}
     found = connections["default"].settings_dict
     kept = dict(found)
     options = {"sslmode": "disable", "gssencmode": "disable", **getattr(request, "param", {})}

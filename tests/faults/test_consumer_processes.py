@@ -13,6 +13,7 @@ from tests.faults.aiming import COMMIT, EFFECT, Stage
 from tests.faults.ledger import effects, is_drained, offer
 from tests.faults.programs import kill, running, suspended, wait_while_tending
 from tests.faults.proxy import Proxy
+from tests.sampling import sample
 from tests.workerapp.models import Effect
 
 pytestmark = [
@@ -33,7 +34,9 @@ POINTS: Final = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", sample(POINTS, "after the effect is written", "before the commit")
+)
 def test_a_consumer_killed_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
     """Q30: lost 0, duplicates 0, and no attempt is counted of what was undone."""
     keys = offer(DelayedQueue("exact"), 20)
@@ -47,7 +50,9 @@ def test_a_consumer_killed_there_has_each_effect_exactly_once(proxy: Proxy, poin
     assert not DeadLetter.objects.exists()
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", sample(POINTS, "before the commit", "after the commit, before its answer arrives")
+)
 def test_a_consumer_cut_off_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
     """Q30: the consumer lives on, and learns of the loss by an error."""
     keys = offer(DelayedQueue("exact"), 20)

@@ -20,6 +20,7 @@ from tests.faults.ledger import (
 )
 from tests.faults.programs import kill, suspended, wait_while_tending, working
 from tests.faults.proxy import Proxy
+from tests.sampling import sample
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -41,7 +42,15 @@ POINTS: Final = {
 OPTIONS: Final = ("--queue", "ledger", "--lease", "600", "--batch-size", "5", "--concurrency", "1")
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point",
+    sample(
+        POINTS,
+        "before the answer to the claim arrives",
+        "in the handler, after its effect",
+        "before the answer to the acknowledgement arrives",
+    ),
+)
 def test_a_worker_killed_there_loses_nothing_and_repeats_only_what_was_not_settled(
     proxy: Proxy, point: str
 ) -> None:
@@ -59,7 +68,14 @@ def test_a_worker_killed_there_loses_nothing_and_repeats_only_what_was_not_settl
     assert not DeadLetter.objects.exists()
 
 
-@pytest.mark.parametrize("point", [each for each in POINTS if "handler," not in each])
+@pytest.mark.parametrize(
+    "point",
+    sample(
+        (each for each in POINTS if "handler," not in each),
+        "before the answer to the claim arrives",
+        "before the answer to the acknowledgement arrives",
+    ),
+)
 def test_a_worker_cut_off_there_handles_each_message_once(proxy: Proxy, point: str) -> None:
     """W7: it connects again, and knows or learns what became of its statement."""
     keys = offer(DelayedQueue("ledger"), 30)

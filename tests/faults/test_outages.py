@@ -16,6 +16,7 @@ from tests.faults.ledger import effects, is_drained, offer, terminate_backends
 from tests.faults.programs import Program, working
 from tests.faults.proxy import Proxy
 from tests.processes import wait_until
+from tests.sampling import sample
 from tests.workerapp.models import Effect
 
 pytestmark = [
@@ -41,7 +42,7 @@ def is_handled(key: str) -> bool:
     return Effect.objects.filter(key=key).exists()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", sample(LOSSES, "cut"))
 def test_connections_lost_again_and_again_lose_no_message(proxy: Proxy, loss: str) -> None:
     """W7: every connection of the worker, five times while it drains."""
     keys = offer(DelayedQueue("patient"), 1500)
@@ -60,7 +61,7 @@ def _went_on(effects_before: int) -> bool:
     return Effect.objects.count() > effects_before or is_drained()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", sample(LOSSES, "cut"))
 def test_a_worker_that_lost_its_connection_asleep_listens_again(proxy: Proxy, loss: str) -> None:
     """W7: and is woken by NOTIFY, for its poll interval is longer than this waits."""
     queue = DelayedQueue("ledger")
@@ -88,7 +89,7 @@ def answers_within(proxy: Proxy, seconds: float) -> int:
     return len(proxy.answers) - before
 
 
-@pytest.mark.parametrize("outage", OUTAGES)
+@pytest.mark.parametrize("outage", sample(OUTAGES, "refused"))
 def test_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(
     proxy: Proxy, outage: str
 ) -> None:
@@ -103,6 +104,18 @@ def test_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(
         proxy.accept()
         wait_until(partial(is_handled, "after"))
         assert worker.starts == 1
+
+
+def test_a_stop_during_an_outage_is_in_order(proxy: Proxy) -> None:
+    """W4: coroutines whose results nobody takes are cancelled, and leave no traceback."""
+    offer(DelayedQueue("frail_awaited"), 1000)
+    options = ("--queue", "frail_awaited", "--processes", "0", "--shutdown-timeout", "1")
+    with working(*options, url=proxy.url) as worker:
+        wait_until(lambda: Effect.objects.count() > 100)
+        proxy.refuse()
+        wait_until(lambda: worker.has_said("event=database_unavailable"))
+        assert worker.stop() == 0
+        assert "Traceback" not in worker.log()
 
 
 def share_of_core(worker: Program, seconds: float) -> float:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from delayed_queue.workers.supervisor import (
     Supervisor,
     SupervisorOptions,
 )
+from delayed_queue.workers.watchdog import START_SECONDS
 from tests.faults.ledger import offer
 from tests.processes import children_of, wait_until, worker
 from tests.workerapp.models import Effect
@@ -97,6 +99,7 @@ def test_w6_what_a_killed_child_had_leased_ahead_comes_back_uncounted() -> None:
     assert {key for key, counted in found.items() if len(counted) > 1} <= held
 
 
+@pytest.mark.long
 def test_w5_poison_message_under_a_supervisor_spares_the_rest() -> None:
     queue = DelayedQueue("conduct")
     queue.offer_or_update("poison", "die")
@@ -140,6 +143,7 @@ def test_burst_of_several_processes_drains_and_exits_0() -> None:
     assert Counter(Effect.objects.values_list("key", flat=True)) == Counter(keys)
 
 
+@pytest.mark.long
 def test_w10_children_that_never_start_are_not_started_for_ever() -> None:
     with worker("--queue", "ledger", "--no-reload", BREAK_CHILDREN="1") as process:
         code, output = process.ended()
@@ -215,9 +219,7 @@ def test_reload_replaces_the_processes_when_a_source_file_changes(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--processes", "-1"), "processes must be from 1 to 1000, not -1."),
-        (("--async-concurrency", "0"), "async_concurrency must be from 1 to 10000, not 0."),
-        (("--lease", "soon"), "argument --lease: invalid _seconds value: 'soon'"),
+        (("--processes", "-1"), "--processes: '-1' is not a number from 0 to 1,000"),
         (("--reload", "--no-reload"), "not allowed with argument"),
     ],
 )
@@ -250,6 +252,34 @@ def test_w6_a_child_whose_loop_stands_still_is_killed(settings: Settings) -> Non
         supervisor._watch_over(child)
         assert process.wait(10) == -signal.SIGKILL
     child.close()
+
+
+def test_w6_a_start_is_not_taken_for_standing_still(settings: Settings) -> None:
+    """On a machine that is short of everything it may take longer than the watchdog waits."""
+    settings.DELAYED_QUEUE = {"WATCHDOG": timedelta(seconds=10)}
+    supervisor = supervisor_of()
+    (child,) = supervisor.children
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        child.process = process
+        child.started_at = time.monotonic() - START_SECONDS + 5
+        supervisor._watch_over(child)
+        assert process.poll() is None
+        (place,) = supervisor.places()
+        child.started_at = time.monotonic() - START_SECONDS - 1
+        supervisor._watch_over(child)
+        assert process.wait(10) == -signal.SIGKILL
+    child.close()
+    assert place.health().turned_seconds_ago > 10
+
+
+def test_w4_a_stop_while_a_process_starts_is_no_crash() -> None:
+    with worker("--queue", "ledger") as process:
+        wait_until(lambda: process.has_said("Ctrl-C stops it") and children_of(process))
+        process.send_signal(signal.SIGTERM)
+        code, output = process.ended()
+    assert code == 0
+    assert "process_died" not in output
+    assert "Traceback" not in output
 
 
 def test_w4_a_stop_while_a_child_is_being_started_reaches_it() -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.urls("tests.api.urls")
 
 
 def test_a_look_on_a_connection_that_broke_is_repeated(queue: DelayedQueue, proxy: Proxy):
-    token = create_token("a", verbs=["read"])
+    token = create_token("a", verbs=["read"], topics=["*"])
     proxy.cut()
     grant = find_grant(token)
     assert grant is not None
@@ -31,7 +31,7 @@ def test_a_note_of_the_use_that_was_lost_is_written_again(
     admin: psycopg.Connection[object],
 ):
     """The note waits for the row, which another holds, when its connection ends."""
-    token = create_token("a", verbs=["read"])
+    token = create_token("a", verbs=["read"], topics=["*"])
     other.execute("BEGIN")
     other.execute("SELECT 1 FROM delayed_queue_token FOR UPDATE")
 
@@ -50,7 +50,7 @@ def test_a_note_of_the_use_that_was_lost_is_written_again(
 def test_while_the_database_is_away_nobody_new_is_let_in(
     queue: DelayedQueue, proxy: Proxy, client: Client
 ):
-    known, unknown = (create_token(name, verbs=["read"]) for name in ("a", "b"))
+    known, unknown = (create_token(name, verbs=["read"], topics=["*"]) for name in ("a", "b"))
     cache.clear()
     url = "/orders/v1/topics/a/stats"
     assert client.get(url, headers={"Authorization": f"Bearer {known}"}).status_code == 200

@@ -20,7 +20,7 @@ from tests.faults.conftest import BACKOFF
 from tests.faults.operations import CREATED, OPERATIONS, PAST, UPDATED, Scene
 from tests.faults.proxy import Proxy
 from tests.processes import wait_until
-from tests.races.answers import sqlstate_of
+from tests.races.answers import present, sqlstate_of
 from tests.races.concurrency import (
     PATIENCE,
     calling,
@@ -31,6 +31,7 @@ from tests.races.concurrency import (
 
 # Of the server, because Django's own option is for transaction blocks only.
 REPEATABLE_READ: Final = {"options": r"-c default_transaction_isolation=repeatable\ read"}
+READ_ONLY: Final = {"options": "-c default_transaction_read_only=on"}
 LOCK: Final = 'SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE'
 
 
@@ -165,11 +166,39 @@ def test_a_deadlock_is_repeated(
     assert proxy.errors == ["40P01"]
 
 
+def test_a_connection_that_only_reads_is_given_up_for_another(queue: DelayedQueue, proxy: Proxy):
+    """Q33: 25006, as on a standby; a new connection may lead to the server that writes."""
+    Scene.of(queue)
+    with connection.cursor() as cursor:
+        cursor.execute("SET default_transaction_read_only = on")
+    accepted = proxy.accepted
+
+    assert queue.offer_or_update("new", None) is CREATED
+
+    assert proxy.errors == ["25006"]
+    assert proxy.accepted == accepted + 1
+
+
+@pytest.mark.parametrize("proxied", [READ_ONLY], indirect=True)
+def test_a_database_that_only_reads_is_unavailable_after_the_backoff(
+    queue: DelayedQueue, proxy: Proxy
+):
+    """Q33: and within a transaction, which its owner alone can repeat, its error is raised."""
+    assert queue.contains_message("due") is False
+    with pytest.raises(ResourceUnavailable) as caught:
+        queue.offer_or_update("due", None)
+    assert sqlstate_of(present(caught.value.__cause__)) == "25006"
+    assert proxy.errors == ["25006"] * (1 + BACKOFF.retries)
+
+    with pytest.raises(InternalError), transaction.atomic():
+        queue.offer_or_update("due", None)
+    assert len(proxy.errors) == 2 + BACKOFF.retries
+
+
 @pytest.mark.parametrize(
     ("setting", "expected", "sqlstate"),
     [
         ("search_path = nowhere", ProgrammingError, "42P01"),
-        ("default_transaction_read_only = on", InternalError, "25006"),
         ("lock_timeout = '50ms'", OperationalError, "55P03"),
         ("statement_timeout = '50ms'", OperationalError, "57014"),
     ],

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_who_waits_hears_of_an_outage_and_pops_work_after_it():
-    token = create_token("consumer", verbs=VERBS)
+    token = create_token("consumer", verbs=VERBS, topics=["*"])
     with proxied() as proxy, uvicorn(url=proxy.url, POLL_INTERVAL=0.2, THREADS=2) as server:
         poppers = [Popper(server, token) for _ in range(3)]
         until_all_wait(server, 3)

@@ -186,5 +186,5 @@ def test_two_workers_share_a_queue_without_overlap() -> None:
 
 def test_wrong_option_is_said_in_one_line() -> None:
     code, output = manage("runqueueworker", "--concurrency", "0").ended()
-    assert code == 1
-    assert "CommandError: concurrency must be from 1 to 1000, not 0." in output
+    assert code == 2
+    assert "error: argument --concurrency: '0' is not a number from 1 to 1,000" in output

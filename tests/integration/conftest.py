@@ -1,10 +1,11 @@
-"""What the tests of the admin of schedules find in the settings."""
+"""What tests find in the settings: a schedule, a database of another vendor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from django.db import connections
 
 from delayed_queue.cron import CronEntry
 from delayed_queue.crontab import crontab
@@ -20,3 +21,14 @@ def weekly() -> Iterator[CronEntry]:
     crontab.add(entry)
     yield entry
     crontab.remove(entry)
+
+
+@pytest.fixture
+def lite() -> Iterator[str]:
+    """An alias that leads to SQLite."""
+    connections.settings["lite"] = connections.configure_settings(
+        {"default": {}, "lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+    )["lite"]
+    yield "lite"
+    del connections.settings["lite"]
+    del connections["lite"]

@@ -60,7 +60,7 @@ def test_registering_shows_the_secret_once_and_keeps_it_sealed(admin_client: Cli
     for url in (ENDPOINTS, f"{ENDPOINTS}{endpoint.pk}/change/"):
         assert secret not in page(admin_client, url)
     assert secret not in LogEntry.objects.get().change_message
-    assert rows(admin_client, ENDPOINTS)[0].startswith(f"{URL} enabled closed 5/s, 10 at once 3")
+    assert rows(admin_client, ENDPOINTS)[0].startswith(f"{URL} enabled sending 5/s, 10 at once 3")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,9 @@ def test_who_may_only_look_can_change_nothing():
 # Hosts
 
 
-@pytest.mark.parametrize(("until", "state"), [(60, "open"), (-60, "half open"), (None, "closed")])
+@pytest.mark.parametrize(
+    ("until", "state"), [(60, "suspended until"), (-60, "probing"), (None, "sending")]
+)
 def test_the_breaker_of_a_host_is_shown_with_its_endpoints(
     admin_client: Client, until: int | None, state: str
 ):
@@ -180,16 +182,17 @@ def test_closing_a_host_asks_first_and_has_what_was_put_off_come(host: Host):
     assert "are you sure" in post(client, HOSTS, "close", shown).content.decode()
     assert Host.objects.get().open_until is not None
     assert told(post(client, HOSTS, "close", shown, confirmed="1")) == [
-        "Closed 1 host: example.com:443. Jobs put off for example.com:443 that come from now on: 1."
+        "Sending again to 1 host: example.com:443. "
+        "Deferred jobs for example.com:443 that come from now on: 1."
     ]
     after = Host.objects.get()
     assert after.open_until is None
     assert (after.openings, after.probe_by) == (0, None)
     assert is_soon()
-    assert LogEntry.objects.get().change_message == "Closed."
+    assert LogEntry.objects.get().change_message == "Sending again."
     page(client, HOSTS)
     assert told(post(client, HOSTS, "close", shown, confirmed="1")) == [
-        "Left alone 1 host, closed already: example.com:443."
+        "Left alone 1 host, sent to already: example.com:443."
     ]
 
 
@@ -205,11 +208,22 @@ def test_opening_a_host_wants_a_time_and_keeps_the_reason(host: Host):
     wait = after.open_until - datetime.now(UTC)
     assert timedelta(minutes=44) < wait <= timedelta(minutes=45)
     assert after.reason.endswith(": maintenance")
-    assert LogEntry.objects.get().change_message == "Opened for 45 min. maintenance"
+    assert LogEntry.objects.get().change_message == "Suspended for 45 min. maintenance"
     page(client, HOSTS)
     assert told(post(client, HOSTS, "open", shown, confirmed="1", minutes="5", reason="")) == [
-        "Left alone 1 host, open for longer: example.com:443."
+        "Left alone 1 host, suspended for longer: example.com:443."
     ]
+
+
+def test_operators_read_of_no_circuit(host: Host):
+    client = operator("view_host", "close_host")
+    shown = tokens(page(client, HOSTS))
+    asked = [post(client, HOSTS, each, shown).content.decode() for each in ("close", "open")]
+    pages = (page(client, HOSTS), page(client, f"{HOSTS}{host.pk}/change/"), *asked)
+    for words in (text(each.partition('id="content"')[2]) for each in pages):
+        assert not re.search(r"\b(close|closed|open|opened|opening|half|breaker)\b", words, re.I)
+    assert "Send again" in text(pages[0])
+    assert "Suspend 1 host" in text(asked[1])
 
 
 def test_who_may_only_look_closes_and_opens_no_host(host: Host):
@@ -237,7 +251,7 @@ def test_enabling_an_endpoint_has_what_was_put_off_come():
     client = operator("view_endpoint", "disable_endpoint")
     shown = tokens(page(client, ENDPOINTS))
     assert told(post(client, ENDPOINTS, "enable", shown)) == [
-        f"Enabled 1 endpoint: {URL}. Jobs put off for {URL} that come from now on: 1."
+        f"Enabled 1 endpoint: {URL}. Deferred jobs for {URL} that come from now on: 1."
     ]
     assert is_soon()
 

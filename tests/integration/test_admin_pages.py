@@ -150,6 +150,34 @@ def test_ids_out_of_range_are_no_server_error(admin_client: Client):
     assert admin_client.get(f"{MESSAGES}x/change/").status_code == 302
 
 
+PAGES = sorted(
+    f"/admin/{model._meta.app_label}/{model._meta.model_name}/" for model in admin.site._registry
+)
+
+
+@pytest.mark.parametrize("url", PAGES)
+def test_ids_longer_than_python_reads_are_of_nothing(admin_client: Client, url: str):
+    """An int() of 4,301 digits is refused; each page of each model says that nothing is there."""
+    long = "9" * 4301
+    for page_of in ("change", "history", "delete"):
+        assert admin_client.get(f"{url}{long}/{page_of}/").status_code in {302, 403, 404}
+
+
+def test_nor_does_a_list_go_on_from_one(admin_client: Client):
+    long = "9" * 4301
+    for query in (f"worker={long}", f"after={long}"):
+        assert admin_client.get(f"{MESSAGES}?{query}").status_code in {200, 302}
+
+
+@pytest.mark.parametrize("url", [LETTERS, "/admin/delayed_queue/topic/", MESSAGES])
+def test_neither_are_those_that_are_posted(admin_client: Client, url: str):
+    for action in ("drop", "pause", "delete"):
+        token = f"{'9' * 4301}.1"
+        for each in (token, token.partition(".")[0]):
+            posted = admin_client.post(url, {"action": action, "_selected_action": each})
+            assert posted.status_code in {200, 302}
+
+
 @pytest.mark.parametrize(
     "lookup", ["payload__contains=x", "key__icontains=x", "id__gt=1", "kind__startswith=o"]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from django.contrib.messages import WARNING, get_messages
 from django.test import Client
 
 from delayed_queue.cron import CronEntry, CronKeeper
@@ -45,6 +46,7 @@ def test_what_is_added_is_installed_by_workers(admin_client: Client):
         ("expression", "61 * * * *", "Bad cron expression"),
         ("expression", "0 0 30 2 *", "never runs"),
         ("expression", "often", "is not of five fields"),
+        ("expression", "* " * 100_000, "at most 1000 characters"),
         ("timezone", "Mars/Olympus", "Unknown time zone"),
         ("fold", "both", "would run"),
         ("key_prefix", "p" * 160, "at most 200 fit"),
@@ -63,6 +65,28 @@ def test_refusal_stands_at_the_field(admin_client: Client, field: str, value: st
     assert list(found) == [field]
     assert reason in found[field][0]
     assert not Schedule.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [
+        ("ledger", []),
+        (
+            "legder",
+            [
+                "The queue 'legder' has no handler. Did you mean 'ledger'? What the schedule "
+                "offers waits until one takes it."
+            ],
+        ),
+    ],
+)
+def test_a_queue_without_a_handler_is_warned_about(
+    admin_client: Client, queue: str, said: list[str]
+):
+    response = admin_client.post(f"{SCHEDULES}add/", {**FORM, "queue": queue})
+    assert response.status_code == 302, errors(response)
+    warnings = [each for each in get_messages(response.wsgi_request) if each.level == WARNING]
+    assert [str(each) for each in warnings] == said
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_a_new_token_is_shown_once_and_works(admin_client: Client):
 def test_what_no_token_can_be_is_refused(
     admin_client: Client, change: dict[str, object], error: str
 ):
-    create_token("taken", verbs=["read"])
+    create_token("taken", verbs=["read"], topics=["*"])
     made = {"name": "new", "verbs": ["read"], "topics": "*", **change}
     answer = admin_client.post(f"{TOKENS}add/", made)
     assert error in text(answer.content.decode())
@@ -198,7 +198,7 @@ def test_what_no_token_can_be_is_refused(
 
 
 def test_revoking_is_for_good():
-    token = create_token("old", verbs=["read"])
+    token = create_token("old", verbs=["read"], topics=["*"])
     client = operator("view_apitoken", "revoke_apitoken")
     shown = tokens(page(client, TOKENS))
     assert "for good" in post(client, TOKENS, "revoke", shown).content.decode()

@@ -33,66 +33,99 @@ def is_due(key: str) -> bool:
     return bool(row(key)["scheduled_at"] <= timezone.now())
 
 
-def in_hand(key: str, *, suspect: bool = False, transactional: bool = False) -> InHand:
-    return InHand(row(key)["id"], suspect, transactional)
+def in_hand(key: str, *, transactional: bool = False) -> InHand:
+    return InHand(row(key)["id"], False, transactional)
 
 
-def test_in_hand_is_expired_and_counted_and_the_rest_released(queue: DelayedQueue) -> None:
+def remains(lease: str, *in_hand: InHand, suspects: tuple[str, ...] = ()) -> Remains:
+    leases = (lease, *suspects) if lease else ()
+    return Remains(leases, in_hand, suspects, is_known=len(in_hand) == 1)
+
+
+def marks() -> dict[str, str | None]:
+    return dict(Message.objects.values_list("key", "lease_id"))
+
+
+def attempts() -> list[int]:
+    return list(Message.objects.order_by("key").values_list("attempts", flat=True))
+
+
+def test_one_that_was_alone_is_counted_and_the_rest_released(queue: DelayedQueue) -> None:
     lease = queue.try_poll_many(4).lease_id
-    give_back(Remains((lease,), (in_hand("b"),)), "default")
+    give_back(remains(lease, in_hand("b")), "default")
     assert all(is_due(key) for key in KEYS)
-    assert (row("b")["attempts"], row("b")["lease_id"]) == (1, lease)
-    assert {(row(key)["attempts"], row(key)["lease_id"]) for key in "acd"} == {(0, None)}
+    assert attempts() == [0, 1, 0, 0]
+    mark = marks()["b"]
+    assert mark not in (None, lease)
+    assert marks() == {"a": None, "b": mark, "c": None, "d": None}
 
 
-def test_beside_a_suspect_what_was_in_hand_is_not_counted(queue: DelayedQueue) -> None:
-    lease = queue.try_poll_many(4).lease_id
-    remains = Remains((lease,), (in_hand("a"), in_hand("b", suspect=True)))
-    give_back(remains, "default")
-    assert (row("b")["attempts"], row("b")["lease_id"]) == (1, lease)
-    assert {(row(key)["attempts"], row(key)["lease_id"]) for key in "acd"} == {(0, None)}
+def test_of_several_it_is_not_known_and_only_a_first_delivery_is_counted(
+    queue: DelayedQueue,
+) -> None:
+    """Again and again: whoever is beside poison loses one attempt, and no second."""
+    for counted in ([1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 1, 0]):
+        lease = queue.try_poll_many(4).lease_id
+        give_back(remains(lease, in_hand("a"), in_hand("c")), "default")
+        assert attempts() == counted
+        assert {key for key, mark in marks().items() if mark} == {"a", "c"}
+
+
+def test_suspects_that_were_only_waiting_stay_suspects_uncounted(queue: DelayedQueue) -> None:
+    waited = queue.try_poll_many(2).lease_id
+    ours = queue.try_poll_many(2).lease_id
+    Message.objects.filter(lease_id=waited).update(attempts=2)
+    give_back(remains(ours, in_hand("c"), suspects=(waited,)), "default")
+    assert attempts() == [1, 1, 1, 0]
+    assert {key for key, mark in marks().items() if mark} == {"a", "b", "c"}
+    assert all(is_due(key) for key in KEYS)
 
 
 def test_stale_and_foreign_leases_are_left_alone(queue: DelayedQueue) -> None:
     """Its messages in hand were leased by another by now, or updated."""
     ours = queue.try_poll_many(3).lease_id
     theirs = queue.try_poll_many(1).lease_id
-    remains = Remains((ours,), tuple(in_hand(key) for key in "ad"))
+    found = remains(ours, *(in_hand(key) for key in "ad"))
     queue.offer_or_update("a", "new")
     before = row("a"), row("d")
-    give_back(remains, "default")
+    give_back(found, "default")
     assert (row("a"), row("d")) == before
     assert row("d")["lease_id"] == theirs
     assert not is_due("d")
 
 
 def test_a_delivery_in_a_transaction_is_counted(queue: DelayedQueue) -> None:
-    give_back(Remains((), (in_hand("a", transactional=True),)), "default")
-    assert row("a")["attempts"] == 1
+    give_back(remains("", in_hand("a", transactional=True)), "default")
+    assert attempts() == [1, 0, 0, 0]
     assert row("a")["lease_id"]
     assert is_due("a")
-    assert {(row(key)["attempts"], row(key)["lease_id"]) for key in "bcd"} == {(0, None)}
+    assert {row(key)["lease_id"] for key in "bcd"} == {None}
+
+
+def test_of_several_in_transactions_only_a_first_delivery_is_counted(queue: DelayedQueue) -> None:
+    hands = [in_hand(key, transactional=True) for key in "ab"]
+    for _ in range(3):
+        give_back(remains("", *hands), "default")
+        assert attempts() == [1, 1, 0, 0]
+        assert {key for key, mark in marks().items() if mark} == {"a", "b"}
 
 
 def test_a_delivery_in_a_transaction_is_not_counted_against_a_new_lease(
     queue: DelayedQueue,
 ) -> None:
     lease = queue.try_poll_many(4).lease_id
-    give_back(Remains((), (in_hand("a", transactional=True),)), "default")
+    give_back(remains("", in_hand("a", transactional=True)), "default")
     assert (row("a")["attempts"], row("a")["lease_id"]) == (1, lease)
     assert not is_due("a")
 
 
 def test_twice_is_harmless(queue: DelayedQueue) -> None:
-    lease = queue.try_poll_many(4).lease_id
-    hands = (in_hand("a"), in_hand("b", transactional=True))
-    remains = Remains((lease,), hands)
-    give_back(remains, "default")
+    suspects = queue.try_poll_many(1).lease_id
+    lease = queue.try_poll_many(3).lease_id
+    found = remains(lease, in_hand("b"), in_hand("c", transactional=True), suspects=(suspects,))
+    give_back(found, "default")
     again = queue.try_poll_many(2)
     before = [row(key) for key in KEYS]
-    give_back(remains.leased(), "default")
-    after = [row(key) for key in KEYS]
-    held = {envelope.key for envelope in again}
-    for key, was, now in zip(KEYS, before, after, strict=True):
-        assert (was["attempts"], was["lease_id"]) == (now["attempts"], now["lease_id"])
-        assert key not in held or was == now
+    give_back(found.leased(), "default")
+    assert [row(key) for key in KEYS] == before
+    assert len(again) == 2

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 import zlib
 from datetime import timedelta
 from itertools import count
@@ -28,7 +29,7 @@ from example_project import shop
 from example_project.data.make_orders import as_bytes
 from example_project.demo import database, stage
 from example_project.demo.console import Console
-from example_project.demo.exceptions import DemoError
+from example_project.demo.exceptions import DemoError, Stalled
 from example_project.demo.orders.run import Options, OrdersAct
 from example_project.demo.processes import child_environment
 from example_project.demo.stage import Stage
@@ -188,13 +189,13 @@ def quiet_console():
     return Console(OutputWrapper(out), OutputWrapper(out), colour=False)
 
 
-def run_with(tmp_path, program, patience=timedelta(seconds=20)):
+def run_with(tmp_path, program, patience=20.0):
     """Run with a program of ours in the place of the workers."""
     path = tmp_path / "orders.jsonl"
     path.write_bytes(line_of("A", close_after=1))
     manage = (sys.executable, "-c", program)
-    act = OrdersAct(Options(path, seconds=0.1, workers=2, patience=patience))
-    with Stage(quiet_console(), manage) as stage:
+    act = OrdersAct(Options(path, seconds=0.1, workers=2))
+    with Stage(quiet_console(), manage, patience) as stage:
         stage.prepare([act])
         act.run(stage)
 
@@ -207,7 +208,7 @@ def test_workers_that_die_end_the_run_with_their_last_words(tmp_path):
 
 def test_workers_that_never_get_ready_end_the_run_too(tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "WORKERS_SECONDS", 1.0)
-    with pytest.raises(DemoError, match="The workers are not up after 1 s"):
+    with pytest.raises(Stalled, match="No progress for 1 s: 2 workers are not up"):
         run_with(tmp_path, "import sys; sys.stdin.read()")
 
 
@@ -216,8 +217,8 @@ def test_workers_that_do_nothing_end_the_run_too(tmp_path):
         "from django.core.management import execute_from_command_line as run;"
         f"run(['', 'runqueueworker', '--processes', '0', '--queue', '{shop.VOUCHERS_QUEUE_NAME}'])"
     )
-    with pytest.raises(DemoError, match="Nothing has happened for 1 s though 1 messages are due"):
-        run_with(tmp_path, program, timedelta(seconds=1))
+    with pytest.raises(Stalled, match="No progress for 1 s: 1 messages are due"):
+        run_with(tmp_path, program, 1.0)
 
 
 def test_two_runs_at_a_time_are_refused(tmp_path):
@@ -251,21 +252,27 @@ def test_a_file_without_a_valid_order_is_refused(tmp_path):
 class RunningDemo:
     """The command as a process of its own, past the start of its workers."""
 
-    def __init__(self, tmp_path):
+    def __init__(self, *options):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "django", "demo", "orders", "--seconds", "60", "--no-color"],
+            [sys.executable, "-m", "django", "demo", "orders", "--no-color", *options],
             env={**child_environment(), "DEBUG": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.workers = []
+        line = self.said_until("workers")[-1]
+        self.workers = [int(pid) for pid in re.findall(r"\d+", line.split(" on ")[0])]
+        self.said_until("offered")
+
+    def said_until(self, word):
+        """Return what it says up to the line that begins with the word."""
         assert self.process.stdout is not None
+        said = []
         for line in self.process.stdout:
-            if line.startswith("workers"):
-                self.workers = [int(pid) for pid in re.findall(r"\d+", line.split(" on ")[0])]
-            if line.startswith("offered"):
-                break
+            said.append(line)
+            if line.startswith(word):
+                return said
+        raise AssertionError(said)
 
     def __enter__(self):
         assert len(self.workers) == 3
@@ -287,13 +294,31 @@ def is_gone(pid):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number):
-    with RunningDemo(tmp_path) as running:
+    with RunningDemo("--seconds", "60") as running:
         running.process.send_signal(number)
         _, err = running.process.communicate(timeout=SOON)
         assert running.process.returncode == 130
         assert all(map(is_gone, running.workers))
     assert "Interrupted; all processes are stopped." in err
     assert f"{Message.objects.filter(kind=shop.queue.kind).count():,} messages in the queue" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_what_does_not_get_on_is_given_up_and_served_all_the_same():
+    with RunningDemo("--seconds", "60", "--serve") as running:
+        os.kill(running.workers[0], signal.SIGKILL)
+        said = running.said_until("serving")
+        url = re.search(r"http://\S+/admin/", said[-1])
+        assert url is not None, said
+        with urllib.request.urlopen(f"{url[0]}login/", timeout=SOON) as answer:  # noqa: S310
+            assert answer.status == 200
+        running.process.send_signal(signal.SIGINT)
+        _, err = running.process.communicate(timeout=SOON)
+    assert running.process.returncode == 1
+    failed = rf"FAIL came to its end +The worker \(process {running.workers[0]}\) ended by itself"
+    assert any(re.search(failed, line) for line in said), said
+    assert "Failed: came to its end (orders)" in err
     assert "Traceback" not in err
 
 
@@ -310,7 +335,7 @@ def test_interrupted_in_the_middle_of_a_statement_it_says_what_is_left(monkeypat
 
 @pytest.mark.slow
 def test_killed_itself_it_leaves_no_worker_behind(tmp_path):
-    with RunningDemo(tmp_path) as running:
+    with RunningDemo("--seconds", "60") as running:
         running.process.kill()
         wait_until(lambda: all(map(is_gone, running.workers)), SOON)
 

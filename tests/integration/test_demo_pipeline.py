@@ -194,6 +194,7 @@ def test_without_spark_there_must_be_another_act():
         call_command("demo", "pipeline", "--no-spark")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.django_db(transaction=True)

@@ -72,7 +72,7 @@ class TestErrors:
         assert_offered(queue, "a", 1)
 
     def test_q33_at_last_there_is_one_error_with_the_cause(self, queue: DelayedQueue):
-        with failing("40001", times=6) as fails, pytest.raises(ResourceUnavailable) as raised:
+        with failing("57P03", times=6) as fails, pytest.raises(ResourceUnavailable) as raised:
             queue.try_poll()
         assert fails.calls == 6
         assert isinstance(raised.value.__cause__, OperationalError)

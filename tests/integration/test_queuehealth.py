@@ -79,19 +79,19 @@ class TestQueues:
 
     def test_only_the_queues_that_were_named_are_judged(self) -> None:
         MessageFactory.create_batch(3)
-        assert reasons("--queue", "bills", "--max-due", "1") == []
-        assert len(reasons("--queue", "bills", "--queue", "orders", "--max-due", "1")) == 1
+        assert reasons("--queue", "ledger", "--max-due", "1") == []
+        assert len(reasons("--queue", "ledger", "--queue", "orders", "--max-due", "1")) == 1
 
 
 class TestDatabase:
     def test_missing_migrations_are_named(self) -> None:
         recorder = MigrationRecorder(connection)
-        recorder.record_unapplied("delayed_queue", "0009_archives")
+        recorder.record_unapplied("delayed_queue", "0010_version")
         try:
             [reason] = reasons("--max-due", "0")
         finally:
-            recorder.record_applied("delayed_queue", "0009_archives")
-        assert reason == "migrations of delayed_queue are missing: 0009_archives"
+            recorder.record_applied("delayed_queue", "0010_version")
+        assert reason == "migrations of delayed_queue are missing: 0010_version"
 
     def test_migrations_of_other_apps_are_not_its_business(self) -> None:
         recorder = MigrationRecorder(connection)

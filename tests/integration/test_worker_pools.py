@@ -227,33 +227,6 @@ class TestSleep:
         assert spent[0] < 0.3
 
 
-class TestSuspects:
-    def test_w5_they_are_handled_one_at_a_time_beside_others(self) -> None:
-        queue = DelayedQueue("shady")
-        offer("shady", 3)
-        queue.try_poll_many(3)
-        Message.objects.update(scheduled_at=0)  # their leases run out
-        queue.offer_batch(ScheduledMessage(f"good{n}", None) for n in range(10))
-        active: set[str] = set()
-        crowds: list[int] = []
-        goods = threading.Semaphore(0)
-
-        def handle(envelope: Envelope) -> None:
-            if envelope.key.startswith("good"):
-                goods.release()
-                return
-            active.add(envelope.key)
-            crowds.append(len(active))
-            if len(crowds) == 1:
-                assert all(goods.acquire(timeout=20) for _ in range(10))
-            active.discard(envelope.key)
-
-        worker = worker_with(handler_of("shady", handle), burst=True, concurrency=4)
-        assert worker.run() == Tally(done=13)
-        assert crowds == [1, 1, 1]
-        assert not Message.objects.exists()
-
-
 class TestPartsOfALease:
     def test_w3_what_was_updated_or_dropped_meanwhile_is_lost_and_nothing_else(self) -> None:
         begun, go_on = threading.Semaphore(0), threading.Event()

@@ -12,6 +12,7 @@ from django.template import TemplateSyntaxError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from delayed_queue import suggestions
 from example_project.notifications.recipients import recipient_hash
 from example_project.notifications.rendering import Compiled, compiled
 from example_project.notifications.validation import FieldError, Request, validate
@@ -156,6 +157,7 @@ def test_n1_what_is_no_object_is_refused(raw):
         (email(category="Big Offers"), "category"),
         (email(category="x" * 51), "category"),
         (email(dedupeKey="x" * 201), "dedupeKey"),
+        (email(dedupeKey=""), "dedupeKey"),
         (email(dedupeKey="a\nb"), "dedupeKey"),
         (email(callbackUrl="javascript:alert(1)"), "callbackUrl"),
         (email(sendAt="tomorrow"), "sendAt"),
@@ -183,9 +185,24 @@ def test_n1_a_number_is_taken_as_it_is_dialled_from_abroad(number):
     assert valid(sms(to=number)).recipient == number
 
 
+def test_n1_guesses_and_errors_are_few(monkeypatch: pytest.MonkeyPatch):
+    guessed: list[str] = []
+
+    def guess(name: str, known: object, n: int) -> list[str]:
+        guessed.append(name)
+        return []
+
+    monkeypatch.setattr(suggestions, "get_close_matches", guess)
+    many = {f"sendAtt{number}": 1 for number in range(1000)}
+    assert errors(many)[20] == FieldError("", "has more errors than these 20")
+    assert len(guessed) == 3
+    assert validate(many, SHELF, NOW, guesses=0) == errors(many)
+    assert len(guessed) == 6
+
+
 def test_n1_thousands_of_unknown_fields_cost_next_to_nothing():
     began = time.process_time()
-    assert len(errors({f"sendAtt{number}": 1 for number in range(100_000)})) == 50
+    assert len(errors({f"sendAtt{number}": 1 for number in range(100_000)})) == 21
     assert time.process_time() - began < 1
 
 
@@ -334,7 +351,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from([*email(), *webhook(), "template", "context", "sendAt", "priority"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings().max_examples * 3)
 @given(st.sampled_from([email(), sms(), webhook()]), st.dictionaries(FIELDS, JSON, max_size=4))
 def test_n1_nothing_raises_and_what_is_valid_can_be_stored(base, changes):
     answer = validate(base | changes, SHELF, NOW)

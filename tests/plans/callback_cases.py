@@ -10,15 +10,17 @@ from tests.plans.case import (
     ENDPOINTS,
     HOSTS,
     LEASE,
+    LEASES,
     PRIMARY,
     SLOTS,
     Case,
+    lease_ids,
 )
 from tests.plans.conftest import NOW
 
 
 def callbacks() -> list[Case]:
-    return [*endpoints(), *hosts(), *recalled(), *slots(), *attempts()]
+    return [*endpoints(), *hosts(), *recalled(), *held(), *slots(), *attempts()]
 
 
 def endpoints() -> list[Case]:
@@ -38,6 +40,16 @@ def endpoints() -> list[Case]:
             "DISABLE_ENDPOINT",
             {"id": 1_000_100, "reason": "gone", "now": NOW}, {ENDPOINT}, buffers=60,
         ),
+    ]  # fmt: skip
+
+
+def held() -> list[Case]:
+    return [
+        Case(
+            "HOLD_LEASED", {"ids": n, "lease_ids": lease_ids(held)}, {PRIMARY}, n=n, rows=8,
+            buffers=40, fixed=300, or_reads={LEASES},
+        )
+        for n, held in ((1, 1), (100, 1), (500, 10))
     ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 from tests.plans.callback_cases import callbacks
 from tests.plans.case import (
@@ -36,7 +36,7 @@ from tests.plans.pipeline_cases import PIPELINE_CASES
 
 def offers() -> list[Case]:
     one = {"payload": b"y", "schedule_at": None, "delay": 0, "headers": None, "now": NOW}
-    many = {
+    many: dict[str, Any] = {
         "kind": "bulk|json",
         # Half of them stored already, in neither input nor key order.
         "keys": [f"key-{each * 7919 % 100_000}" for each in range(500)]
@@ -52,6 +52,21 @@ def offers() -> list[Case]:
             for name in ("OFFER_OR_UPDATE", "OFFER_IF_NOT_EXISTS")
             for key in ("key-5", "new")
         ),
+        *(
+            Case(
+                "STORED_OFFERS",
+                {
+                    **{each: many[each][:n] for each in ("keys", "payloads", "headers")},
+                    "kinds": ["bulk|json"] * n,
+                    "now": None,
+                },
+                {KEYS},
+                n=n,
+                rows=3,
+            )
+            for n in (1, 1000)
+        ),
+        Case("LOST_SESSIONS", {"pids": [1], "seconds": 1.0}, set(), rows=200),
         Case("OFFER_BATCH_OR_UPDATE", many, {KEYS}, n=1000, buffers=40),
         Case("OFFER_BATCH_IF_NOT_EXISTS", many, {KEYS}, n=1000, buffers=40),
     ]
@@ -68,6 +83,7 @@ def inspections() -> list[Case]:
             "DROP_ALL", {"kind": "leased|json"}, {DUE}, n=10_000, rows=ROWS // 10_000 + 1,
             or_reads={DUE}, may_scan_generically=True,
         ),
+        Case("IS_READ_ONLY", {}, set(), n=1),
         Case("NOTIFY", {"channel": "delayed_queue_x"}, set(), rows=0),
         Case("LIMIT_WAITS", {"milliseconds": 1000}, set(), rows=0),
         # A row for each of the five kinds, and one look behind the last.
@@ -152,6 +168,7 @@ def listed() -> list[Case]:
             for kind in ("bulk|json", "due|json")
         ),
         *of_ids("DROP_DEAD_LETTERS", DEAD_PRIMARY, (1, 1000)),
+        *of_ids("COUNT_LETTERS", DEAD_PRIMARY, (1, 1000), kind="due|json"),
     ]  # fmt: skip
 
 

@@ -77,8 +77,9 @@ def acknowledged() -> list[Case]:
     return [
         *(
             Case(
-                "LEASED_MEMBERS", {"ids": n, "lease_id": lease_ids(1)[0]}, {PRIMARY}, n=n, rows=8,
-                buffers=40, fixed=300, or_reads={LEASES},
+                "LEASED_MEMBERS",
+                {"ids": n, "lease_id": lease_ids(1)[0], "kind": "leased|json"},
+                {PRIMARY}, n=n, rows=8, buffers=40, fixed=300, or_reads={LEASES},
             )
             for n in (1, 100)
         ),
@@ -114,17 +115,21 @@ def of_the_dead() -> list[Case]:
         ),
         *(
             Case(
-                "EXPIRE", {"ids": n, "lease_ids": lease_ids(1), "now": NOW + LEASE},
-                {PRIMARY}, n=n, rows=8, buffers=40, fixed=300, or_reads={LEASES},
+                "GIVE_BACK",
+                {
+                    "lease_ids": lease_ids(held), "begun": [1, 2], "suspects": lease_ids(1),
+                    "refund": 1, "mark": "crashed", "now": NOW + LEASE,
+                },
+                {LEASES}, n=held * 100, rows=10, buffers=40, fixed=300,
             )
-            for n in (1, 100)
+            for held in (1, 10)
         ),
         *(
             # It looks twice at what it tells of, and earlier cases left dead versions.
             Case("HELD", {"ids": n}, {PRIMARY}, n=n, rows=8, buffers=40, fixed=300)
             for n in (1, 100, 1000)
         ),
-        *of_ids("COUNT_CRASH", PRIMARY, (1, 100), lease_id="crashed", now=NOW + LEASE),
+        *of_ids("COUNT_CRASH", PRIMARY, (1, 100), lease_id="crashed", count=1, now=NOW + LEASE),
     ]  # fmt: skip
 
 

@@ -45,6 +45,7 @@ def chunks_of_jobs() -> list[Case]:
             for age in (hour, day)
         ),
         Case("LOOK_AROUND", {}, set(), rows=0, buffers=30),
+        Case("WHICH_DATABASE", {}, set(), rows=1, buffers=30),
     ]
 
 
@@ -70,6 +71,7 @@ def merges() -> list[Case]:
 def streams() -> list[Case]:
     lease = {"lease_id": "mine", "lease": LEASE, "now": NOW}
     held = {"lease_id": "lease-1760", "now": NOW}
+    kind = {"kind": "leased|json"}
     ids = {"first": 50_000, "last": 51_000, "now": NOW}
     return [
         *(
@@ -94,7 +96,7 @@ def streams() -> list[Case]:
         *(
             Case(
                 "TAKE_OVER_LEASE",
-                {**lease, "lease_id": to, "lease_ids": [of, to], "deliveries": 1},
+                {**lease, **kind, "lease_id": to, "lease_ids": [of, to], "deliveries": 1},
                 {LEASES},
                 n=100, rows=6, buffers=40, fixed=300,
             )
@@ -102,7 +104,7 @@ def streams() -> list[Case]:
         ),
         Case("ID_RANGE", {"now": NOW}, {PRIMARY}, n=2, rows=2, fixed=300),
         Case("READ_RANGE", ids, {PRIMARY}, n=1000, rows=3, buffers=5, fixed=100),
-        Case("READ_LEASED", {**held, "first": 0, "last": 10**9}, {LEASES}, n=100, rows=6),
+        Case("READ_LEASED", {**held, **kind, "first": 0, "last": 10**9}, {LEASES}, n=100, rows=6),
     ]  # fmt: skip
 
 

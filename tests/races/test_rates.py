@@ -127,7 +127,14 @@ def test_a_connection_that_ends_while_taking_is_replaced_and_loses_no_more_than_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("per_second", "burst"), [(5, 3), (500, 20), (5000, 400)])
+@pytest.mark.parametrize(
+    ("per_second", "burst"),
+    [
+        pytest.param(5, 3, marks=pytest.mark.long),
+        (500, 20),
+        pytest.param(5000, 400, marks=pytest.mark.long),
+    ],
+)
 def test_four_processes_take_no_more_than_the_rate(per_second: float, burst: int):
     """And not much less, since they are in haste."""
     command = [

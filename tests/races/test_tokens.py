@@ -19,7 +19,7 @@ def test_a_revocation_that_commits_during_the_look_counts_from_the_next(
     queue: Any, other: psycopg.Connection[Any]
 ):
     """A look does not wait for an operator who has not committed."""
-    token = create_token("a", verbs=["add"])
+    token = create_token("a", verbs=["add"], topics=["*"])
     assert find_grant(token) is not None  # from here on it is not to be written
     with other.transaction():
         other.execute(REVOKE)
@@ -30,7 +30,7 @@ def test_a_revocation_that_commits_during_the_look_counts_from_the_next(
 def test_the_last_use_is_written_once(
     queue: Any, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
-    create_token("a", verbs=["add"])
+    create_token("a", verbs=["add"], topics=["*"])
     row = ApiToken.objects.get()
     params = {"id": row.id, "stale_after": 60_000, "now": None}
     with other.transaction():
@@ -42,5 +42,5 @@ def test_the_last_use_is_written_once(
 
 
 def test_of_ten_revocations_one_does_it(queue: Any):
-    create_token("a", verbs=["add"])
+    create_token("a", verbs=["add"], topics=["*"])
     assert sorted(together([partial(revoke_token, "a")] * 10)) == [False] * 9 + [True]

@@ -40,7 +40,7 @@ def queue(transactional_db: None, known: str) -> DelayedQueue:
 
 
 @pytest.fixture(scope="session")
-def spark(dsn: str) -> Iterator[Any]:
+def spark(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One session: it takes seconds to start, and half a gigabyte."""
     from delayed_queue.spark import build_session
 
@@ -49,7 +49,8 @@ def spark(dsn: str) -> Iterator[Any]:
     os.environ["PYTHONPATH"] = str(ROOT)  # tasks that a test defines are found there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        session = build_session("tests", "local[2,4]", **QUIET)
+        tables = {"spark__sql__warehouse__dir": str(tmp_path_factory.mktemp("warehouse"))}
+        session = build_session("tests", "local[2,4]", **QUIET, **tables)
         session.sparkContext.setLogLevel("OFF")
         yield session
         session.stop()

@@ -18,7 +18,8 @@ FIVE = ReadMaxRows(5)
 
 def reader(**options: str) -> LeasingReader:
     given = {"queue": "orders", "leaseConnections": "2", "renew": "false", **options}
-    return LeasingReader(parse_options(given), read_schema("orders|json"))
+    parsed = parse_options(given)
+    return LeasingReader(parsed, read_schema(parsed.kind))
 
 
 def read(source: LeasingReader, start: Any, end: Any) -> list[str]:

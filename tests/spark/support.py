@@ -21,6 +21,8 @@ QUIET: Final = {
     "spark__sql__shuffle__partitions": "2",
     "spark__driver__bindAddress": "127.0.0.1",
     "spark__driver__host": "127.0.0.1",
+    # On a machine that does much else a worker needs its time to start.
+    "spark__python__authenticate__socketTimeout": "60s",
 }
 NOW: Final = 1_700_000_000_000
 

@@ -227,7 +227,12 @@ class TestReading:
 
     def test_only_the_columns_of_the_schema(self, spark: Any, queue: DelayedQueue):
         queue.offer_or_update("a", 1)
-        found = spark.read.format("delayed_queue").schema("queue string, payload binary").load()
+        found = (
+            spark.read.format("delayed_queue")
+            .schema("queue string, payload binary")
+            .option("allQueues", "true")
+            .load()
+        )
         assert [tuple(row) for row in found.collect()] == [("orders", bytearray(b"1"))]
 
     def test_queries_on_one_frame_do_not_touch_each_other(self, spark: Any, queue: DelayedQueue):

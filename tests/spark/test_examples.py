@@ -32,4 +32,6 @@ def test_the_guide_does_what_it_says(spark: Any, tmp_path: Path, monkeypatch: py
     runner = doctest.DocTestRunner(optionflags=flags)
     example = doctest.DocTestParser().get_doctest(text, {}, "guide", str(GUIDE), 0)
     runner.run(example, out=told.append)
+    for each in ("VIEW orders_now", "TABLE queues"):
+        spark.sql(f"DROP {each}")
     assert runner.summarize(verbose=False).failed == 0, "".join(told)

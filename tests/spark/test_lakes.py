@@ -43,7 +43,7 @@ def stored() -> set[tuple[str, str]]:
 
 
 def drain(spark: Any, lake: str, kind: str) -> drains.Drained:
-    asked = drains.DrainOptions(kind, f"{lake}/_checkpoint", lake)
+    asked = drains.DrainOptions(kind, to=lake)
     return drains.run(spark, asked, CONSOLE, threading.Event())
 
 

@@ -116,9 +116,3 @@ class TestAhead:
         assert read(after, first, second) == [each for each in keys[5:] if each != keys[7]]
         assert under("theirs") == {keys[7]}
         after.stop()
-
-    def test_an_offset_of_an_earlier_version(self, queue: DelayedQueue, source: LeasingReader):
-        keys = fill(queue, 3)
-        start = {"n": 7, "lock": "gone"}
-        end = source.latestOffset(start, FIVE)
-        assert (end["n"], read(source, start, end)) == (8, keys)

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from delayed_queue import DelayedQueue, sql
 from delayed_queue.models import OfferLedger
 from delayed_queue.spark import counts
-from delayed_queue.spark.connecting import connect
+from delayed_queue.spark.connecting import VARIABLE, connect
 from delayed_queue.spark.ledger import prune_ledger
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import Job, PartitionOffers
 from delayed_queue.spark.options import Options
+from tests.faults.aiming import COMMIT, Stage
+from tests.faults.proxies import proxied
 from tests.processes import wait_until
 from tests.spark.offered import at, close, is_anyone_waiting, letters, triple
 from tests.spark.support import NOW, failing_after, job, keys_of, offer, rows, stored
@@ -50,6 +52,21 @@ class TestRepetitions:
         offer(one, [rows(letters("abcd"))])
         close(one, 4)
         assert (triple(), keys_of(other)) == ((4, 0, 0), letters("cd"))
+
+    def test_what_was_consumed_before_the_answer_to_a_commit_was_lost_is_not_offered_again(
+        self, other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    ):
+        """The ledger's claim committed with the rows, or waits for a lost commit to end."""
+        with proxied() as proxy, ThreadPoolExecutor(1) as pool:
+            monkeypatch.setenv(VARIABLE, proxy.url)
+            aim = proxy.aim_at(COMMIT, Stage.COMMITTED, after="^COPY")
+            offering = pool.submit(offer, job(), [rows(letters("ab"))])
+            aim.wait()
+            other.execute("DELETE FROM delayed_queue")
+            proxy.cut_aimed()
+            assert offering.result(20) == 2
+            close(job(), 2)
+            assert (triple(), keys_of(other)) == ((2, 0, 0), [])
 
     def test_write_is_called_twice_for_one_partition(self, other: psycopg.Connection[Any]):
         """A speculative twin that ends later."""

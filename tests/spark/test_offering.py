@@ -76,6 +76,20 @@ class TestSameAsDjango:
         )
         assert [plain(row) for row in ours] == [plain(row) for row in theirs]
 
+    @pytest.mark.parametrize("mode", ["offer", "upsert"])
+    def test_q4_what_is_offered_with_headers_names_its_version(
+        self, queue: DelayedQueue, mode: str
+    ):
+        """By COPY, then by the merge; so a new version of another language is told apart."""
+        texts = pa.array(['{"a": 1}', None])
+        offer(job(mode=mode), [rows(["a", "b"]).append_column("headers", texts)])
+        queue.offer_or_update("d", 0)
+        others = rows(["c", "d"], "2").append_column("headers", pa.array(['{"a": 1}'] * 2))
+        offer(job("again", mode=mode), [others])
+        named = {each.key: each for each in Message.objects.exclude(headers=None)}
+        assert set(named) == {"a", "c", *(["d"] if mode == "upsert" else [])}
+        assert all(each.version_at == each.created_at for each in named.values())
+
     def test_equal_schedules_come_chunk_after_chunk_and_by_key_within(self, queue: DelayedQueue):
         offer(job(chunk="2"), [rows(["d", "c", "b", "a"])])
         assert [each.key for each in queue.try_poll_many(9)] == ["c", "d", "a", "b"]

@@ -36,7 +36,7 @@ class TestParsing:
         [
             ({"queu": "orders"}, "no option 'queu': did you mean 'queue'"),
             ({"maxMessages": "5"}, "did you mean 'maxMessagesPerTrigger'"),
-            ({"zzz": "5"}, "there are atomic, chunk, "),
+            ({"zzz": "5"}, "there are allQueues, atomic, chunk, "),
             ({"chunk": "0"}, "chunk is '0': it must be a whole number from 1"),
             ({"chunk": "²"}, "chunk is '²'"),
             ({"atomic": "yes"}, "atomic is 'yes': it must be true or false"),
@@ -141,3 +141,17 @@ def test_each_option_is_documented():
     section = guide.read_text(encoding="utf-8").partition("## Options")[2].partition("\n## ")[0]
     documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert sorted(documented) == sorted({each.name for each in fields(Options)} | {"queue"})
+
+
+def test_a_read_says_which_queue_or_that_all_are_meant():
+    for given in ({"queue": "orders"}, {"kind": "x"}, {"allQueues": "true"}):
+        parse_options(given).check_readable()
+    with pytest.raises(InvalidConfiguration, match="Say which queue is read"):
+        parse_options({"allQueues": "false"}).check_readable()
+    with pytest.raises(InvalidConfiguration, match="not both"):
+        parse_options({"queue": "orders", "allQueues": "true"})
+
+
+def test_what_a_catalog_tells_of_a_table_is_no_option():
+    told = {"owner": "me", "provider": "delayed_queue", "location": "/x", "option.queue": "other"}
+    assert parse_options({**told, "queue": "orders"}).kind == "orders|json"

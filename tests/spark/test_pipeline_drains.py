@@ -83,16 +83,17 @@ class TestDrain:
     ) -> None:
         """Also where nothing is written yet; and the checkpoint may move."""
         lake, checkpoint = str(tmp_path / "lake"), str(tmp_path / "checkpoint")
-        claim_lake(spark, lake, checkpoint)
-        claim_lake(spark, f"{lake}/", f"{checkpoint}/")
+        of_queue = tmp_path / "lake" / "kind=orders|json"
+        claim_lake(spark, str(of_queue), checkpoint)
+        claim_lake(spark, f"{of_queue}/", f"{checkpoint}/")
         queue.offer_or_update("a", 1)
         with pytest.raises(InvalidConfiguration, match="belongs to another checkpoint"):
             drain(spark, tmp_path / "other", to=lake)
         assert queue.stats().due == 1
         shutil.move(checkpoint, tmp_path / "moved")
-        claim_lake(spark, lake, str(tmp_path / "moved"))
+        claim_lake(spark, str(of_queue), str(tmp_path / "moved"))
         # As the error says: that one is given up.
-        [claim] = (tmp_path / "lake").glob("_delayed_queue-*")
+        [claim] = of_queue.glob("_delayed_queue-*")
         claim.unlink()
         assert drain(spark, tmp_path / "other", to=lake).messages == 1
         assert [row["key"] for row in spark.read.parquet(lake).collect()] == ["a"]
@@ -125,11 +126,11 @@ class TestDrain:
         lake = str(tmp_path / "lake")
         both, touch = threading.Barrier(2), Files.touch
 
-        def together(self: Files, path: str) -> None:
+        def together(self: Files, path: str, text: str = "") -> None:
             """Both have looked, and found nobody."""
             if path.startswith(lake):
                 both.wait(30)
-            touch(self, path)
+            touch(self, path, text)
             if path.startswith(lake):
                 both.wait(30)
 

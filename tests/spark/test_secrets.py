@@ -72,7 +72,10 @@ def test_the_module_that_spark_looks_for_never_raises():
     """Without PySpark, without Arrow: it has no source, and breaks nobody else's."""
     refuse = REFUSE_DJANGO.replace('"psycopg"', '"pyspark", "pyarrow"')
     look = "\nimport pyspark_delayed_queue as m\nprint(hasattr(m, 'DefaultSource'))"
-    assert told(refuse + look) == ("False\n", "")
+    output, errors = told(refuse + look)
+    assert output == "False\n"
+    assert "event=source_not_installed" in errors
+    assert "pip install" in errors
     found = "import pyspark_delayed_queue as m; print(m.DefaultSource.name())"
     assert run(found) == "delayed_queue\n"
 

@@ -246,7 +246,7 @@ def test_django_workers_and_a_stream_share_a_queue(
 ):
     """Both lease from one queue at the same time: each message goes to one of them."""
     keys = fill(3000, "ledger")
-    frame = stream(spark, queue="ledger", maxMessagesPerTrigger="200")
+    frame = stream(spark, queue="ledger", maxMessagesPerTrigger="50")
     with ThreadPoolExecutor(1) as pool:
         draining = pool.submit(drain, to_lake(frame, lake), f"{lake}/checkpoint")
         # The worker needs less time to begin than the stream has batches.

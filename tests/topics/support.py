@@ -46,6 +46,7 @@ def let_pass(span: timedelta) -> None:
     Message.objects.update(
         scheduled_at=F("scheduled_at") - span // timedelta(milliseconds=1),
         created_at=F("created_at") - span // timedelta(milliseconds=1),
+        version_at=F("version_at") - span // timedelta(milliseconds=1),
     )
 
 

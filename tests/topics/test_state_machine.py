@@ -272,9 +272,9 @@ def test_a_topic_is_as_its_model() -> None:
     run_state_machine_as_test(
         Topic,
         settings=settings(
-            max_examples=25,
+            # Each is forty steps in a database.
+            max_examples=settings().max_examples // 5,
             stateful_step_count=40,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -39,7 +39,8 @@ def test_each_part_keeps_to_its_place():
     board = Board.private(SEATS)
     before = time.monotonic()
     leases = [lease(each) for each in range(MAX_LEASES)]
-    board.hold(leases)
+    board.hold(leases[2:], suspects=leases[:2])
+    board.isolate(2.5)
     board.count(range(1, len(COUNTERS) + 1))
     for seat in range(SEATS):
         board.take(seat, 2**62 + seat)
@@ -47,7 +48,8 @@ def test_each_part_keeps_to_its_place():
     board.turn()
 
     assert before <= board.turned_at <= time.monotonic()
-    assert board.held() == leases
+    assert (board.held(), board.held_suspects()) == (leases, leases[:2])
+    assert board.alone_seconds == 2.5
     assert list(board.counters().values()) == list(range(1, len(COUNTERS) + 1))
     assert board.in_hand() == [InHand(2**62 + n, n == 1, n == 2) for n in range(SEATS)]
 
@@ -65,8 +67,10 @@ def test_fewer_leases_replace_more():
     board.hold([lease(1), lease(2), lease(3)])
     board.hold([lease(4)])
     assert board.held() == [lease(4)]
+    board.hold([lease(4)], suspects=[lease(5)])
+    assert (board.held(), board.held_suspects()) == ([lease(5), lease(4)], [lease(5)])
     board.hold([])
-    assert board.held() == []
+    assert (board.held(), board.held_suspects()) == ([], [])
 
 
 def test_a_seat_that_is_left_is_empty():
@@ -76,15 +80,17 @@ def test_a_seat_that_is_left_is_empty():
     assert board.in_hand() == []
 
 
-def test_wiped_it_keeps_the_counters_only():
+def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():
     board = Board.private(SEATS)
     board.turn()
-    board.hold([lease(1)])
+    board.hold([lease(1)], suspects=[lease(2)])
+    board.isolate(10)
     board.count([3] * len(COUNTERS))
     board.take(0, 1)
     board.mark(0, is_suspect=True)
     board.wipe()
     assert (board.turned_at, board.held(), board.in_hand()) == (0, [], [])
+    assert (board.held_suspects(), board.alone_seconds) == ([], 10)
     assert board.counters() == dict.fromkeys(COUNTERS, 3)
     board.take(0, 2)
     assert board.in_hand() == [InHand(2, False, False)]
@@ -122,22 +128,30 @@ def test_what_a_process_wrote_outlives_it(descriptor: int):
     assert (board.held(), board.in_hand()) == (["x" * 36], [InHand(11, True, False)])
 
 
+def remains_of(in_hand: int) -> Remains:
+    board = Board.private(SEATS)
+    for seat in range(in_hand):
+        board.take(seat, seat + 1)
+        board.mark(seat, is_suspect=False, is_transactional=seat == 1)
+    return Remains.of(board)
+
+
 class TestRemains:
-    def test_without_a_suspect_all_in_hand_may_be_to_blame(self):
-        remains = Remains((), (InHand(1, False, False), InHand(2, False, True)))
-        assert remains.to_blame(transactional=False) == [1]
-        assert remains.to_blame(transactional=True) == [2]
+    @pytest.mark.parametrize("in_hand", [0, 1, 2, SEATS])
+    def test_only_of_one_that_was_alone_it_is_known(self, in_hand: int):
+        assert remains_of(in_hand).is_known == (in_hand == 1)
 
-    def test_a_suspect_alone_is_to_blame(self):
-        remains = Remains((), (InHand(1, False, False), InHand(2, True, True)))
-        assert remains.to_blame(transactional=False) == []
-        assert remains.to_blame(transactional=True) == [2]
-
-    def test_what_is_under_a_lease_leaves_transactions_out(self):
-        remains = Remains(("a",), (InHand(1, False, False), InHand(2, False, True)))
-        assert remains.leased() == Remains(("a",), (InHand(1, False, False),))
+    def test_what_was_begun_in_transactions_is_kept_apart(self):
+        remains = remains_of(3)
+        assert remains.begun(transactional=False) == [1, 3]
+        assert remains.begun(transactional=True) == [2]
+        assert remains.leased().begun(transactional=True) == []
+        assert remains.leased().begun(transactional=False) == [1, 3]
+        assert not remains.leased().is_known
 
     def test_each_lease_counts_once(self):
         board = Board.private(SEATS)
-        board.hold([lease(1), lease(2), lease(1)])
-        assert Remains.of(board).lease_ids == (lease(1), lease(2))
+        board.hold([lease(1), lease(2), lease(1)], suspects=[lease(3)])
+        remains = Remains.of(board)
+        assert remains.lease_ids == (lease(3), lease(1), lease(2))
+        assert remains.suspect_leases == (lease(3),)

@@ -60,6 +60,12 @@ class TestRegistry:
         with pytest.raises(HandlerNotFound, match=r"'orders'; registered: mails.*@handler"):
             handlers.get("orders")
 
+    def test_the_nearest_name_is_asked_for(self):
+        handlers = Registry()
+        handlers.add(a_handler("orders"))
+        with pytest.raises(HandlerNotFound, match=r"registered: orders\. Did you mean 'orders'\?"):
+            handlers.get("ordrs")
+
     def test_a_second_function_is_refused(self):
         handlers = Registry()
         handlers.add(a_handler(function=handle))
@@ -107,6 +113,32 @@ class TestDecorator:
     def test_wrong_names(self, queue: str):
         with pytest.raises(InvalidMessage):
             handler(queue)
+
+    @pytest.mark.parametrize("function", [handle, handle_async])
+    def test_without_parentheses_it_says_what_to_write(self, function: Any):
+        with pytest.raises(
+            InvalidConfiguration, match=r'Write @handler\("orders"\).*test_handlers'
+        ):
+            handler(function)
+
+    @pytest.mark.parametrize(
+        "function",
+        [lambda: None, lambda first, second: None, lambda *, envelope: None],
+        ids=["of none", "of two", "of a keyword"],
+    )
+    def test_what_cannot_be_called_with_an_envelope_is_refused(self, function: Any):
+        with pytest.raises(InvalidConfiguration, match="called with one argument, the envelope"):
+            handler("orders")(function)
+        assert "orders" not in {each.queue for each in registry if each.function is function}
+
+    @pytest.mark.parametrize(
+        "function",
+        [lambda envelope, more=1: None, lambda *all_of_them: None, print, dict.fromkeys],
+        ids=["with a default", "of any", "print", "written in C"],
+    )
+    def test_what_can_be_is_not(self, function: Any):
+        handler("decorated")(function)
+        registry.remove("decorated")
 
     def test_only_functions(self):
         with pytest.raises(InvalidConfiguration, match="not callable"):

@@ -112,6 +112,14 @@ class TestCsv:
 
 
 class TestJson:
+    def test_a_name_that_comes_twice_is_put_aside(self) -> None:
+        found = read(
+            '{"key": "a"}\n{"key": "a", "key": "b"}\n{"n": {"x": 1, "x": 1}}', JsonReader()
+        )
+        assert found[0] == (1, {"key": "a"})
+        said = "The line has an object with the same name twice."
+        assert reasons(found) == {2: said, 3: said}
+
     def test_each_line_is_an_object_or_says_why_not(self) -> None:
         found = read(b'\xef\xbb\xbf{}\n \n[]\n{"a"\n\xff\n{"b": 1}', JsonReader())
         assert reasons(found) == {

@@ -174,12 +174,28 @@ class TestBackoff:
 
 
 @pytest.mark.parametrize(
-    "sqlstate", ["40001", "40P01", "08000", "08006", "57P01", "57P02", "57P03"]
+    "sqlstate",
+    [
+        "40001",
+        "40P01",
+        "08000",
+        "08006",
+        "57P01",
+        "57P02",
+        "57P03",
+        "25006",
+        "25P03",
+        "53100",
+        "53200",
+        "53300",
+    ],
 )
 def test_q33_transient(sqlstate: str):
     assert is_transient(sqlstate)
 
 
-@pytest.mark.parametrize("sqlstate", [None, "", "23505", "40002", "57014", "42601", "22021"])
+@pytest.mark.parametrize(
+    "sqlstate", [None, "", "23505", "40002", "25001", "25P02", "53400", "57014", "42601", "22021"]
+)
 def test_q34_not_transient(sqlstate: str | None):
     assert not is_transient(sqlstate)

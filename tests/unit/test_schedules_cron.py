@@ -147,6 +147,7 @@ class TestCron:
             ("h * * * *", "hashed or random"),
             ("R(0-9) * * * *", "hashed or random"),
             ("* r/2 * * *", "hashed or random"),
+            ("* * * * *" + " " * 200_000, "at most 1,000 characters, not 200,009"),
             (None, "is a str"),
             (["*"] * 5, "is a str"),
         ],
@@ -171,7 +172,7 @@ class TestCron:
         with pytest.raises(InvalidConfiguration, match=reason):
             CronSchedule("30 1 * * *", **wrong)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=settings().max_examples * 3)
     @given(
         st.lists(st.text("0123456789*/-,#lLwW?hHrRmonMONfri", max_size=6), min_size=4, max_size=7)
         | st.lists(

@@ -266,7 +266,7 @@ times_of_day = st.builds(
 nows = st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=settings().max_examples * 6)
 @given(
     st.sampled_from(ZONES),
     st.lists(times_of_day, min_size=1, max_size=6),
@@ -298,7 +298,7 @@ def test_any_window_of_any_zone_holds_what_it_should(zone, hours, policies, now)
     assert set(walls.values()) == {1}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=settings().max_examples * 2)
 @given(
     st.sampled_from(ZONES),
     st.sampled_from(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -113,6 +114,33 @@ def die_as_named(envelope: Envelope) -> None:
 def die(envelope: Envelope) -> None:
     die_as_named(envelope)
     record(envelope)
+
+
+# Two attempts: an innocent message that loses one to others has one left, and none more.
+FRAIL = RetryPolicy.ladder("100ms")
+
+
+def die_or_take_a_while(envelope: Envelope) -> None:
+    die_as_named(envelope)
+    threading.Event().wait(0.05)
+    record(envelope)
+
+
+@handler("frail", retry=FRAIL)
+def die_or_be_frail(envelope: Envelope) -> None:
+    die_or_take_a_while(envelope)
+
+
+@handler("frail_transacted", retry=FRAIL, transactional=True)
+def die_or_be_frail_in_a_transaction(envelope: Envelope) -> None:
+    die_or_take_a_while(envelope)
+
+
+@handler("frail_awaited", retry=FRAIL)
+async def die_or_be_frail_in_the_loop(envelope: Envelope) -> None:
+    die_as_named(envelope)
+    await asyncio.sleep(0.05)
+    await record_async(envelope)
 
 
 @handler("transacted", retry=QUICK, transactional=True)

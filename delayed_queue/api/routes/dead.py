@@ -7,7 +7,7 @@ from typing import Annotated
 from django.http import HttpResponse
 from ninja import Path, Query, Router
 
-from delayed_queue.api.auth import ApiRequest, demand, requires
+from delayed_queue.api.auth import ApiRequest, demand, reaches, requires
 from delayed_queue.api.replies import (
     MAX_ID,
     AddedReply,
@@ -86,7 +86,7 @@ def list_dead(
         topic,
         after=after,
         limit=limit,
-        covers=request.auth.covers,
+        covers=reaches(request.auth),
         using=get_settings().API.DATABASE,
     )
     following = found[-1].id if len(found) == limit else None
@@ -132,6 +132,7 @@ def delete_one(request: ApiRequest, letter_id: LetterId) -> HttpResponse:
 def _covered(request: ApiRequest, verb: str, letter_id: int, using: str) -> DeadJob:
     """Return the dead job; one of a topic that the token does not cover is not there."""
     dead = find_dead_job(letter_id, using=using)
-    if dead is None or not request.auth.may(verb, dead.topic):
+    is_ours = reaches(request.auth)
+    if dead is None or not (request.auth.may(verb) and is_ours(dead.topic)):
         raise missing("dead job")
     return dead

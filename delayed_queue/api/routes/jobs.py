@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final
 from django.http import HttpResponse
 from ninja import Query, Router, Schema
 
-from delayed_queue.api.auth import ApiRequest, demand, requires
+from delayed_queue.api.auth import ApiRequest, charge, demand, requires
 from delayed_queue.api.bodies import JSON, takes_body
 from delayed_queue.api.describing_jobs import ADDING, BULK, IDEMPOTENCY_KEY
-from delayed_queue.api.parsing import parse
+from delayed_queue.api.parsing import lines_of, parse
 from delayed_queue.api.problems import MEDIA_TYPE, Problem
 from delayed_queue.api.replies import (
     AddedReply,
@@ -45,7 +45,7 @@ from delayed_queue.topics import (
     job_from,
     once,
 )
-from delayed_queue.topics.jobs import CODEC
+from delayed_queue.topics.jobs import CODEC, MAX_GUESSES
 
 router = Router(tags=["jobs"])
 NDJSON: Final = "application/x-ndjson"
@@ -78,9 +78,9 @@ def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
     return _add_once(request, key, job, fields, if_exists)
 
 
-def job_of(request: ApiRequest, fields: dict[str, Any]) -> NewJob:
+def job_of(request: ApiRequest, fields: dict[str, Any], *, guesses: int = MAX_GUESSES) -> NewJob:
     try:
-        job = job_from(fields, check_url=check_url)
+        job = job_from(fields, check_url=check_url, guesses=guesses)
     except InvalidJob as error:
         raise invalid(error) from None
     demand(request, "add", job.topic)
@@ -148,9 +148,7 @@ def add_bulk(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResp
                    "ifExists=ignore to repeat one."}]  # fmt: skip
         raise Problem(400, "invalid_request", "Invalid request", errors=errors)
     items = _items(request)
-    limit = get_settings().API.BULK_ITEMS
-    if len(items) > limit:
-        raise Problem(413, "too_many_items", detail=f"A bulk may have {limit} jobs.")
+    charge(request, len(items))
     results = [_read(request, each) for each in items]
     jobs = [each for each in results if isinstance(each, NewJob)]
     added = iter(add_jobs(jobs, if_exists=if_exists, using=get_settings().API.DATABASE))
@@ -162,10 +160,11 @@ def add_bulk(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResp
 
 def _items(request: ApiRequest) -> list[Any]:
     """Return the parsed items of a JSON array, or the lines of NDJSON as they are."""
+    limits = get_settings().API
     if request.content_type == NDJSON:
-        return [line for line in request.body.split(b"\n") if line.strip()]
+        return lines_of(request.body, limits.BULK_ITEMS)
     # The array is a level of nesting more.
-    items = parse(request.body, get_settings().API.DEPTH + 1)
+    items = parse(request.body, limits.DEPTH + 1, most=limits.BULK_ITEMS)
     if not isinstance(items, list):
         raise Problem(400, "invalid_request", "Invalid request", "A bulk is an array of jobs.")
     return items
@@ -174,7 +173,7 @@ def _items(request: ApiRequest) -> list[Any]:
 def _read(request: ApiRequest, item: Any) -> NewJob | Problem:
     try:
         fields = read_object(item) if isinstance(item, bytes) else check_object(item)
-        job = job_of(request, fields)
+        job = job_of(request, fields, guesses=0)
     except Problem as problem:
         return problem
     limit = get_settings().API.BODY_BYTES

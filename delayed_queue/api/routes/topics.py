@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from django.http import HttpResponse
 from ninja import Query, Router
 
-from delayed_queue.api.auth import ApiRequest, requires
+from delayed_queue.api.auth import ApiRequest, reaches, requires
 from delayed_queue.api.replies import (
     JobReply,
     PauseReply,
@@ -36,7 +36,8 @@ router = Router(tags=["topics"])
 def topics(request: ApiRequest) -> HttpResponse:
     """List the topics that the token covers, in the order of their names."""
     found = list_topics(using=get_settings().API.DATABASE)
-    return reply(200, [_as_dict(each) for each in found if request.auth.covers(each.name)])
+    is_ours = reaches(request.auth)
+    return reply(200, [_as_dict(each) for each in found if is_ours(each.name)])
 
 
 def _as_dict(topic: TopicRow) -> dict[str, Any]:

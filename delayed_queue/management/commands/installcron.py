@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import signal
 from argparse import ArgumentParser
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError
-from django.db import DEFAULT_DB_ALIAS
+from django.core.management.base import CommandError
+from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError
 
+from delayed_queue.conf import SETTING
 from delayed_queue.cron import CronKeeper, CronThread, Kept
-from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.management.base import QueueCommand
 from delayed_queue.messages import from_milliseconds
 
 NEXT_TIMES = 3
+_NOTHING: Final = (
+    f"There are no schedules: declare one in {SETTING}['CRON'] or with @cron, or make one in the "
+    "admin."
+)
 
 
-class Command(BaseCommand):
+class Command(QueueCommand):
     help = "Install the ticks of all schedules and keep them installed until stopped."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -41,12 +47,7 @@ class Command(BaseCommand):
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
 
     def handle(self, **options: Any) -> None:
-        try:
-            self._handle(CronKeeper(options["database"]), options)
-        except DelayedQueueError as error:
-            raise CommandError(str(error)) from error
-
-    def _handle(self, keeper: CronKeeper, options: dict[str, Any]) -> None:
+        keeper = CronKeeper(options["database"])
         if options["list"]:
             self._say(_listed(keeper), options["format"])
         elif options["uninstall"]:
@@ -55,6 +56,9 @@ class Command(BaseCommand):
             kept = keeper.check(force=options["force"], is_dry=options["dry_run"])
             self._report(kept, options["format"])
         else:
+            # An outage is sat out; tables that are not there are not.
+            with suppress(InterfaceError, OperationalError, ResourceUnavailable):
+                list(keeper.listed())
             _keep(CronThread(keeper, options["database"]))
 
     def _report(self, kept: list[Kept], style: str) -> None:
@@ -62,12 +66,11 @@ class Command(BaseCommand):
         if any(each.error for each in kept):
             raise CommandError("Some schedules could not be installed.")
 
-    def _say(self, rows: Iterable[dict[str, Any]], style: str) -> None:
+    def _say(self, rows: list[dict[str, Any]], style: str) -> None:
         if style == "json":
-            self.stdout.write(json.dumps(list(rows), indent=2))
-            return
-        for row in rows:
-            self.stdout.write(_line(row))
+            self.stdout.write(json.dumps(rows, indent=2))
+        else:
+            self.stdout.write("\n".join(map(_line, rows)) or _NOTHING)
 
 
 def _line(row: dict[str, Any]) -> str:

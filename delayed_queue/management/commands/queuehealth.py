@@ -10,22 +10,23 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from delayed_queue.management.arguments import count, seconds
-from delayed_queue.overview import QueueDepth, measure
+from delayed_queue.management.base import WRONG_USAGE, QueueCommand
+from delayed_queue.overview import QueueDepth, find_kinds, is_known, measure, name_of
+from delayed_queue.suggestions import did_you_mean
 from delayed_queue.workers.health import problems_of_file
 
 MAX_COUNT: Final = 999_999
-WRONG_USAGE: Final = 2
 _APP: Final = "delayed_queue"
 _CONNECT_SECONDS: Final = 5
 _OF_QUEUES: Final = ("queue", "max_age", "max_due", "max_dead")
 
 
-class Command(BaseCommand):
+class Command(QueueCommand):
     help = "Exit with 0 when all is well and with 1 when not, and say why."
     requires_system_checks: list[str] = []  # a probe is not the place for them
 
@@ -89,7 +90,7 @@ def _reasons_of_database(options: dict[str, Any]) -> list[str]:
             missing = _missing_migrations(using)
             if missing:
                 return [f"migrations of {_APP} are missing: {', '.join(missing)}"]
-            return [reason for each in _depths(options) for reason in _judged(each, options)]
+            return [*_unknown(options["queue"], using), *_of_depths(options)]
     except Error as error:
         return [f"the database {using!r} cannot be asked: {' '.join(str(error).split())}"]
 
@@ -116,6 +117,21 @@ def _missing_migrations(using: str) -> list[str]:
     executor = MigrationExecutor(connections[using])
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes(_APP))
     return [migration.name for migration, _ in plan]
+
+
+def _unknown(names: list[str], using: str) -> Iterator[str]:
+    """Tell of names that no queue has: they would be healthy for ever."""
+    unknown = [name for name in dict.fromkeys(names) if not is_known(name, using)]
+    there_are = {name_of(kind).queue for kind in find_kinds(using)[0]} if unknown else set()
+    for name in unknown:
+        yield (
+            f"{name}: there is no such queue, neither a handler nor a message, a dead letter or a "
+            f"schedule.{did_you_mean(name, there_are)}"
+        )
+
+
+def _of_depths(options: dict[str, Any]) -> list[str]:
+    return [reason for each in _depths(options) for reason in _judged(each, options)]
 
 
 def _depths(options: dict[str, Any]) -> list[QueueDepth]:

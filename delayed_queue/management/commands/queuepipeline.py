@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from argparse import REMAINDER, ArgumentParser
-from typing import Any, Final
+from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from delayed_queue.conf import get_settings
+from delayed_queue.exceptions import needing
+from delayed_queue.management.base import QueueCommand
 from delayed_queue.spark.settings import SparkSettings
 
-_MISSING: Final = (
-    "queuepipeline needs the extra [spark]: pip install 'django-delayed-queue[spark]' ({error})."
-)
 
-
-class Command(BaseCommand):
+class Command(QueueCommand):
     help = (
         "Fill, drain, archive, replay and measure queues on Spark: import, drain, archive, "
         "replay, snapshot, report, doctor, bundle, main. Each has its own --help."
@@ -33,11 +30,9 @@ class Command(BaseCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        try:
+        with needing("spark", "queuepipeline"):
             from delayed_queue.spark import cli
             from delayed_queue.spark.connecting import VARIABLE, dsn_from_django
-        except ModuleNotFoundError as error:
-            raise CommandError(_MISSING.format(error=error)) from error
         # Through the environment: arguments are seen by everybody on the machine, and by Spark.
         os.environ[VARIABLE] = dsn_from_django(connections[options["database"]].settings_dict)
         settings = SparkSettings.of(get_settings().SPARK)

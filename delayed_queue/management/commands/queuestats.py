@@ -8,10 +8,10 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError
-from django.db import DEFAULT_DB_ALIAS, Error
+from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.management.arguments import count, interval
+from delayed_queue.management.base import QueueCommand
 from delayed_queue.overview import MAX_KINDS, QueueDepth, measure
 
 MAX_CAP: Final = 1_000_000
@@ -19,7 +19,7 @@ _HEADER: Final = ("queue", "codec", "due", "scheduled", "leased", "dead", "oldes
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
-class Command(BaseCommand):
+class Command(QueueCommand):
     help = "Show how full the queues are, at a bounded cost."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -48,21 +48,13 @@ class Command(BaseCommand):
             return
 
     def _show(self, options: dict[str, Any]) -> None:
-        found, is_cut = _measured(options)
+        found, is_cut = measure(options["queue"], cap=options["cap"], using=options["database"])
         if options["format"] == "json":
             self.stdout.write(json.dumps(_answer(found, is_cut)))
         else:
             clear = _CLEAR if options["watch"] and self.stdout.isatty() else ""
             self.stdout.write(clear + "\n".join([*_table(found), *_notes(found, is_cut)]))
         self.stdout.flush()
-
-
-def _measured(options: dict[str, Any]) -> tuple[list[QueueDepth], bool]:
-    using = options["database"]
-    try:
-        return measure(options["queue"], cap=options["cap"], using=using)
-    except Error as error:
-        raise CommandError(f"The database {using!r} cannot be asked: {error}") from error
 
 
 def _answer(found: list[QueueDepth], is_cut: bool) -> dict[str, Any]:

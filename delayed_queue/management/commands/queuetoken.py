@@ -6,16 +6,16 @@ from argparse import ArgumentParser
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.management.arguments import count
+from delayed_queue.management.base import QueueCommand
 from delayed_queue.models import ApiToken
-from delayed_queue.tokens import EVERYTHING, VERBS, create_token, list_tokens, revoke_token
+from delayed_queue.tokens import VERBS, create_token, list_tokens, revoke_token
 
 
-class Command(BaseCommand):
+class Command(QueueCommand):
     help = "Create, list and revoke tokens of the HTTP API."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -32,13 +32,10 @@ class Command(BaseCommand):
     def _create(self, options: dict[str, Any], using: str) -> None:
         days = options["days"]
         expires_at = datetime.now(UTC) + timedelta(days=days) if days else None
-        try:
-            token = create_token(
-                options["name"], verbs=options["verb"], topics=options["topic"] or [EVERYTHING],
-                expires_at=expires_at, rate=options["rate"], burst=options["burst"], using=using,
-            )  # fmt: skip
-        except InvalidConfiguration as error:
-            raise CommandError(str(error)) from error
+        token = create_token(
+            options["name"], verbs=options["verb"], topics=options["topic"],
+            expires_at=expires_at, rate=options["rate"], burst=options["burst"], using=using,
+        )  # fmt: skip
         self.stderr.write("Keep it now; it will not be shown again.")
         self.stdout.write(token)
 
@@ -59,8 +56,9 @@ def _add_create(parser: ArgumentParser) -> None:
         help="what it may do; repeat for several",
     )  # fmt: skip
     parser.add_argument(
-        "--topic", action="append", default=[], metavar="PATTERN",
-        help="a topic, or the beginning of some and a star; repeat for several (default: all)",
+        "--topic", action="append", required=True, metavar="PATTERN",
+        help="a topic, or the beginning of some and a star; repeat for several ('*': all that "
+        "the setting TOPICS serves)",
     )  # fmt: skip
     parser.add_argument("--days", type=count(1, 3650), help="how long it is valid")
     parser.add_argument("--rate", type=float, help="requests per second")

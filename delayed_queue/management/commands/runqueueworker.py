@@ -7,23 +7,31 @@ import os
 import signal
 import sys
 from argparse import SUPPRESS, ArgumentParser
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch
+from delayed_queue.conf import MAX_INTERVAL, MAX_LEASE, SETTING
+from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
+from delayed_queue.handlers import registry
+from delayed_queue.management.arguments import address, count, seconds, span
+from delayed_queue.management.base import QueueCommand
+from delayed_queue.messages import MILLISECOND
 from delayed_queue.workers import Worker, WorkerOptions
 from delayed_queue.workers.board import Board
 from delayed_queue.workers.children import Link, stop_when_orphaned
+from delayed_queue.workers.options import MAX_COUNTS
 from delayed_queue.workers.outlets import Outlets, own_place, report_on, totals_of
 from delayed_queue.workers.supervisor import (
-    EXIT_CONFIGURATION,
     EXIT_RECYCLE,
+    EXIT_REFUSED,
+    EXIT_UNAVAILABLE,
     Supervisor,
     SupervisorOptions,
 )
@@ -40,14 +48,14 @@ _PASSED_ON: Final = (
 )  # fmt: skip
 
 
-class Command(BaseCommand):
+class Command(QueueCommand):
     help = "Deliver the messages of queues to their handlers until stopped."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME",
-            help="a queue to work on; repeat for several, first has priority "
-            "(default: every queue with a handler)",
+            help="a queue to work on; repeat for several, first has strict priority "
+            "(default: every queue with a handler, the most overdue first and by turns)",
         )  # fmt: skip
         parser.add_argument(
             "--topics", type=_names, metavar="A,B",
@@ -57,17 +65,24 @@ class Command(BaseCommand):
             "--callbacks-only", action="store_true", help="work on no queue of a handler"
         )
         parser.add_argument(
-            "--processes", type=int, default=1, metavar="N",
+            "--processes", type=_count("processes", 0), default=1, metavar="N",
             help="worker processes under a supervisor (1); 0 handles in this process, unsupervised",
         )  # fmt: skip
-        parser.add_argument("--concurrency", type=int, help="handler threads of a process")
         parser.add_argument(
-            "--async-concurrency", type=int, help="async handlers at a time of a process"
+            "--concurrency", type=_count("concurrency"), help="handler threads of a process"
         )
-        parser.add_argument("--batch-size", type=int, help="most messages per claim")
-        parser.add_argument("--lease", type=_seconds, metavar="SECONDS", help="lease duration")
         parser.add_argument(
-            "--poll-interval", type=_seconds, metavar="SECONDS",
+            "--async-concurrency", type=_count("async_concurrency"),
+            help="async handlers at a time of a process",
+        )  # fmt: skip
+        parser.add_argument(
+            "--batch-size", type=_count("batch_size"), help="most messages per claim"
+        )
+        parser.add_argument(
+            "--lease", type=span(MILLISECOND, MAX_LEASE), metavar="SECONDS", help="lease duration"
+        )
+        parser.add_argument(
+            "--poll-interval", type=span(MILLISECOND, MAX_INTERVAL), metavar="SECONDS",
             help="longest sleep between looks at an idle queue",
         )  # fmt: skip
         self._add_ends(parser)
@@ -76,10 +91,11 @@ class Command(BaseCommand):
     def _add_ends(self, parser: ArgumentParser) -> None:
         parser.add_argument("--burst", action="store_true", help="stop as soon as nothing is due")
         parser.add_argument(
-            "--max-messages", type=int, help="stop after that many deliveries by each process"
-        )
+            "--max-messages", type=_count("max_messages"),
+            help="stop after that many deliveries by each process",
+        )  # fmt: skip
         parser.add_argument(
-            "--shutdown-timeout", type=_seconds, metavar="SECONDS",
+            "--shutdown-timeout", type=seconds, metavar="SECONDS",
             help="how long to wait for running handlers when stopped",
         )  # fmt: skip
 
@@ -99,7 +115,7 @@ class Command(BaseCommand):
             help="keep the health of the claim loops in this file, as JSON",
         )  # fmt: skip
         parser.add_argument(
-            "--health-address", type=_address, metavar="HOST:PORT",
+            "--health-address", type=address, metavar="HOST:PORT",
             help="serve the health at http://HOST:PORT/healthz, and metrics at /metrics",
         )  # fmt: skip
         parser.add_argument("--worker-id", help="name in the log (default: host and pid)")
@@ -107,16 +123,22 @@ class Command(BaseCommand):
         parser.add_argument("--child", type=Link.parse, help=SUPPRESS)
 
     def handle(self, **options: Any) -> None:
-        try:
-            chosen = _options(options)
-            if options["child"] is not None:
-                self._run_child(chosen, options["child"])
-            elif options["processes"] == 0:
-                self._run_here(chosen, options)
-            else:
-                self._supervise(chosen, options)
-        except DelayedQueueError as error:
-            raise CommandError(str(error), returncode=_exit_code(error)) from error
+        _demand_callbacks(options)
+        chosen = _options(options)
+        if options["child"] is not None:
+            self._run_child(chosen, options["child"])
+        elif options["processes"] == 0:
+            self._run_here(chosen, options)
+        else:
+            self._supervise(chosen, options)
+
+    def exit_code(self, error: DelayedQueueError) -> int:
+        match error:
+            case DatabaseRefused():
+                return EXIT_REFUSED
+            case ResourceUnavailable():
+                return EXIT_UNAVAILABLE
+        return super().exit_code(error)
 
     def _spare_the_collector(self) -> None:
         """Have Python's garbage collector look at what a batch makes once, not at every message.
@@ -186,18 +208,17 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
-def _seconds(text: str) -> timedelta:
-    try:
-        return timedelta(seconds=float(text))
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{text!r} is not a number of seconds") from error
+def _count(name: str, least: int = 1) -> Callable[[str], int]:
+    return count(least, MAX_COUNTS[name])
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise ValueError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
+def _demand_callbacks(options: dict[str, Any]) -> None:
+    """Refuse to be told which callbacks to send where none are sent at all."""
+    if (options["topics"] or options["callbacks_only"]) and not registry.sources:
+        raise CommandError(
+            "Callbacks are off, so there are none to send for --topics or --callbacks-only. "
+            f"Set {SETTING}['CALLBACKS']['ENABLED'] to True."
+        )
 
 
 def _options(options: dict[str, Any]) -> WorkerOptions:
@@ -261,10 +282,6 @@ def _of_sources(chosen: WorkerOptions) -> list[str]:
     if chosen.sourced is not None:
         arguments += ["--topics", ",".join(chosen.sourced)]
     return arguments
-
-
-def _exit_code(error: DelayedQueueError) -> int:
-    return EXIT_CONFIGURATION if isinstance(error, SchemaMismatch) else 1
 
 
 def _drain_on_signals(worker: Worker) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Final
 
-from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.retries import RetryPolicy, parse_duration
 from delayed_queue.spark.commands import arguments
@@ -26,7 +25,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add("--sink-option", type=arguments.pair, action="append", default=[], metavar="NAME=VALUE")
     add("--handler", metavar="PKG:FUNC", help="call this for each message, in the executors")
     add("--retry", metavar="LADDER", help="waits after failures, as in '15s 3m 10m'")
-    add("--checkpoint", metavar="PATH", help="default: beside --to")
+    add("--checkpoint", metavar="PATH", help="default: the queue's own, in --to")
     add("--continuous", action="store_true", help="until it is stopped, not until it is empty")
     add("--interval", type=arguments.duration, metavar="TIME", help="of --continuous; default: 1s")
     add("--max-messages", type=arguments.whole, default=100_000, metavar="N", help="of a batch")
@@ -47,7 +46,7 @@ def _run(options: Namespace, settings: SparkSettings, console: Console, stopping
     interval = options.interval
     asked = drains.DrainOptions(
         kind=kind,
-        checkpoint=_checkpoint(options),
+        checkpoint=options.checkpoint,
         to=options.to,
         sink=options.sink,
         sink_options=dict(options.sink_option),
@@ -64,14 +63,6 @@ def _run(options: Namespace, settings: SparkSettings, console: Console, stopping
         found = drains.run(spark, asked, console, event)
     console.answer(found.report(), found.lines())
     return DONE
-
-
-def _checkpoint(options: Namespace) -> str:
-    if options.checkpoint is not None:
-        return str(options.checkpoint)
-    if options.to is None:
-        raise InvalidConfiguration("--handler needs --checkpoint: where Spark notes its progress.")
-    return f"{options.to.rstrip('/')}/_checkpoint"
 
 
 COMMAND: Final = Command(

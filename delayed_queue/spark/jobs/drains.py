@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.connecting import connect
 from delayed_queue.spark.draining import acknowledge_checkpoint
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
-from delayed_queue.spark.jobs.lakes import check_numbers, claim_lake
+from delayed_queue.spark.jobs.lakes import (
+    check_numbers,
+    check_owner,
+    check_root,
+    claim_for,
+    claim_lake,
+    directory_of,
+)
+from delayed_queue.spark.options import Options
+from delayed_queue.spark.owners import owner_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +41,8 @@ class DrainOptions:
     """What ``drain`` was asked for."""
 
     kind: str
-    checkpoint: str
+    # None: of its own, in ``to``.
+    checkpoint: str | None = None
     to: str | None = None
     sink: str = "parquet"
     sink_options: Mapping[str, str] = field(default_factory=dict)
@@ -43,6 +55,15 @@ class DrainOptions:
     def __post_init__(self) -> None:
         if (self.to is None) == (self.handling is None):
             raise InvalidConfiguration("Say either --to or --handler: where the messages go.")
+        if self.to is None and self.checkpoint is None:
+            raise InvalidConfiguration(
+                "--handler needs --checkpoint: where Spark notes its progress."
+            )
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether the sink is one of Spark's own that write files."""
+        return self.handling is None and self.sink.lower() in FILE_SINKS
 
 
 @dataclass(slots=True)
@@ -70,10 +91,8 @@ def run(
     if options.handling is not None:
         # Before anything is leased: a path that names nothing is no reason to try again.
         options.handling.registered()
-    if options.to is not None:
-        # A file in the place of a table would be in its way.
-        claim = claim_lake if options.sink.lower() in FILE_SINKS else check_numbers
-        claim(spark, options.to, options.checkpoint)
+    options = _placed(spark, options)
+    _claim(spark, options)
     found = Drained(options.kind, tally=None if options.handling is None else Tally())
     query = _started(spark, options, found, console)
     try:
@@ -82,8 +101,43 @@ def run(
         if query.isActive:
             query.stop()
     # Spark tells the source of a batch's end when the next one comes; here none does.
-    acknowledge_checkpoint(spark, options.checkpoint)
+    acknowledge_checkpoint(spark, str(options.checkpoint))
     return found
+
+
+def _placed(spark: SparkSession, options: DrainOptions) -> DrainOptions:
+    """Return the options with a place of the queue's own for what is written, and its progress.
+
+    Spark's file sinks number what they write by their directory, which so is for one stream. Other
+    sinks have a table, which several can share.
+    """
+    if options.to is None:
+        return options
+    name = directory_of(spark, options.kind)
+    root = options.to.rstrip("/")
+    checkpoint = options.checkpoint or f"{root}/_checkpoint/{name.partition('=')[2]}"
+    to = f"{root}/{name}" if options.writes_files else options.to
+    return replace(options, to=to, checkpoint=checkpoint)
+
+
+def _claim(spark: SparkSession, options: DrainOptions) -> None:
+    """Raise InvalidConfiguration where a place is another queue's, or another checkpoint's."""
+    checkpoint = str(options.checkpoint)
+    with closing(connect(Options())) as session:
+        owner = owner_of(options.kind, session)
+    places = [checkpoint]
+    if options.to is not None and options.writes_files:
+        check_root(spark, options.to.rpartition("/")[0])
+        places.append(options.to)
+    for each in places:
+        check_owner(spark, each, owner)
+    if options.to is not None:
+        check_numbers(spark, options.to, checkpoint)
+    # All is ours, or nobody's: only now is anything written.
+    for each in places:
+        claim_for(spark, each, owner)
+    if len(places) > 1:
+        claim_lake(spark, places[1], checkpoint)
 
 
 def _started(
@@ -117,7 +171,7 @@ def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Cons
     from delayed_queue.spark.schema import TEXT_CODECS
 
     if options.handling is not None:
-        handling, tally = HandledPartition(options.handling), found.tally
+        handling, tally = HandledPartition(options.handling, options.kind), found.tally
 
         def handle(batch: DataFrame, number: int) -> None:
             rows = batch.mapInArrow(handling, TALLY).collect()
@@ -127,7 +181,9 @@ def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Cons
             console.progress(f"batch {number}: {sum(sum(row) for row in rows):,} messages")
 
         return frame.writeStream.foreachBatch(handle)
-    columns = [each for each in frame.columns if each not in {"lock_uuid", "state", "id"}]
+    # Files have the kind in the name of their directory.
+    left_out = {"lock_uuid", "state", "id"} | ({"kind"} if options.writes_files else set())
+    columns = [each for each in frame.columns if each not in left_out]
     if options.kind.endswith(TEXT_CODECS):
         columns[columns.index("payload")] = "CAST(payload AS STRING) AS payload"
     drained = frame.selectExpr(
@@ -136,7 +192,7 @@ def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Cons
     writer = drained.writeStream.format(options.sink).option("path", options.to or "")
     for name, value in options.sink_options.items():
         writer = writer.option(name, value)
-    return writer.partitionBy("kind", "date") if options.sink in {"parquet", "orc"} else writer
+    return writer.partitionBy("date") if options.sink.lower() in {"parquet", "orc"} else writer
 
 
 def _waited(

@@ -43,10 +43,23 @@ class Files:
             return []
         return [str(each.getPath().getName()) for each in system.listStatus(found)]
 
-    def touch(self, path: str) -> None:
-        """Make an empty file, and the directories above it."""
+    def touch(self, path: str, text: str = "") -> None:
+        """Make a small file, and the directories above it."""
         system, found = self._at(path)
-        system.create(found, True).close()
+        stream = system.create(found, True)
+        try:
+            stream.write(bytearray(text, "utf-8"))
+        finally:
+            stream.close()
+
+    def text(self, path: str) -> str:
+        """Return what a small file says."""
+        system, found = self._at(path)
+        stream = system.open(found)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
 
     def delete(self, path: str) -> None:
         """Delete the file or the whole directory, if it is there."""

@@ -69,13 +69,16 @@ class Handling:
 class HandledPartition:
     """Runs in the executors: gets ids and leases, answers with one tally for each partition."""
 
-    def __init__(self, handling: Handling) -> None:
+    def __init__(self, handling: Handling, kind: str) -> None:
         self._handling = handling
+        self._kind = kind
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tally = Tally()
         with connect() as connection:
-            settler = Settler(connection, self._handling, tally, is_repeated=_is_repeated())
+            settler = Settler(
+                connection, self._handling, self._kind, tally, is_repeated=_is_repeated()
+            )
             for batch in batches:
                 rows = zip(*(each.to_pylist() for each in batch.columns), strict=True)
                 for lease_id, members in groupby(rows, key=lambda row: row[1]):
@@ -99,9 +102,16 @@ class Settler:
     """
 
     def __init__(
-        self, connection: Connection, handling: Handling, tally: Tally, *, is_repeated: bool
+        self,
+        connection: Connection,
+        handling: Handling,
+        kind: str,
+        tally: Tally,
+        *,
+        is_repeated: bool,
     ) -> None:
         found = handling.registered()
+        self._kind = kind
         self._is_repeated = is_repeated
         self._connection = connection
         self._tally = tally
@@ -122,7 +132,7 @@ class Settler:
 
     def _handle_bite(self, lease_id: str, ids: list[int]) -> None:
         """Handle those that are still under the lease; done ones are deleted at its end."""
-        params = {"ids": ids, "lease_id": lease_id}
+        params = {"ids": ids, "lease_id": lease_id, "kind": self._kind}
         done: list[int] = []
         # Read now, not by Spark: a repeated partition must not handle what it settled before.
         for row in fetch(self._connection, sql.LEASED_MEMBERS, params):

@@ -195,7 +195,10 @@ class Checker:
         value = self._value(record, "delay")
         if value is None or value == "":
             return None
-        return check_delay(_duration(value), datetime.now(UTC))
+        delay = _duration(value)
+        if delay < timedelta(0):
+            raise InvalidMessage(f"delay {_clip(value)} is negative.")
+        return check_delay(delay, datetime.now(UTC))
 
     def _headers(self, record: Mapping[str, Any]) -> str | None:
         value = self._value(record, "headers")
@@ -227,9 +230,14 @@ def row_of(
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
-    """Return the value of the JSON, or refuse what is none; NaN is none."""
+    """Return the value of the JSON, or refuse what is none; NaN is none.
+
+    An object that has a name twice is refused too: two readers of it may differ.
+    """
     try:
         return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
+    except _NameTwice:
+        raise InvalidMessage(f"{what} has an object with the same name twice.") from None
     except (ValueError, RecursionError) as error:
         # Only where, never what: the text is somebody's data.
         where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
@@ -240,7 +248,18 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(name)
 
 
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+class _NameTwice(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _NameTwice
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
 
 
 def _instant(value: Any, unit: str | None) -> datetime:

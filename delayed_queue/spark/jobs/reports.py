@@ -99,7 +99,7 @@ def _waiting(spark: SparkSession, options: ReportOptions) -> DataFrame | None:
     if not options.uses_database:
         return None
     reader = spark.read.format("delayed_queue").schema("kind string, scheduled_at timestamp")
-    return reader.load()
+    return reader.option("allQueues", "true").load()
 
 
 # Figures

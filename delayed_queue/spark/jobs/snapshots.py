@@ -52,7 +52,8 @@ def _write(spark: SparkSession, kind: str | None, staging: str, console: Console
     with _moment() as (connection, snapshot):
         console.progress("reading the messages …")
         reader = spark.read.format("delayed_queue").option("snapshot", snapshot)
-        frame = (reader if kind is None else reader.option("kind", kind)).load()
+        which = {"allQueues": "true"} if kind is None else {"kind": kind}
+        frame = reader.options(**which).load()
         frame.write.partitionBy("kind").parquet(staging)
         expected = int(fetch(connection, COUNT_MESSAGES.text, {"kind": kind})[0][0])
     written = spark.read.schema(frame.schema).parquet(staging).count() if expected else 0

@@ -9,18 +9,16 @@ from collections.abc import Callable
 from typing import Final
 
 from example_project.demo.acts import Check, Outcome
-from example_project.demo.exceptions import DemoError
 from example_project.demo.jobs import accounts, orders, refunds, upstreams
 from example_project.demo.jobs.client import JobsClient
 from example_project.demo.jobs.receiver import Receiver
+from example_project.demo.patience import Patience
 from example_project.demo.processes import Child
 from example_project.demo.stage import Stage
 
 TOPICS: Final = (orders.TOPIC, refunds.TOPIC, upstreams.TOPIC)
 WORKERS: Final = 2
 WORKER: Final = ("runqueueworker", "--processes", "0", "--callbacks-only", "--no-color")
-# Longer than the ladder of the deaf upstreams twice over.
-MOST_SECONDS: Final = 90.0
 HANG_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.2
 SEED: Final = 7
@@ -50,6 +48,9 @@ class JobsAct:
         # For half a minute nobody wants to watch.
         stage.children.environment["CALLBACK_BREAKER_PAUSE"] = "1"
 
+    def warm_up(self, stage: Stage) -> None:
+        """Nothing: its processes are up in a moment."""
+
     def run(self, stage: Stage) -> Outcome:
         """Run the three scenarios side by side."""
         address = f"{stage.web.address}/queue"
@@ -67,7 +68,7 @@ class JobsAct:
         return self._outcome(stage, workers, [shop, upstream])
 
     def _play(self, stage: Stage) -> None:
-        """Begin all three and return when all are done; raises DemoError if that takes too long."""
+        """Begin all three and return when all are done; raises Stalled if they do not get on."""
         over = threading.Event()
         payer = threading.Thread(target=self._orders.pay, args=(over,), daemon=True)
         began = time.monotonic()
@@ -77,7 +78,7 @@ class JobsAct:
             payer.start()
             self._refunds.begin(over)
             self._await(stage, began)
-            payer.join(MOST_SECONDS)
+            payer.join(stage.patience)
         finally:
             over.set()
         self._refunds.join()
@@ -88,11 +89,11 @@ class JobsAct:
             "refunds": lambda: self._refunds.is_done,
             "upstreams": lambda: self._upstreams.is_done,
         }
+        patience = Patience(stage.patience)
         while waiting := [name for name, is_done in parts.items() if not is_done()]:
             stage.children.check()
             seconds = time.monotonic() - began
-            if seconds > MOST_SECONDS:
-                raise DemoError(f"Not done after {seconds:.0f} s: {', '.join(waiting)}.")
+            patience.see(self._state(), f"{', '.join(waiting)} are not done")
             if self._upstreams.tend():
                 stage.console.step("kick", f"{self._upstreams.kicked} dead jobs are made ready")
             stage.console.draw([], f"{seconds:3.0f} s: {self._state()}")

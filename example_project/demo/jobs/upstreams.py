@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final
 
@@ -116,7 +117,7 @@ class Upstreams:
             none_of("untold", untold, f"{PAYMENTS} heard in the end"),
             none_of("told again", again, "a 2xx ends the ladder"),
             none_of(
-                "hasty calls", hasty, f"waits of at least {LADDER} after the end of each failure"
+                "hasty calls", hasty, f"waits of {LADDER}, or Retry-After, after each failure's end"
             ),
             none_of("renamed calls", renamed, "one webhook-id for all attempts of a job"),
             Check(
@@ -143,8 +144,14 @@ def _good(calls: Iterable[Call]) -> list[bool]:
 
 
 def _is_hasty(calls: list[Call]) -> bool:
-    waits = RetryPolicy.ladder(LADDER).delays
-    gaps = [after.arrived_at - before.answered_at for before, after in pairwise(calls[:ATTEMPTS])]
+    rungs = RetryPolicy.ladder(LADDER).delays
     return any(
-        gap < wait.total_seconds() - TRAVEL_SECONDS for gap, wait in zip(gaps, waits, strict=False)
+        after.arrived_at - before.answered_at < _wait_after(before, rung) - TRAVEL_SECONDS
+        for (before, after), rung in zip(pairwise(calls[:ATTEMPTS]), rungs, strict=False)
     )
+
+
+def _wait_after(call: Call, rung: timedelta) -> float:
+    """Return the seconds that the answer asks for by Retry-After, or else those of the ladder."""
+    asked = call.answer.partition(" ")[2]
+    return float(asked) if asked else rung.total_seconds()

@@ -9,7 +9,6 @@ from dataclasses import astuple
 from typing import Final
 
 from example_project.demo.acts import Outcome
-from example_project.demo.exceptions import DemoError
 from example_project.demo.notifications import accounts, figures, render
 from example_project.demo.notifications.broker import open_broker
 from example_project.demo.notifications.checks import check
@@ -20,6 +19,7 @@ from example_project.demo.notifications.strangers import Strangers, strangers
 from example_project.demo.notifications.traffic import read_traffic
 from example_project.demo.notifications.trouble import Trouble
 from example_project.demo.notifications.upstream import Upstream
+from example_project.demo.patience import Patience
 from example_project.demo.processes import Child
 from example_project.demo.stage import Stage
 from example_project.notifications import services
@@ -37,8 +37,6 @@ DISPATCHER: Final = (
     *(part for lane in LANES for part in ("--queue", queue_name(*lane))),
 )  # fmt: skip
 FRAME_SECONDS: Final = 0.25
-# After the last request; the longest ladder and the last reminder take a third of it.
-MOST_SECONDS_AFTER: Final = 90.0
 
 
 class NotificationsAct:
@@ -66,6 +64,9 @@ class NotificationsAct:
             "NOTIFICATION_PROVIDERS": json.dumps(self._strangers.providers()),
             "NOTIFICATION_RETRIES": RETRIES,
         }
+
+    def warm_up(self, stage: Stage) -> None:
+        """Nothing: its processes are up in a moment."""
 
     def run(self, stage: Stage) -> Outcome:
         """Run from start to end; raises DemoError when it cannot, or does not get on."""
@@ -111,6 +112,7 @@ class NotificationsAct:
         """Let all requests come, and return when each has come to an end."""
         traffic = posting.traffic
         progress = Progress(self._stage.console, self._strangers)
+        patience = Patience(self._stage.patience)
         traffic.began_at = time.time()
         posting.start()
         while True:
@@ -121,8 +123,8 @@ class NotificationsAct:
             self._trouble.look(moment.share, moment.seconds)
             if _is_done(posting, moment) and self._trouble.is_over:
                 break
-            if moment.seconds > traffic.seconds + MOST_SECONDS_AFTER:
-                raise DemoError(f"Not done after {moment.seconds:.0f} s: {_open(moment):,} wait.")
+            moved = (moment.accepted, moment.refused, moment.statuses, figures.messages())
+            patience.see(moved, f"{_open(moment):,} notifications wait")
             time.sleep(FRAME_SECONDS)
         self._stage.console.keep()
 

@@ -21,10 +21,10 @@ from example_project.demo.orders import figures, intake, render
 from example_project.demo.orders.checks import check
 from example_project.demo.orders.clock import ShopClock
 from example_project.demo.orders.killing import Kill, returns_after
-from example_project.demo.orders.patience import Patience
 from example_project.demo.orders.report import Facts, make_report
 from example_project.demo.orders.sales import SalesSchedule
 from example_project.demo.orders.watching import Watch
+from example_project.demo.patience import Patience
 from example_project.demo.processes import Child
 from example_project.demo.stage import Stage
 from example_project.models import Closing, Delivery, Order, SalesReport
@@ -55,7 +55,6 @@ class Options:
     speed: float | None = None
     kill: bool = True
     rejects: Path | None = None
-    patience: timedelta = timedelta(seconds=20)
 
 
 class OrdersAct:
@@ -85,6 +84,9 @@ class OrdersAct:
     def prepare(self, stage: Stage) -> None:
         """Nothing: the workers are its own."""
 
+    def warm_up(self, stage: Stage) -> None:
+        """Nothing: its processes are up in a moment."""
+
     def run(self, stage: Stage) -> Outcome:
         """Run from start to end; raises DemoError when it cannot, or does not get on."""
         started = time.monotonic()
@@ -94,7 +96,7 @@ class OrdersAct:
         self._start_workers()
         clock, length = self._clock(scan)
         offered = self._load(clock)
-        kill = self._watch(clock, length, scan.orders)
+        kill = self._watch(clock, length)
         codes = stage.children.stop([each for each in self._workers if each.is_running])
         took = timedelta(seconds=time.monotonic() - started)
         facts = self._facts(scan, clock, offered, kill, codes, took)
@@ -161,10 +163,10 @@ class OrdersAct:
 
     # During and after
 
-    def _watch(self, clock: ShopClock, length: timedelta, orders: int) -> Kill | None:
+    def _watch(self, clock: ShopClock, length: timedelta) -> Kill | None:
         console, children = self._stage.console, self._stage.children
         watch = Watch(console, children, self._workers, clock, length, self._sales)
-        patience = Patience(self.options.patience, length, orders)
+        patience = Patience(self._stage.patience)
         watch.until_done(patience, self._start_worker if self.options.kill else None)
         return watch.kill
 

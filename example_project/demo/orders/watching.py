@@ -12,10 +12,10 @@ from example_project.demo.database import database_now
 from example_project.demo.orders import figures
 from example_project.demo.orders.clock import ShopClock
 from example_project.demo.orders.killing import Kill, kill_one
-from example_project.demo.orders.patience import Patience
 from example_project.demo.orders.payer import Payer
 from example_project.demo.orders.progress import Moment, Progress
 from example_project.demo.orders.sales import SalesSchedule
+from example_project.demo.patience import Patience
 from example_project.demo.processes import Child, Children
 
 FRAME_SECONDS: Final = 0.25
@@ -65,9 +65,18 @@ class Watch:
                 if counted.messages == 0 and self._sales.is_done:
                     break
                 self._look_at_sales()
-                patience.see(counted)
+                patience.see(*self._state(counted))
                 self._pass_a_frame(start_worker)
         self._console.keep()
+
+    def _state(self, counted: figures.Figures) -> tuple[object, str]:
+        """Return what must move, and what is waited for; before anything is due the clock does."""
+        waiting = counted.due + counted.leased
+        moved = (counted.messages, counted.delivered, counted.dead, waiting)
+        return (
+            moved if waiting else self._now,
+            f"{counted.due:,} messages are due and {counted.leased:,} leased",
+        )
 
     def _show(self, counted: figures.Figures) -> None:
         self._now = database_now()

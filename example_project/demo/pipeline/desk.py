@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import django
 from django.core.management import execute_from_command_line
 from django.db import connections
 
 from delayed_queue.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CORES: Final = 4
 CONF: Final = {
@@ -52,8 +55,17 @@ def _spark() -> Iterator[None]:
     # Before the JVM starts: executors have its environment.
     os.environ[VARIABLE] = dsn_from_django(connections["default"].settings_dict)
     settings = replace(SparkSettings(), CORES=min(CORES, os.cpu_count() or 1), CONF=CONF)
-    with session(settings, Console(), "demo"):
+    with session(settings, Console(), "demo") as spark:
+        _rehearse(spark)
         yield
+
+
+def _rehearse(spark: SparkSession) -> None:
+    """Do once what is slow the first time, while the acts before still wait: a job, the plots."""
+    from matplotlib.figure import Figure
+
+    Figure().savefig(io.BytesIO())
+    spark.range(1).selectExpr("md5(string(id))").collect()
 
 
 def _run(arguments: list[str]) -> tuple[int, Any]:

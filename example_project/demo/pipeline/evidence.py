@@ -67,6 +67,11 @@ def is_quiet() -> bool:
     return not open_ones.exists() and not Message.objects.filter(kind=vouchers.kind).exists()
 
 
+def waiting() -> int:
+    """Return how many vouchers are still to expire."""
+    return Message.objects.filter(kind=vouchers.kind).count()
+
+
 def ids() -> list[Any]:
     return list(Notification.objects.filter(tenant=TENANT).values_list("pk", flat=True))
 

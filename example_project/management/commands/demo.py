@@ -21,12 +21,13 @@ from django.db import Error, connection
 
 from delayed_queue.exceptions import DelayedQueueError
 from example_project.demo import render
-from example_project.demo.acts import Act, Outcome
+from example_project.demo.acts import Act, Outcome, stalled
 from example_project.demo.console import Console
-from example_project.demo.exceptions import DemoError
+from example_project.demo.exceptions import DemoError, Stalled
 from example_project.demo.jobs.run import JobsAct
 from example_project.demo.notifications.run import NotificationsAct
 from example_project.demo.orders.run import Options, OrdersAct
+from example_project.demo.patience import SECONDS as PATIENCE
 from example_project.demo.pipeline.run import PipelineAct
 from example_project.demo.stage import Stage
 from example_project.orders import InputError
@@ -64,6 +65,10 @@ class Command(BaseCommand):
         parser.add_argument(
             "--no-spark", action="store_true", help="without the act pipeline, which needs Java"
         )
+        parser.add_argument(
+            "--patience", type=_positive, default=PATIENCE, metavar="S",
+            help="give an act up when nothing moves for so long (default: 60 seconds)",
+        )  # fmt: skip
         _add_orders(parser)
         notifications = parser.add_argument_group("the act notifications")
         notifications.add_argument(
@@ -77,7 +82,7 @@ class Command(BaseCommand):
         console = Console(out, self.stderr, colour=self.style.ERROR("x") != "x" and out.isatty())
         self._current: Act = acts[0]
         try:
-            with _sigterm_as_ctrl_c(), Stage(console) as stage:
+            with _sigterm_as_ctrl_c(), Stage(console, patience=options["patience"]) as stage:
                 outcomes = self._run(stage, acts, options)
         except KeyboardInterrupt:
             # It may have come in the middle of a statement; the connection takes no other then.
@@ -102,18 +107,31 @@ class Command(BaseCommand):
         stage.prepare(acts)
         if options["serve"]:
             console.step("admin", f"{stage.web.admin} {stage.account}")
-        for act in acts:
+        for position, act in enumerate(acts):
             self._current = act
+            # Spark starts while the jobs wait for their time, not beside the busy acts.
+            for later in acts[position + 2 : position + 3]:
+                later.warm_up(stage)
             console.say()
             console.say(console.bold(act.introduction))
             console.say()
-            outcomes[act.name] = act.run(stage)
+            outcomes[act.name], is_over = self._act(act, stage)
             if options["format"] == "text":
                 render.as_text(act.name, outcomes[act.name], console)
+            if not is_over:
+                break
         if options["format"] == "json":
             self.stdout.write(json.dumps(render.as_json(outcomes), ensure_ascii=False))
         self._end(stage, serve=options["serve"])
         return outcomes
+
+    def _act(self, act: Act, stage: Stage) -> tuple[Outcome, bool]:
+        """Run an act; return what came of it, and whether it got to its end."""
+        try:
+            return act.run(stage), True
+        except Stalled as error:
+            stage.console.keep()
+            return stalled(error), False
 
     def _end(self, stage: Stage, *, serve: bool) -> None:
         if serve:

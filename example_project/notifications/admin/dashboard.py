@@ -93,15 +93,13 @@ def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
     at = figures.last_failure_at
     return {
         "counts": [
-            f"{each:,}"
-            for each in (
-                figures.sent,
-                figures.failed,
-                figures.doubtful,
-                figures.refused,
-            )
+            ("Sent", f"{figures.sent:,}"),
+            ("Failed", f"{figures.failed:,}"),
+            ("In doubt", f"{figures.doubtful:,}"),
+            ("Refused", f"{figures.refused:,}"),
+            ("Half within", _milliseconds(figures.median_ms)),
+            ("95 % within", _milliseconds(figures.slow_ms)),
         ],
-        "times": [_milliseconds(each) for each in (figures.median_ms, figures.slow_ms)],
         "last_error": figures.last_error,
         "name": figures.name or "dispatcher lost",
         # What a lost dispatcher leaves in doubt is no provider's failure.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from delayed_queue.logs import quoted
 from example_project.notifications.providers.base import Outcome, Verdict
 from example_project.notifications.services import Begun
 
@@ -20,7 +21,7 @@ class ConsoleProvider:
         self.name = name
 
     async def send(self, begun: Begun) -> Outcome:
-        logger.info("event=sent provider=%s notification=%s", self.name, begun.id)
+        logger.info("event=sent provider=%s notification=%s", quoted(self.name), begun.id)
         return Outcome(Verdict.ACCEPTED, "printed", str(begun.id))
 
     def close(self) -> None:

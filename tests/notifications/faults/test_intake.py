@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import InternalError, connection
 from django.test import Client
 
 from delayed_queue.models import Message
-from example_project.notifications.models import DedupeClaim, Notification
+from example_project.notifications.models import DedupeClaim, Notification, ParkedRequest
+from example_project.notifications.parking import Incoming, take
 from tests.faults.aiming import Stage
 from tests.faults.proxy import Proxy
 from tests.notifications.requests import email
@@ -79,3 +80,27 @@ def test_n1_a_database_that_is_away_is_503_until_it_is_back(shop, proxy: Proxy):
     proxy.accept()
     assert post(shop, email()).status_code == 202
     assert stored()[:2] == (1, 1)
+
+
+def read_only() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET default_transaction_read_only = on")
+
+
+def test_n1_a_database_that_only_reads_is_503_and_left_for_another(shop, proxy: Proxy):
+    read_only()
+    answer = shop.post(URL, json.dumps(email()), content_type="application/json")
+    assert (answer.status_code, "Retry-After" in answer) == (503, True)
+    assert proxy.errors == ["25006"]
+    assert post(shop, email()).status_code == 202
+    assert stored()[:2] == (1, 1)
+
+
+def test_n2_a_message_is_not_parked_because_the_database_only_reads(proxied: None):
+    read_only()
+    message = Incoming(json.dumps(email()).encode())
+    with pytest.raises(InternalError):
+        take([message], tenant="shop", origin="broker")
+    connection.close()
+    assert take([message], tenant="shop", origin="broker").accepted == 1
+    assert not ParkedRequest.objects.exists()

@@ -47,4 +47,4 @@ def test_n1_no_made_up_request_gets_an_answer_that_is_not_described(case, token)
 @pytest.fixture
 def token(transactional_db: None, settings: Any) -> str:
     settings.ALLOWED_HOSTS = ["localhost"]
-    return create_token("schemathesis", verbs=VERBS)
+    return create_token("schemathesis", verbs=VERBS, topics=["*"])

@@ -1,8 +1,8 @@
-"""Drain a queue into Parquet: ``draining.py DIRECTORY SINK BLOCK MASTER``.
+"""Drain two queues into Parquet: ``draining.py DIRECTORY BLOCK MASTER``.
 
-``file`` is Spark's own sink, ``batch`` a foreachBatch that writes. ``BLOCK`` is where the driver
-stands still until it is killed: ``task``, in a task of the first batch, ``sink``, behind the sink
-and before the commit, ``executor``, where a task kills its executor instead, or ``none``.
+The queue "file" goes through Spark's own sink, "batch" through a foreachBatch that writes. With
+the block "stand" the driver stands still until it is killed: in a task of the first batch of the
+one, and behind the sink of the other, before the commit. With "executor" a task kills its executor.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,28 @@ from delayed_queue.spark import build_session, drain
 from tests.spark.support import QUIET, wait_in_task
 
 
-def main(directory: str, sink: str, block: str, master: str) -> None:
-    lake = Path(directory)
+def main(directory: str, block: str, master: str) -> None:
     spark = build_session("draining", master, **QUIET)
-    print("APPLICATION", spark.sparkContext.applicationId)  # noqa: T201
     spark.sparkContext.setLogLevel("OFF")
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(run, spark, name, directory, block) for name in ("file", "batch")]:
+            each.result()
+    spark.stop()
+
+
+def run(spark: Any, name: str, directory: str, block: str) -> None:
+    """Drain the queue of that name into a directory of that name, through that sink."""
+    lake = Path(directory) / name
+    lake.mkdir(exist_ok=True)
     stream = (
         spark.readStream.format("delayed_queue")
-        .options(queue="orders", maxMessagesPerTrigger="40", numPartitions="2", renew="false")
+        .options(queue=name, maxMessagesPerTrigger="40", numPartitions="2", renew="false")
         .load()
     )
 
     def stumble(batches: Any) -> Any:
         for batch in batches:
-            if block == "task":
+            if block == "stand" and name == "file":
                 stand_still(lake)
             if block == "executor" and only_once(lake):
                 os.kill(executor(), signal.SIGKILL)
@@ -38,16 +47,15 @@ def main(directory: str, sink: str, block: str, master: str) -> None:
 
     def write(frame: Any, number: int) -> None:
         frame.write.mode("append").parquet(f"{lake}/rows")
-        if block == "sink":
+        if block == "stand":
             stand_still(lake)
 
     rows = stream.mapInArrow(stumble, stream.schema)
-    if sink == "file":
+    if name == "file":
         writer = rows.writeStream.format("parquet").option("path", f"{lake}/rows")
     else:
         writer = rows.writeStream.foreachBatch(write)
     drain(writer, f"{lake}/checkpoint")
-    spark.stop()
 
 
 def stand_still(lake: Path) -> None:

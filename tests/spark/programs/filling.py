@@ -1,27 +1,21 @@
-"""Offer a thousand messages as job "j": ``filling.py DIRECTORY MASTER``.
-
-The executor of the first attempt at partition 0 dies when chunks of it were committed.
-"""
+"""Offer a thousand messages as job "j" while the executor of a task is killed."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-from delayed_queue.spark import build_session, counts
+from delayed_queue.spark import counts
 from tests.spark.programs.draining import executor, only_once
-from tests.spark.support import QUIET, wait_in_task
+from tests.spark.support import wait_in_task
 
 
-def main(directory: str, master: str) -> None:
-    lake = Path(directory)
-    conf = {**QUIET, "spark__sql__execution__arrow__maxRecordsPerBatch": "50"}
-    spark = build_session("filling", master, **conf)
-    print("APPLICATION", spark.sparkContext.applicationId)  # noqa: T201
-    spark.sparkContext.setLogLevel("OFF")
+def run(spark: Any, directory: str) -> None:
+    """Let the executor of the first attempt at partition 0 die when chunks of it were committed."""
+    lake = Path(directory) / "filling"
+    lake.mkdir()
 
     def die(batches: Any) -> Any:
         for number, batch in enumerate(batches):
@@ -34,10 +28,5 @@ def main(directory: str, master: str) -> None:
         "concat('k', id) AS key", "repeat('x', 5000) AS payload"
     )
     rows.mapInArrow(die, rows.schema).write.format("delayed_queue").options(
-        queue="orders", codec="text", job="j", chunk="50"
+        queue="filled", codec="text", job="j", chunk="50"
     ).mode("append").save()
-    spark.stop()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,4 +1,8 @@
-"""Use the source in every way, with all that Spark can tell about it: ``telling.py DIRECTORY``."""
+"""Use the source on executors of their own: ``telling.py DIRECTORY``.
+
+First they are killed while they offer and while they drain. Then the source is used in every way,
+with all that Spark can tell about it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from delayed_queue.spark import build_session, drain
+from tests.spark.programs import draining, filling
 from tests.spark.support import QUIET
 
 
@@ -30,9 +35,13 @@ def main(directory: str) -> None:
         "spark__eventLog__compress": "false",
         "spark__eventLog__dir": f"file://{directory}",
         "spark__local__dir": directory,
+        "spark__sql__execution__arrow__maxRecordsPerBatch": "50",
     }
-    spark = build_session("telling", "local-cluster[1,1,1024]", **conf)
+    spark = build_session("telling", "local-cluster[2,1,1024]", **conf)
     print("APPLICATION", spark.sparkContext.applicationId)  # noqa: T201
+    spark.sparkContext.setLogLevel("OFF")
+    filling.run(spark, directory)
+    draining.run(spark, "file", directory, "executor")
     spark.sparkContext.setLogLevel("INFO")
     rows = spark.range(4).selectExpr("concat('k', id) AS key", "'1' AS payload")
     rows.write.format("delayed_queue").option("queue", "orders").mode("append").save()

@@ -1,0 +1,5 @@
+"""Handlers that ask for a module which is not there."""
+
+from __future__ import annotations
+
+import a_module_that_is_not_there  # type: ignore[import-not-found] # noqa: F401

@@ -1,0 +1,105 @@
+"""A receiver that knows when each request arrived, whenever it came to read it."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import defaultdict
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+# Linux notes when a packet arrived, for sockets that ask for it; accepted ones inherit that.
+SO_TIMESTAMPNS: Final = 35
+ANSWER: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+class Witness:
+    """Answers every request with 200; ``arrived`` has the times of first bytes, by path."""
+
+    def __init__(self) -> None:
+        self.arrived: defaultdict[str, list[float]] = defaultdict(list)
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self._server.setblocking(False)
+        self._server.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self.port = self._server.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._begun: dict[socket.socket, tuple[float, bytes]] = {}
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="witness", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_stopped.set()
+        self._thread.join(10)
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+        self._selector.close()
+
+    def _serve(self) -> None:
+        while not self._is_stopped.is_set():
+            for key, _ in self._selector.select(0.05):
+                assert isinstance(key.fileobj, socket.socket)
+                if key.fileobj is self._server:
+                    self._accept()
+                else:
+                    with suppress(BlockingIOError):
+                        self._read(key.fileobj)
+
+    def _accept(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                opened, _ = self._server.accept()
+                opened.setblocking(False)
+                self._selector.register(opened, selectors.EVENT_READ)
+
+    def _read(self, opened: socket.socket) -> None:
+        try:
+            data, ancillary, *_ = opened.recvmsg(65_536, 256)
+        except ConnectionError:
+            data, ancillary = b"", []
+        if not data:
+            self._selector.unregister(opened)
+            self._begun.pop(opened, None)
+            opened.close()
+            return
+        at, before = self._begun.pop(opened, (_arrival(ancillary), b""))
+        request = before + data
+        head, _, body = request.partition(b"\r\n\r\n")
+        if len(body) < _length(head):
+            self._begun[opened] = (at, request)
+            return
+        self.arrived[head.split(b" ", 2)[1].decode()].append(at)
+        opened.send(ANSWER)
+
+
+def _arrival(ancillary: list[tuple[int, int, bytes]]) -> float:
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
+            seconds, nanoseconds = struct.unpack("qq", data[:16])
+            return float(seconds + nanoseconds / 1e9)
+    return time.time()
+
+
+def _length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 1  # its head is not complete

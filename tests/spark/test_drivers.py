@@ -1,0 +1,55 @@
+"""A driver that is killed, and two at a time, beside the session of the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delayed_queue.models import Message
+from tests.processes import kill_family, wait_until
+from tests.spark.drivers import PATIENCE, fill, in_lake, program
+from tests.spark.programs import draining
+from tests.spark.support import with_jvm
+
+pytestmark = [*with_jvm, pytest.mark.slow, pytest.mark.usefixtures("queue")]
+
+
+@pytest.mark.long
+def test_a_driver_is_killed_and_another_goes_on(tmp_path: Path, spark: Any):
+    """In a task, and between a batch's sink and its commit: inside the lease it is replayed.
+
+    What goes on is another process: the session of the run.
+    """
+    keys = fill(100, "file", "batch")
+    with program("draining", str(tmp_path), "stand", "local[3,4]") as process:
+        for each in ("file", "batch"):
+            wait_until((tmp_path / each / "reached").exists, PATIENCE)
+        kill_family(process)
+    assert Message.objects.count() == 200
+    for each in ("file", "batch"):
+        draining.run(spark, each, str(tmp_path), "none")
+    assert Message.objects.count() == 0
+    # The file sink knows the batch it was killed in. A foreachBatch had written it already.
+    assert in_lake(tmp_path / "file") == Counter(keys)
+    found = in_lake(tmp_path / "batch")
+    assert sorted(found) == keys
+    assert [key for key, times in found.items() if times > 1] == keys[:40]
+
+
+def test_two_drivers_on_one_queue(tmp_path: Path, spark: Any):
+    """Each has a reader of its own, which is a process, and shares nothing but the database."""
+    keys = fill(400, "file")
+    lakes = [tmp_path / "one", tmp_path / "two"]
+    for at in lakes:
+        at.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(draining.run, spark, "file", str(at), "none") for at in lakes]
+        for each in both:
+            each.result(PATIENCE)
+    found = [in_lake(at / "file") for at in lakes if (at / "file/rows").exists()]
+    assert sum(found, Counter()) == Counter(keys)
+    assert Message.objects.count() == 0
