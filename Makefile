@@ -18,6 +18,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The value is pip's way to say --no-compile: most of what is installed is never imported.
 export PIP_NO_COMPILE := 0
 
+# Whatever the environment says, compiled code is kept: else each of the hundreds of processes that
+# tests and demo start compiles all that it imports, three times the work of its start. Not in the
+# tree, where some do not want it.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
+
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
 .PHONY: help demo serve test test-all check lint types layers migrations docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import astuple
 from typing import Final
 
+from example_project.demo import database
 from example_project.demo.acts import Outcome
 from example_project.demo.notifications import accounts, figures, render
 from example_project.demo.notifications.broker import open_broker
@@ -99,7 +100,10 @@ class NotificationsAct:
         )
 
     def _start_dispatchers(self) -> None:
+        started_at = database.database_now()
         started = [self._start() for _ in range(DISPATCHERS)]
+        # Or what goes wrong in the first seconds finds nobody at work.
+        self._stage.wait_for(started, started_at)
         console = self._stage.console
         self._trouble = Trouble(self._strangers, console, self._start, started)
         names = ", ".join(str(each.pid) for each in started)

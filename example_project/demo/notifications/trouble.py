@@ -13,7 +13,7 @@ from example_project.demo.notifications.strangers import TIMEOUT_SECONDS, Strang
 from example_project.demo.processes import Child
 
 # Shares of the time in which requests come.
-FIRST_DOWN, SECOND_DOWN, SECOND_UP, FIRST_UP = 0.3, 0.38, 0.44, 0.55
+FIRST_DOWN, SECOND_DOWN, SECOND_DOWN_FOR, FIRST_UP = 0.3, 0.38, 0.06, 0.55
 SLOW_FROM: Final = 0.65
 FEWEST_IN_HAND: Final = 4
 WANTED_IN_HAND: Final = 30
@@ -35,7 +35,7 @@ class Trouble:
     _slow_since: float = 0.0
     _standstill: tuple[float, set[tuple[str, str]]] | None = None
     _first_was_down: bool = False
-    _second_was_down: bool = False
+    _second_down_at: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -52,13 +52,15 @@ class Trouble:
         if not self._first_was_down and share >= FIRST_DOWN:
             self._first_was_down = first.is_down = True
             self.console.step("outage", "the first SMS provider answers 503; the second takes over")
-        if not self._second_was_down and share >= SECOND_DOWN:
-            self._second_was_down = second.is_down = True
+        # Not before it has taken over, which on a busy machine may take a while.
+        if self._second_down_at is None and share >= SECOND_DOWN and second.accepted:
+            self._second_down_at = share
+            second.is_down = True
             self.console.step("outage", "the second one, too: texts wait, and some expire")
-        if second.is_down and share >= SECOND_UP:
+        if second.is_down and share >= (self._second_down_at or 0.0) + SECOND_DOWN_FOR:
             second.is_down = False
             self.console.step("mended", "the second SMS provider is back")
-        if first.is_down and share >= FIRST_UP:
+        if first.is_down and not second.is_down and share >= FIRST_UP:
             first.is_down = False
             self.console.step("mended", "the first SMS provider is back")
 
