@@ -1,0 +1,13 @@
+"""Settings of processes that tests start: what workers need, so that each is up in half the time.
+
+Without the admin, the URLs and the example project, whose imports are most of a start. Processes
+that serve or send by these name ``tests.settings``.
+"""
+
+from __future__ import annotations
+
+from tests.settings import *  # noqa: F403
+
+INSTALLED_APPS = ["delayed_queue", "tests.workerapp"]
+MIDDLEWARE: list[str] = []
+ROOT_URLCONF = None
