@@ -26,7 +26,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
-.PHONY: help demo serve test test-all check lint types layers migrations docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http
+.PHONY: help demo serve test test-all check lint types layers migrations docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ serve: $(VENV)/installed ## the demo, then workers and the admin until Ctrl-C
 test: $(VENV)/installed ## the tests, on a PostgreSQL that starts by itself
 	$(BIN)/python -m pytest -n $(JOBS) -m "not long" $(ARGS)
 
+pairs: $(VENV)/installed ## the contract and unit tests on further pairs of Python and Django, where there are any
+	JOBS=$(JOBS) $(BIN)/python .ci/pairs.py
+
 test-all: $(VENV)/installed ## all tests: adds soaks, clusters, long kills, every plan, and five times the examples
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
@@ -75,6 +78,17 @@ migrations: $(VENV)/installed ## no model change without its migration
 docs: $(VENV)/installed ## the documentation, as HTML
 	$(INSTALL) --group docs
 	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
+
+$(VENV)/packagers: $(VENV)/installed
+	$(INSTALL) --group package
+	@touch $@
+
+package: $(VENV)/packagers ## the sdist and the wheel in dist, and whether they are complete
+	rm -rf dist django_delayed_queue.egg-info
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/pyroma --min 10 dist/*.tar.gz
+	$(BIN)/python .ci/contents.py
 
 bench: $(VENV)/installed ## the queue against bare SQL; bench-peers is against other queues
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -115,4 +129,4 @@ stop: $(VENV)/installed ## stop the PostgreSQL servers that demo and tests left 
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py queuedb stop
 
 clean: ## remove the virtual environment and the caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache docs/_build
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache docs/_build dist

@@ -16,6 +16,18 @@ VERSION = re.search(
 if VERSION is None:
     raise SystemExit("delayed_queue/__init__.py names no __version__")
 
+REPOSITORY = "https://github.com/delayed-queue/django-delayed-queue"
+DOCUMENTATION = "https://django-delayed-queue.readthedocs.io/"
+# The files of this version: an index page has no files for a relative link to lead to.
+FILES = f"{REPOSITORY}/blob/v{VERSION[1]}"
+
+
+def long_description() -> str:
+    """Return the README with each relative link made absolute."""
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"\]\((?!https?://|#)([^)\s]+)\)", rf"]({FILES}/\1)", text)
+
+
 EXTRAS = {
     # django-ninja: the HTTP job API.
     # yarl: the urls of jobs are checked where they are offered.
@@ -47,9 +59,29 @@ setup(
     name="django-delayed-queue",
     version=VERSION.group(1),
     description="A delayed message queue, cron service and workers for Django on PostgreSQL",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=long_description(),
     long_description_content_type="text/markdown",
-    license="BSD-3-Clause",
+    author="The delayed_queue authors",
+    # Not a mailbox: index pages and pyroma ask for one. Who to write to is in SECURITY.md.
+    author_email="authors@django-delayed-queue.example",
+    url=REPOSITORY,
+    project_urls={
+        "Documentation": DOCUMENTATION,
+        "Changelog": f"{FILES}/CHANGELOG.md",
+        "Source": REPOSITORY,
+        "Issues": f"{REPOSITORY}/issues",
+    },
+    keywords=[
+        "cron",
+        "delay",
+        "django",
+        "job queue",
+        "message queue",
+        "postgresql",
+        "scheduler",
+        "worker",
+    ],
+    license_expression="BSD-3-Clause",
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["delayed_queue", "delayed_queue.*"]),
@@ -64,12 +96,15 @@ setup(
         "Framework :: Django",
         "Framework :: Django :: 5.2",
         "Framework :: Django :: 6.0",
+        "Framework :: Django :: 6.1",
         "Intended Audience :: Developers",
-        "Operating System :: OS Independent",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Programming Language :: SQL",
         "Topic :: Database",
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",

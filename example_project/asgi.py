@@ -13,4 +13,6 @@ from delayed_queue.api.asgi import GuardedApplication
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 django = get_asgi_application()
 # Elsewhere static files are the web server's.
-application = GuardedApplication(ASGIStaticFilesHandler(django) if settings.DEBUG else django)
+application = GuardedApplication(
+    ASGIStaticFilesHandler(django) if settings.SERVE_STATIC else django
+)

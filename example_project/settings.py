@@ -97,6 +97,8 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
 STATIC_ROOT = BASE_DIR / "staticfiles"
+# Whether the ASGI application serves static files itself, where there is no web server for them.
+SERVE_STATIC = env.bool("SERVE_STATIC", default=DEBUG)
 
 LOGGING = {
     "version": 1,

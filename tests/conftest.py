@@ -57,8 +57,9 @@ _TOGETHER: Final = (
 )
 _ON_THE_SESSION: Final = "tests/spark/test_pipeline_faults.py::TestArchive"
 
-# How many histories the property tests make up: everyday, in `make test-all`, in `make chaos`.
-for _profile, _examples in (("everyday", 100), ("thorough", 500), ("soak", 2000)):
+# How many histories the property tests make up: on further pairs of Python and Django, everyday, in
+# `make test-all`, in `make chaos`.
+for _profile, _examples in (("brief", 10), ("everyday", 100), ("thorough", 500), ("soak", 2000)):
     hypothesis.settings.register_profile(_profile, max_examples=_examples, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"))
 

@@ -32,7 +32,8 @@ def name_of(page: Path) -> str:
 
 def pages() -> list[Path]:
     """Return every page of the documentation, those beside ``docs/`` too."""
-    beside = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    names = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+    beside = [ROOT / name for name in names]
     return beside + sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)
 
 

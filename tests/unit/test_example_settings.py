@@ -9,7 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-KNOWN = ("ALLOWED_HOSTS", "DATABASE_URL", "DEBUG", "HTTPS", "NOTIFICATIONS_HASH_KEY", "SECRET_KEY")
+KNOWN = (
+    "ALLOWED_HOSTS", "DATABASE_URL", "DEBUG", "HTTPS", "NOTIFICATIONS_HASH_KEY", "SECRET_KEY",
+    "SERVE_STATIC",
+)  # fmt: skip
 SERVER = "postgres://me@db.example.com/shop"
 SHOW = "from django.conf import settings as s; print(s.DEBUG, s.SECRET_KEY)"
 

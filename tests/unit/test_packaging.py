@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import runpy
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from tests import documents
 from tests.documents import ROOT
 
 # What a process in production has no use for.
@@ -69,7 +71,8 @@ def test_the_core_needs_three(metadata: dict[str, Any]):
 
 def test_every_extra_and_group_that_is_named_exists(metadata: dict[str, Any]):
     named, groups = set(), set()
-    for pattern in ("*.md", "docs/**/*.md", "Makefile", "tox.ini", "**/*.py"):
+    files = ("Makefile", "tox.ini", "Dockerfile", ".readthedocs.yaml")
+    for pattern in ("*.md", "docs/**/*.md", *files, "**/*.py"):
         for path in ROOT.glob(pattern):
             if ROOT.joinpath(".venv") in path.parents or "CHANGELOG" in path.name:
                 continue
@@ -77,4 +80,90 @@ def test_every_extra_and_group_that_is_named_exists(metadata: dict[str, Any]):
             named |= set(re.findall(r"(?:django-delayed-queue|\"\.)\[([a-z,-]+)\]", text))
             groups |= set(re.findall(r"(?:--group |dependency_groups = )([a-z]+)", text))
     assert {each for text in named for each in text.split(",")} <= metadata["extras_require"].keys()
-    assert {"test", "docs", "bench"} <= groups <= project()["dependency-groups"].keys()
+    assert (
+        {"test", "docs", "bench", "example", "package"}
+        <= groups
+        <= project()["dependency-groups"].keys()
+    )
+
+
+def described(metadata: dict[str, Any], prefix: str) -> set[str]:
+    """Return the versions of the classifiers below the prefix."""
+    found = (re.fullmatch(rf"{prefix} :: (\d+\.\d+)", each) for each in metadata["classifiers"])
+    return {match[1] for match in found if match}
+
+
+def environments() -> set[str]:
+    """Return the environments of tox, written out."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "tox.ini", encoding="utf-8")
+    lines = parser["tox"]["env_list"].split()
+    return {name for line in lines for name in written_out(line)}
+
+
+def written_out(pattern: str) -> list[str]:
+    if (braces := re.search(r"\{([^}]+)\}", pattern)) is None:
+        return [pattern]
+    head, tail = pattern[: braces.start()], pattern[braces.end() :]
+    return [name for each in braces[1].split(",") for name in written_out(head + each + tail)]
+
+
+class TestTheIndexPage:
+    def test_every_link_is_absolute_and_leads_to_a_file(self, metadata: dict[str, Any]) -> None:
+        text = metadata["long_description"]
+        links = re.findall(r"\]\(([^)\s]+)\)", text)
+        files = f"{metadata['url']}/blob/v{metadata['version']}/"
+        ours = [link.removeprefix(files) for link in links if link.startswith(files)]
+        assert all(link.startswith("https://") for link in links)
+        assert ours == [x for x in documents.links(ROOT / "README.md") if "://" not in x]
+        assert all((ROOT / each.partition("#")[0]).is_file() for each in ours)
+
+    def test_the_rest_of_the_readme_is_as_it_is(self, metadata: dict[str, Any]) -> None:
+        files = f"{metadata['url']}/blob/v{metadata['version']}/"
+        readme = documents.read(ROOT / "README.md")
+        assert metadata["long_description"].replace(f"]({files}", "](") == readme
+
+    def test_it_leads_to_source_documentation_issues_and_changes(
+        self, metadata: dict[str, Any]
+    ) -> None:
+        urls = metadata["project_urls"]
+        assert urls.keys() == {"Documentation", "Changelog", "Source", "Issues"}
+        assert urls["Changelog"].rpartition("/")[2] == "CHANGELOG.md"
+        assert urls["Documentation"] in documents.read(ROOT / ".readthedocs.yaml")
+
+    def test_the_repository_has_one_address(self, metadata: dict[str, Any]) -> None:
+        named = set()
+        for path in [*ROOT.glob(".github/**/*.yml"), *documents.pages(), ROOT / "setup.py"]:
+            named |= set(re.findall(r"https://github\.com/[\w-]+/[\w-]+", documents.read(path)))
+        elsewhere = "https://github.com/caronc/apprise"  # a provider's
+        assert named - {elsewhere} == {metadata["url"]}
+
+
+class TestVersions:
+    def test_toxs_pairs_are_those_of_the_classifiers(self, metadata: dict[str, Any]) -> None:
+        pairs = {name for name in environments() if name.startswith("py")}
+        pythons = described(metadata, "Programming Language :: Python")
+        djangos = described(metadata, "Framework :: Django")
+        possible = {(p, d) for p in pythons for d in djangos if d < "6" or p >= "3.12"}
+        assert pairs == {f"py{p}-django{d}".replace(".", "") for p, d in possible}
+
+    def test_the_readme_names_the_ends_of_both(self, metadata: dict[str, Any]) -> None:
+        pythons = sorted(described(metadata, "Programming Language :: Python"))
+        djangos = sorted(described(metadata, "Framework :: Django"))
+        text = " ".join(documents.read(ROOT / "README.md").split())
+        assert f"Python {pythons[0]} to {pythons[-1]}" in text
+        assert f"Django {', '.join(djangos[:-1])} and {djangos[-1]}" in text
+
+    def test_here_each_further_one_has_its_turn_once(self, metadata: dict[str, Any]) -> None:
+        script = runpy.run_path(str(ROOT / ".ci/pairs.py"))
+        pythons = described(metadata, "Programming Language :: Python")
+        djangos = described(metadata, "Framework :: Django")
+        for done in {script["Pair"](*pair) for pair in script["PAIRS"]}:
+            found = [*script["chosen"](pythons, done), done]
+            assert {each.python for each in found} == pythons
+            assert {each.django for each in found} == djangos
+            assert len(set(found)) == len(found)
+
+    def test_where_there_is_no_further_one_nothing_is_run_again(self) -> None:
+        script = runpy.run_path(str(ROOT / ".ci/pairs.py"))
+        assert script["chosen"]({"3.11"}, script["Pair"]("3.11", "5.2")) == []
