@@ -9,9 +9,15 @@ import pytest
 
 
 def sample(values: Iterable[Any], *everyday: Any) -> list[Any]:
-    """Return all the values as parameters of a test, marked long but for those of every day."""
+    """Return all the values as parameters of a test, marked long but for those of every day.
+
+    A tuple is the values of several parameters.
+    """
     found = list(values)
-    assert set(everyday) <= set(found), "a sample of other values"
-    return [
-        each if each in everyday else pytest.param(each, marks=pytest.mark.long) for each in found
-    ]
+    assert all(each in found for each in everyday), "a sample of other values"
+    return [each if each in everyday else _long(each) for each in found]
+
+
+def _long(value: Any) -> Any:
+    values = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=pytest.mark.long)

@@ -96,12 +96,18 @@ def test_every_statement_has_a_case():
     assert {case.statement for case in CASES} == statements()
 
 
-@pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
+@pytest.mark.parametrize(
+    "generic", [False, pytest.param(True, marks=pytest.mark.long)], ids=["custom", "generic"]
+)
 @pytest.mark.parametrize(
     ("case", "beliefs"),
     [
         *(pytest.param(case, WARM, id=f"{case}-warm") for case in CASES),
-        *(pytest.param(case, COLD, id=f"{case}-cold") for case in CASES if case.statement in WALKS),
+        *(
+            pytest.param(case, COLD, id=f"{case}-cold", marks=pytest.mark.long)
+            for case in CASES
+            if case.statement in WALKS
+        ),
     ],
 )
 def test_plan(

@@ -40,6 +40,7 @@ def test_a_driver_is_killed_and_another_goes_on(tmp_path: Path, spark: Any):
     assert [key for key, times in found.items() if times > 1] == keys[:40]
 
 
+@pytest.mark.long
 def test_two_drivers_on_one_queue(tmp_path: Path, spark: Any):
     """Each has a reader of its own, which is a process, and shares nothing but the database."""
     keys = fill(400, "file")

@@ -14,6 +14,7 @@ from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark.jobs import drains, imports, replays, reports, snapshots
 from delayed_queue.spark.jobs.lakes import read_lake
+from tests.sampling import sample
 from tests.spark.pipelines import CONSOLE, archive, letters, options
 from tests.spark.support import with_jvm
 
@@ -56,7 +57,7 @@ def measured(spark: Any, **sources: Any) -> dict[str, Any]:
     return reports.run(spark, reports.ReportOptions(**sources), CONSOLE).figures
 
 
-@pytest.mark.parametrize("kind", [NUMBER, ALL_AT_ONCE])
+@pytest.mark.parametrize("kind", sample([NUMBER, ALL_AT_ONCE], ALL_AT_ONCE))
 def test_a_drained_kind_comes_back_as_it_was(
     queue: DelayedQueue, spark: Any, lake: str, kind: str
 ) -> None:
@@ -68,7 +69,7 @@ def test_a_drained_kind_comes_back_as_it_was(
     assert stored() == before
 
 
-@pytest.mark.parametrize("kind", [DATE, REAL])
+@pytest.mark.parametrize("kind", sample([DATE, REAL], DATE))
 def test_a_kind_of_a_snapshot_comes_back_as_it_was(
     queue: DelayedQueue, spark: Any, lake: str, kind: str
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_kind_of_a_snapshot_comes_back_as_it_was(
     assert stored() == before
 
 
+@pytest.mark.long
 def test_kinds_that_name_no_directory_come_back_as_they_were(
     queue: DelayedQueue, spark: Any, lake: str
 ) -> None:
@@ -96,6 +98,7 @@ def test_kinds_that_name_no_directory_come_back_as_they_were(
     assert stored() == {(kind, key) for kind, key in before if kind}
 
 
+@pytest.mark.long
 def test_an_archived_kind_is_a_column_of_the_files(
     queue: DelayedQueue, spark: Any, lake: str
 ) -> None:

@@ -26,6 +26,7 @@ from delayed_queue.spark.jobs.tables import KNOWN
 from example_project.postgres.server import EmbeddedPostgres
 from tests.faults.servers import crash, private_server
 from tests.processes import wait_until
+from tests.sampling import sample
 from tests.spark.archiver import STEPS, arm
 from tests.spark.pipelines import CONSOLE, archive, letters
 from tests.spark.support import with_jvm
@@ -162,7 +163,7 @@ class TestArchiveAndReplay:
         assert (found.archives, found.rows, found.deleted, found.changed) == (2, 11, 9, 1)
         assert DeadLetter.objects.count() == 0
 
-    @pytest.mark.parametrize("how", [alter, remove, add])
+    @pytest.mark.parametrize("how", sample([alter, remove, add], alter))
     def test_files_that_are_not_those_of_the_manifest_delete_nothing(
         self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch,
         how: Callable[[Path], None],
@@ -183,6 +184,7 @@ class TestArchiveAndReplay:
             archive(spark, lake)
         assert DeadLetter.objects.count() == 10
 
+    @pytest.mark.long
     def test_a_file_that_vanishes_while_rows_are_deleted_keeps_its_rows(
         self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -214,6 +216,7 @@ class TestArchiveAndReplay:
         with pytest.raises(InvalidConfiguration, match="not those that were written"):
             archive(spark, lake)
 
+    @pytest.mark.long
     def test_a_directory_of_another_database_is_neither_taken_nor_replaced(
         self, queue: DelayedQueue, spark: Any, lake: str
     ) -> None:
@@ -231,6 +234,7 @@ class TestArchiveAndReplay:
         foreign.rename(directory / "elsewhere")
         assert archive(spark, lake).deleted == 5
 
+    @pytest.mark.long
     def test_a_connection_that_is_cut_does_not_end_its_keeping(
         self, queue: DelayedQueue, spark: Any, lake: str, other: psycopg.Connection[Any],
         monkeypatch: pytest.MonkeyPatch,
@@ -251,7 +255,7 @@ class TestArchiveAndReplay:
         monkeypatch.setattr(archives._Archive, "_publish", cut)
         assert archive(spark, lake, lease_ms=900).deleted == 3
 
-    @pytest.mark.parametrize("step", STEPS)
+    @pytest.mark.parametrize("step", sample(STEPS, "in the middle"))
     def test_connections_that_are_cut_end_nothing(
         self, step: str, queue: DelayedQueue, spark: Any, lake: str,
         other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch,
@@ -277,6 +281,7 @@ class TestArchiveAndReplay:
         rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter").collect()
         assert sorted(row["id"] for row in rows) == sorted(original)
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_the_database_restarts_while_rows_are_read(
         self, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch

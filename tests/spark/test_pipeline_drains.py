@@ -19,6 +19,7 @@ from delayed_queue.spark import claim_lake
 from delayed_queue.spark.jobs import drains, replays
 from delayed_queue.spark.jobs.files import Files
 from delayed_queue.spark.jobs.handling import Handling
+from tests.sampling import sample
 from tests.spark.pipelines import CONSOLE, TARGETS
 from tests.spark.support import with_jvm
 
@@ -53,6 +54,7 @@ class TestDrain:
         assert drain(spark, tmp_path, to=lake).messages == 0
         assert spark.read.parquet(lake).count() == 30
 
+    @pytest.mark.long
     def test_files_that_another_checkpoint_has_numbered_are_refused_before_anything_is_leased(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
@@ -78,6 +80,7 @@ class TestDrain:
         with pytest.raises(InvalidConfiguration, match="up to number 9"):
             claim_lake(spark, str(tmp_path / "lake"), str(tmp_path / "checkpoint"))
 
+    @pytest.mark.long
     def test_a_directory_is_one_checkpoints_from_its_start_on(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
@@ -150,6 +153,7 @@ class TestDrain:
         with pytest.raises(InvalidConfiguration, match="belongs to another checkpoint"):
             claim_lake(spark, lake, str(tmp_path / ("a" if owner == "b" else "b")))
 
+    @pytest.mark.long
     def test_a_payload_that_is_no_text_is_kept_as_it_is(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: psycopg.Connection[Any]
     ) -> None:
@@ -164,7 +168,7 @@ class TestDrain:
         assert replays.run(spark, replays.ReplayOptions((lake,)), CONSOLE).counts.created == 3
         assert {each.key: bytes(each.payload) for each in Message.objects.all()} == before
 
-    @pytest.mark.parametrize("name", ["answering", "answering_later"])
+    @pytest.mark.parametrize("name", sample(["answering", "answering_later"], "answering"))
     def test_a_handler_is_judged_by_the_workers_rules(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: Any, name: str
     ) -> None:
@@ -195,6 +199,7 @@ class TestDrain:
         assert "ValueError: broken" in (left["failed"].last_error or "")
         assert all(each.lease_id is None for each in left.values())
 
+    @pytest.mark.long
     def test_the_decorators_rules_win(
         self, transactional_db: None, known: str, spark: Any, tmp_path: Path
     ) -> None:
@@ -202,6 +207,7 @@ class TestDrain:
         handling = Handling(f"{TARGETS}:strict", "orders", retry=RetryPolicy.ladder("1h"))
         assert drain(spark, tmp_path, handling=handling).report()["dead"] == 1
 
+    @pytest.mark.long
     def test_a_handler_may_settle_by_itself(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
@@ -234,6 +240,7 @@ class TestDrain:
             drain(spark, tmp_path, handling=Handling(f"{TARGETS}:nobody", "orders"))
         assert queue.stats().due == 1
 
+    @pytest.mark.long
     def test_room_for_all_its_connections_is_looked_for_before_anything_is_leased(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -29,6 +29,7 @@ from delayed_queue.spark.commands.command import DONE, FAILED
 from delayed_queue.spark.jobs import archives, handling, imports
 from delayed_queue.spark.session import find_java_home
 from tests.processes import ROOT, kill_family, wait_until
+from tests.sampling import sample
 from tests.spark.archiver import STEPS
 from tests.spark.pipelines import CONSOLE, archive, letters, lines, options
 from tests.spark.support import with_jvm
@@ -92,7 +93,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 class TestArchive:
     """P8: a crash at any step repeats from the manifest."""
 
-    @pytest.mark.parametrize("step", STEPS)
+    @pytest.mark.parametrize("step", sample(STEPS, "in the middle"))
     def test_killed_at(
         self, step: str, queue: DelayedQueue, spark: Any, lake: str, other: Any
     ) -> None:
@@ -231,9 +232,9 @@ class TestImport:
 class TestDrain:
     """P7: Ctrl-C and SIGTERM end it, and the last batch is acknowledged."""
 
-    @pytest.mark.parametrize(
-        "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
-    )
+    # In the run's own session: test_a_signal_ends_a_drain, of test_pipeline_session.py.
+    @pytest.mark.long
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_signal_ends_a_continuous_one(
         self, number: signal.Signals, queue: DelayedQueue, known: str, tmp_path: Path
     ) -> None:

@@ -221,6 +221,7 @@ class TestImport:
         assert (found.updated, found.quarantined) == (4, 1)
         assert found.reasons == (("The amount is not above 0.", 1),)
 
+    @pytest.mark.long
     def test_a_target_is_told_by_how_much_a_row_is_spread(
         self, known: str, spark: Any, tmp_path: Path
     ) -> None:

@@ -77,6 +77,7 @@ class TestCsv:
         with pytest.raises(InvalidConfiguration, match=said):
             imports.run(spark, options(tmp_path, str(path), form="csv"), CONSOLE)
 
+    @pytest.mark.long
     def test_line_breaks_in_cells_across_the_cuts_of_spark(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
@@ -152,6 +153,7 @@ class TestFiles:
 
 
 class TestRatio:
+    @pytest.mark.long
     def test_the_share_that_is_allowed_is_allowed(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
@@ -161,6 +163,7 @@ class TestRatio:
         asked = options(tmp_path, path, max_bad_ratio=0.29)
         assert imports.run(spark, asked, CONSOLE).created == 71
 
+    @pytest.mark.long
     def test_a_dry_run_says_what_would_be_refused(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
@@ -187,6 +190,7 @@ def test_a_database_that_is_away_is_told_before_anything_is_read(
 class TestRepeated:
     """After a crash: as a driver leaves it that dies before its end."""
 
+    @pytest.mark.long
     def test_what_is_missing_gets_the_times_that_it_would_have_had(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: psycopg.Connection[Any]
     ) -> None:
@@ -206,6 +210,7 @@ class TestRepeated:
         assert schedules(other) == times
         assert len(set(times)) == 100
 
+    @pytest.mark.long
     def test_a_replay_on_another_cluster_brings_the_same_chunks(
         self, queue: DelayedQueue, spark: Any, lake: str, other: psycopg.Connection[Any]
     ) -> None:
@@ -225,6 +230,7 @@ class TestRepeated:
         assert (again.counts.created, again.was_done) == (200, False)
         assert Message.objects.count() == left < 200
 
+    @pytest.mark.long
     def test_replays_under_new_keys_do_not_meet(
         self, queue: DelayedQueue, spark: Any, lake: str
     ) -> None:

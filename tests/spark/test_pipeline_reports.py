@@ -102,6 +102,7 @@ class TestReport:
         assert (out / "lateness.png").read_bytes().startswith(b"\x89PNG")
         assert any("orders|json" in line for line in report.lines())
 
+    @pytest.mark.long
     def test_from_files_of_ones_own_alone(self, spark: Any, tmp_path: Path) -> None:
         begin = datetime(2026, 5, 1, 12, tzinfo=UTC)
         table = pa.table(

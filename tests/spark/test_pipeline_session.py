@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from delayed_queue import DelayedQueue
+from delayed_queue.models import Message
 from delayed_queue.spark import cli, doctor, starting
-from delayed_queue.spark.commands.command import FAILED
+from delayed_queue.spark.commands.command import DONE, FAILED
 from delayed_queue.spark.settings import SparkSettings
+from tests.processes import wait_until
 from tests.spark.pipelines import CONSOLE
 from tests.spark.support import with_jvm
 
@@ -33,6 +39,35 @@ def test_a_command_that_fails_says_a_sentence_and_no_stack(
     told = [line for line in err.splitlines() if not re.match(r"\[ +[\d.]+ s\] ", line)]
     assert len(told) == 1, err
     assert "Path does not exist" in told[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_drain(
+    queue: DelayedQueue,
+    spark: Any,
+    lake: str,
+    number: signal.Signals,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """P7: a continuous one, and its last batch is acknowledged."""
+    for n in range(20):
+        queue.offer_or_update(f"k{n}", n)
+
+    def send_when_the_batch_is_written() -> None:
+        try:
+            wait_until(lambda: list(Path(lake).glob("_checkpoint/*/commits/0")))
+        finally:
+            os.kill(os.getpid(), number)
+
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(send_when_the_batch_is_written)
+        code = cli.main(
+            ["drain", "--queue", "orders", "--to", lake, "--continuous", "--format", "json"]
+        )
+        sent.result()
+    assert code == DONE
+    assert json.loads(capsys.readouterr().out)["messages"] == 20
+    assert Message.objects.count() == 0
 
 
 class TestDoctor:

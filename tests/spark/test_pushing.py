@@ -14,6 +14,7 @@ import pytest
 
 from delayed_queue.spark.reader import BY_PAGES
 from tests.faults.servers import private_server
+from tests.sampling import sample
 from tests.spark.support import with_jvm
 
 pytestmark = [*with_jvm, pytest.mark.slow]
@@ -80,26 +81,30 @@ MILLISECONDS = int(AT.timestamp() * 1000)
 KIND = "\"kind\" = 'orders|json'"
 
 
-@pytest.mark.parametrize("driver", ["adbc", "psycopg"])
+@pytest.mark.parametrize("driver", sample(["adbc", "psycopg"], "adbc"))
 @pytest.mark.parametrize(
     ("condition", "sent"),
-    [
-        ("key = 'k7'", "\"key\" = 'k7'"),
-        ("key IN ('k7', 'k8', 'nothing')", "\"key\" = ANY ('{k7,k8,nothing}')"),
+    sample(
+        [
+            ("key = 'k7'", "\"key\" = 'k7'"),
+            ("key IN ('k7', 'k8', 'nothing')", "\"key\" = ANY ('{k7,k8,nothing}')"),
+            ("attempts >= 3 AND id < 20", '"attempts" >= 3 AND "id" < 20'),
+            ("state = 'leased'", "\"state\" = 'leased'"),
+            ("lock_uuid IS NOT NULL", '"lock_uuid" IS NOT NULL'),
+            (
+                "created_at > timestamp'2030-01-01 00:00:00.0105'",
+                f'"created_at" > {MILLISECONDS + 10}',
+            ),
+            (
+                "scheduled_at BETWEEN timestamp'2030-01-01' AND timestamp'2030-01-01 00:00:00.005'",
+                f'"scheduled_at" >= {MILLISECONDS} AND "scheduled_at" <= {MILLISECONDS + 5}',
+            ),
+            ("length(payload) = 1 AND key = 'k7'", "\"key\" = 'k7'"),
+            ("key > 'k5' OR attempts = 1", ""),
+        ],
         ("attempts >= 3 AND id < 20", '"attempts" >= 3 AND "id" < 20'),
-        ("state = 'leased'", "\"state\" = 'leased'"),
-        ("lock_uuid IS NOT NULL", '"lock_uuid" IS NOT NULL'),
-        (
-            "created_at > timestamp'2030-01-01 00:00:00.0105'",
-            f'"created_at" > {MILLISECONDS + 10}',
-        ),
-        (
-            "scheduled_at BETWEEN timestamp'2030-01-01' AND timestamp'2030-01-01 00:00:00.005'",
-            f'"scheduled_at" >= {MILLISECONDS} AND "scheduled_at" <= {MILLISECONDS + 5}',
-        ),
         ("length(payload) = 1 AND key = 'k7'", "\"key\" = 'k7'"),
-        ("key > 'k5' OR attempts = 1", ""),
-    ],
+    ),
 )
 @pytest.mark.usefixtures("pushing")
 def test_the_database_filters(spark: Any, logged: Logged, driver: str, condition: str, sent: str):
@@ -112,6 +117,7 @@ def test_the_database_filters(spark: Any, logged: Logged, driver: str, condition
     assert {each.replace("E'", "'") for each in reads} == {f"{KIND} AND {sent}" if sent else KIND}
 
 
+@pytest.mark.long
 def test_where_spark_hands_none_over_the_query_runs(spark: Any, logged: Logged):
     """Which is Spark's default, under which it fails a reader that could take some."""
     with logged.reads() as reads:
@@ -132,6 +138,7 @@ def test_without_the_option_none_is_taken(spark: Any, logged: Logged):
     assert set(reads) == {KIND}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pushing")
 def test_one_query_for_each_frame(spark: Any, logged: Logged):
     """What the guide warns of, so that it is known when Spark is mended and the warning goes."""
@@ -141,6 +148,7 @@ def test_one_query_for_each_frame(spark: Any, logged: Logged):
     assert frame(spark, logged, pushFilters="true").count() == ROWS
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pushing")
 def test_a_frame_with_its_filter_may_be_used_again(spark: Any, logged: Logged):
     """Each query hands the filter over anew, and what it adds with it."""

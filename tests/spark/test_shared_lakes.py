@@ -56,6 +56,7 @@ def leased() -> int:
 
 
 class TestOneLake:
+    @pytest.mark.long
     def test_after_a_drain_that_failed_and_side_by_side(self, spark: Any, lake: str):
         fill(3)
         with pytest.raises(Exception, match="nope"):
@@ -123,6 +124,7 @@ class TestAnotherQueuesCheckpoint:
                 run(spark, "beta", checkpoint=checkpoint, **where)
         assert (leased(), Message.objects.count()) == (0, 2)
 
+    @pytest.mark.long
     def test_of_a_stream_of_ones_own(self, spark: Any, lake: str, tmp_path: Path):
         fill(2)
 
@@ -145,6 +147,7 @@ class TestAnotherQueuesCheckpoint:
             claim_lake(spark, lake, str(tmp_path / "of-beta"))
         assert leased() == 0
 
+    @pytest.mark.long
     def test_of_another_database(
         self, spark: Any, lake: str, dsn: str, monkeypatch: pytest.MonkeyPatch
     ):

@@ -17,6 +17,7 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.spark import acknowledge_checkpoint, counts, drain
 from tests.processes import wait_until, worker
+from tests.sampling import sample
 from tests.spark.support import keys_of, with_jvm
 from tests.workerapp.models import Effect
 
@@ -43,7 +44,7 @@ def in_lake(spark: Any, lake: str) -> list[str]:
 
 
 class TestDraining:
-    @pytest.mark.parametrize("prefetch", ["false", "true"])
+    @pytest.mark.parametrize("prefetch", sample(["false", "true"], "true"))
     def test_every_message_once_and_the_last_batch_is_acknowledged(
         self, spark: Any, lake: str, prefetch: str
     ):
@@ -54,6 +55,7 @@ class TestDraining:
         assert Message.objects.count() == 0
         assert [each["numInputRows"] for each in query.recentProgress][:3] == [10, 10, 5]
 
+    @pytest.mark.long
     def test_an_empty_queue_ends_at_once(self, spark: Any, lake: str):
         for _ in range(2):
             query = drain(to_lake(stream(spark), lake), f"{lake}/checkpoint")
@@ -152,6 +154,7 @@ class TestReplays:
         assert self.again(spark, lake) == keys
         assert Message.objects.count() == 0
 
+    @pytest.mark.long
     def test_after_it_those_that_nobody_else_has_taken(
         self, spark: Any, lake: str, queue: DelayedQueue
     ):
@@ -165,7 +168,7 @@ class TestReplays:
 
 
 class TestSlowBatches:
-    @pytest.mark.parametrize("renew", ["true", "false"])
+    @pytest.mark.parametrize("renew", sample(["true", "false"], "true"))
     def test_a_lease_shorter_than_the_batch(
         self, spark: Any, lake: str, queue: DelayedQueue, renew: str
     ):
@@ -240,6 +243,7 @@ class TestFilling:
             self.fill(self.source(spark, lake), lake, asyncProgressTrackingEnabled="true")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_django_workers_and_a_stream_share_a_queue(
     spark: Any, lake: str, other: psycopg.Connection[Any]
