@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-from tests.settings import *  # noqa: F403
+from tests.lean_settings import *  # noqa: F403
 
 DELAYED_QUEUE = {
     "CALLBACKS": {

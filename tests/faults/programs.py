@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 
 from tests.faults.aiming import Aim
-from tests.processes import ROOT, Output, environment, wait_until
+from tests.processes import LEAN, ROOT, Output, environment, wait_until
 
 # A short form by default; `make chaos` repeats each test of a worker many times.
 ROUNDS: Final = range(int(os.environ.get("CHAOS_ROUNDS", "1")))
@@ -111,7 +111,7 @@ def running(*command: str, url: str | None = None, **variables: str) -> Iterator
 def working(*arguments: str, url: str | None = None, **variables: str) -> Iterator[Program]:
     """Run a worker on the queues of the test app."""
     command = ("manage.py", "runqueueworker", "--no-cron", "--poll-interval", "0.2", *arguments)
-    with running(*command, url=url, **variables) as program:
+    with running(*command, url=url, **LEAN | variables) as program:
         yield program
 
 

@@ -154,16 +154,16 @@ class TestKills:
 
     def test_j9_killed_again_and_again_nothing_is_lost(self, receiver: Receiver) -> None:
         """Repeats only of what was on the wire: a hundred at most, each time."""
-        for n in range(300):
+        for n in range(200):
             add(f"k{n}", f"{receiver.url}/k{n}")
         with sending(receiver) as process:
-            for so_many in (30, 100, 200):
+            for so_many in (30, 100):
                 receiver.wait_for_requests(so_many)
                 kill_child(process)
             wait_until(is_sent, 60)
         times = Counter(each.path for each in receiver.requests)
-        assert set(times) == {f"/hook/k{n}" for n in range(300)}
-        assert sum(times.values()) <= 600
+        assert set(times) == {f"/hook/k{n}" for n in range(200)}
+        assert sum(times.values()) <= 400
         by_path = defaultdict(set)
         for each in receiver.requests:
             by_path[each.path].add(each.headers["webhook-id"])
@@ -173,7 +173,7 @@ class TestKills:
 class TestBacklogs:
     @pytest.mark.parametrize("stage", sample(Stage, Stage.EXECUTED))
     @pytest.mark.parametrize("end", sample(["killed", "cut off"], "killed"))
-    @pytest.mark.parametrize("point", ["a bite", "a claim that passes over them"])
+    @pytest.mark.parametrize("point", sample(["a bite", "a claim that passes over them"], "a bite"))
     def test_j12_while_it_puts_off_a_backlog_nothing_is_lost(
         self, receiver: Receiver, proxy: Proxy, stage: Stage, end: str, point: str
     ) -> None:
@@ -207,7 +207,10 @@ class TestBacklogs:
 
 
 class TestDeletes:
-    def test_j3_a_thousand_jobs_deleted_under_four_workers(self, receiver: Receiver) -> None:
+    @pytest.mark.parametrize(("count", "workers"), sample([(300, 2), (1000, 4)], (300, 2)))
+    def test_j3_jobs_deleted_under_workers(
+        self, receiver: Receiver, count: int, workers: int
+    ) -> None:
         """Sent before the 204, or on the wire when it came, or never; and never again."""
         seen: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -216,14 +219,14 @@ class TestDeletes:
             await wire.answer(404)  # a failure of the job, for which no host is left alone
 
         receiver.behaviour = behave
-        for n in range(1000):
+        for n in range(count):
             add(f"k{n}", f"{receiver.url}/k{n}", ladder=" ".join(["50ms"] * 50))
         deleted_at = {}
-        with ExitStack() as workers:
-            for _ in range(4):
-                workers.enter_context(sending(receiver))
+        with ExitStack() as stack:
+            for _ in range(workers):
+                stack.enter_context(sending(receiver))
             wait_until(lambda: len(receiver.requests) >= 50, 60)
-            for n in range(1000):
+            for n in range(count):
                 assert delete_job(TOPIC, f"k{n}")
                 deleted_at[f"/hook/k{n}"] = time.monotonic()
             assert not Message.objects.exists()

@@ -18,7 +18,7 @@ from delayed_queue import CronMessage, DelayedQueue
 from delayed_queue.models import Message, Schedule
 from delayed_queue.schedules import tick_key
 from tests.faults.proxy import Proxy
-from tests.processes import ROOT, environment, wait_until
+from tests.processes import LEAN, ROOT, environment, wait_until
 from tests.sampling import sample
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -33,7 +33,7 @@ def installing(config_hash: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.cron_installer", config_hash, str(START)],
         cwd=ROOT,
-        env=environment(),
+        env=environment() | LEAN,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -114,9 +114,9 @@ def test_killed_between_its_statements(
 def test_killed_at_any_moment(admin: psycopg.Connection[Any]):
     """Again and again, a little later each time: the ticks of one configuration, all of them."""
     DelayedQueue("faults").cron.install_tick(OLD, "report", messages())
-    for number in range(8):
+    for number in range(5):
         with installing(NEW if number % 2 == 0 else OLD) as process:
-            threading.Event().wait(number * 0.006)
+            threading.Event().wait(number * 0.01)
             process.kill()
             process.wait(PATIENCE)
         wait_until(lambda: not others(admin))

@@ -46,7 +46,6 @@ OPTIONS: Final = ("--queue", "ledger", "--lease", "600", "--batch-size", "5", "-
     "point",
     sample(
         POINTS,
-        "before the answer to the claim arrives",
         "in the handler, after its effect",
         "before the answer to the acknowledgement arrives",
     ),

@@ -27,6 +27,7 @@ from delayed_queue.workers.supervisor import (
 from delayed_queue.workers.watchdog import START_SECONDS
 from tests.faults.ledger import offer
 from tests.processes import children_of, wait_until, worker
+from tests.sampling import sample
 from tests.workerapp.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -118,7 +119,7 @@ def test_w5_poison_message_under_a_supervisor_spares_the_rest() -> None:
 
 
 def test_w4_children_of_a_killed_supervisor_drain_and_end() -> None:
-    keys = offer(DelayedQueue("ledger"), 3000)
+    keys = offer(DelayedQueue("ledger"), 1500)
     with worker("--queue", "ledger", "--processes", "2", *LEASE) as process:
         wait_until(lambda: Effect.objects.count() > 50)
         children = children_of(process)
@@ -174,7 +175,7 @@ def applied(*names: str) -> Iterator[None]:
     ],
     ids=["newer", "older"],
 )
-@pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.parametrize("processes", sample(["0", "1"], "1"))
 def test_a_schema_of_another_version_is_refused(
     names: tuple[str, ...], message: str, processes: str
 ) -> None:

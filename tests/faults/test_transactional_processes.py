@@ -37,7 +37,7 @@ DEATHS: Final = ["exit", "segfault", "out of memory"]
 
 
 @pytest.mark.parametrize("concurrency", sample(["1", "4"], "4"))
-@pytest.mark.parametrize("point", sample(POINTS, "between effects", "before the commit"))
+@pytest.mark.parametrize("point", sample(POINTS, "before the commit"))
 def test_a_worker_killed_there_has_each_effect_exactly_once(
     proxy: Proxy, point: str, concurrency: str
 ) -> None:
@@ -52,9 +52,7 @@ def test_a_worker_killed_there_has_each_effect_exactly_once(
     assert not DeadLetter.objects.exists()
 
 
-@pytest.mark.parametrize(
-    "point", sample(POINTS, "before the commit", "after the commit, before its answer arrives")
-)
+@pytest.mark.parametrize("point", sample(POINTS, "after the commit, before its answer arrives"))
 def test_a_worker_cut_off_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
     """W11: the lost transaction is repeated, one that was committed is not."""
     keys = offer(DelayedQueue("transacted"), 40)
@@ -71,7 +69,7 @@ def test_a_worker_cut_off_there_has_each_effect_exactly_once(proxy: Proxy, point
 
 def test_connections_ended_again_and_again_leave_each_effect_exactly_once() -> None:
     """W11, W7."""
-    keys = offer(DelayedQueue("transacted"), 1500)
+    keys = offer(DelayedQueue("transacted"), 600)
     with working("--queue", "transacted") as worker:
         for _ in range(2):
             seen = Effect.objects.count()
