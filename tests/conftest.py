@@ -51,6 +51,7 @@ _OWN_JVM: Final = (
 _TOGETHER: Final = (
     "tests/api/test_asgi.py",
     "tests/api/test_grouping.py",
+    "tests/api/test_waiting.py",
     "tests/integration/test_admin_plans.py",
     "tests/notifications/test_plans.py",
     "tests/plans/",
@@ -59,7 +60,7 @@ _ON_THE_SESSION: Final = "tests/spark/test_pipeline_faults.py::TestArchive"
 
 # How many histories the property tests make up: on further pairs of Python and Django, everyday, in
 # `make test-all`, in `make chaos`.
-for _profile, _examples in (("brief", 10), ("everyday", 100), ("thorough", 500), ("soak", 2000)):
+for _profile, _examples in (("brief", 10), ("everyday", 50), ("thorough", 500), ("soak", 2000)):
     hypothesis.settings.register_profile(_profile, max_examples=_examples, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"))
 

@@ -9,5 +9,5 @@ from __future__ import annotations
 from tests.settings import *  # noqa: F403
 
 INSTALLED_APPS = ["delayed_queue", "tests.workerapp"]
-MIDDLEWARE: list[str] = []
-ROOT_URLCONF = None
+MIDDLEWARE = []
+ROOT_URLCONF = None  # type: ignore[assignment] # there are no URLs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from http.client import HTTPConnection
 from typing import Any
@@ -17,14 +17,15 @@ from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
 from delayed_queue.tokens import VERBS, create_token
 from delayed_queue.wakeups import channel_of
-from tests.api.servers import LATER, Server, gunicorn, uvicorn
+from tests.api.servers import LATER, Server, Shared, gunicorn, uvicorn
 from tests.faults.proxies import proxied
-from tests.processes import wait_until
+from tests.processes import database_url, wait_until
 from tests.races.concurrency import raw_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 THREADS = 4
+OWN = "own_server"
 
 
 @pytest.fixture
@@ -32,9 +33,29 @@ def token(transactional_db: None) -> str:
     return create_token("consumer", verbs=VERBS, topics=["*"])
 
 
+@pytest.fixture(scope="module", params=["application", "direct"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
+    with Shared(lambda: uvicorn(request.param, THREADS=THREADS)) as made:
+        yield made
+
+
+@pytest.fixture
+def server(token: str, shared: Shared) -> Server:
+    """One for all tests, with nobody in its line."""
+    found = shared.server()
+    until_all_wait(found, 0)
+    return found
+
+
 @pytest.fixture(params=["application", "direct"])
-def server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
-    with uvicorn(request.param, THREADS=THREADS) as running:
+def own_server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """One whose sessions are counted, by their name and as younger than the test's, or that ends.
+
+    What has asked whether it is up is older.
+    """
+    url = database_url()
+    url += f"{'&' if '?' in url else '?'}application_name={OWN}"
+    with uvicorn(request.param, url=url, THREADS=THREADS) as running:
         yield running
 
 
@@ -69,8 +90,8 @@ class Popper:
         self.connection.close()
 
 
-@pytest.fixture
-def pop(server: Server, token: str) -> Iterator[Callable[..., Popper]]:
+@contextmanager
+def popping(server: Server, token: str) -> Iterator[Callable[..., Popper]]:
     with ExitStack() as opened:
 
         def start(**more: Any) -> Popper:
@@ -81,11 +102,23 @@ def pop(server: Server, token: str) -> Iterator[Callable[..., Popper]]:
         yield start
 
 
+@pytest.fixture
+def pop(server: Server, token: str) -> Iterator[Callable[..., Popper]]:
+    with popping(server, token) as start:
+        yield start
+
+
+@pytest.fixture
+def pop_own(own_server: Server, token: str) -> Iterator[Callable[..., Popper]]:
+    with popping(own_server, token) as start:
+        yield start
+
+
 def is_listening(other: psycopg.Connection[Any]) -> bool:
     row = other.execute(
-        "SELECT count(*) FROM pg_stat_activity "
+        "SELECT count(*) FROM pg_stat_activity "  # noqa: S608
         "WHERE application_name = 'delayed_queue_pops' AND state = 'idle' "
-        "AND datname = current_database() AND query LIKE 'LISTEN%'"
+        f"AND query LIKE 'LISTEN%' AND {LATER}"
     ).fetchone()
     return row == (1,)
 
@@ -159,10 +192,10 @@ def test_a_job_costs_one_look_however_many_wait(token: str):
 
 
 def test_waiters_hold_no_connections(
-    server: Server, token: str, pop: Callable[..., Popper], other: psycopg.Connection[Any]
+    own_server: Server, token: str, pop_own: Callable[..., Popper], other: psycopg.Connection[Any]
 ):
-    poppers = [pop() for _ in range(200)]
-    until_all_wait(server, 200)
+    poppers = [pop_own() for _ in range(200)]
+    until_all_wait(own_server, 200)
 
     wait_until(lambda: sessions(other)[1] == 0)
     assert sessions(other)[0] <= THREADS + 1
@@ -173,9 +206,11 @@ def sessions(other: psycopg.Connection[Any]) -> tuple[int, int]:
     """Return how many the server has, and how many of them are at work or in a transaction."""
     row = other.execute(
         f"SELECT count(*), count(*) FILTER (WHERE state <> 'idle') "  # noqa: S608
-        f"FROM pg_stat_activity WHERE {LATER}"
+        f"FROM pg_stat_activity "
+        f"WHERE application_name IN ('{OWN}', 'delayed_queue_pops') AND {LATER}"
     ).fetchone()
     assert row is not None
+    assert row[0] > 0
     return row[0], row[1]
 
 
@@ -252,12 +287,12 @@ def blocked_claims(other: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-def test_waiting_ends_at_shutdown(server: Server, token: str, pop: Callable[..., Popper]):
-    popper = pop(timeout=60)
-    until_all_wait(server, 1)
-    server.process.terminate()
+def test_waiting_ends_at_shutdown(own_server: Server, token: str, pop_own: Callable[..., Popper]):
+    popper = pop_own(timeout=60)
+    until_all_wait(own_server, 1)
+    own_server.process.terminate()
     assert popper.answer() == (204, [])
-    server.process.wait(20)
+    own_server.process.wait(20)
 
 
 def test_no_more_pops_wait_than_allowed(token: str):
@@ -284,16 +319,16 @@ def test_jobs_are_found_without_notifications(token: str):
 
 
 def test_listening_begins_anew_after_the_connection_was_lost(
-    server: Server, token: str, pop: Callable[..., Popper], other: psycopg.Connection[Any]
+    own_server: Server, token: str, pop_own: Callable[..., Popper], other: psycopg.Connection[Any]
 ):
-    popper = pop()
-    until_all_wait(server, 1)
+    popper = pop_own()
+    until_all_wait(own_server, 1)
     wait_until(lambda: is_listening(other))
     other.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE application_name = 'delayed_queue_pops' AND datname = current_database()"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "  # noqa: S608
+        f"WHERE application_name = 'delayed_queue_pops' AND {LATER}"
     )
-    wait_until(lambda: "event=listener_lost" in server.log())
+    wait_until(lambda: "event=listener_lost" in own_server.log())
     wait_until(lambda: is_listening(other))
     DelayedQueue("pops").offer_or_update("a", 1)
     assert popper.answer()[0] == 200

@@ -22,6 +22,7 @@ GROWTH: Final = 2 * 2**20
 PASSING: Final = 2
 
 
+@pytest.mark.long
 def test_memory_and_connections_stay_as_they_are() -> None:
     """W8: measured between portions, with nothing in flight."""
     queue = DelayedQueue("ledger")

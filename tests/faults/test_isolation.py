@@ -16,6 +16,7 @@ from tests.faults.ledger import effects, is_drained
 from tests.faults.programs import working
 from tests.faults.proxy import Proxy
 from tests.processes import wait_until
+from tests.sampling import sample
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
@@ -31,7 +32,7 @@ LEVELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=sample(LEVELS, "of Django"))
 def level(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[str]:
     """The option for a worker; the connections of this process have it meanwhile."""
     in_url, options = LEVELS[request.param]
@@ -67,7 +68,7 @@ def test_q33_a_worker_and_offers_do_not_hold_each_other_up(level: str, proxy: Pr
             keys = set().union(
                 *pool.map(lambda each: offered(DelayedQueue(each[0]), each[1]), names)
             )
-        wait_until(is_drained, 20)
+        wait_until(is_drained)
         assert worker.stop() == 0
     assert effects() == Counter(keys)
     assert "database_unavailable" not in worker.log()

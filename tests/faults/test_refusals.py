@@ -11,6 +11,7 @@ import pytest
 
 from delayed_queue.workers.supervisor import EXIT_REFUSED, EXIT_UNAVAILABLE
 from tests.processes import database_url, worker
+from tests.sampling import sample
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
@@ -51,7 +52,7 @@ def end_of(url: str, *arguments: str) -> tuple[int, list[str], str]:
     return code, [each for each in output.splitlines() if "CommandError" in each], output
 
 
-@pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.parametrize("processes", sample(["0", "1"], "1"))
 def test_a_burst_gives_up_on_a_database_that_stays_away(processes: str) -> None:
     url = without_server(database_url())
     code, sentences, output = end_of(url, "--burst", "--processes", processes)
@@ -61,7 +62,7 @@ def test_a_burst_gives_up_on_a_database_that_stays_away(processes: str) -> None:
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("refusal", sample(REFUSALS, "no database", "no permission"))
 def test_a_worker_that_is_refused_at_its_start_ends_with_one_sentence(refusal: str) -> None:
     alter, said = REFUSALS[refusal]
     code, sentences, output = end_of(_altered(alter))

@@ -47,8 +47,8 @@ def server(own_server: EmbeddedPostgres, transactional_db: None) -> Iterator[Emb
 
 def test_a_server_that_crashes_again_and_again_loses_no_message(server: EmbeddedPostgres) -> None:
     """W7: what was handled, and not yet acknowledged at a crash, is what may come twice."""
-    keys = offer(DelayedQueue("patient"), 3000)
-    options = ("--queue", "patient", "--lease", "1")
+    keys = offer(DelayedQueue("patient"), 1500)
+    options = ("--queue", "patient", "--lease", "1", "--processes", "0")
     with working(*options) as first, working(*options) as two:
         for _ in range(2):
             seen = Effect.objects.count()

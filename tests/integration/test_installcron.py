@@ -356,7 +356,7 @@ def test_workers_keep_them_unless_told_not_to(arguments: tuple[str, ...]):
     made = Schedule.objects.create(
         kind="ledger|json", key_prefix="made", queue="ledger", type="periodic", expression="1s"
     )
-    with worker("--queue", "ledger", *arguments) as process:
+    with worker("--queue", "ledger", "--processes", "0", *arguments) as process:
         if not arguments:
             # Installed, delivered, and installed again.
             wait_until(lambda: Schedule.objects.get().last_tick is not None)

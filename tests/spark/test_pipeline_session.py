@@ -55,7 +55,7 @@ def test_a_signal_ends_a_drain(
 
     def send_when_the_batch_is_written() -> None:
         try:
-            wait_until(lambda: list(Path(lake).glob("_checkpoint/*/commits/0")))
+            wait_until(lambda: list(Path(lake).glob("_checkpoint/*/commits/0")), 300)
         finally:
             os.kill(os.getpid(), number)
 
