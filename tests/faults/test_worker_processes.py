@@ -33,7 +33,7 @@ def _each_round(request: pytest.FixtureRequest) -> None:
 def test_burst_drains_and_exits_0() -> None:
     queue = DelayedQueue("ledger")
     keys = offer(queue, 300)
-    with worker("--queue", "ledger", "--burst") as process:
+    with worker("--queue", "ledger", "--burst", "--processes", "0") as process:
         code, output = process.ended()
     assert code == 0
     assert "300 done, 0 to be retried, 0 snoozed, 0 dead, 0 lost" in output
@@ -86,13 +86,14 @@ def _handles_second_signal(pid: int) -> bool:
 
 def test_w4_sigkill_loses_nothing() -> None:
     queue = DelayedQueue("ledger")
-    keys = offer(queue, 3000)
-    with worker("--queue", "ledger", "--lease", "1") as process:
+    keys = offer(queue, 1000)
+    arguments = ("--queue", "ledger", "--lease", "1", "--processes", "0")
+    with worker(*arguments) as process:
         wait_until(lambda: Effect.objects.count() > 50)
         process.kill()
         process.wait(timeout=30)
     in_flight = set(Message.objects.filter(lease_id__isnull=False).values_list("key", flat=True))
-    with worker("--queue", "ledger", "--lease", "1"):
+    with worker(*arguments):
         wait_until(lambda: not Message.objects.exists())
     done = effects()
     assert set(done) == keys
@@ -114,7 +115,7 @@ def test_w5_poison_message_becomes_a_dead_letter_and_spares_the_rest() -> None:
     assert deaths == 3
     assert letter.reason.startswith("crashed")
     queue.offer_or_update("good", "fine")
-    with worker("--queue", "conduct", "--burst") as process:
+    with worker("--queue", "conduct", "--burst", "--processes", "0") as process:
         assert process.ended()[0] == 0
     assert effects()["good"] == 1
 
@@ -125,8 +126,8 @@ def _ended_or_buried(process: Process) -> bool:
 
 def test_w7_terminated_backends_are_replaced() -> None:
     queue = DelayedQueue("ledger")
-    keys = offer(queue, 2000)
-    with worker("--queue", "ledger", "--lease", "1") as process:
+    keys = offer(queue, 1000)
+    with worker("--queue", "ledger", "--lease", "1", "--processes", "0") as process:
         wait_until(lambda: Effect.objects.count() > 50)
         for _ in range(3):
             seen = Effect.objects.count()
@@ -176,8 +177,8 @@ def test_w3_process_stopped_longer_than_its_lease_cannot_settle() -> None:
 
 def test_two_workers_share_a_queue_without_overlap() -> None:
     queue = DelayedQueue("ledger")
-    keys = offer(queue, 2000)
-    arguments = ("--queue", "ledger", "--burst", "--batch-size", "20")
+    keys = offer(queue, 1000)
+    arguments = ("--queue", "ledger", "--burst", "--batch-size", "20", "--processes", "0")
     with worker(*arguments) as first, worker(*arguments) as second:
         codes = [first.ended()[0], second.ended()[0]]
     assert codes == [0, 0]

@@ -32,7 +32,7 @@ from delayed_queue.workers.health import HealthReport, HealthServer
 from tests import documents
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.instruments import registry_of
-from tests.processes import ROOT, environment, wait_until
+from tests.processes import LEAN, ROOT, environment, wait_until
 from tests.races.concurrency import raw_connection
 
 SOON = timedelta(milliseconds=50)
@@ -291,7 +291,7 @@ def start(queue: str, directory: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.instrumented_worker", queue],
         cwd=ROOT,
-        env={**environment(), "PROMETHEUS_MULTIPROC_DIR": str(directory)},
+        env={**environment(), **LEAN, "PROMETHEUS_MULTIPROC_DIR": str(directory)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -329,7 +329,7 @@ class TestProcesses:
         done = subprocess.run(
             [sys.executable, "manage.py", "shell", "--no-imports", "-c", script],
             cwd=ROOT, timeout=60, check=True, stdout=subprocess.PIPE, text=True,
-            env={**environment(), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+            env={**environment(), **LEAN, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
         )  # fmt: skip
         before, _, after = done.stdout.partition("---\n")
         assert Samples.read(before).of("handlers_in_progress", queue="stuck") == 1

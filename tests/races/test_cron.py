@@ -18,7 +18,7 @@ import pytest
 from delayed_queue import CronMessage, DailySchedule, DelayedQueue, PeriodicSchedule
 from delayed_queue.models import Message, Schedule
 from delayed_queue.schedules import tick_key
-from tests.processes import ROOT, environment
+from tests.processes import LEAN, ROOT, environment
 from tests.races.concurrency import calling, together, wait_until_blocked
 from tests.races.cron_host import PERIOD
 
@@ -53,7 +53,7 @@ def host(hour: str) -> Iterator[Host]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.races.cron_host", hour],
         cwd=ROOT,
-        env=environment(),
+        env=environment() | LEAN,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -17,7 +17,7 @@ from django.db import transaction
 from delayed_queue import rates, sql
 from delayed_queue.models import Rate
 from delayed_queue.rates import SharedRate
-from tests.processes import ROOT, environment
+from tests.processes import LEAN, ROOT, environment
 from tests.races.concurrency import calling, together, wait_until_blocked
 
 ZERO: Final = timedelta(0)
@@ -143,7 +143,7 @@ def test_four_processes_take_no_more_than_the_rate(per_second: float, burst: int
     ]  # fmt: skip
     processes = [
         subprocess.Popen(
-            command, cwd=ROOT, env=environment(), text=True,
+            command, cwd=ROOT, env=environment() | LEAN, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )
         for _ in range(4)
