@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from delayed_queue.tokens import VERBS, create_token
@@ -15,8 +16,9 @@ from tests.api.servers import uvicorn
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
+EXAMPLES = "4" if hypothesis.settings.get_current_profile_name() == "everyday" else "15"
 OPTIONS = (
-    "--generation-deterministic", "--max-examples", "15", "--no-shrink", "--no-color",
+    "--generation-deterministic", "--max-examples", EXAMPLES, "--no-shrink", "--no-color",
     "--suppress-health-check", "all", "--request-timeout", "20", "--continue-on-failure",
     "--warnings", "off",
 )  # fmt: skip
@@ -31,7 +33,7 @@ def test_no_server_error_and_no_undocumented_answer(tmp_path: Path):
             url, "--header", f"Authorization: Bearer {token}", *OPTIONS,
         ]  # fmt: skip
         done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"Selected: (\d+)/\1\n +Tested: \1\n", done.stdout), done.stdout

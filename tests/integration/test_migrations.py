@@ -23,8 +23,8 @@ from delayed_queue import DelayedQueue, DeliveryType
 from tests.processes import wait_until
 from tests.races.answers import only_row, polled, present, sqlstate_of
 from tests.races.concurrency import PATIENCE, raw_connection
+from tests.sampling import sample
 
-PROCESSES: Final = 8
 TABLES: Final = [
     "delayed_queue",
     "delayed_queue_dead_letter",
@@ -281,27 +281,26 @@ def waiting() -> int:
         return int(only_row(cursor)[0])
 
 
-def test_eight_processes_at_once_all_succeed(empty: psycopg.Connection[Any]):
+@pytest.mark.parametrize("count", sample([3, 8], 3))
+def test_processes_at_once_all_succeed(empty: psycopg.Connection[Any], count: int):
     """Each has seen that all migrations are missing, and is at work, before one can finish."""
     call_command("migrate", "auth", verbosity=0)
     settings = {name: connection.settings_dict[name] for name in ("NAME", "HOST", "PORT")}
 
     with ExitStack() as stack:
-        processes = [stack.enter_context(start_one(settings)) for _ in range(PROCESSES)]
-        assert [present(process.stdout).readline() for process in processes] == [
-            "ready\n"
-        ] * PROCESSES
+        processes = [stack.enter_context(start_one(settings)) for _ in range(count)]
+        assert [present(process.stdout).readline() for process in processes] == ["ready\n"] * count
         with empty.transaction(force_rollback=True):
             # A table of that name which nobody sees yet: whoever creates it as well must wait.
             empty.execute("CREATE TABLE delayed_queue ()")
             for process in processes:
                 tell(process, "go")
-            wait_until(lambda: waiting() == PROCESSES)
+            wait_until(lambda: waiting() == count)
         errors = [process.communicate()[1] for process in processes]
 
     assert [
         (process.returncode, error) for process, error in zip(processes, errors, strict=True)
-    ] == [(0, "")] * PROCESSES
+    ] == [(0, "")] * count
     at_once = schema(empty)
     empty.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     migrate()
