@@ -1,9 +1,10 @@
-"""Run a management command, the web server or the pipeline's desk, until it or its parent ends."""
+"""Run a management command, the web server or Spark, until it or its parent ends."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from queue import SimpleQueue
@@ -22,27 +23,32 @@ def _end_with_parent() -> None:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             _heard.put(line)
-    main = threading.main_thread().ident
-    if hasattr(signal, "pthread_kill") and main is not None:
-        # To that thread, not the process: only so is a sleeping system call of it interrupted.
-        signal.pthread_kill(main, signal.SIGTERM)
-    else:
-        os.kill(os.getpid(), signal.SIGTERM)
+    # To that thread, not the process: only so is a sleeping system call of it interrupted.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
-def _main(arguments: list[str]) -> None:
-    if arguments[0] == "web":
-        from example_project.demo import webserver
+def _serve_web(descriptor: int) -> None:
+    # Here, as below: the other processes have no use for it.
+    import uvicorn
 
-        webserver.serve(int(arguments[1]))
-    elif arguments[0] == "pipeline":
-        from example_project.demo.pipeline import desk
+    config = uvicorn.Config("example_project.asgi:application", log_level="warning", lifespan="off")
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])
 
-        desk.serve(_heard.get)
-    else:
-        execute_from_command_line(["manage.py", *arguments])
+
+def _serve_spark() -> None:
+    import django
+
+    django.setup()
+    from example_project.demo.pipeline import serve
+
+    serve(_heard.get)
 
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    _main(sys.argv[1:])
+    if sys.argv[1] == "web":
+        _serve_web(int(sys.argv[2]))
+    elif sys.argv[1] == "spark":
+        _serve_spark()
+    else:
+        execute_from_command_line(["manage.py", *sys.argv[1:]])

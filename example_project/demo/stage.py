@@ -1,114 +1,540 @@
-"""What the acts play on: the database, the processes, the web server, the console."""
+"""What the acts play on: processes, the database, a web server, lines of text, and patience."""
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote, urlsplit
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
+from django.core.management.base import OutputWrapper
+from django.db import connection
+from django.test.utils import override_settings
+from django.urls import reverse
 
 from delayed_queue.models import Worker
-from example_project.demo import database
-from example_project.demo.acts import Act
-from example_project.demo.console import Console
-from example_project.demo.patience import SECONDS, Patience
-from example_project.demo.processes import MANAGE, Child, Children
-from example_project.demo.webserver import WebServer, free_port
 
-SERVING_SECONDS: Final = 0.5
-LOOK_SECONDS: Final = 0.05
-WORKERS_SECONDS: Final = SECONDS
-LOOPBACK: Final = "127.0.0.1/32"
+MANAGE: Final = (sys.executable, "-m", "example_project.demo.child")
+WORKER: Final = ("runqueueworker", "--processes", "0", "--no-color")
+HOST: Final = "127.0.0.1"
+PATIENCE_SECONDS: Final = 60.0
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 0.25
+PLAIN_SECONDS: Final = 5.0
+FIRST_PORT: Final = 8000
+TRIED_PORTS: Final = 50
+LOCK: Final = int.from_bytes(b"demo", "big")
+SHOWN: Final = 5
+BOLD, DIM, RED, GREEN = 1, 2, 31, 32
 T = TypeVar("T")
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the text says why in a sentence or two."""
+
+
+class Stalled(DemoError):
+    """The act does not get on: nothing moves, or a process of it has ended."""
+
+
+# What an act leaves
+
+
+class Check(NamedTuple):
+    """A statement about the run, and whether it holds."""
+
+    name: str
+    passed: bool
+    statement: str
+
+
+def none_of(name: str, wrong: Sequence[object], statement: str, *, and_also: bool = True) -> Check:
+    """Return the check that nothing went wrong in this way; it names some of what did."""
+    examples = ", ".join(map(str, wrong[:SHOWN])) + (" …" if len(wrong) > SHOWN else "")
+    detail = f"{statement}; not so: {examples}" if wrong else statement
+    return Check(f"{name} {len(wrong):,}", not wrong and and_also, detail)
+
+
+def stopped(codes: Sequence[int]) -> Check:
+    """Return the check that all processes ended well."""
+    # By the signal itself: a worker that was still starting up, and held nothing yet.
+    well = bool(codes) and all(each in (0, -signal.SIGTERM) for each in codes)
+    said = f"on SIGTERM, with exit codes {', '.join(map(str, codes))}"
+    return Check("processes stopped", well, said)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an act ended: figures for programs, lines for people, checks for both."""
+
+    figures: dict[str, Any]
+    rows: Sequence[tuple[str, str]]
+    checks: Sequence[Check]
+
+    @property
+    def failed(self) -> list[Check]:
+        return [each for each in self.checks if not each.passed]
+
+
+def filled(rows: Sequence[tuple[str, str]], figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows with the figures that their texts name."""
+    return [(name, text.format(**figures)) for name, text in rows]
+
+
+class Act:
+    """One thing that the demo shows."""
+
+    name: str
+    introduction: str
+
+    def clear(self) -> None:
+        """Delete what an earlier run left in the database."""
+
+    def prepare(self, stage: Stage) -> None:
+        """Open what must be there before any process of the stage is started."""
+
+    def warm_up(self, stage: Stage) -> None:
+        """Start what takes long to be up, while the acts before it still wait for things."""
+
+    def run(self, stage: Stage) -> Outcome:
+        """Run from start to end; raises DemoError when it cannot, or does not get on."""
+        raise NotImplementedError
+
+    def left(self) -> str:
+        """Say what an interrupted run leaves in the database."""
+        raise NotImplementedError
+
+
+# Waiting
+
+
+class Look(NamedTuple):
+    """Where things stand: whether all is done, what must change until then, and in words."""
+
+    is_done: bool
+    moved: object
+    text: str
+
+
+class Patience:
+    """Runs out when what is seen stays the same for so many seconds, however slow the machine."""
+
+    def __init__(
+        self, seconds: float = PATIENCE_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._seen: object = None
+        self._changed_at = clock()
+
+    def see(self, seen: object, waiting: str) -> None:
+        """Take note of where things stand; raise Stalled when nothing has moved for too long."""
+        if seen != self._seen:
+            self._seen, self._changed_at = seen, self._clock()
+        elif self._clock() - self._changed_at > self._seconds:
+            raise Stalled(f"No progress for {self._seconds:.0f} s: {waiting}.")
+
+
+class Threads:
+    """Threads of this process that are asked to end, by ``over``, when the block is left."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._errors: list[Exception] = []
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.over.set()
+        for each in self._threads:
+            each.join()
+
+    def start(self, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=self._run, args=(target, *arguments), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self, target: Callable[..., None], *arguments: Any) -> None:
+        try:
+            target(*arguments)
+        except Exception as error:  # told by check
+            self._errors.append(error)
+        finally:
+            connection.close()
+
+    def check(self) -> None:
+        """Raise Stalled if one has failed."""
+        if self._errors:
+            error = self._errors[0]
+            raise Stalled(f"A client failed: {type(error).__name__}: {error}") from error
+
+    @property
+    def are_done(self) -> bool:
+        self.check()
+        return not any(each.is_alive() for each in self._threads)
+
+
+class Console:
+    """Lines for people; on a terminal the last one is redrawn while something is waited for."""
+
+    def __init__(self, out: OutputWrapper, err: OutputWrapper, *, colour: bool) -> None:
+        self._out, self._err = out, err
+        self._is_terminal = bool(out.isatty())
+        self._colour = colour and self._is_terminal
+        self._is_drawn = False
+        self._said_at = time.monotonic()
+
+    def say(self, text: str = "") -> None:
+        self._write(f"{text}\n")
+
+    def step(self, name: str, text: str) -> None:
+        """Write a line with a name in front."""
+        self.say(f"  {self.styled(f'{name:<10}', DIM)} {text}")
+
+    def warn(self, text: str) -> None:
+        self.erase()
+        self._err.write(text)
+        self._err.flush()
+
+    def progress(self, text: str) -> None:
+        """Redraw the last line; where it cannot be, say it when nothing was said for a while."""
+        if self._is_terminal:
+            self._write(f"  {text}"[: shutil.get_terminal_size().columns - 1])
+            self._is_drawn = True
+        elif time.monotonic() - self._said_at > PLAIN_SECONDS:
+            self.say(f"  {text}")
+
+    def erase(self) -> None:
+        if self._is_drawn:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        self._out.write(("\r\x1b[K" if self._is_drawn else "") + text, str, ending="")
+        self._out.flush()
+        self._is_drawn, self._said_at = False, time.monotonic()
+
+    def styled(self, text: str, code: int) -> str:
+        """Return the text in that style of ANSI terminals, where there is one."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
+
+
+# The database
+
+
+def fetch(statement: str, **params: Any) -> list[dict[str, Any]]:
+    """Return the rows of a query, each by the names of its columns."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, params)
+        names = [each.name for each in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def database_now() -> datetime:
+    """Return the time on the clock that messages fall due by."""
+    now: datetime = fetch("SELECT statement_timestamp() AS now")[0]["now"]
+    return now
+
+
+def start_server() -> str:
+    """Start the embedded server unless DATABASE_URL names another; say what is in use."""
+    if settings.EMBEDDED_POSTGRES:
+        settings.EMBEDDED_POSTGRES.start()
+    connection.ensure_connection()
+    version = connection.connection.info.parameter_status("server_version").split()[0]
+    found = connection.settings_dict
+    elsewhere = f"at {found['HOST'] or 'the local socket'}"
+    where = "embedded" if settings.EMBEDDED_POSTGRES else elsewhere
+    return f"PostgreSQL {version} ({where}), database {found['NAME']}"
+
+
+def database_url() -> str:
+    """Return the URL of the database in use; in tests that is not the one the settings name."""
+    embedded = settings.EMBEDDED_POSTGRES
+    url = embedded.socket_url if embedded else os.environ["DATABASE_URL"]
+    name = quote(str(connection.settings_dict["NAME"]), safe="")
+    return urlsplit(url)._replace(path=f"/{name}").geturl()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Refuse to run while another demo uses this database: each begins by clearing it.
+
+    A lock of a transaction on a second connection: gone with this process, however it ends.
+    """
+    other: Any = connection.copy()
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
+            if not cursor.fetchone()[0]:
+                raise DemoError("Another demo is running on this database. Stop it first.")
+        yield
+    finally:
+        other.close()
+
+
+def create_login() -> str:
+    """Create the admin's superuser with a password of this run; return how to log in."""
+    password = secrets.token_urlsafe(9)
+    defaults = {"is_staff": True, "is_superuser": True, "is_active": True}
+    user, _ = get_user_model().objects.update_or_create(username="demo", defaults=defaults)
+    user.set_password(password)
+    user.save(update_fields=["password"])
+    return f"(user demo, password {password})"
+
+
+# HTTP
+
+
+def listener() -> socket.socket:
+    """Listen on the first port from 8000 on that is free."""
+    for port in range(FIRST_PORT, FIRST_PORT + TRIED_PORTS):
+        with suppress(OSError):
+            return socket.create_server((HOST, port))
+    raise DemoError(f"No port from {FIRST_PORT} to {FIRST_PORT + TRIED_PORTS - 1} is free.")
+
+
+class Client:
+    """Calls an API as any program would, from any thread."""
+
+    def __init__(self, address: str, token: str) -> None:
+        found = urlsplit(address)
+        self._host, self._prefix, self._token = found.netloc, found.path, token
+
+    def call(
+        self, method: str, path: str, body: object = None, kind: str = "application/json"
+    ) -> tuple[int, Any]:
+        """Return the status and the JSON of the answer; bytes are sent as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
+        with closing(http.client.HTTPConnection(self._host, timeout=70)) as connected:
+            connected.request(method, self._prefix + path, data if body else None, headers)
+            with connected.getresponse() as response:
+                text = response.read()
+        return response.status, json.loads(text) if text else None
+
+
+# Processes
+
+
+class Child(subprocess.Popen[bytes]):
+    """A management command as a process of its own, its log in a file."""
+
+    name: str
+    log: Path
+    may_end = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.poll() is None
+
+    def tail(self, lines: int = 15) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def tell(self, line: str) -> None:
+        """Write a line to its input; one that has ended is found by ``Stage.check``."""
+        assert self.stdin is not None  # noqa: S101 # Stage.start made it
+        with suppress(BrokenPipeError):
+            self.stdin.write(f"{line}\n".encode())
+            self.stdin.flush()
+
+    def end(self, seconds: float = 0.0) -> int:
+        """Wait so long for its end, then kill it with SIGKILL; return its exit code."""
+        self.may_end = True
+        try:
+            self.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        if self.stdin is not None:
+            self.stdin.close()
+        return self.wait()
 
 
 class Stage:
     """A block in which acts can be run, and after which none of its processes is left."""
 
+    directory: Path
+    login: str
+
     def __init__(
-        self, console: Console, manage: Sequence[str] = MANAGE, patience: float = SECONDS
+        self, console: Console, manage: Sequence[str] = MANAGE, patience: float = PATIENCE_SECONDS
     ) -> None:
-        self.console = console
-        self.patience = patience
-        self.login = ("", "")
+        self.console, self.patience = console, patience
+        self.children: list[Child] = []
+        self.environment: dict[str, str] = {}
         self._manage = manage
         self._stack = ExitStack()
-        self._web: WebServer | None = None
+        self._ports: list[int] = []
+        self._web: Child | None = None
+        self._address = ""
 
     def __enter__(self) -> Stage:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
+        self.console.erase()
+        with self._stack:
+            try:
+                self.stop(self.children)
+            finally:  # a second Ctrl-C cut the stopping short
+                for each in self.children:
+                    each.end()
 
     def prepare(self, acts: Sequence[Act]) -> None:
         """Start and migrate the database, and clear what the acts left in it before."""
-        self.console.step("database", database.start_server())
-        database.migrate()
-        self.enter(database.alone())
+        self.console.step("database", start_server())
+        call_command("migrate", verbosity=0, interactive=False)
+        self.enter(alone())
         for act in acts:
             act.clear()
-        directory = tempfile.TemporaryDirectory(prefix="delayed-queue-demo-")
-        self.directory = Path(self.enter(directory))
-        self.children: Children = self.enter(Children(self.directory, self._manage))
-        self.login = database.create_login()
+        self.directory = Path(self.enter(tempfile.TemporaryDirectory(prefix="delayed-queue-demo-")))
+        self.environment = {
+            **os.environ,
+            "DATABASE_URL": database_url(),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH")])
+            ),
+            "DEBUG": "0",  # under it Django keeps and times every query
+            "SECRET_KEY": settings.SECRET_KEY,
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.login = create_login()
         for act in acts:
             act.prepare(self)
-
-    def allow_calls(self, *ports: int) -> None:
-        """Let the processes that are started from now on call these ports of this machine."""
-        environment = self.children.environment
-        known = environment.get("CALLBACK_PORTS", "").split(",")
-        environment["CALLBACK_PORTS"] = ",".join([*filter(None, known), *map(str, ports)])
-        environment |= {"CALLBACKS": "1", "CALLBACK_NETWORKS": LOOPBACK}
-
-    def wait_for(self, workers: Sequence[Child], started_at: datetime) -> None:
-        """Return when each has told of itself; raises Stalled when one ends or takes too long."""
-        # Since then: a worker that was killed may have left a row with the same pid.
-        rows = Worker.objects.filter(started_at__gte=started_at)
-        wanted = {each.pid for each in workers}
-        patience = Patience(WORKERS_SECONDS)
-        while missing := wanted - set(rows.values_list("pid", flat=True)):
-            self.children.check()
-            patience.see(missing, f"{len(missing)} workers are not up")
-            time.sleep(LOOK_SECONDS)
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the stage is."""
         return self._stack.enter_context(context)
 
+    def allow_calls(self, *ports: int) -> None:
+        """Let this process and those started from now on call these ports of this machine."""
+        self._ports += ports
+        known: dict[str, Any] = settings.DELAYED_QUEUE
+        calls = {"ALLOWED_NETWORKS": [f"{HOST}/32"], "ALLOWED_PORTS": list(self._ports)}
+        calls = {**known.get("CALLBACKS", {}), **calls}
+        self.enter(override_settings(DELAYED_QUEUE={**known, "CALLBACKS": calls}))
+        self.environment |= {
+            "CALLBACKS": "1", "CALLBACK_NETWORKS": f"{HOST}/32",
+            "CALLBACK_PORTS": ",".join(map(str, self._ports)),
+        }  # fmt: skip
+
+    def start(
+        self, name: str, *arguments: str, inherits: socket.socket | None = None, **environment: str
+    ) -> Child:
+        """Start a management command as a process of its own; it inherits the socket."""
+        log = self.directory / f"{len(self.children) + 1}-{name}.log"
+        with log.open("wb") as file:
+            child = Child(
+                [*self._manage, *arguments],
+                stdin=subprocess.PIPE,  # its end tells the child that we are gone
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**self.environment, **environment},
+                pass_fds=[inherits.fileno()] if inherits else [],
+                start_new_session=True,  # Ctrl-C is for us; we stop them in order
+            )
+        child.name, child.log = name, log
+        self.children.append(child)
+        return child
+
+    def start_workers(self, count: int, name: str, *arguments: str) -> list[Child]:
+        """Start so many, and return when each has told the database that it is up."""
+        started_at = database_now()
+        workers = [self.start(name, *WORKER, *arguments) for _ in range(count)]
+        # Since then: a worker that was killed may have left a row with the same pid.
+        rows = Worker.objects.filter(started_at__gte=started_at)
+        pids = {each.pid for each in workers}
+
+        def look() -> Look:
+            missing = pids - set(rows.values_list("pid", flat=True))
+            return Look(not missing, missing, f"{len(missing)} workers are not up")
+
+        self.wait(look, START_SECONDS)
+        named = ", ".join(map(str, sorted(pids)))
+        self.console.step("workers", f"{name} processes {named}")
+        return workers
+
+    def check(self) -> None:
+        """Raise Stalled if a process has ended that should be running."""
+        for child in self.children:
+            if not child.may_end and not child.is_running:
+                raise Stalled(
+                    f"The {child.name} (process {child.pid}) ended by itself with exit code "
+                    f"{child.returncode}. The end of its log:\n{child.tail()}"
+                )
+
+    def wait(self, look: Callable[[], Look], patience: float = 0.0) -> None:
+        """Return once all is done; raise Stalled when nothing moves, or a process ends."""
+        began, waiting = time.monotonic(), Patience(patience or self.patience)
+        while True:
+            self.check()
+            found = look()
+            if found.is_done:
+                return
+            waiting.see(found.moved, found.text)
+            self.console.progress(f"{time.monotonic() - began:3.0f} s  {found.text}")
+            time.sleep(LOOK_SECONDS)
+
+    def stop(self, children: Sequence[Child], seconds: float = STOP_SECONDS) -> list[int]:
+        """Stop with SIGTERM, after so many seconds with SIGKILL; return the exit codes."""
+        for each in children:
+            each.may_end = True
+            each.terminate()
+        deadline = time.monotonic() + seconds
+        return [each.end(max(deadline - time.monotonic(), 0)) for each in children]
+
     @property
-    def web(self) -> WebServer:
-        """The web server, with the admin and the APIs; started when it is first needed."""
+    def web(self) -> str:
+        """The address of the web server, with the admin and the APIs; started when first needed."""
         if self._web is None:
-            self._web = WebServer(self.children)
-            self._web.start()
-            self.console.step("web", f"{self._web.address}/ with the admin and the APIs")
-        return self._web
+            # The child inherits it: a port that was only looked up could be another's by then.
+            with listener() as own:
+                self._address = f"http://{HOST}:{own.getsockname()[1]}"
+                # DEBUG: it serves the admin's static files, too.
+                self._web = self.start("web", "web", str(own.fileno()), inherits=own, DEBUG="1")
+            self.wait(lambda: Look(self._answers(), None, "the web is not up"), START_SECONDS)
+        return self._address
 
     @property
-    def account(self) -> str:
-        user, password = self.login
-        return f"(user {user}, password {password})"
+    def admin(self) -> str:
+        return f"{self.web}{reverse('admin:index')}"
 
-    def how_to_serve(self) -> str:
-        """Say how to look at the admin once the stage is gone."""
-        return f"`DEBUG=1 python manage.py runserver {free_port()}`, then /admin/  {self.account}"
-
-    def _stop_what_is_left(self) -> None:
-        """Stop what an act that did not get to its end has left running, or has lost."""
-        is_web = self._web and self._web.child
-        self.children.stop([each for each in self.children.all if each is not is_web])
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.admin}login/", timeout=5):  # noqa: S310 # ours
+                return True
+        except OSError:
+            return False
 
     def serve(self) -> None:
         """Keep a worker for everything and the admin up until interrupted."""
-        self._stop_what_is_left()
-        self.console.step("serving", f"{self.web.admin}; Ctrl-C stops")
-        self.children.start("worker", "runqueueworker", "--no-color")
+        self.stop([each for each in self.children if each is not self._web])
+        self.console.step("serving", f"{self.admin} {self.login}; Ctrl-C stops")
+        self.start("worker", *WORKER)
         with suppress(KeyboardInterrupt):
             while True:
-                self.children.check()
-                time.sleep(SERVING_SECONDS)
+                self.check()
+                time.sleep(LOOK_SECONDS)

@@ -27,17 +27,15 @@ from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.models import DeadLetter, Message
 from example_project import shop
 from example_project.data.make_orders import as_bytes
-from example_project.demo import database, stage
-from example_project.demo.console import Console
-from example_project.demo.exceptions import DemoError, Stalled
-from example_project.demo.orders.run import Options, OrdersAct
-from example_project.demo.processes import child_environment
-from example_project.demo.stage import Stage
+from example_project.demo import stage
+from example_project.demo.orders import Options, OrdersAct
+from example_project.demo.stage import Console, DemoError, Stage, Stalled
 from example_project.gateway import is_unreachable_for
 from example_project.handlers import close_if_unpaid
 from example_project.models import Closing, Delivery, Order, SalesReport
 from example_project.orders import OrderLine, read_orders
-from tests.processes import kill_family, wait_until
+from tests.processes import environment, kill_family, wait_until
+from tests.sampling import sample
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -104,17 +102,15 @@ def check_orders(path, report):
     assert set(ends.values()) == {"paid", "dead", "closed"}
     assert not Order.objects.filter(closed_at__lt=F("close_at")).exists()
     assert Closing.objects.count() == report["closed"] > 50
-    # A payment in the last millisecond may find its message delivered already; how many are in
-    # time at all depends on how busy the machine is.
-    assert report["paid"] >= report["dropped"] > 0
+    # How many are in time depends on how busy the machine is.
+    assert report["paid"] > 0
     seen = Delivery.objects.filter(
         order_id__in=Order.objects.filter(state="paid").values("order_id")
     )
     assert not seen.filter(outcome=Delivery.Outcome.CLOSED).exists()
     assert report["dead"] == len(dead)
     assert not Message.objects.filter(kind=shop.queue.kind).exists()
-    assert report["sales_reports"]["after_edit"] >= 1
-    assert SalesReport.objects.count() == sum(report["sales_reports"].values())
+    assert SalesReport.objects.exists()
 
 
 def end_of(order, dead):
@@ -131,14 +127,13 @@ def end_of(order, dead):
 
 def check_kill(report):
     assert report["kill"]["came_back"] == report["kill"]["in_flight"] >= 1
-    assert report["redelivered"] >= 1
     killed = Delivery.objects.filter(worker=report["kill"]["worker"], outcome="unfinished")
     for cut in killed:
         later = Delivery.objects.get(order_id=cut.order_id, attempt=cut.attempt + 1)
         assert later.worker != cut.worker
         assert later.delivery_type == "redelivery"
-    assert report["retried"] >= 2  # the unreachable order's second and third attempt
-    assert 0 < report["lateness_ms"]["p50"] <= report["lateness_ms"]["p99"]
+    assert report["again"] >= 3  # the unreachable order's second and third attempt
+    assert 0 < report["late_p50_ms"] <= report["late_p99_ms"]
 
 
 def check_rejects(report, said, path):
@@ -190,11 +185,11 @@ def quiet_console():
 
 
 def run_with(tmp_path, program, patience=20.0):
-    """Run with a program of ours in the place of the workers."""
+    """Run with a program of ours in the place of the worker."""
     path = tmp_path / "orders.jsonl"
     path.write_bytes(line_of("A", close_after=1))
     manage = (sys.executable, "-c", program)
-    act = OrdersAct(Options(path, seconds=0.1, workers=2))
+    act = OrdersAct(Options(path, seconds=0.1, workers=1))
     with Stage(quiet_console(), manage, patience) as stage:
         stage.prepare([act])
         act.run(stage)
@@ -207,8 +202,8 @@ def test_workers_that_die_end_the_run_with_their_last_words(tmp_path):
 
 
 def test_workers_that_never_get_ready_end_the_run_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "WORKERS_SECONDS", 1.0)
-    with pytest.raises(Stalled, match="No progress for 1 s: 2 workers are not up"):
+    monkeypatch.setattr(stage, "START_SECONDS", 1.0)
+    with pytest.raises(Stalled, match="No progress for 1 s: 1 workers are not up"):
         run_with(tmp_path, "import sys; sys.stdin.read()")
 
 
@@ -217,12 +212,12 @@ def test_workers_that_do_nothing_end_the_run_too(tmp_path):
         "from django.core.management import execute_from_command_line as run;"
         f"run(['', 'runqueueworker', '--processes', '0', '--queue', '{shop.VOUCHERS_QUEUE_NAME}'])"
     )
-    with pytest.raises(Stalled, match="No progress for 1 s: 1 messages are due"):
+    with pytest.raises(Stalled, match="No progress for 1 s: 0 not yet due, 1 due"):
         run_with(tmp_path, program, 1.0)
 
 
 def test_two_runs_at_a_time_are_refused(tmp_path):
-    with database.alone(), pytest.raises(DemoError, match="Another demo is running"):
+    with stage.alone(), pytest.raises(DemoError, match="Another demo is running"):
         run_with(tmp_path, "")
 
 
@@ -233,7 +228,6 @@ def test_two_runs_at_a_time_are_refused(tmp_path):
         (["--input", "orders.xlsx"], "neither .jsonl nor .csv"),
         (["--orders", "0"], "not a whole number from 1"),
         (["--seconds", "nan"], "not a number above 0"),
-        (["--seconds", "1", "--speed", "1"], "not allowed with argument"),
         (["--input", "a.csv", "--rejects", "a.csv"], "must not be the input"),
     ],
 )
@@ -254,14 +248,13 @@ class RunningDemo:
 
     def __init__(self, *options):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "django", "demo", "orders", "--no-color", *options],
-            env={**child_environment(), "DEBUG": "1"},
+            [sys.executable, "-m", "django", "demo", "orders", "--workers", "1", *options],
+            env={**environment(), "DEBUG": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        line = self.said_until("workers")[-1]
-        self.workers = [int(pid) for pid in re.findall(r"\d+", line.split(" on ")[0])]
+        self.workers = [int(pid) for pid in re.findall(r"\d+", self.said_until("workers")[-1])]
         self.said_until("offered")
 
     def said_until(self, word):
@@ -270,12 +263,12 @@ class RunningDemo:
         said = []
         for line in self.process.stdout:
             said.append(line)
-            if line.startswith(word):
+            if line.split()[:1] == [word]:
                 return said
         raise AssertionError(said)
 
     def __enter__(self):
-        assert len(self.workers) == 3
+        assert len(self.workers) == 1
         return self
 
     def __exit__(self, *exc_info):
@@ -292,7 +285,7 @@ def is_gone(pid):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sample([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number):
     with RunningDemo("--seconds", "60") as running:
         running.process.send_signal(number)
@@ -388,3 +381,13 @@ def test_two_deliveries_of_an_order_at_once_close_it_once():
     assert Closing.objects.count() == 1
     outcomes = sorted(Delivery.objects.values_list("outcome", flat=True))
     assert outcomes == ["closed", "nothing to do"]
+
+
+def test_servers_that_start_at_once_have_ports_of_their_own(monkeypatch):
+    with stage.listener() as first, stage.listener() as second:
+        port = first.getsockname()[1]
+        assert second.getsockname()[1] != port
+        monkeypatch.setattr(stage, "FIRST_PORT", port)
+        monkeypatch.setattr(stage, "TRIED_PORTS", 1)
+        with pytest.raises(DemoError, match=rf"No port from {port} to {port} is free"):
+            stage.listener()

@@ -18,37 +18,47 @@ import pytest
 from django.core.management import call_command
 
 from delayed_queue.models import DeadLetter, Message
-from example_project.demo.jobs import orders, upstreams
-from example_project.demo.jobs.client import JobsClient
-from example_project.demo.jobs.orders import Orders
-from example_project.demo.jobs.receiver import Call, Receiver
-from example_project.demo.jobs.upstreams import Upstreams
+from example_project.demo.fakes import Call, Receiver
+from example_project.demo.jobs import (
+    DEAF,
+    ORDERS,
+    ORDERS_PATH,
+    PAYMENTS,
+    UPSTREAMS_PATH,
+    Jobs,
+    Orders,
+    Upstreams,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SECRET, OTHER = ("whsec_" + base64.b64encode(each * 24).decode() for each in (b"k", b"x"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_three_scenarios_end_as_they_should():
     out = io.StringIO()
     call_command("demo", "jobs", "--format", "json", stdout=out, stderr=io.StringIO())
     report = json.loads(out.getvalue())["acts"]["jobs"]
     assert report["passed"] is True
-    assert report["orders"] == orders.ORDERS
+    assert report["orders"] == ORDERS
     # More where a payment met the call in flight: delivered before its DELETE was answered.
-    assert report["paid"] + report["closed"] >= orders.ORDERS
+    assert report["paid"] + report["closed"] >= ORDERS
     assert report["refunds_through"] == 40
-    assert report["told"] == upstreams.PAYMENTS
-    assert report["kicked"] == upstreams.DEAF
+    assert report["told"] == PAYMENTS
+    assert report["kicked"] == DEAF
     assert not Message.objects.filter(kind__endswith="|callback").exists()
     assert not DeadLetter.objects.filter(kind__endswith="|callback").exists()
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver(hang_seconds=0.1) as found:
+    with Receiver() as found:
         yield found
+
+
+NOBODY = Jobs("http://127.0.0.1", "")
 
 
 def send(receiver: Receiver, secret: str, body: bytes, *, sent_at: int) -> int:
@@ -78,7 +88,7 @@ def test_the_receiver_takes_only_what_is_signed_and_recent(
     receiver: Receiver, secret: str, age: int, status: int
 ):
     receiver.secret = SECRET
-    receiver.answer("/x", lambda body, count: "200")
+    receiver.rules["/x"] = lambda body, count: "200"
     assert send(receiver, secret, b"{}", sent_at=int(time.time()) - age) == status
     assert receiver.unsigned == (status == 401)
 
@@ -90,10 +100,9 @@ def call(path: str, body: Any, at: float, answer: str = "204", webhook_id: str =
 @pytest.fixture
 def some_orders(receiver: Receiver) -> Orders:
     """Two orders: one paid at 5, one closed at 10, its time."""
-    client = JobsClient("http://127.0.0.1", "")
-    found = Orders(client, receiver, random.Random(1), {"paid": 10.0, "closed": 10.0})
+    found = Orders(NOBODY, receiver, random.Random(1), {"paid": 10.0, "closed": 10.0})
     found.paid_at["paid"] = 5.0
-    found.receiver.calls.append(call(orders.PATH, {"order": "closed"}, 10.0))
+    found.receiver.calls.append(call(ORDERS_PATH, {"order": "closed"}, 10.0))
     return found
 
 
@@ -110,7 +119,7 @@ def test_each_check_of_the_orders_can_fail(
     some_orders: Orders, order: str | None, at: float, failed: list[str]
 ):
     if order is not None:
-        some_orders.receiver.calls.append(call(orders.PATH, {"order": order}, at))
+        some_orders.receiver.calls.append(call(ORDERS_PATH, {"order": order}, at))
     assert [each.name for each in some_orders.checks() if not each.passed] == failed
 
 
@@ -126,13 +135,13 @@ def test_a_lost_order_is_noticed(some_orders: Orders):
 def test_each_check_of_the_upstreams_can_fail(
     receiver: Receiver, second: float, webhook_id: str, failed: list[str]
 ):
-    found = Upstreams(JobsClient("http://127.0.0.1", ""), receiver, random.Random(1))
-    found.kicked = upstreams.DEAF
-    found._faults["p"] = ["500"]
+    found = Upstreams(NOBODY, receiver, random.Random(1))
+    found.kicked = DEAF
+    found.faults["p"] = ["500"]
     body = {"payment": "p"}
     found.receiver.calls += [
-        call(upstreams.PATH, body, 0.0, "500"),
-        call(upstreams.PATH, body, second, "200", webhook_id),
+        call(UPSTREAMS_PATH, body, 0.0, "500"),
+        call(UPSTREAMS_PATH, body, second, "200", webhook_id),
     ]
     checks = found.checks_of_calls()
     assert [each.name for each in checks if not each.passed] == failed

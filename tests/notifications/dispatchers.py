@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from delayed_queue.workers import Worker
-from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
+from example_project.demo.fakes import FakeSms, FakeSmtp
 from example_project.notifications.channels import get_settings
 from example_project.notifications.dispatching import dispatch
 from example_project.notifications.handlers import LANES

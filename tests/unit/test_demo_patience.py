@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from example_project.demo.exceptions import Stalled
-from example_project.demo.patience import Patience
+from example_project.demo.stage import Patience, Stalled
 
 
 class Clock:

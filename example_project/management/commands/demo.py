@@ -20,22 +20,29 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connection
 
 from delayed_queue.exceptions import DelayedQueueError
-from example_project.demo import render
-from example_project.demo.acts import Act, Outcome, stalled
-from example_project.demo.console import Console
-from example_project.demo.exceptions import DemoError, Stalled
-from example_project.demo.jobs.run import JobsAct
-from example_project.demo.notifications.run import NotificationsAct
-from example_project.demo.orders.run import Options, OrdersAct
-from example_project.demo.patience import SECONDS as PATIENCE
-from example_project.demo.pipeline.run import PipelineAct
-from example_project.demo.stage import Stage
+from example_project.demo.jobs import JobsAct
+from example_project.demo.notifications import NotificationsAct
+from example_project.demo.orders import Options, OrdersAct
+from example_project.demo.pipeline import PipelineAct
+from example_project.demo.stage import (
+    BOLD,
+    DIM,
+    GREEN,
+    PATIENCE_SECONDS,
+    RED,
+    Act,
+    Check,
+    Console,
+    DemoError,
+    Outcome,
+    Stage,
+    Stalled,
+)
 from example_project.orders import InputError
 from example_project.postgres import LauncherError
 
 ORDERS: Final = Path(settings.BASE_DIR) / "example_project" / "data" / "orders.jsonl"
 ACTS: Final = ("orders", "jobs", "notifications", "pipeline")
-SPARK: Final = "pipeline"
 INTERRUPTED: Final = 130
 
 
@@ -44,46 +51,64 @@ class Command(BaseCommand):
 
     help = (
         "Show the system at work, in acts that each end in a report and checks. orders: orders "
-        "from a file are offered to be closed at their deadline, most are paid before, worker "
-        "processes close the others, one of them is killed. jobs: a client that knows only "
-        "HTTP has orders closed, refunds looked after and upstreams told. notifications: emails, "
-        "texts and webhooks are asked for by HTTP and broker, and sent through providers that "
-        "fail; a dispatcher is killed. pipeline: Spark imports a campaign, archives what has "
-        "ended, and measures it."
+        "from a file are closed at their deadline unless paid, and a worker is killed. jobs: a "
+        "client that knows only HTTP has orders closed, refunds looked after and upstreams told. "
+        "notifications: emails, texts and webhooks are sent through providers that fail, and a "
+        "dispatcher is killed. pipeline: Spark imports a campaign, archives what has ended, and "
+        "measures it."
     )
     requires_system_checks: list[str] = []  # the database may not have been started yet
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "acts", nargs="*", metavar="ACT",
+        add = parser.add_argument
+        add(
+            "acts",
+            nargs="*",
+            metavar="ACT",
             help=f"one or more of {', '.join(ACTS)}; all if none is named",
-        )  # fmt: skip
-        parser.add_argument(
-            "--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C"
         )
-        parser.add_argument("--format", choices=["text", "json"], default="text")
-        parser.add_argument(
-            "--no-spark", action="store_true", help="without the act pipeline, which needs Java"
-        )
-        parser.add_argument(
-            "--patience", type=_positive, default=PATIENCE, metavar="S",
+        add("--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C")
+        add("--format", choices=["text", "json"], default="text")
+        add("--no-spark", action="store_true", help="without the act pipeline, which needs Java")
+        add(
+            "--patience",
+            type=_positive,
+            default=PATIENCE_SECONDS,
+            metavar="S",
             help="give an act up when nothing moves for so long (default: 60 seconds)",
-        )  # fmt: skip
-        _add_orders(parser)
-        notifications = parser.add_argument_group("the act notifications")
-        notifications.add_argument(
-            "--notifications", type=_count, metavar="N", help="only the first N requests"
         )
+        add("--notifications", type=_count, metavar="N", help="only the first N notifications")
+        add = parser.add_argument_group("the act orders").add_argument
+        add(
+            "--input",
+            type=Path,
+            default=ORDERS,
+            metavar="FILE",
+            help="orders as .jsonl or .csv; docs/guides/demo.md lists the columns",
+        )
+        add("--orders", type=_count, metavar="N", help="only the first N orders")
+        add("--workers", type=_count, default=3, metavar="N")
+        add(
+            "--seconds",
+            type=_positive,
+            metavar="S",
+            help="from the first order to the last deadline (default: 28, longer for more "
+            "than 10,080 orders)",
+        )
+        add("--rejects", type=Path, metavar="FILE", help="where rejected lines go (JSON lines)")
+        add("--no-kill", action="store_true", help="do not kill a worker")
 
     def handle(self, *args: str, **options: Any) -> None:
-        acts = _acts(options)
-        as_json = options["format"] == "json"
+        acts, as_json = _acts(options), options["format"] == "json"
         out = self.stderr if as_json else self.stdout
-        console = Console(out, self.stderr, colour=self.style.ERROR("x") != "x" and out.isatty())
-        self._current: Act = acts[0]
+        console = Console(out, self.stderr, colour=self.style.ERROR("x") != "x")
+        self._current = acts[0]
         try:
             with _sigterm_as_ctrl_c(), Stage(console, patience=options["patience"]) as stage:
-                outcomes = self._run(stage, acts, options)
+                outcomes = self._run(stage, acts, serve=options["serve"])
+                if as_json:
+                    self.stdout.write(_as_json(outcomes))
+                self._end(stage, serve=options["serve"])
         except KeyboardInterrupt:
             # It may have come in the middle of a statement; the connection takes no other then.
             connection.close()
@@ -99,73 +124,64 @@ class Command(BaseCommand):
             raise CommandError(f"The database cannot be used: {error}") from error
         _fail(outcomes)
 
-    def _run(
-        self, stage: Stage, acts: Sequence[Act], options: dict[str, Any]
-    ) -> dict[str, Outcome]:
-        """Run the acts in order, show what came of each, serve if asked to."""
+    def _run(self, stage: Stage, acts: Sequence[Act], *, serve: bool) -> dict[str, Outcome]:
+        """Run the acts in order, and show what came of each."""
         console, outcomes = stage.console, {}
         stage.prepare(acts)
-        if options["serve"]:
-            console.step("admin", f"{stage.web.admin} {stage.account}")
+        if serve:
+            console.step("admin", f"{stage.admin} {stage.login}")
         for position, act in enumerate(acts):
             self._current = act
             # Spark starts while the jobs wait for their time, not beside the busy acts.
             for later in acts[position + 2 : position + 3]:
                 later.warm_up(stage)
-            console.say()
-            console.say(console.bold(act.introduction))
-            console.say()
-            outcomes[act.name], is_over = self._act(act, stage)
-            if options["format"] == "text":
-                render.as_text(act.name, outcomes[act.name], console)
-            if not is_over:
+            console.say(f"\n{console.styled(act.name.upper(), BOLD)}: {act.introduction}\n")
+            try:
+                outcomes[act.name] = act.run(stage)
+            except Stalled as error:
+                check = Check("came to its end", False, str(error))
+                outcomes[act.name] = Outcome({"stalled": str(error)}, [], [check])
+            _show(outcomes[act.name], console)
+            if "stalled" in outcomes[act.name].figures:
                 break
-        if options["format"] == "json":
-            self.stdout.write(json.dumps(render.as_json(outcomes), ensure_ascii=False))
-        self._end(stage, serve=options["serve"])
+        passed = [check.passed for each in outcomes.values() for check in each.checks]
+        console.say()
+        console.step("checks", f"{sum(passed)} ok, {len(passed) - sum(passed)} failed")
         return outcomes
 
-    def _act(self, act: Act, stage: Stage) -> tuple[Outcome, bool]:
-        """Run an act; return what came of it, and whether it got to its end."""
-        try:
-            return act.run(stage), True
-        except Stalled as error:
-            stage.console.keep()
-            return stalled(error), False
-
     def _end(self, stage: Stage, *, serve: bool) -> None:
+        console = stage.console
         if serve:
             stage.serve()
-            stage.console.say("Stopped.")
-        else:
-            stage.console.step("admin", stage.how_to_serve())
+            console.say("Stopped.")
+            return
+        console.step("admin", f"`DEBUG=1 python manage.py runserver`, then /admin/ {stage.login}")
         if settings.EMBEDDED_POSTGRES:
-            stage.console.step(
-                "database", "goes on running; `python manage.py queuedb stop` stops it"
-            )
+            console.step("database", "goes on running; `python manage.py queuedb stop` stops it")
 
 
-def _add_orders(parser: ArgumentParser) -> None:
-    orders = parser.add_argument_group("the act orders")
-    orders.add_argument(
-        "--input", type=Path, default=ORDERS, metavar="FILE",
-        help="orders as .jsonl or .csv; docs/guides/demo.md lists the columns",
-    )  # fmt: skip
-    orders.add_argument("--orders", type=_count, metavar="N", help="only the first N orders")
-    orders.add_argument("--workers", type=_count, default=3, metavar="N")
-    pace = orders.add_mutually_exclusive_group()
-    pace.add_argument(
-        "--seconds", type=_positive, metavar="S",
-        help="from the first order to the last deadline (default: 28, longer for more "
-        "than 10,080 orders)",
-    )  # fmt: skip
-    pace.add_argument(
-        "--speed", type=_positive, metavar="X", help="how much faster than in the file"
-    )
-    orders.add_argument(
-        "--rejects", type=Path, metavar="FILE", help="where rejected lines go (JSON lines)"
-    )
-    orders.add_argument("--no-kill", action="store_true", help="do not kill a worker")
+def _show(outcome: Outcome, console: Console) -> None:
+    """Say the report of an act and its checks."""
+    console.say()
+    for name, text in outcome.rows:
+        console.say(f"  {name:<14} {text}")
+    console.say()
+    for each in outcome.checks:
+        verdict = console.styled("ok  ", GREEN) if each.passed else console.styled("FAIL", RED)
+        console.say(f"  {verdict} {each.name:<22} {console.styled(each.statement, DIM)}")
+
+
+def _as_json(outcomes: dict[str, Outcome]) -> str:
+    acts = {
+        name: {
+            "passed": not each.failed,
+            **each.figures,
+            "checks": [check._asdict() for check in each.checks],
+        }
+        for name, each in outcomes.items()
+    }
+    passed = not any(each.failed for each in outcomes.values())
+    return json.dumps({"passed": passed, "acts": acts}, ensure_ascii=False)
 
 
 def _acts(options: dict[str, Any]) -> list[Act]:
@@ -175,16 +191,16 @@ def _acts(options: dict[str, Any]) -> list[Act]:
     if unknown:
         raise CommandError(f"There is no act {unknown[0]!r}; there are: {', '.join(ACTS)}.")
     if options["no_spark"]:
-        wanted = [each for each in wanted if each != SPARK]
+        wanted = [each for each in wanted if each != PipelineAct.name]
     if not wanted:
         raise CommandError("No act is left: pipeline is the one that needs Spark.")
-    known: dict[str, Act] = {
-        "orders": OrdersAct(_order_options(options)),
-        "jobs": JobsAct(),
-        "notifications": NotificationsAct(options["notifications"]),
-        "pipeline": PipelineAct(),
-    }
-    return [known[name] for name in ACTS if name in wanted]
+    all_of_them: tuple[Act, ...] = (
+        OrdersAct(_order_options(options)),
+        JobsAct(),
+        NotificationsAct(options["notifications"]),
+        PipelineAct(),
+    )
+    return [each for each in all_of_them if each.name in wanted]
 
 
 def _order_options(options: dict[str, Any]) -> Options:
@@ -192,14 +208,9 @@ def _order_options(options: dict[str, Any]) -> Options:
     if rejects is not None and rejects.resolve() == options["input"].resolve():
         raise CommandError("--rejects must not be the input itself.")
     return Options(
-        input=options["input"],
-        limit=options["orders"],
-        workers=options["workers"],
-        seconds=options["seconds"],
-        speed=options["speed"],
-        kill=not options["no_kill"],
-        rejects=rejects,
-    )
+        options["input"], options["orders"], options["workers"], options["seconds"],
+        not options["no_kill"], rejects,
+    )  # fmt: skip
 
 
 def _fail(outcomes: dict[str, Outcome]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pytest_django import Settings
 
 from delayed_queue import RetryPolicy
-from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
+from example_project.demo.fakes import FakeSms, FakeSmtp
 from tests.faults.conftest import proxied, proxy
 from tests.notifications.dispatchers import email_entry, sms_entry
 

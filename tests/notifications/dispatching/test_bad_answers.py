@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from example_project.demo.notifications.fakes import FakeSmtp, Server
+from example_project.demo.fakes import FakeSmtp, Server
 from example_project.notifications import services
 from example_project.notifications.models import Delivery, Status
 from example_project.notifications.providers import Outcome, Verdict

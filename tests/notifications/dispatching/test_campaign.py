@@ -12,7 +12,7 @@ from django.db import connection
 from psycopg import sql
 
 from delayed_queue.models import Message
-from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
+from example_project.demo.fakes import FakeSms, FakeSmtp
 from example_project.notifications.models import Channel, Notification, Priority, Status
 from tests.notifications.dispatchers import SENT
 from tests.notifications.dispatching.test_processes import dispatchers

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from delayed_queue.workers import Worker
-from example_project.demo.notifications.fakes import FakeSms
+from example_project.demo.fakes import FakeSms
 from example_project.notifications.models import Notification, Priority
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, ended, statuses
 from tests.notifications.factories import enqueue

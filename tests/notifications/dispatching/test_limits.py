@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from delayed_queue import RetryPolicy
-from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
+from example_project.demo.fakes import FakeSms, FakeSmtp
 from example_project.notifications import services
 from example_project.notifications.channels import Route
 from example_project.notifications.circuits import Circuit

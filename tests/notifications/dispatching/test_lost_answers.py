@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
+from example_project.demo.fakes import FakeSms, FakeSmtp
 from example_project.notifications import dispatching, services
 from example_project.notifications.dispatching import Start
 from example_project.notifications.models import Notification

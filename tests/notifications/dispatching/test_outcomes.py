@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from pytest_django import Settings
 
-from example_project.demo.notifications.fakes import FakeSms, FakeSmtp
+from example_project.demo.fakes import FakeSms, FakeSmtp
 from example_project.notifications.models import Notification, Status
 from tests.notifications.dispatchers import (
     SENT,

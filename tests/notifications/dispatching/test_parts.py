@@ -14,7 +14,7 @@ from django.db import DataError, InternalError, OperationalError
 from pytest_django import Settings
 
 from delayed_queue.exceptions import ResourceUnavailable
-from example_project.demo.notifications.fakes import FakeHook
+from example_project.demo.fakes import FakeHook
 from example_project.notifications import recording
 from example_project.notifications.channels import get_settings, routes_of, signing_secrets
 from example_project.notifications.circuits import Circuit

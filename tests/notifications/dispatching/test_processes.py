@@ -15,7 +15,7 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue.models import Message
-from example_project.demo.notifications.fakes import FakeSms, FakeSmtp, Server
+from example_project.demo.fakes import FakeSms, FakeSmtp, Server
 from example_project.notifications.handlers import LANES
 from example_project.notifications.models import Notification, Status
 from tests.notifications.dispatchers import (

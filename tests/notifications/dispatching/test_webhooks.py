@@ -14,7 +14,7 @@ from standardwebhooks import Webhook
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
 from example_project import settings as project
-from example_project.demo.notifications.fakes import FakeHook
+from example_project.demo.fakes import FakeHook
 from example_project.notifications import services
 from example_project.notifications.channels import signing_secrets
 from example_project.notifications.handlers import LOST, sweep

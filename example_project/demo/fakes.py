@@ -10,18 +10,24 @@ reasons of their own to misbehave.
 from __future__ import annotations
 
 import asyncio
+import base64
 import email
+import hashlib
+import hmac
 import json
 import logging
 import re
+import socket
+import struct
 import sys
 import threading
 import time
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from aiohttp import web
@@ -32,6 +38,9 @@ _ASKED: Final = re.compile(r"\[([\w-]+)(?:,(\d+))?\]")
 
 class Server:
     """A loop in a thread; subclasses say what it serves."""
+
+    # How long what hangs does; None: until ``release``.
+    hang_seconds: float | None = None
 
     def __init__(self, *, latency: float = 0.0) -> None:
         self.latency = latency
@@ -73,7 +82,8 @@ class Server:
 
     async def hang(self) -> None:
         self.hanging += 1
-        await self._released.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._released.wait(), self.hang_seconds)
 
     def accept(self, key: str, began_at: float = 0.0) -> None:
         self.accepted[key] += 1
@@ -315,6 +325,91 @@ class FakeHook(WebServer):
         return web.Response()
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request that arrived, and how it was answered; instants are Unix seconds."""
+
+    path: str
+    body: Any
+    webhook_id: str
+    arrived_at: float
+    answered_at: float
+    answer: str
+
+    @property
+    def succeeded(self) -> bool:
+        return self.answer.startswith("2")
+
+
+# A rule returns what to answer to the n-th call (from 1) with this body: a status, possibly
+# with Retry-After in seconds as in "429 2", or "reset" or "hang".
+Rule = Callable[[Any, int], str]
+# How old a signed call may be: older ones could be a recording that is played again.
+TOLERANCE_SECONDS: Final = 300
+
+
+class Receiver(WebServer):
+    """Verifies, witnesses and misbehaves; ``calls`` are those with a valid signature, in order."""
+
+    hang_seconds = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secret = ""
+        self.calls: list[Call] = []
+        self.unsigned = 0
+        self.rules: dict[str, Rule] = {}
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [web.post("/{path:.*}", self._post)]
+
+    async def _post(self, request: web.Request) -> web.Response:
+        arrived_at, body = time.time(), await request.read()
+        if not is_signed(self.secret, request.headers, body):
+            self.unsigned += 1
+            return web.Response(status=401)
+        value, id_ = json.loads(body), request.headers["webhook-id"]
+        self.seen[f"{request.path} {id_}"] += 1
+        answer = self.rules[request.path](value, self.seen[f"{request.path} {id_}"])
+        if answer == "hang":
+            await self.hang()
+        self.calls.append(Call(request.path, value, id_, arrived_at, time.time(), answer))
+        return _reset(request) if answer in ("hang", "reset") else _response(answer)
+
+
+def _reset(request: web.Request) -> web.Response:
+    """Say nothing, and so that the peer sees a reset."""
+    if request.transport is not None:
+        linger = struct.pack("ii", 1, 0)
+        own: socket.socket = request.transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        request.transport.abort()
+    return web.Response()
+
+
+def _response(answer: str) -> web.Response:
+    status, _, retry_after = answer.partition(" ")
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    if status == "302":
+        headers["Location"] = "http://169.254.169.254/latest/meta-data/"
+    return web.Response(status=int(status), headers=headers)
+
+
+def is_signed(secret: str, headers: Mapping[str, str], body: bytes) -> bool:
+    """Verify as Standard Webhooks 1.0 describes it, for software that somebody else wrote."""
+    sent_at = headers.get("webhook-timestamp", "")
+    if not sent_at.isdecimal() or abs(time.time() - int(sent_at)) > TOLERANCE_SECONDS:
+        return False
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    signed = f"{headers.get('webhook-id', '')}.{sent_at}.".encode() + body
+    wanted = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    given = headers.get("webhook-signature", "").split()
+    return any(hmac.compare_digest(each.removeprefix("v1,"), wanted) for each in given)
+
+
 class Control(WebServer):
     """Tells over HTTP what the others have accepted, for who runs them in another process."""
 
@@ -339,7 +434,7 @@ class Control(WebServer):
 
 def main() -> None:
     """Serve in a process of their own: print the ports, and stop when the input ends."""
-    parser = ArgumentParser("python -m example_project.demo.notifications.fakes")
+    parser = ArgumentParser("python -m example_project.demo.fakes")
     parser.add_argument("--latency", type=float, default=0.0, help="of each answer, in seconds")
     latency = parser.parse_args().latency
     logging.getLogger("mail.log").setLevel(logging.ERROR)

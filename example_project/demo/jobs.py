@@ -1,0 +1,418 @@
+"""The act of the jobs: a client that knows only HTTP, and the services whose urls are called."""
+
+from __future__ import annotations
+
+import io
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from django.core.management import call_command
+from django.db import transaction
+
+from delayed_queue.models import (
+    ApiToken,
+    CallbackAttempt,
+    DeadLetter,
+    Endpoint,
+    Host,
+    Message,
+    Topic,
+)
+from delayed_queue.retries import RetryPolicy
+from delayed_queue.tokens import VERBS, create_token
+from delayed_queue.topics import forget_topics
+from delayed_queue.topics.kinds import MAX_SHARDS, kinds_of_topic
+from example_project.demo.fakes import Call, Receiver
+from example_project.demo.stage import (
+    Act,
+    Check,
+    Client,
+    DemoError,
+    Look,
+    Outcome,
+    Stage,
+    Threads,
+    filled,
+    none_of,
+    stopped,
+)
+
+ORDERS_TOPIC: Final = "close-order"
+REFUNDS_TOPIC: Final = "poll-refund"
+UPSTREAMS_TOPIC: Final = "notify-upstream"
+TOPICS: Final = (ORDERS_TOPIC, REFUNDS_TOPIC, UPSTREAMS_TOPIC)
+CLIENT: Final = "demo"
+WORKERS: Final = 2
+SEED: Final = 7
+
+
+class JobsAct(Act):
+    """Orders closed, refunds polled, upstreams told."""
+
+    name = "jobs"
+    introduction = "asked for over HTTP: close orders, look after refunds, tell upstreams"
+
+    @transaction.atomic
+    def clear(self) -> None:
+        """Delete the topics with their jobs and attempts, and what an earlier run set up."""
+        kinds = [kind for topic in TOPICS for kind in kinds_of_topic(topic, MAX_SHARDS)]
+        Message.objects.filter(kind__in=kinds).delete()
+        DeadLetter.objects.filter(kind__in=kinds).delete()
+        CallbackAttempt.objects.filter(topic__in=TOPICS).delete()
+        Topic.objects.filter(name__in=TOPICS).delete()
+        ApiToken.objects.filter(name=CLIENT).delete()
+        Endpoint.objects.filter(origin__startswith="http://127.0.0.1:").delete()
+        Host.objects.filter(name__startswith="127.0.0.1:").delete()
+        forget_topics()
+
+    def left(self) -> str:
+        return f"Jobs may be left in the topics {', '.join(TOPICS)}; the next run deletes them."
+
+    def prepare(self, stage: Stage) -> None:
+        """Open the receivers, and allow calls to them: they are at private addresses."""
+        self._shop, self._upstream = (stage.enter(Receiver()) for _ in range(2))
+        stage.allow_calls(self._shop.port, self._upstream.port)
+        # For half a minute nobody wants to watch.
+        stage.environment["CALLBACK_BREAKER_PAUSE"] = "1"
+
+    def run(self, stage: Stage) -> Outcome:
+        """Run the three scenarios side by side."""
+        address, token = f"{stage.web}/queue", create_token(CLIENT, verbs=VERBS, topics=TOPICS)
+        for receiver in (self._shop, self._upstream):
+            said = io.StringIO()
+            call_command(
+                "queueendpoint", "add", receiver.url("/"), stdout=said, stderr=io.StringIO()
+            )
+            receiver.secret = said.getvalue().split()[-1]
+        workers = stage.start_workers(WORKERS, "worker", "--callbacks-only")
+        dice = random.Random(SEED)  # noqa: S311 # the same run each time, not security
+        client = Jobs(address, token)
+        parts = (
+            Orders(client, self._shop, dice),
+            Refunds(client, dice),
+            Upstreams(client, self._upstream, dice),
+        )
+        with Threads() as clients:
+            for part in parts:
+                part.begin(clients)
+            stage.wait(lambda: _look(parts, clients))
+        checks = [check for part in parts for check in part.checks()]
+        unsigned = self._shop.unsigned + self._upstream.unsigned
+        checks.append(Check("unsigned 0", not unsigned, "every call had a valid signature"))
+        checks.append(stopped(stage.stop(workers)))
+        figures = {name: value for part in parts for name, value in part.figures().items()}
+        return Outcome(figures, filled(_ROWS, figures), checks)
+
+
+_ROWS: Final = (
+    ("paid", "{paid:>7,}  of {orders:,} orders in time, their jobs deleted"),
+    ("closed", "{closed:>7,}  by a call of their url"),
+    ("refunds", "{refunds_through:>7,}  through after {looks} looks"),
+    ("upstreams", "{told:>7,}  told in {calls} calls, {failed} of which failed by {faults}"),
+    ("kicked", "{kicked:>7,}  dead letters, whose upstreams were mended"),
+)
+
+
+def _look(parts: tuple[Orders, Refunds, Upstreams], clients: Threads) -> Look:
+    clients.check()
+    orders, refunds, upstreams = parts
+    upstreams.tend()
+    text = (
+        f"orders {len(orders.calls())} closed, {len(orders.paid_at)} paid; "
+        f"{len(refunds.finished)} refunds through; upstreams called {len(upstreams.calls())} times"
+    )
+    return Look(all(each.is_done for each in parts), text, text)
+
+
+class Jobs(Client):
+    """The calls of the job API; each returns the answer's JSON."""
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        status, answer = self.call(method, path, body)
+        if status >= 400:
+            raise DemoError(f"{method} {path} was answered with {status}: {answer}")
+        return answer
+
+    def add(self, **job: Any) -> None:
+        self.ask("POST", "/v1/jobs", job)
+
+    def delete(self, topic: str, job_id: str) -> bool:
+        """Delete the job; False if there is none any more."""
+        status, answer = self.call("DELETE", _path(topic, job_id))
+        if status not in (204, 404):
+            raise DemoError(f"DELETE was answered with {status}: {answer}")
+        return status == 204
+
+    def pop(self, topic: str, **options: Any) -> Any:
+        """Return leased jobs; an empty list if none came in time."""
+        return self.ask("POST", f"/v1/topics/{quote(topic)}/pop?{urlencode(options)}") or []
+
+    def settle(self, verb: str, topic: str, job: dict[str, Any], **more: Any) -> None:
+        lease = {"leaseToken": job["leaseToken"], **more}
+        self.ask("POST", f"{_path(topic, job['jobId'])}/{verb}", lease)
+
+
+def _path(topic: str, job_id: str) -> str:
+    return f"/v1/topics/{quote(topic, safe='')}/jobs/{quote(job_id, safe='')}"
+
+
+# First: close an order, unless it is paid before
+
+ORDERS_PATH: Final = "/orders/close"
+ORDERS: Final = 400
+PAID_SHARE: Final = 0.6
+PAYERS: Final = 4
+# How long a call may take from the claim to the receiver.
+UNDER_WAY: Final = 2.0
+
+
+@dataclass(slots=True)
+class Orders:
+    """Adds a job for each order; payments delete theirs, the receiver closes the others."""
+
+    client: Jobs
+    receiver: Receiver
+    dice: random.Random
+    run_at: dict[str, float] = field(default_factory=dict)
+    paid_at: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, clients: Threads) -> None:
+        """Add all jobs with one call, and let customers pay some, most before their deadline."""
+        self.receiver.rules[ORDERS_PATH] = lambda body, count: "204"
+        jobs = [self._job(f"order-{number:03}") for number in range(ORDERS)]
+        for answer in self.client.ask("POST", "/v1/jobs/bulk", jobs)["items"]:
+            added = answer["job"]
+            self.run_at[added["jobId"]] = datetime.fromisoformat(added["runAt"]).timestamp()
+        paying = self.dice.sample(sorted(self.run_at), round(ORDERS * PAID_SHARE))
+        now = time.time()
+        times = sorted((self.dice.uniform(now, self.run_at[each] + 0.1), each) for each in paying)
+        for start in range(PAYERS):
+            clients.start(self._pay, times[start::PAYERS], clients.over)
+
+    def _job(self, order_id: str) -> dict[str, Any]:
+        return {
+            "jobId": order_id, "topic": ORDERS_TOPIC, "url": self.receiver.url(ORDERS_PATH),
+            "delay": round(self.dice.uniform(3, 13), 3), "body": {"order": order_id},
+        }  # fmt: skip
+
+    def _pay(self, times: list[tuple[float, str]], over: threading.Event) -> None:
+        for at, order_id in times:
+            if over.wait(max(at - time.time(), 0)):
+                return
+            if self.client.delete(ORDERS_TOPIC, order_id):
+                self.paid_at[order_id] = time.time()
+
+    def calls(self) -> list[tuple[str, float]]:
+        """Return which orders were closed by a call, and when it arrived."""
+        calls = [each for each in list(self.receiver.calls) if each.path == ORDERS_PATH]
+        return [(each.body["order"], each.arrived_at) for each in calls]
+
+    @property
+    def is_done(self) -> bool:
+        return len(dict(self.calls()) | self.paid_at) == len(self.run_at)
+
+    def figures(self) -> dict[str, Any]:
+        closed = len(self.calls())
+        return {"orders": len(self.run_at), "paid": len(self.paid_at), "closed": closed}
+
+    def _last_call_at(self, order_id: str) -> float:
+        """Return when the call of an order may arrive at the latest: at its DELETE, if that was.
+
+        Of one that was due by then the call may have been under way.
+        """
+        paid_at = self.paid_at.get(order_id, float("inf"))
+        return paid_at + (UNDER_WAY if self.run_at[order_id] <= paid_at else 0)
+
+    def checks(self) -> Iterator[Check]:
+        calls, counts = self.calls(), Counter(order for order, _ in self.calls())
+        lost = sorted(self.run_at.keys() - counts.keys() - self.paid_at.keys())
+        yield none_of("orders lost", lost, f"{len(self.paid_at)} paid, {len(calls)} closed")
+        twice = sorted(order for order, times in counts.items() if times > 1)
+        yield none_of("closed twice", twice, "one call for each order")
+        early = [order for order, at in calls if at < self.run_at[order]]
+        yield none_of("closed early", early, "never before its time")
+        after = [order for order, at in calls if at > self._last_call_at(order)]
+        yield none_of("called after DELETE", after, "never, unless the call was under way")
+
+
+# Second: look after a refund until it is through, by consumers that pop
+
+REFUNDS: Final = 40
+CONSUMERS: Final = 3
+AGAIN_AFTER: Final = 1.0
+MOST_LOOKS: Final = 5
+WAIT_SECONDS: Final = 2
+
+
+@dataclass(slots=True)
+class Refunds:
+    """Consumers wait for jobs, ask the bank, and release what is to be asked about again."""
+
+    client: Jobs
+    dice: random.Random
+    looks: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    finished: list[str] = field(default_factory=list)
+    needed: dict[str, int] = field(default_factory=dict)
+
+    def begin(self, clients: Threads) -> None:
+        """Start the consumers, which wait, and then add the jobs."""
+        for _ in range(CONSUMERS):
+            clients.start(self._consume, clients.over)
+        for refund in (f"refund-{number:02}" for number in range(REFUNDS)):
+            self.needed[refund] = self.dice.randint(1, MOST_LOOKS)
+            self.client.add(jobId=refund, topic=REFUNDS_TOPIC, body={"refund": refund})
+
+    def _consume(self, over: threading.Event) -> None:
+        while not over.is_set():
+            for job in self.client.pop(REFUNDS_TOPIC, count=2, timeout=WAIT_SECONDS):
+                refund = job["body"]["refund"]
+                self.looks[refund].append(time.time())
+                if len(self.looks[refund]) < self.needed[refund]:
+                    self.client.settle("release", REFUNDS_TOPIC, job, delay=AGAIN_AFTER)
+                else:
+                    self.client.settle("finish", REFUNDS_TOPIC, job)
+                    self.finished.append(refund)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.finished) >= REFUNDS
+
+    def figures(self) -> dict[str, Any]:
+        looks = sum(map(len, self.looks.values()))
+        return {"refunds_through": len(self.finished), "looks": looks}
+
+    def checks(self) -> Iterator[Check]:
+        lost = sorted(self.needed.keys() - set(self.finished))
+        yield none_of("refunds lost", lost, f"{len(self.finished)} finished")
+        extra = [name for name, looks in self.looks.items() if len(looks) != self.needed[name]]
+        yield none_of("extra looks", extra, "each popped by one consumer at a time")
+        hasty = [
+            name
+            for name, looks in self.looks.items()
+            if any(after - before < AGAIN_AFTER for before, after in pairwise(looks))
+        ]
+        yield none_of("hasty looks", hasty, f"never sooner than {AGAIN_AFTER:.0f} s after the last")
+
+
+# Third: tell another system how a payment ended, in steps until it has heard
+
+UPSTREAMS_PATH: Final = "/payments/settled"
+PAYMENTS: Final = 80
+LADDER: Final = "1s 1s 2s 3s"
+ATTEMPTS: Final = 5
+DEAF: Final = 6
+FAULTS: Final = ("500", "503 2", "302", "reset", "hang", "404")
+# The clocks of the receiver and of the queue are the same, but an answer takes its way.
+TRAVEL_SECONDS: Final = 0.05
+
+
+@dataclass(slots=True)
+class Upstreams:
+    """Payments told by a ladder that is shortened to seconds; some upstreams are deaf at first."""
+
+    client: Jobs
+    receiver: Receiver
+    dice: random.Random
+    kicked: int = 0
+    faults: dict[str, list[str]] = field(default_factory=dict)
+    _are_mended: bool = False
+
+    def begin(self, clients: Threads) -> None:
+        """Add the jobs, each with an upstream that fails so many times in its own way."""
+        self.receiver.rules[UPSTREAMS_PATH] = self._answer
+        for number in range(PAYMENTS):
+            payment = f"payment-{number:02}"
+            times = ATTEMPTS if number < DEAF else self.dice.choice((0, 0, 0, 1, 2, 3))
+            self.faults[payment] = self.dice.choices(FAULTS, k=times)
+            self.client.add(
+                jobId=payment, topic=UPSTREAMS_TOPIC, ladder=LADDER, body={"payment": payment},
+                url=self.receiver.url(UPSTREAMS_PATH), delay=round(self.dice.uniform(0, 3), 3),
+            )  # fmt: skip
+
+    def _answer(self, body: Any, count: int) -> str:
+        faults = self.faults[body["payment"]]
+        return "200" if self._are_mended or count > len(faults) else faults[count - 1]
+
+    def tend(self) -> None:
+        """Once the deaf ones are dead, mend them and kick their jobs."""
+        calls, deaf = self._by_payment(), sorted(self.faults)[:DEAF]
+        silent = [each for each in deaf if len(calls[each]) >= ATTEMPTS]
+        if self._are_mended or len(silent) < DEAF:
+            return
+        paths = [_path(UPSTREAMS_TOPIC, each) for each in deaf]
+        if all(self.client.ask("GET", path)["state"] == "dead" for path in paths):
+            self._are_mended = True
+            answer = self.client.ask("POST", f"/v1/topics/{UPSTREAMS_TOPIC}/kick?limit=100")
+            self.kicked = int(answer["kicked"])
+
+    def calls(self) -> list[Call]:
+        return [each for each in list(self.receiver.calls) if each.path == UPSTREAMS_PATH]
+
+    def _by_payment(self) -> dict[str, list[Call]]:
+        found: dict[str, list[Call]] = defaultdict(list)
+        for call in self.calls():
+            found[call.body["payment"]].append(call)
+        return found
+
+    @property
+    def is_done(self) -> bool:
+        return len({each.body["payment"] for each in self.calls() if each.succeeded}) == PAYMENTS
+
+    def figures(self) -> dict[str, Any]:
+        failed = [each.answer.partition(" ")[0] for each in self.calls() if not each.succeeded]
+        return {
+            "told": len(self.calls()) - len(failed), "calls": len(self.calls()),
+            "failed": len(failed), "faults": ", ".join(sorted(set(failed))),
+            "kicked": self.kicked,
+        }  # fmt: skip
+
+    def checks(self) -> Iterator[Check]:
+        yield from self.checks_of_calls()
+        # What the API lists, against the calls that arrived.
+        name, calls = max(self._by_payment().items(), key=lambda each: len(each[1]))
+        query = urlencode({"topic": UPSTREAMS_TOPIC, "job": name})
+        listed = len(self.client.ask("GET", f"/v1/attempts?{query}")["items"])
+        said = f"{listed} of {name}, {len(calls)} arrived"
+        yield Check("attempts listed", listed == len(calls), said)
+
+    def checks_of_calls(self) -> Iterator[Check]:
+        """Yield what the calls alone must show."""
+        by_payment = self._by_payment()
+        told = Counter(each.body["payment"] for each in self.calls() if each.succeeded)
+        untold = sorted(self.faults.keys() - told.keys())
+        yield none_of("untold", untold, f"{len(told)} heard in the end")
+        again = sorted(name for name, times in told.items() if times > 1)
+        yield none_of("told again", again, "a 2xx ends the ladder")
+        hasty = sorted(name for name, calls in by_payment.items() if _is_hasty(calls))
+        said = f"waits of {LADDER}, or Retry-After, after each failure's end"
+        yield none_of("hasty calls", hasty, said)
+        # A kicked job is offered anew, and so is its webhook-id.
+        renamed = sorted(
+            name
+            for name, calls in by_payment.items()
+            if len({each.webhook_id for each in calls[:ATTEMPTS]}) > 1
+        )
+        yield none_of("renamed calls", renamed, "one webhook-id for all attempts of a job")
+        said = f"{self.kicked} of {DEAF} deaf upstreams"
+        yield Check("dead, then kicked", self.kicked == DEAF, said)
+
+
+def _is_hasty(calls: list[Call]) -> bool:
+    rungs = [each.total_seconds() for each in RetryPolicy.ladder(LADDER).delays]
+    return any(
+        after.arrived_at - before.answered_at < _wait_after(before, rung) - TRAVEL_SECONDS
+        for (before, after), rung in zip(pairwise(calls[:ATTEMPTS]), rungs, strict=False)
+    )
+
+
+def _wait_after(call: Call, rung: float) -> float:
+    """Return the seconds that the answer asks for by Retry-After, or else those of the ladder."""
+    return float(call.answer.partition(" ")[2] or rung)

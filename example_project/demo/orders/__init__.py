@@ -1,1 +1,0 @@
-"""A file of orders, real worker processes, a kill on the way, and a checked report."""
