@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 from kombu import Connection, Queue
 from kombu.exceptions import KombuError
 
@@ -35,7 +37,6 @@ from example_project.demo.stage import (
     Outcome,
     Stage,
     Threads,
-    fetch,
     filled,
     none_of,
     stopped,
@@ -65,6 +66,8 @@ from example_project.notifications.services import LANES
 SECONDS, LEAST_SECONDS, ALL = 24.0, 8.0, 10_000
 # How much sooner than in the file what is for later is due, and expires what expires.
 HURRY: Final = 2.5
+# How long requests are gathered for one call.
+GATHER_SECONDS: Final = 0.4
 TENANT: Final = "demo-shop"
 KINDS: Final = [queue.kind for queue in LANES.values()]
 DISPATCHERS: Final = 2
@@ -225,13 +228,12 @@ class Traffic:
     def body(self, sample: Sample) -> bytes:
         return sample.body(datetime.now(UTC), self.webhooks, HURRY)
 
-    def batches(self, way: Way, seconds: float = 0.4, most: int = 500) -> Iterator[list[Sample]]:
-        """Yield the requests of a way, together those that come within a moment."""
+    def batches(self, samples: list[Sample], most: int) -> Iterator[list[Sample]]:
+        """Yield them in order, together those that come within a moment."""
         batch: list[Sample] = []
-        for each in self.samples[way]:
-            if batch and (
-                len(batch) == most or self.due_at(each) > self.due_at(batch[0]) + seconds
-            ):
+        for each in samples:
+            is_later = batch and self.due_at(each) > self.due_at(batch[0]) + GATHER_SECONDS
+            if is_later or len(batch) == most:
                 yield batch
                 batch = []
             batch.append(each)
@@ -265,46 +267,50 @@ class Posting:
     cancelled: list[str] = field(default_factory=list)
     # Answers that a service must never get.
     surprises: list[str] = field(default_factory=list)
-    _threads: Threads = field(default_factory=Threads)
 
     def start(self, threads: Threads) -> None:
-        self._threads = threads
         singles = self.traffic.samples[Way.SINGLE]
         for start in range(3):
-            threads.start(self._post_singles, singles[start::3])
-        for each in (self._post_bulks, self._publish, self._run_campaign):
-            threads.start(each)
+            threads.start(self._play, self._post, singles[start::3], threads.over)
+        samples = self.traffic.samples
+        threads.start(self._play, self._post_bulk, samples[Way.BULK], threads.over, 500)
+        threads.start(self._play, self._publish, samples[Way.BROKER], threads.over)
+        threads.start(self._play, self._import, samples[Way.CAMPAIGN], threads.over, 500)
 
     @property
     def taken(self) -> int:
         """How many of what was published the consumer has stored or parked."""
         return sum(astuple(self.broker.consumer.tally))
 
-    def _waits(self, sample: Sample) -> bool:
-        """Wait until a request is due; False when all is over."""
-        return not self._threads.over.wait(max(self.traffic.due_at(sample) - time.time(), 0))
-
-    def _post_singles(self, samples: list[Sample]) -> None:
-        for each in samples:
-            if not self._waits(each):
+    def _play(
+        self,
+        send: Callable[[list[Sample]], None],
+        samples: list[Sample],
+        over: threading.Event,
+        most: int = 1,
+    ) -> None:
+        """Send the requests when they are due, so many at once."""
+        for batch in self.traffic.batches(samples, most):
+            if over.wait(max(self.traffic.due_at(batch[-1]) - time.time(), 0)):
                 return
-            status, answer = self.client.call("POST", "/v1/notifications", self.traffic.body(each))
-            self._note(each, status, answer)
+            send(batch)
 
-    def _post_bulks(self) -> None:
-        path = "/v1/notifications/bulk"
-        for batch in self.traffic.batches(Way.BULK):
-            if not self._waits(batch[-1]):
-                return
-            lines = b"\n".join(self.traffic.body(each) for each in batch)
-            status, answer = self.client.call("POST", path, lines, "application/x-ndjson")
-            items = answer.get("items", []) if status == 202 else []
-            if len(items) != len(batch):
-                self.surprises.append(f"{status} to a bulk of {len(batch)}")
-            for each, item in zip(batch, items, strict=False):
-                self._note(each, 400 if "errors" in item else 202, item)
-                if each.kind == "reminder" and each.number % 10 == 0 and "id" in item:
-                    self._cancel(item["id"])
+    def _post(self, batch: list[Sample]) -> None:
+        [each] = batch
+        status, answer = self.client.call("POST", "/v1/notifications", self.traffic.body(each))
+        self._note(each, status, answer)
+
+    def _post_bulk(self, batch: list[Sample]) -> None:
+        lines = b"\n".join(self.traffic.body(each) for each in batch)
+        path, kind = "/v1/notifications/bulk", "application/x-ndjson"
+        status, answer = self.client.call("POST", path, lines, kind)
+        items = answer.get("items", []) if status == 202 else []
+        if len(items) != len(batch):
+            self.surprises.append(f"{status} to a bulk of {len(batch)}")
+        for each, item in zip(batch, items, strict=False):
+            self._note(each, 400 if "errors" in item else 202, item)
+            if each.kind == "reminder" and each.number % 10 == 0 and "id" in item:
+                self._cancel(item["id"])
 
     def _cancel(self, id_: str) -> None:
         status, _ = self.client.call("DELETE", f"/v1/notifications/{id_}")
@@ -320,26 +326,21 @@ class Posting:
         id_ = answer["id"] if status == 202 else ""
         self.answers.append(Answer(sample.number, id_, "" if id_ else reason_of(errors)))
 
-    def _publish(self) -> None:
-        for each in self.traffic.samples[Way.BROKER]:
-            if not self._waits(each):
-                return
-            self.broker.publish(f"demo-{each.number}", self.traffic.body(each))
-            self.published += 1
+    def _publish(self, batch: list[Sample]) -> None:
+        [each] = batch
+        self.broker.publish(f"demo-{each.number}", self.traffic.body(each))
+        self.published += 1
 
-    def _run_campaign(self) -> None:
-        """Store what a pipeline would: 500 rows a transaction, by the intake itself."""
-        for batch in self.traffic.batches(Way.CAMPAIGN):
-            if not self._waits(batch[0]):
-                return
-            rows = [json.loads(self.traffic.body(each)) for each in batch]
-            found = intake.accept(rows, tenant=TENANT, source=Source.IMPORT)
-            for each, answer in zip(batch, found, strict=True):
-                if isinstance(answer, Refused):
-                    reason = reason_of(error.as_dict() for error in answer.errors)
-                    self.answers.append(Answer(each.number, reason=reason))
-                else:
-                    self.answers.append(Answer(each.number, str(answer.id)))
+    def _import(self, batch: list[Sample]) -> None:
+        """Store them as a pipeline does: by the intake itself."""
+        rows = [json.loads(self.traffic.body(each)) for each in batch]
+        found = intake.accept(rows, tenant=TENANT, source=Source.IMPORT)
+        for each, answer in zip(batch, found, strict=True):
+            if isinstance(answer, Refused):
+                reason = reason_of(error.as_dict() for error in answer.errors)
+                self.answers.append(Answer(each.number, reason=reason))
+            else:
+                self.answers.append(Answer(each.number, str(answer.id)))
 
 
 QUEUE: Final = "notifications-demo"
@@ -546,45 +547,21 @@ class Trouble:
 
 # What everybody saw: those who asked, the table, and the strangers at the other end
 
-_ROWS: Final[LiteralString] = """
-SELECT
-    n.id::text AS id,
-    n.channel,
-    n.status,
-    n.outcome,
-    n.provider,
-    n.attempts,
-    extract(epoch FROM n.expires_at)::float8 AS expires_at,
-    EXISTS (
-        SELECT 1
-        FROM notifications_delivery AS d
-        WHERE d.notification_id = n.id
-            AND d.outcome IN ('ambiguous', 'unfinished')
-    ) AS is_doubtful
-FROM notifications_notification AS n
-WHERE n.tenant = %(tenant)s
-"""
+
+def rows_of_table() -> dict[str, Any]:
+    """Return our notifications by id; ``is_doubtful`` are those of which an answer was lost."""
+    lost = (Delivery.Outcome.AMBIGUOUS, Delivery.Outcome.UNFINISHED)
+    calls = Delivery.objects.filter(notification=OuterRef("pk"), outcome__in=lost)
+    ours = Notification.objects.filter(tenant=TENANT)
+    return {str(each.pk): each for each in ours.annotate(is_doubtful=Exists(calls))}
 
 
-class Row(NamedTuple):
-    """What the table says of one notification; instants are Unix seconds."""
+def is_final(row: Any) -> bool:
+    return row is not None and row.status in FINAL_STATUSES
 
-    id: str
-    channel: str
-    status: str
-    outcome: str = ""
-    provider: str = ""
-    attempts: int = 0
-    expires_at: float | None = None
-    is_doubtful: bool = False
 
-    @property
-    def is_final(self) -> bool:
-        return self.status in FINAL_STATUSES
-
-    @property
-    def is_sent(self) -> bool:
-        return self.status == Status.SUCCESSFULLY_PROCESSED
+def is_sent(row: Any) -> bool:
+    return bool(row.status == Status.SUCCESSFULLY_PROCESSED)
 
 
 @dataclass(slots=True)
@@ -592,7 +569,7 @@ class Evidence:
     """All of it, gathered when everything had come to its end."""
 
     posting: Posting
-    rows: Mapping[str, Row]
+    rows: Mapping[str, Any]
     parked: Sequence[Answer]
     # By channel the servers, with what they accepted and when it came.
     witnesses: Mapping[str, Sequence[Any]]
@@ -623,7 +600,7 @@ def gather(posting: Posting, strangers: Strangers, codes: Sequence[int]) -> Evid
     cut = cut.filter(notification__tenant=TENANT)
     return Evidence(
         posting=posting,
-        rows={each["id"]: Row(**each) for each in fetch(_ROWS, tenant=TENANT)},
+        rows=rows_of_table(),
         parked=_parked(),
         witnesses={
             Channel.EMAIL: [strangers.mail],
@@ -670,7 +647,7 @@ _LINES: Final = (
 def report(found: Evidence, seconds: float) -> Outcome:
     """Count, and compare what everybody saw."""
     rows = list(found.rows.values())
-    sent = Counter(row.channel for row in rows if row.is_sent)
+    sent = Counter(row.channel for row in rows if is_sent(row))
     status = Counter(row.status for row in rows)
     suppressed = sum(row.outcome == "suppressed" for row in rows)
     doubtful = [row for row in rows if row.is_doubtful]
@@ -678,11 +655,11 @@ def report(found: Evidence, seconds: float) -> Outcome:
         "requests": len(found.posting.traffic.by_number), "refused": len(found.refused),
         "stored": len(rows), "sent": sent.total(), "mails": sent[Channel.EMAIL],
         "texts": sent[Channel.SMS], "webhooks": sent[Channel.WEBHOOK],
-        "failed_over": sum(row.is_sent and row.provider == "sms-second" for row in rows),
+        "failed_over": sum(is_sent(row) and row.provider == "sms-second" for row in rows),
         "retried": sum(row.attempts > 1 for row in rows), "failed": status[Status.FAILED],
         "expired": status[Status.EXPIRED], "suppressed": suppressed,
         "cancelled": status[Status.CANCELLED] - suppressed,
-        "doubtful": len(doubtful), "doubtful_sent": sum(row.is_sent for row in doubtful),
+        "doubtful": len(doubtful), "doubtful_sent": sum(map(is_sent, doubtful)),
         "seconds": seconds,
     }  # fmt: skip
     return Outcome(figures, filled(_LINES, figures), list(check(found)))
@@ -699,7 +676,7 @@ def check(found: Evidence) -> Iterator[Check]:
     """Yield every check; the run is good if all have passed."""
     yield from _of_intake(found)
     yield from _of_sending(found)
-    ended = [id_ for id_ in found.unfinished if id_ in found.rows and found.rows[id_].is_final]
+    ended = [id_ for id_ in found.unfinished if is_final(found.rows.get(id_))]
     said = f"{len(ended)} of {len(found.unfinished)} sends that it had in flight have ended"
     is_whole = bool(ended) and len(ended) == len(found.unfinished)
     yield Check("killed dispatcher", is_whole, said)
@@ -739,7 +716,7 @@ def _of_intake(found: Evidence) -> Iterator[Check]:
 def _of_sending(found: Evidence) -> Iterator[Check]:
     rows, seen, cancelled = found.rows, list(found.sightings()), found.posting.cancelled
     promised = {each.id for each in found.posting.answers if each.id} | rows.keys()
-    lost = sorted(id_ for id_ in promised if id_ not in rows or not rows[id_].is_final)
+    lost = sorted(id_ for id_ in promised if not is_final(rows.get(id_)))
     yield none_of("lost", lost, f"{len(promised):,} accepted, each has come to an end")
     times: Counter[str] = Counter()
     for _, id_, count, _ in seen:
@@ -748,10 +725,10 @@ def _of_sending(found: Evidence) -> Iterator[Check]:
     doubtful = sum(row.is_doubtful for row in rows.values())
     yield none_of("sent twice", twice, f"though of {doubtful} one could not know whether they were")
     arrived = {(channel, id_) for channel, id_, _, _ in seen}
-    sent = {(row.channel, row.id) for row in rows.values() if row.is_sent}
+    sent = {(row.channel, id_) for id_, row in rows.items() if is_sent(row)}
     unseen = sorted(id_ for _, id_ in sent - arrived)
     yield none_of("sent, not seen", unseen, f"{len(sent):,} sent, each was received")
-    in_doubt = {(row.channel, row.id) for row in rows.values() if row.is_doubtful} - sent
+    in_doubt = {(row.channel, id_) for id_, row in rows.items() if row.is_doubtful} - sent
     unsaid = sorted(id_ for _, id_ in arrived - sent - in_doubt)
     said = f"{len(times):,} received: sent, or {len(arrived & in_doubt)} recorded as in doubt"
     yield none_of("seen, not sent", unsaid, said)
@@ -762,5 +739,5 @@ def _of_sending(found: Evidence) -> Iterator[Check]:
     yield Check("unsigned 0", not found.unsigned, "every webhook had a valid signature")
 
 
-def _is_late(row: Row, began_at: float) -> bool:
-    return row.expires_at is not None and began_at > row.expires_at + TRAVEL_SECONDS
+def _is_late(row: Any, began_at: float) -> bool:
+    return row.expires_at is not None and began_at > row.expires_at.timestamp() + TRAVEL_SECONDS

@@ -341,9 +341,9 @@ def check_archive(answer: dict[str, Any], expected: int, left: int, lake: Path) 
     is_same = expected == table["rows"] == table["deleted"] == rows and not left
     unfinished = made.exclude(state=ArchiveManifest.State.PRUNED).exists()
     files = f"not as written: {', '.join(wrong)}" if wrong else "checksums hold"
-    said = f"{rows:,} rows in files, {table['deleted']:,} deleted, {left:,} left; {files}"
+    text = f"{rows:,} rows in files, {table['deleted']:,} deleted, {left:,} left; {files}"
     name = f"archived {table['source'].rpartition('_')[2]}"
-    return Check(name, is_same and not wrong and not unfinished, said)
+    return Check(name, is_same and not wrong and not unfinished, text)
 
 
 def sha256(path: Path) -> str:

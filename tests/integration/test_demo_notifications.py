@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,6 @@ from example_project.demo.notifications import (
     MailServer,
     Partners,
     Posting,
-    Row,
     Texts,
     Traffic,
     Way,
@@ -75,8 +75,10 @@ def sample(number: int, kind: str = "letter", **request: Any) -> Any:
     return SimpleNamespace(number=number, kind=kind, line={"request": request})
 
 
-def row(id_: str, **more: Any) -> Row:
-    return Row(id_, **{"channel": "email", "status": SENT} | more)
+def row(id_: str, *, is_doubtful: bool = False, **more: Any) -> Any:
+    found = Notification(**{"channel": "email", "status": SENT} | more)
+    found.is_doubtful = is_doubtful  # type: ignore[attr-defined]
+    return id_, found
 
 
 def traffic() -> Traffic:
@@ -97,7 +99,7 @@ def witness(*ids: str) -> Any:
 def found() -> Evidence:
     """Return what a good run leaves."""
     rows = [
-        row("code", expires_at=100.0),
+        row("code", expires_at=datetime.fromtimestamp(100, UTC)),
         row("bulk"),
         row("broker"),
         row("offer", status=Status.FAILED, outcome="in doubt", is_doubtful=True),
@@ -111,7 +113,7 @@ def found() -> Evidence:
     client: Any = None
     return Evidence(
         posting=Posting(traffic(), broker, client, answers, published=2, cancelled=["gone"]),
-        rows={each.id: each for each in rows},
+        rows=dict(rows),
         parked=[Answer(5, reason="to: is required")],
         witnesses={
             "email": [witness("code", "bulk", "broker", "offer")],
@@ -186,8 +188,8 @@ def test_so_can_each_of_what_was_posted(found: Evidence, change: dict[str, Any],
     assert failed(found) == names
 
 
-def put(found: Evidence, changed: Row) -> None:
-    found.rows = {**found.rows, changed.id: changed}
+def put(found: Evidence, changed: Any) -> None:
+    found.rows = {**found.rows, **dict([changed])}
 
 
 def test_a_notification_that_is_gone_is_lost(found: Evidence):
