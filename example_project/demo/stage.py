@@ -173,8 +173,9 @@ class Threads:
 
     def start(self, target: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=self._run, args=(target, *arguments), daemon=True)
-        self._threads.append(thread)
         thread.start()
+        # Last: one whose start was interrupted cannot be joined.
+        self._threads.append(thread)
 
     def _run(self, target: Callable[..., None], *arguments: Any) -> None:
         try:

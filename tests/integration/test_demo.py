@@ -290,7 +290,7 @@ def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number
     with RunningDemo("--seconds", "60") as running:
         running.process.send_signal(number)
         _, err = running.process.communicate(timeout=SOON)
-        assert running.process.returncode == 130
+        assert running.process.returncode == 130, err
         assert all(map(is_gone, running.workers))
     assert "Interrupted; all processes are stopped." in err
     assert f"{Message.objects.filter(kind=shop.queue.kind).count():,} messages in the queue" in err

@@ -132,10 +132,10 @@ class Command(BaseCommand):
             console.step("admin", f"{stage.admin} {stage.login}")
         for position, act in enumerate(acts):
             self._current = act
+            console.say(f"\n{console.styled(act.name.upper(), BOLD)}: {act.introduction}\n")
             # Spark starts while the jobs wait for their time, not beside the busy acts.
             for later in acts[position + 2 : position + 3]:
                 later.warm_up(stage)
-            console.say(f"\n{console.styled(act.name.upper(), BOLD)}: {act.introduction}\n")
             try:
                 outcomes[act.name] = act.run(stage)
             except Stalled as error:
