@@ -9,7 +9,7 @@ COPY setup.py pyproject.toml README.md LICENSE pyspark_delayed_queue.py ./
 COPY delayed_queue delayed_queue
 # Neither Spark nor a Java runtime: they are no part of a worker, and 700 MB. httptools has uvicorn
 # parse HTTP in C.
-RUN /venv/bin/pip install --no-cache-dir ".[api,callbacks,metrics]" --group example \
+RUN /venv/bin/pip install --no-cache-dir ".[metrics,notifications]" --group example \
     "psycopg[binary]" httptools
 
 FROM python:3.13-slim

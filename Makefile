@@ -26,7 +26,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
-.PHONY: help demo serve test test-all check lint types layers migrations docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs
+.PHONY: help demo serve test test-all check lint types layers migrations house docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,9 @@ types: $(VENV)/checkers ## mypy --strict
 
 layers: $(VENV)/checkers ## import-linter
 	$(BIN)/lint-imports
+
+house: $(VENV)/installed ## the figures of docs/architecture.md
+	$(BIN)/python -m tests.house
 
 migrations: $(VENV)/installed ## no model change without its migration
 	$(BIN)/python manage.py makemigrations --check --dry-run

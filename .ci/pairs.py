@@ -88,7 +88,7 @@ def environment_of(version: str, interpreter: str) -> str:
         install = (str(made), "-m", "pip", "install", "--quiet", "--no-compile")
         run(*install, "--upgrade", "pip>=25.1")
         # Spark's side knows no Django, and is most of what there is to install.
-        extras = ".[api,callbacks,metrics]"
+        extras = ".[metrics,notifications]"
         run(*install, "--editable", extras, "--group", "pairs")
         stamp.touch()
     return str(made)

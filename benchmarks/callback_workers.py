@@ -24,8 +24,8 @@ from psycopg.conninfo import conninfo_to_dict
 from benchmarks.callbacks import BODY, receiving
 from benchmarks.database import benchmark_database, embedded_server
 from benchmarks.figures import Report, Table, parser_for, percentile, say
-from delayed_queue.payloads import channel_of
-from delayed_queue.sql import NOTIFY
+from delayed_queue.codecs import channel_of
+from delayed_queue.db.sql import NOTIFY
 
 TOPIC: Final = "orders"
 # Of those to the dead host, where they have one of their own.
@@ -49,7 +49,7 @@ from django.conf import settings
 settings.configure(**__import__("json").loads(sys.argv[1]))
 django.setup()
 from datetime import timedelta
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.worker import Worker, WorkerOptions
 worker = Worker(WorkerOptions(
     cron=False, only_sourced=True, async_concurrency=int(sys.argv[2]),
     shutdown_timeout=timedelta(seconds=1),

@@ -121,10 +121,10 @@ async def _measured(url: str, port: int, options: Namespace) -> dict[str, list[T
 
 
 async def _ways(url: str, port: int, stack: AsyncExitStack) -> dict[str, Way]:
-    from delayed_queue.callbacks.client import CallbackClient
-    from delayed_queue.callbacks.outcomes import CallbackRequest
-    from delayed_queue.callbacks.signing import new_secret, sign
-    from delayed_queue.sections import CallbackSettings
+    from delayed_queue.http.callbacks.client import CallbackClient
+    from delayed_queue.http.callbacks.outcomes import CallbackRequest
+    from delayed_queue.http.callbacks.signing import new_secret, sign
+    from delayed_queue.http.conf import CallbackSettings
 
     session = await stack.enter_async_context(
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))

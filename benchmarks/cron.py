@@ -53,7 +53,7 @@ def installing(count: int) -> Iterator[tuple[str, float]]:
 def checking(count: int) -> Iterator[tuple[str, float]]:
     """Yield the seconds of a keeper's first pass, and the median of passes with nothing to do."""
     from delayed_queue import CronEntry
-    from delayed_queue.cron import CronKeeper
+    from delayed_queue.cron.keeper import CronKeeper
 
     entries = [CronEntry("benchmark-cron", f"idle-{n}", "0 * * * *") for n in range(count)]
     keeper = CronKeeper(entries=entries)

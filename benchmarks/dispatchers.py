@@ -25,7 +25,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from delayed_queue.wakeups import channel_of
+from delayed_queue.db.wakeups import channel_of
 from example_project.postgres import database_url
 
 ROOT: Final = Path(__file__).resolve().parent.parent

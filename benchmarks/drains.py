@@ -11,9 +11,10 @@ from benchmarks.bare import BareQueue, Row
 from benchmarks.database import BARE, KIND, OURS, fill
 from benchmarks.measuring import Comparison, Workload
 from delayed_queue import Envelope
+from delayed_queue.codecs import codec_named
 from delayed_queue.handlers import Handler, Registry
-from delayed_queue.payloads import codec_named
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 
 BACKLOG: Final = 20_000
 CLAIM: Final = 500

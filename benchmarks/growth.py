@@ -25,7 +25,7 @@ from benchmarks.machine import describe
 from benchmarks.running import Program, working
 
 if TYPE_CHECKING:
-    from delayed_queue.workers.lanes import Lane
+    from delayed_queue.worker.lanes import Lane
 
 SIZES: Final = (10_000, 100_000, 1_000_000, 10_000_000)
 BATCH: Final = 500
@@ -127,7 +127,7 @@ class _Exchanges:
     def __enter__(self) -> _Exchanges:
         from django.db import connections
 
-        from delayed_queue.plans import keep_plans
+        from delayed_queue.db.plans import keep_plans
 
         # A new one: what the last one planned was for another table.
         connections["default"].close()
@@ -139,8 +139,9 @@ class _Exchanges:
     def __exit__(self, *exc_info: object) -> None:
         from django.db import connections
 
-        from delayed_queue.managers import acknowledging_leases, run
-        from delayed_queue.plans import keep_plans
+        from delayed_queue.db.plans import keep_plans
+        from delayed_queue.db.statements import run
+        from delayed_queue.queue.store.settle import acknowledging_leases
 
         run("default", [acknowledging_leases(self._leases)])
         keep_plans(keep=False)
@@ -152,7 +153,9 @@ class _Exchanges:
 
     def _exchange(self, batch: int) -> float:
         """Acknowledge what was claimed last and claim the next; return the milliseconds."""
-        from delayed_queue.managers import acknowledging_leases, earliest_first, run
+        from delayed_queue.db.statements import run
+        from delayed_queue.queue.store.claim import earliest_first
+        from delayed_queue.queue.store.settle import acknowledging_leases
 
         look = self._lane.begin_look(batch)
         lease_id = str(uuid.uuid4())
@@ -175,8 +178,8 @@ class _Exchanges:
         """
         from django.db import connections, transaction
 
-        from delayed_queue.managers import claiming
-        from delayed_queue.plans import plan_each_time
+        from delayed_queue.db.plans import plan_each_time
+        from delayed_queue.queue.store.claim import claiming
 
         connections["default"].ensure_connection()
         plan_each_time("default")
@@ -193,9 +196,9 @@ class _Exchanges:
 
 def _lane() -> Lane:
     from delayed_queue import DelayedQueue
+    from delayed_queue.codecs import codec_named
     from delayed_queue.handlers import Handler
-    from delayed_queue.payloads import codec_named
-    from delayed_queue.workers.lanes import Lane
+    from delayed_queue.worker.lanes import Lane
 
     queue = DelayedQueue("benchmark")
     handler = Handler("benchmark", lambda envelope: None, codec_named("json"), JSON_KIND)

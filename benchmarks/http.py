@@ -59,7 +59,7 @@ def main() -> None:
     options = _options()
     server = options.database_url or embedded_server()
     with benchmark_database(server) as connection:
-        from delayed_queue.tokens import VERBS, create_token
+        from delayed_queue.http.tokens import VERBS, create_token
 
         report = Report(describe(connection))
         conninfo = make_conninfo(server, dbname=connection.info.dbname)

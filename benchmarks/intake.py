@@ -111,8 +111,8 @@ def _bare(connection: psycopg.Connection[Any], count: int) -> int:
 
 
 def _accept(count: int) -> int:
-    from example_project.notifications import intake
-    from example_project.notifications.models import Source
+    from delayed_queue.notifications import intake
+    from delayed_queue.notifications.models import Source
 
     raws = [request(each) for each in range(count)]
     answers = intake.accept(raws, tenant="bench", source=Source.REST)
@@ -122,7 +122,7 @@ def _accept(count: int) -> int:
 
 def _posted(port: int, connections: int, count: int, seconds: float) -> float:
     """Call from as many threads for that long; return the notifications a second."""
-    from delayed_queue.tokens import create_token
+    from delayed_queue.http.tokens import create_token
 
     token = create_token(f"bench/{uuid.uuid4()}", verbs=["add"], topics=["notifications"])
     ends_at = time.perf_counter() + seconds
@@ -158,8 +158,8 @@ def _calls(port: int, token: str, count: int, ends_at: float) -> int:
 
 
 def _consumed(url: str, count: int) -> float:
-    from example_project.notifications.consumer import Consumer
-    from example_project.notifications.publishing import publish
+    from delayed_queue.notifications.consumer import Consumer
+    from delayed_queue.notifications.publishing import publish
 
     queue = f"bench-{uuid.uuid4()}"
     publish((request(each) for each in range(count)), url, queue)

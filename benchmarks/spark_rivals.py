@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import psycopg
 
-from delayed_queue import sql
+from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE
+from delayed_queue.spark.store.streaming import LEASE_DUE
 
 KIND: Final = "benchmark|bytes"
 CHUNK: Final = 20_000
@@ -74,10 +75,10 @@ def bare_drain(dsn: str, count: int) -> None:
             lease = uuid4().hex
 
             def take(connection: psycopg.Connection[Any], lease: str = lease) -> int:
-                found = connection.execute(sql.LEASE_DUE, {**params, "lease_id": lease}).fetchone()
+                found = connection.execute(LEASE_DUE, {**params, "lease_id": lease}).fetchone()
                 return int(found[0]) if found else 0
 
             left -= sum(pool.map(take, connections))
-            connections[0].execute(sql.ACKNOWLEDGE_LEASE, {"lease_id": lease})
+            connections[0].execute(ACKNOWLEDGE_LEASE, {"lease_id": lease})
         for each in connections:
             each.close()

@@ -6,7 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from delayed_queue.crontab import CronEntry as CronEntry
+    from delayed_queue.cron.registry import CronEntry as CronEntry
+    from delayed_queue.cron.rules import CronMessage as CronMessage
+    from delayed_queue.cron.rules import CronSchedule as CronSchedule
+    from delayed_queue.cron.rules import DailySchedule as DailySchedule
+    from delayed_queue.cron.rules import PeriodicSchedule as PeriodicSchedule
     from delayed_queue.exceptions import DelayedQueueError as DelayedQueueError
     from delayed_queue.handlers import Reject as Reject
     from delayed_queue.handlers import Retry as Retry
@@ -17,12 +21,8 @@ if TYPE_CHECKING:
     from delayed_queue.messages import Envelope as Envelope
     from delayed_queue.messages import OfferOutcome as OfferOutcome
     from delayed_queue.messages import ScheduledMessage as ScheduledMessage
-    from delayed_queue.queues import DelayedQueue as DelayedQueue
+    from delayed_queue.queue.queue import DelayedQueue as DelayedQueue
     from delayed_queue.retries import RetryPolicy as RetryPolicy
-    from delayed_queue.schedules import CronMessage as CronMessage
-    from delayed_queue.schedules import CronSchedule as CronSchedule
-    from delayed_queue.schedules import DailySchedule as DailySchedule
-    from delayed_queue.schedules import PeriodicSchedule as PeriodicSchedule
 
 __version__ = "0.1.0"
 
@@ -30,16 +30,16 @@ __version__ = "0.1.0"
 # ready, and the parts without Django on a Spark executor that does not have it.
 _HOMES = {
     "Batch": "messages",
-    "CronEntry": "crontab",
-    "CronMessage": "schedules",
-    "CronSchedule": "schedules",
-    "DailySchedule": "schedules",
-    "DelayedQueue": "queues",
+    "CronEntry": "cron.registry",
+    "CronMessage": "cron.rules",
+    "CronSchedule": "cron.rules",
+    "DailySchedule": "cron.rules",
+    "DelayedQueue": "queue.queue",
     "DelayedQueueError": "exceptions",
     "DeliveryType": "messages",
     "Envelope": "messages",
     "OfferOutcome": "messages",
-    "PeriodicSchedule": "schedules",
+    "PeriodicSchedule": "cron.rules",
     "Reject": "handlers",
     "Retry": "handlers",
     "RetryPolicy": "retries",

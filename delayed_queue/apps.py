@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -15,11 +14,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.autoreload import autoreload_started
 from django.utils.module_loading import module_has_submodule
 
-from delayed_queue import logs
 from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
-from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.handlers import Handler, Source, registry
-from delayed_queue.logs import quoted
+from delayed_queue.handlers import registry
+from delayed_queue.observe import logs
+from delayed_queue.observe.logs import quoted
 
 logger = logging.getLogger("delayed_queue")
 
@@ -59,32 +57,7 @@ class DelayedQueueConfig(AppConfig):
             module = QueueSettings().HANDLERS_MODULE
         else:
             module = get_settings().HANDLERS_MODULE
-            if get_settings().CALLBACKS.ENABLED:
-                registry.add_source(_source())
         registry.failures = _import_modules(module)
-
-
-def _source() -> Source:
-    bell = import_module("delayed_queue.topics.kinds").BELL  # not before the models
-    return Source("callbacks", _callbacks, bell, _load_client)
-
-
-def _load_client() -> None:
-    try:
-        import_module("delayed_queue.callbacks.source")
-    except ImportError as error:
-        raise InvalidConfiguration(
-            f"Callbacks are enabled, but cannot be sent: {error}. Install "
-            "django-delayed-queue[callbacks] where workers run, or name their queues with --queue."
-        ) from error
-
-
-def _callbacks(using: str) -> Iterable[Handler]:
-    # Only where a worker asks: web processes need no client.
-    found: Iterable[Handler] = import_module("delayed_queue.callbacks.source").handlers_of_topics(
-        using
-    )
-    return found
 
 
 def _import_modules(name: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import lru_cache
@@ -11,11 +11,10 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.signals import setting_changed
 
-from delayed_queue.crontab import entries_of
+from delayed_queue.cron.registry import entries_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import Backoff, RetryPolicy
-from delayed_queue.sections import SECTIONS, ApiSettings, CallbackSettings
-from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.sections import Section
 from delayed_queue.suggestions import suggest
 
 SETTING: Final = "DELAYED_QUEUE"
@@ -23,11 +22,14 @@ INSTRUMENT_METHODS: Final = ("offering", "handling")
 MAX_LEASE: Final = timedelta(days=3650)
 MAX_INTERVAL: Final = timedelta(days=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_sections: Final[dict[str, Section]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """Defaults of queues and workers; every key of ``DELAYED_QUEUE``, in upper case.
+    """Defaults of queues and workers: the keys of ``DELAYED_QUEUE``, in upper case.
+
+    Apps add sections of their own: ``register_section``.
 
     ``LEASE_DURATION``: how long a polled message stays exclusive.
     ``POLL_INTERVAL``: the longest a sleeping poller goes without looking.
@@ -45,9 +47,6 @@ class QueueSettings:
     ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
     ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
     them or to their classes.
-    ``API``: a dict of the settings of the HTTP API.
-    ``CALLBACKS``: a dict of ``CallbackSettings``: how callbacks are made, what they may reach.
-    ``SPARK``: where the pipeline runs and how much it may take; see ``SparkSettings``.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -64,9 +63,6 @@ class QueueSettings:
     HANDLERS_MODULE: str = "handlers"
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Sequence[Any] = ()
-    API: ApiSettings = field(default_factory=ApiSettings)
-    CALLBACKS: CallbackSettings = field(default_factory=CallbackSettings)
-    SPARK: Mapping[str, Any] | SparkSettings = field(default_factory=dict)
 
 
 def check_lease(duration: Any) -> timedelta:
@@ -101,9 +97,10 @@ def find_problems(configured: Any) -> list[Problem]:
     if not isinstance(configured, dict):
         return [Problem(SETTING, f"{SETTING} must be a dict.", f"Write {SETTING} = {{…}}.")]
     known = {each.name for each in fields(QueueSettings)}
-    problems = [_unknown(key, known) for key in configured if key not in known]
+    all_known = known | _sections.keys()
+    problems = [_unknown(key, all_known) for key in configured if key not in all_known]
     for key, value in configured.items():
-        if key in SECTIONS:
+        if key in _sections:
             problems += _of_section(key, value)
             continue
         wrong = _wrong(key, value) if key in known else None
@@ -115,13 +112,15 @@ def find_problems(configured: Any) -> list[Problem]:
 def _unknown(key: Any, known: set[str]) -> Problem:
     close = suggest(key, known)
     hint = f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
+    if not close:
+        hint += " The section of an app is known where the app is in INSTALLED_APPS."
     return Problem(str(key), f"{SETTING} has an unknown key {key!r}.", hint)
 
 
 def _of_section(key: str, value: Any) -> list[Problem]:
     return [
         Problem(key, f"{SETTING}[{key!r}]{wrong}", hint)
-        for wrong, hint in SECTIONS[key].wrongs(value)
+        for wrong, hint in _sections[key].wrongs(value)
     ]
 
 
@@ -152,7 +151,6 @@ _CHECKED: Final[dict[str, Callable[[Any], object]]] = {
     "LEASE_DURATION": check_lease,
     "POLL_INTERVAL": check_interval,
     "CRON": entries_of,
-    "SPARK": SparkSettings.of,
 }
 
 
@@ -194,17 +192,34 @@ def _wrong(key: str, value: Any) -> str | None:
 @lru_cache(maxsize=1)
 def get_settings() -> QueueSettings:
     """Return the settings in force, or raise InvalidConfiguration naming all that is wrong."""
-    configured = getattr(settings, SETTING, {})
+    configured = _configured()
+    return QueueSettings(**{key: configured[key] for key in configured if key not in _sections})
+
+
+@lru_cache
+def section(key: str) -> Any:
+    """Return a registered section in force; raises as ``get_settings`` does."""
+    return _sections[key].made(_configured().get(key, {}))
+
+
+def register_section(key: str, registered: Section) -> None:
+    """Make a key of ``DELAYED_QUEUE`` known; for an app's module ``conf``, loaded with the app."""
+    _sections[key] = registered
+    _forget(setting=SETTING)
+
+
+def _configured() -> dict[str, Any]:
+    configured: dict[str, Any] = getattr(settings, SETTING, {})
     problems = find_problems(configured)
     if problems:
         raise InvalidConfiguration(" ".join(f"{each.message} {each.hint}" for each in problems))
-    sections = {key: SECTIONS[key].made(configured[key]) for key in SECTIONS if key in configured}
-    return QueueSettings(**{**configured, **sections})
+    return configured
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == SETTING:
         get_settings.cache_clear()
+        section.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="delayed_queue.conf")

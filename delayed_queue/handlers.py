@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.messages import Envelope
-from delayed_queue.payloads import Codec, check_kind, codec_named, kind_of
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.suggestions import did_you_mean
 

@@ -1,97 +1,16 @@
-"""The nested sections of the settings dict: each a frozen dataclass with a rule for every key."""
+"""Sections of the settings dict: each a frozen dataclass with a rule for every key."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from datetime import timedelta
-from ipaddress import ip_network
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from delayed_queue.suggestions import suggest
 
-_PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+", re.IGNORECASE)
-_TOPIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,79}\*?", re.ASCII)
-_SHORTEST_KEY: Final = 32
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-
-
-@dataclass(frozen=True, slots=True)
-class CallbackSettings:
-    """How callbacks are made, and what they may reach; every key of ``CALLBACKS``.
-
-    ``ENABLED``: workers send the callbacks of all topics; else they send none.
-    ``ALLOWED_HOSTS``: names whose addresses may be private: exact, or ``*.suffix``.
-    ``ALLOWED_NETWORKS``: addresses that may be reached though they are not public, as CIDR.
-    ``ALLOWED_PORTS``: ports that may be called beside 80 and 443.
-    ``CONNECT_TIMEOUT``: how long the DNS, the connection and TLS may take together.
-    ``TOTAL_TIMEOUT``: how long a callback may take, with the answer's body.
-    ``CONNECTIONS``: the most callbacks that one event loop has on the wire.
-    ``RETRY_AFTER_LIMIT``: the longest wait that an answer may ask for.
-    ``CA_FILE``: certificates to trust beside the system's, in PEM; empty for none.
-    ``SECRET_KEYS``: what the secrets of endpoints are sealed with, newest first; empty derives
-    it from Django's ``SECRET_KEY``.
-    ``BREAKER_FAILURES``: after so many failures in a row a worker has all leave a host alone.
-    ``BREAKER_PAUSE``: for how long at first; doubled for as long as a probe fails, to an hour.
-    ``ATTEMPTS_RETENTION``: how long the log of attempts is kept.
-    """
-
-    ENABLED: bool = False
-    ALLOWED_HOSTS: Sequence[str] = ()
-    ALLOWED_NETWORKS: Sequence[str] = ()
-    ALLOWED_PORTS: Sequence[int] = ()
-    CONNECT_TIMEOUT: timedelta = timedelta(seconds=5)
-    TOTAL_TIMEOUT: timedelta = timedelta(seconds=15)
-    CONNECTIONS: int = 200
-    RETRY_AFTER_LIMIT: timedelta = timedelta(hours=24)
-    CA_FILE: str = ""
-    SECRET_KEYS: Sequence[str] = field(default=(), repr=False)
-    BREAKER_FAILURES: int = 5
-    BREAKER_PAUSE: timedelta = timedelta(seconds=30)
-    ATTEMPTS_RETENTION: timedelta = timedelta(days=30)
-
-
-@dataclass(frozen=True, slots=True)
-class ApiSettings:
-    """Limits and doors of the HTTP API; every key of ``DELAYED_QUEUE["API"]``, in upper case.
-
-    ``TOPICS``: the topics that are served: names, or beginnings and a star; a queue that has a
-    handler only by its name.
-    ``PUBLIC``: answer requests without a token; for development only.
-    ``DOCS``: serve the documentation page; None does so where ``DEBUG`` is on.
-    ``METRICS_PUBLIC``: serve ``/metrics`` without a token.
-    ``DATABASE``: the alias that tokens and topics are kept in.
-    ``THREADS``: threads of a server process that ask the database, one connection each.
-    ``TOKEN_CACHE``: how long a process trusts what it read of a token.
-    ``RATE``: requests per second of a token that has no rate of its own; None is no limit.
-    ``BURST``: how many of them may come at once.
-    ``BODY_BYTES``: the largest body of a request.
-    ``DEPTH``: the deepest nesting of arrays and objects in it.
-    ``BULK_BYTES``: the largest body of a bulk request.
-    ``BULK_ITEMS``: the most items of a bulk request.
-    ``POP_COUNT``: the most jobs that one pop leases.
-    ``POP_TIMEOUT``: the longest that one pop waits.
-    ``WAITERS``: the most pops that wait in one process.
-    """
-
-    TOPICS: Sequence[str] = ()
-    PUBLIC: bool = False
-    DOCS: bool | None = None
-    METRICS_PUBLIC: bool = False
-    DATABASE: str = "default"
-    THREADS: int = 8
-    TOKEN_CACHE: timedelta = timedelta(seconds=5)
-    RATE: float | None = None
-    BURST: int = 100
-    BODY_BYTES: int = 256 * KIB
-    DEPTH: int = 32
-    BULK_BYTES: int = 4 * MIB
-    BULK_ITEMS: int = 1000
-    POP_COUNT: int = 100
-    POP_TIMEOUT: timedelta = timedelta(seconds=60)
-    WAITERS: int = 1000
 
 
 class Rule(NamedTuple):
@@ -114,108 +33,37 @@ def count_to(most: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and 1 <= value <= most
 
 
-def _is_host(value: Any) -> bool:
-    return isinstance(value, str) and _PATTERN.fullmatch(value) is not None
-
-
-def _is_network(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and ip_network(value) is not None
-    except ValueError:
-        return False
-
-
-def _is_key(value: Any) -> bool:
-    return isinstance(value, str) and len(value) >= _SHORTEST_KEY
-
-
-_SECONDS: Final = between(timedelta(milliseconds=1), timedelta(minutes=10))
-CALLBACK_RULES: Final[Mapping[str, Rule]] = {
-    "ENABLED": Rule(lambda value: isinstance(value, bool), "It must be True or False."),
-    "ALLOWED_HOSTS": Rule(each(_is_host), "It must be a list of names, as in '*.corp.example'."),
-    "ALLOWED_NETWORKS": Rule(each(_is_network), "It must be a list of CIDR, as in '10.1.0.0/16'."),
-    "ALLOWED_PORTS": Rule(each(count_to(65_535)), "It must be a list of ints from 1 to 65535."),
-    "CONNECT_TIMEOUT": Rule(_SECONDS, "It must be a timedelta from 1 ms to 10 minutes."),
-    "TOTAL_TIMEOUT": Rule(_SECONDS, "It must be a timedelta from 1 ms to 10 minutes."),
-    "CONNECTIONS": Rule(count_to(10_000), "It must be an int from 1 to 10000."),
-    "RETRY_AFTER_LIMIT": Rule(
-        between(timedelta(0), timedelta(days=365)), "It must be a timedelta from 0 to 365 days."
-    ),
-    "CA_FILE": Rule(lambda value: isinstance(value, str), "It must be a path, or empty."),
-    "SECRET_KEYS": Rule(each(_is_key), "It must be a list of texts of 32 characters or more."),
-    "BREAKER_FAILURES": Rule(count_to(1000), "It must be an int from 1 to 1000."),
-    "BREAKER_PAUSE": Rule(
-        between(timedelta(milliseconds=100), timedelta(hours=1)),
-        "It must be a timedelta from 100 ms to an hour.",
-    ),
-    "ATTEMPTS_RETENTION": Rule(
-        between(timedelta(minutes=1), timedelta(days=3650)),
-        "It must be a timedelta from a minute to 3650 days.",
-    ),
-}
-
-
-def _is_flag(value: Any) -> bool:
+def is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _is_rate(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and 0.001 <= value <= 100_000)
-
-
-def _is_topic(value: Any) -> bool:
-    return isinstance(value, str) and _TOPIC.fullmatch(value) is not None
-
-
-def _counts(least: int, most: int) -> Rule:
+def counts(least: int, most: int) -> Rule:
     return Rule(
         lambda value: type(value) is int and least <= value <= most,
         f"It must be an int from {least} to {most}.",
     )
 
 
-API_RULES: Final[Mapping[str, Rule]] = {
-    "TOPICS": Rule(
-        each(_is_topic),
-        "It must be a list of topics, or of their beginnings and a star, as in ['orders', "
-        "'shop.*']; a star alone would serve the project's own queues, too.",
-    ),
-    "PUBLIC": Rule(_is_flag, "It must be True or False."),
-    "DOCS": Rule(lambda value: value is None or _is_flag(value), "It must be True, False or None."),
-    "METRICS_PUBLIC": Rule(_is_flag, "It must be True or False."),
-    "DATABASE": Rule(
-        lambda value: isinstance(value, str) and bool(value), "It must be a database alias."
-    ),
-    "THREADS": _counts(1, 1000),
-    "TOKEN_CACHE": Rule(
-        between(timedelta(0), timedelta(minutes=5)), "It must be a timedelta of up to 5 minutes."
-    ),
-    "RATE": Rule(_is_rate, "It must be a number from 0.001 to 100000, or None."),
-    "BURST": _counts(1, 1_000_000),
-    "BODY_BYTES": _counts(KIB, 16 * MIB),
-    "DEPTH": _counts(1, 100),
-    "BULK_BYTES": _counts(KIB, 64 * MIB),
-    "BULK_ITEMS": _counts(1, 10_000),
-    "POP_COUNT": _counts(1, 1000),
-    "POP_TIMEOUT": Rule(
-        between(timedelta(0), timedelta(minutes=5)), "It must be a timedelta of up to 5 minutes."
-    ),
-    "WAITERS": _counts(1, 100_000),
-}
+class Section(Protocol):
+    """A part of the settings dict that an app registers by ``conf.register_section``."""
+
+    def made(self, value: Any) -> Any:
+        """Return the section's frozen object for a dict of it, or for such an object."""
+
+    def wrongs(self, value: Any) -> Iterator[tuple[str, str]]:
+        """Yield (what is wrong, what to do) for each problem; never a value: some are secret."""
 
 
-class Section(NamedTuple):
-    """A section: its dataclass, and the rules of its keys."""
+class RuledSection(NamedTuple):
+    """A section that is a dataclass, with a rule for each key."""
 
     cls: type[Any]
     rules: Mapping[str, Rule]
 
     def made(self, value: Any) -> Any:
-        """Return the section's object for a dict of it, or for such an object."""
         return value if isinstance(value, self.cls) else self.cls(**value)
 
     def wrongs(self, value: Any) -> Iterator[tuple[str, str]]:
-        """Yield (what is wrong, what to do) for each problem; never a value: some are secret."""
         if isinstance(value, self.cls):
             value = {field.name: getattr(value, field.name) for field in fields(self.cls)}
         if not isinstance(value, dict):
@@ -230,9 +78,3 @@ class Section(NamedTuple):
     def _suggestion(self, key: Any) -> str:
         close = suggest(key, self.rules)
         return f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(self.rules)}."
-
-
-SECTIONS: Final[Mapping[str, Section]] = {
-    "API": Section(ApiSettings, API_RULES),
-    "CALLBACKS": Section(CallbackSettings, CALLBACK_RULES),
-}

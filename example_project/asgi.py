@@ -8,7 +8,7 @@ from django.conf import settings
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 
-from delayed_queue.api.asgi import GuardedApplication
+from delayed_queue.http.api.asgi import GuardedApplication
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 django = get_asgi_application()

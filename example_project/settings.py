@@ -42,8 +42,10 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "delayed_queue",
+    "delayed_queue.http",
+    "delayed_queue.spark",
+    "delayed_queue.notifications",
     "example_project",
-    "example_project.notifications",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -134,7 +136,7 @@ DELAYED_QUEUE: dict[str, Any] = {
     ],
 }
 
-# The notification service; where the keys are explained: example_project/notifications/conf.py.
+# The notification service; where the keys are explained: delayed_queue/notifications/conf.py.
 NOTIFICATIONS: dict[str, Any] = {
     "BROKER_URL": env.str("AMQP_URL", default="memory://"),
     "BROKER_QUEUE": env.str("AMQP_QUEUE", default="notifications"),

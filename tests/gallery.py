@@ -11,20 +11,11 @@ from uuid import UUID
 from django.contrib import admin
 from django.urls import reverse
 
-from delayed_queue.models import (
-    ApiToken,
-    CallbackAttempt,
-    Endpoint,
-    Host,
-    Message,
-    PausedQueue,
-    PipelineReport,
-    Schedule,
-    Topic,
-    Worker,
-)
+from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host, Topic
+from delayed_queue.models import Message, PausedQueue, Schedule, Worker
+from delayed_queue.notifications import models as notifications
+from delayed_queue.spark.models import PipelineReport
 from example_project.models import Closing, Delivery, Order, SalesReport
-from example_project.notifications import models as notifications
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.notifications.factories import enqueue
 

@@ -13,8 +13,9 @@ django.setup()
 from django.test.utils import override_settings  # noqa: E402 # needs the apps
 
 from delayed_queue import Envelope  # noqa: E402
-from delayed_queue.metrics import exposition  # noqa: E402
-from delayed_queue.workers import Worker, WorkerOptions  # noqa: E402
+from delayed_queue.observe.metrics import exposition  # noqa: E402
+from delayed_queue.worker.options import WorkerOptions  # noqa: E402
+from delayed_queue.worker.worker import Worker  # noqa: E402
 from tests.instruments import registry_of  # noqa: E402
 
 
@@ -26,7 +27,7 @@ def handle(envelope: Envelope) -> None:
 
 
 if __name__ == "__main__":
-    instruments = ["delayed_queue.metrics.PrometheusInstrument"]
+    instruments = ["delayed_queue.observe.metrics.PrometheusInstrument"]
     with override_settings(DELAYED_QUEUE={"INSTRUMENTS": instruments}):
         options = WorkerOptions(burst=True, poll_interval=timedelta(milliseconds=50))
         Worker(options, registry_of(**{sys.argv[1]: handle})).run()

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from delayed_queue import Envelope
+from delayed_queue.codecs import codec_named, kind_of
 from delayed_queue.handlers import Handler, Registry
-from delayed_queue.payloads import codec_named, kind_of
 
 
 class Recorder:

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from tests.settings import *  # noqa: F403
 
-INSTALLED_APPS = ["delayed_queue", "tests.workerapp"]
+INSTALLED_APPS = ["delayed_queue", "delayed_queue.http", "tests.workerapp"]
 MIDDLEWARE = []
 ROOT_URLCONF = None  # type: ignore[assignment] # there are no URLs

@@ -9,9 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 from delayed_queue import Envelope
+from delayed_queue.codecs import codec_named, kind_of
 from delayed_queue.handlers import Handler, Registry
-from delayed_queue.payloads import codec_named, kind_of
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 
 SOON = timedelta(milliseconds=100)
 

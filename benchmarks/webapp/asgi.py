@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.core.asgi import get_asgi_application
 
-from delayed_queue.api.asgi import GuardedApplication
+from delayed_queue.http.api.asgi import GuardedApplication
 
 application = GuardedApplication(get_asgi_application())
 direct = GuardedApplication(get_asgi_application(), prefix="/queue/", direct=True)

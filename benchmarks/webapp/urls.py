@@ -29,5 +29,5 @@ async def bare_async(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("bare", bare),
     path("bare-async", bare_async),
-    path("queue/", include("delayed_queue.urls")),
+    path("queue/", include("delayed_queue.http.urls")),
 ]

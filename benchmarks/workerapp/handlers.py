@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from benchmarks.workerapp.stamps import Pen
 from delayed_queue import Envelope, handler
-from delayed_queue.managers import NO_FLOOR
-from delayed_queue.workers.lanes import Lane, Look
+from delayed_queue.queue.store.claim import NO_FLOOR
+from delayed_queue.worker.lanes import Lane, Look
 
 PEN: Final = Pen(os.environ["BENCHMARK_STAMPS"])
 _end_look: Final = Lane.end_look

@@ -16,17 +16,18 @@ from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
-from delayed_queue.admin.callbacks import attempts_of_job
 from delayed_queue.admin.filters import chosen_kind
 from delayed_queue.admin.formats import quiet
 from delayed_queue.admin.keysets import Keyset, KeysetChangeList
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.payloads import MAX_READ, show_payload
 from delayed_queue.admin.rows import as_read, find, is_id
-from delayed_queue.overview import name_of
+from delayed_queue.hooks import hooks
+from delayed_queue.observe.overview import name_of
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]
@@ -99,13 +100,14 @@ class QueueModelAdmin(_Base):
             queryset = queryset.annotate(payload_head=_head_of("payload"))
         row = find(queryset, object_id)
         if row is not None:
-            row.calls = attempts_of_job(row.kind, row.key, request, self.admin_site.name)
+            asked = (row.kind, row.key, request, self.admin_site.name)
+            row.panels = format_html_join("", "{}", ((panel(*asked),) for panel in hooks.panels))
         return row
 
     @admin.display(description="callbacks")
-    def calls_shown(self, row: Any) -> SafeString:
-        calls: SafeString = row.calls
-        return calls
+    def panels_shown(self, row: Any) -> SafeString:
+        panels: SafeString = row.panels
+        return panels
 
     # Not named "payload": Django would show the model's field of that name, to everybody.
     @admin.display(description="payload")
@@ -157,12 +159,12 @@ class QueueModelAdmin(_Base):
     # The detail page
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        if obj is not None and getattr(obj, "calls", None):
-            return (*self.readonly_fields, "calls_shown")
+        if obj is not None and getattr(obj, "panels", None):
+            return (*self.readonly_fields, "panels_shown")
         return self.readonly_fields
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return (*self.readonly_fields, "calls_shown")
+        return (*self.readonly_fields, "panels_shown")
 
     def render_change_form(
         self,
@@ -195,7 +197,7 @@ class QueueModelAdmin(_Base):
     # Operations
 
     def may(self, request: HttpRequest, operation: Operation) -> bool:
-        allowed: bool = request.user.has_perm(f"delayed_queue.{operation.permission}")
+        allowed: bool = request.user.has_perm(operation.permission)
         return allowed and self.has_view_permission(request)
 
     def _operate(self, request: HttpRequest) -> HttpResponse:

@@ -16,7 +16,7 @@ from django.urls import NoReverseMatch, reverse
 from delayed_queue.admin.formats import LEASE
 from delayed_queue.admin.rows import DatabaseClock, RowState, find
 from delayed_queue.models import Worker
-from delayed_queue.overview import MAX_KINDS, name_of
+from delayed_queue.observe.overview import MAX_KINDS, name_of
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
 from delayed_queue.admin.rows import MessageRow, RowState, state_of
-from delayed_queue.overview import name_of
+from delayed_queue.observe.overview import name_of
 
 MAX_SHOWN: Final = 10_000
 # The parameter by which the list of messages shows those of one lease.

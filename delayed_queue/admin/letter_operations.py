@@ -17,8 +17,8 @@ from delayed_queue.admin.operations import (
     record,
 )
 from delayed_queue.admin.rows import LetterRow
-from delayed_queue.managers import DeadLetterManager
 from delayed_queue.models import DeadLetter
+from delayed_queue.queue.store.dead_letters import DeadLetterManager
 
 ALIVE: Final = "as a message lives under their key, or a newer letter of it came first"
 
@@ -31,7 +31,7 @@ class Redrive(Operation):
     name = "redrive"
     label = "Redrive"
     help = "Offer the letter again, due now, as a first attempt; a living message is left alone."
-    permission = "redrive_deadletter"
+    permission = "delayed_queue.redrive_deadletter"
     overwrites = False
 
     def run(self, call: Call) -> Report:
@@ -73,7 +73,7 @@ class DropLetter(Operation):
     name = "drop"
     label = "Drop"
     help = "Delete the dead letter for good."
-    permission = "drop_deadletter"
+    permission = "delayed_queue.drop_deadletter"
     warning = "These dead letters are deleted for good, payloads and errors with them."
     is_destructive = True
 

@@ -16,12 +16,12 @@ from delayed_queue.admin.forms import ReasonForm
 from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock, record
 from delayed_queue.admin.rows import MessageRow, RowState, state_of
 from delayed_queue.conf import get_settings
+from delayed_queue.db.wakeups import channel_of
 from delayed_queue.handlers import storable
-from delayed_queue.managers import MessageManager
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
-from delayed_queue.overview import handler_of
-from delayed_queue.wakeups import channel_of
+from delayed_queue.observe.overview import handler_of
+from delayed_queue.queue.managers import MessageManager
 
 CHANGED: Final = "changed meanwhile"
 _MAX_BIGINT: Final = 2**63
@@ -157,7 +157,7 @@ class Release(MessageOperation):
     name = "release"
     label = "Release the lease"
     help = "Take the message from its holder: due again now. A handler still at it runs twice."
-    permission = "release_message"
+    permission = "delayed_queue.release_message"
     past = "Released"
     wakes = True
 
@@ -172,7 +172,7 @@ class Extend(MessageOperation):
     name = "extend"
     label = "Extend the lease"
     help = "Give the holder more time: a full lease from now, never less than it has."
-    permission = "extend_message"
+    permission = "delayed_queue.extend_message"
     past = "Extended"
 
     def refusal(self, row: MessageRow) -> str:
@@ -198,7 +198,7 @@ class Deliver(MessageOperation):
     name = "deliver"
     label = "Deliver now"
     help = "Make a scheduled message due at once."
-    permission = "deliver_message"
+    permission = "delayed_queue.deliver_message"
     past = "Made due"
     wakes = True
 
@@ -215,7 +215,7 @@ class Reject(MessageOperation):
     name = "reject"
     label = "Reject"
     help = "Move the message to the dead letters, from where it can be redriven."
-    permission = "reject_message"
+    permission = "delayed_queue.reject_message"
     warning = (
         "These messages move to the dead letters, from where they can be redriven. A handler "
         "that is at one of them now is not stopped, but its acknowledgement changes nothing."
@@ -236,7 +236,7 @@ class Drop(MessageOperation):
     name = "drop"
     label = "Drop"
     help = "Delete the message for good."
-    permission = "drop_message"
+    permission = "delayed_queue.drop_message"
     warning = (
         "These messages are deleted for good; nothing brings them back. To keep them for later, "
         "reject them instead. A handler that is at one of them now is not stopped."

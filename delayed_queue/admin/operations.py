@@ -13,8 +13,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import models, router, transaction
 
 from delayed_queue.admin.rows import is_id
-from delayed_queue.managers import MessageManager
 from delayed_queue.models import Message
+from delayed_queue.queue.managers import MessageManager
 
 GONE: Final = "no longer there"
 BUSY: Final = "held by another transaction just now, try again"

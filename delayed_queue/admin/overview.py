@@ -14,10 +14,9 @@ from django.utils.http import urlencode
 from delayed_queue.admin.filters import KIND
 from delayed_queue.admin.formats import dotted, human, per_second
 from delayed_queue.admin.pausing import paused_rows, switch_view
-from delayed_queue.managers import ThroughputRow
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
-from delayed_queue.overview import (
+from delayed_queue.observe.overview import (
     MAX_KINDS,
     QueueDepth,
     cap_for,
@@ -25,7 +24,8 @@ from delayed_queue.overview import (
     find_kinds,
     handler_of,
 )
-from delayed_queue.workers.heartbeat import ALIVE
+from delayed_queue.worker.heartbeat import ALIVE
+from delayed_queue.worker.store import ThroughputRow
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin

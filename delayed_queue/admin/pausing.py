@@ -23,12 +23,12 @@ from delayed_queue.admin.operations import (
     record,
 )
 from delayed_queue.admin.rows import DatabaseClock
+from delayed_queue.codecs import check_kind
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.handlers import storable
-from delayed_queue.managers import PausedQueueManager
 from delayed_queue.models import PausedQueue
-from delayed_queue.overview import KindName, name_of
-from delayed_queue.payloads import check_kind
+from delayed_queue.observe.overview import KindName, name_of
+from delayed_queue.queue.store.pauses import PausedQueueManager
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin
@@ -48,7 +48,7 @@ class PauseForm(forms.Form):
 class Switch(Operation):
     """An operation on one queue of the overview."""
 
-    permission = "pause_queue"
+    permission = "delayed_queue.pause_queue"
 
     def name_of_target(self, call: Call) -> str:
         """Return the kind of the queue that is meant; empty when there is none any more."""

@@ -11,9 +11,9 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin.formats import MAX_SHOWN, block, quiet
+from delayed_queue.codecs import codec_named, decode
 from delayed_queue.exceptions import PayloadNotDecodable
-from delayed_queue.overview import name_of
-from delayed_queue.payloads import codec_named, decode
+from delayed_queue.observe.overview import name_of
 
 # As much of a payload as is ever fetched: a column may hold a gigabyte.
 MAX_READ: Final = 1_048_576

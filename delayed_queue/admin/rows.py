@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from django.db.models import BigIntegerField, ExpressionWrapper, F, Func, QuerySet, Value
 
-from delayed_queue.fields import EpochMillisecondField
+from delayed_queue.db.fields import EpochMillisecondField
 from delayed_queue.messages import MILLISECOND
 
 # Any number of fewer digits is a bigint.

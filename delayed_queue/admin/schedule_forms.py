@@ -14,11 +14,11 @@ from django.forms.fields import InvalidJSONInput
 
 from delayed_queue.admin.formats import printable
 from delayed_queue.admin.schedule_rules import declared_entry
-from delayed_queue.crontab import Definition, schedule_of
+from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
+from delayed_queue.cron.registry import Definition, schedule_of
+from delayed_queue.cron.rules import MAX_EXPRESSION, check_key_prefix, load_zone
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.models import Schedule
-from delayed_queue.payloads import check_kind, codec_named, encode, kind_of
-from delayed_queue.schedules import MAX_EXPRESSION, check_key_prefix, load_zone
 
 if TYPE_CHECKING:
     _Base = forms.ModelForm[Schedule]

@@ -17,11 +17,11 @@ from delayed_queue.admin.operations import (
     record,
 )
 from delayed_queue.admin.schedule_rules import declared_entry
-from delayed_queue.cron import installer_of
+from delayed_queue.cron.keeper import installer_of
+from delayed_queue.cron.service import CronService
 from delayed_queue.messages import OfferOutcome, to_milliseconds
 from delayed_queue.models import Schedule
-from delayed_queue.queues import DelayedQueue
-from delayed_queue.queues.cron import CronService
+from delayed_queue.queue.queue import DelayedQueue
 
 
 class ScheduleOperation(Operation):
@@ -58,7 +58,7 @@ class Enable(ScheduleOperation):
     name = "enable"
     label = "Enable"
     help = "Workers write its ticks ahead again within ten seconds; nothing is caught up."
-    permission = "pause_schedule"
+    permission = "delayed_queue.pause_schedule"
     past = "Enabled"
 
     def fits(self, row: Any) -> bool:
@@ -76,7 +76,7 @@ class Pause(ScheduleOperation):
     name = "pause"
     label = "Pause"
     help = "Take back its pending ticks, and write none until it is enabled."
-    permission = "pause_schedule"
+    permission = "delayed_queue.pause_schedule"
     past = "Paused"
 
     def fits(self, row: Any) -> bool:
@@ -98,7 +98,7 @@ class RunNow(ScheduleOperation):
     name = "run_now"
     label = "Run now"
     help = "Offer one message with its payload, due now, beside its ticks; paused or not."
-    permission = "run_schedule"
+    permission = "delayed_queue.run_schedule"
     past = "Run"
 
     def apply(self, row: Any, call: Call) -> str:

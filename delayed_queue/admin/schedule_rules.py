@@ -12,13 +12,13 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
-from delayed_queue.cron import declared
-from delayed_queue.crontab import CronEntry, Definition, schedule_of
+from delayed_queue.cron.keeper import declared
+from delayed_queue.cron.registry import CronEntry, Definition, schedule_of
+from delayed_queue.cron.rules import Schedule as Rule
+from delayed_queue.cron.rules import ZonedSchedule, next_clock_change
+from delayed_queue.cron.service import in_default_zone
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Schedule
-from delayed_queue.queues.cron import in_default_zone
-from delayed_queue.schedules import Schedule as Rule
-from delayed_queue.schedules import ZonedSchedule, next_clock_change
 
 RUNS_SHOWN: Final = 10
 _SECOND: Final = timedelta(seconds=1)

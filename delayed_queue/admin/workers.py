@@ -21,7 +21,7 @@ from delayed_queue.admin.filters import WORKER
 from delayed_queue.admin.keysets import Keyset
 from delayed_queue.admin.rows import DatabaseClock, as_read, find
 from delayed_queue.models import Message, Worker
-from delayed_queue.workers.heartbeat import ALIVE, MAX_LEASES
+from delayed_queue.worker.heartbeat import ALIVE, MAX_LEASES
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin

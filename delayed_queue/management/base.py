@@ -7,8 +7,8 @@ from typing import Any, Final
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 
+from delayed_queue.db.resilience import advice_on
 from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch
-from delayed_queue.resilience import advice_on
 from delayed_queue.suggestions import did_you_mean
 
 WRONG_CONFIGURATION: Final = 1

@@ -1,17 +1,10 @@
-"""The queue's table, as the seed has it with the package's own columns, and the dead letters."""
+"""The queue's table, as the seed has it with our own columns, and the small tables beside it."""
 
 from django.db import migrations, models
 
-import delayed_queue.fields
+import delayed_queue.db.fields
 import delayed_queue.models
-from delayed_queue.migrations._operations import CreateModelOnce
-
-# Processes that migrate at the same time queue up here, until the winner's commit. The limit on
-# waiting for table locks is set after that, so it does not cut short an orderly wait.
-TAKE_TURNS = """
-SELECT pg_advisory_xact_lock(hashtextextended('delayed_queue.migrations', 0));
-SET LOCAL lock_timeout = '5s';
-"""
+from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
 
 # The queue's rows live for seconds: each leaves a dead version per lease and one at its end, in
 # every index. Vacuum by count rather than by share, without pauses, and analyze as often. Giving
@@ -62,7 +55,7 @@ class Migration(migrations.Migration):
     dependencies = []
 
     operations = [
-        migrations.RunSQL(TAKE_TURNS, reverse_sql=migrations.RunSQL.noop),
+        TAKE_TURN,
         CreateModelOnce(
             name="Message",
             adopts=SEED_COLUMNS,
@@ -81,11 +74,11 @@ class Migration(migrations.Migration):
                 ("payload", models.BinaryField()),
                 (
                     "scheduled_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAt"),
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="scheduledAt"),
                 ),
                 (
                     "scheduled_at_initially",
-                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
                 ),
                 (
                     "lease_id",
@@ -93,13 +86,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
                 ("attempts", models.IntegerField(db_default=0)),
                 ("headers", models.JSONField(blank=True, null=True)),
                 (
                     "due_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="dueAt", null=True
                     ),
                 ),
@@ -108,6 +101,12 @@ class Migration(migrations.Migration):
                     models.TextField(blank=True, db_column="firstError", null=True),
                 ),
                 ("last_error", models.TextField(blank=True, db_column="lastError", null=True)),
+                (
+                    "version_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        blank=True, db_column="versionAt", null=True
+                    ),
+                ),
             ],
             options={
                 "db_table": "delayed_queue",
@@ -163,13 +162,13 @@ class Migration(migrations.Migration):
                 ("last_error", models.TextField(blank=True, db_column="lastError", null=True)),
                 (
                     "scheduled_at_initially",
-                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
                 ),
                 (
                     "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
-                ("died_at", delayed_queue.fields.EpochMillisecondField(db_column="diedAt")),
+                ("died_at", delayed_queue.db.fields.EpochMillisecondField(db_column="diedAt")),
             ],
             options={
                 "db_table": "delayed_queue_dead_letter",
@@ -186,5 +185,147 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.RunSQL(STORAGE, reverse_sql=NO_STORAGE),
-        migrations.RunSQL(migrations.RunSQL.noop, reverse_sql=TAKE_TURNS),
+        CreateModelOnce(
+            name="Schedule",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("kind", models.CharField(db_column="pKind", max_length=100)),
+                (
+                    "key_prefix",
+                    models.CharField(db_collation="C", db_column="keyPrefix", max_length=200),
+                ),
+                ("queue", models.CharField(max_length=100)),
+                ("codec", models.CharField(db_default="json", max_length=100)),
+                ("type", models.CharField(blank=True, db_default="", max_length=20)),
+                ("expression", models.TextField(blank=True, db_default="")),
+                ("timezone", models.CharField(blank=True, db_default="", max_length=100)),
+                ("gap", models.CharField(blank=True, db_default="shift", max_length=10)),
+                ("fold", models.CharField(blank=True, db_default="", max_length=10)),
+                ("missed", models.CharField(db_default="latest", max_length=10)),
+                ("missed_cap", models.IntegerField(db_column="missedCap", db_default=100)),
+                ("payload", models.JSONField(blank=True, null=True)),
+                (
+                    "declared_in",
+                    models.TextField(blank=True, db_column="declaredIn", db_default=""),
+                ),
+                ("is_enabled", models.BooleanField(db_column="isEnabled", db_default=True)),
+                (
+                    "config_hash",
+                    models.CharField(
+                        blank=True, db_column="configHash", db_default="", max_length=200
+                    ),
+                ),
+                (
+                    "retired_hashes",
+                    models.JSONField(
+                        db_column="retiredHashes",
+                        db_default=models.Value([], models.JSONField()),
+                    ),
+                ),
+                (
+                    "last_tick",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="lastTick", null=True
+                    ),
+                ),
+                (
+                    "installed_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="installedAt", null=True
+                    ),
+                ),
+                ("interval", models.BigIntegerField(db_column="scheduleInterval", null=True)),
+            ],
+            options={
+                "db_table": "delayed_queue_schedule",
+                "permissions": [
+                    ("pause_schedule", "Can pause and enable schedules"),
+                    ("run_schedule", "Can run schedules now"),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("type__in", ["cron", "daily", "periodic", "other"])),
+                        fields=["id"],
+                        name="schedule_described",
+                    )
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("kind", "key_prefix"), name="schedule_kind_prefix"
+                    )
+                ],
+            },
+        ),
+        CreateModelOnce(
+            name="Worker",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.TextField()),
+                ("host", models.TextField()),
+                ("pid", models.IntegerField()),
+                ("process", models.IntegerField(db_default=0)),
+                ("queues", models.JSONField()),
+                ("version", models.TextField()),
+                (
+                    "started_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="startedAt"),
+                ),
+                (
+                    "heartbeat_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="heartbeatAt"),
+                ),
+                ("in_flight", models.BigIntegerField(db_column="inFlight", db_default=0)),
+                ("done", models.BigIntegerField(db_default=0)),
+                ("failed", models.BigIntegerField(db_default=0)),
+                ("dead", models.BigIntegerField(db_default=0)),
+                ("lost", models.BigIntegerField(db_default=0)),
+                ("rates", models.JSONField(db_default=models.Value({}, models.JSONField()))),
+                (
+                    "lease_ids",
+                    models.JSONField(
+                        db_column="leaseIds", db_default=models.Value([], models.JSONField())
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_worker",
+                "default_permissions": ["view"],
+                "indexes": [models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat")],
+            },
+        ),
+        CreateModelOnce(
+            name="PausedQueue",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("kind", models.CharField(db_column="pKind", max_length=100)),
+                ("paused_at", delayed_queue.db.fields.EpochMillisecondField(db_column="pausedAt")),
+                (
+                    "paused_by",
+                    models.TextField(blank=True, db_column="pausedBy", db_default=""),
+                ),
+                ("reason", models.TextField(blank=True, db_default="")),
+            ],
+            options={
+                "db_table": "delayed_queue_paused",
+                "permissions": [("pause_queue", "Can pause and resume queues")],
+                "default_permissions": [],
+                "constraints": [models.UniqueConstraint(fields=("kind",), name="paused_kind")],
+            },
+        ),
+        END_TURN,
     ]

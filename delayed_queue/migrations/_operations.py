@@ -8,6 +8,16 @@ from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import ProjectState
 
+# Processes that migrate at the same time queue up here, until the winner's commit. The limit on
+# waiting for table locks is set after that, so it does not cut short an orderly wait.
+_TAKE_TURNS = """
+SELECT pg_advisory_xact_lock(hashtextextended('delayed_queue.migrations', 0));
+SET LOCAL lock_timeout = '5s';
+"""
+# The first and the last operation of each migration: one for each way.
+TAKE_TURN = migrations.RunSQL(_TAKE_TURNS, reverse_sql=migrations.RunSQL.noop)
+END_TURN = migrations.RunSQL(migrations.RunSQL.noop, reverse_sql=_TAKE_TURNS)
+
 
 class CreateModelOnce(migrations.CreateModel):
     """Create the table unless the schema it would be created in has it already.
@@ -58,37 +68,6 @@ class CreateModelOnce(migrations.CreateModel):
         table = from_state.apps.get_model(app_label, self.name)._meta.db_table
         if _exists(schema_editor, table):
             super().database_backwards(app_label, schema_editor, from_state, to_state)
-
-
-class AddFieldOnce(migrations.AddField):
-    """Add the column unless the table has it already, from a process that won the race."""
-
-    def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
-        if not self._is_there(app_label, schema_editor, to_state):
-            super().database_forwards(app_label, schema_editor, from_state, to_state)
-
-    def database_backwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
-        if schema_editor.collect_sql or self._is_there(app_label, schema_editor, from_state):
-            super().database_backwards(app_label, schema_editor, from_state, to_state)
-
-    def _is_there(self, app_label: str, schema_editor: Any, state: ProjectState) -> bool:
-        if schema_editor.collect_sql:  # as of _exists
-            return False
-        model = state.apps.get_model(app_label, self.model_name)
-        column = model._meta.get_field(self.name).column
-        return column in _columns(schema_editor, model._meta.db_table)
 
 
 def _exists(schema_editor: Any, table: str) -> bool:

@@ -167,7 +167,7 @@ def database() -> Finding:
 
 def _asked() -> tuple[str, list[tuple[str, bool]]]:
     from delayed_queue.spark.jobs.database import connect, fetch
-    from delayed_queue.sql.archiving import PRESENT
+    from delayed_queue.spark.store.archiving import PRESENT
 
     with connect() as connection:
         server = connection.info.parameter_status("server_version") or "?"
@@ -256,11 +256,11 @@ def look_here() -> dict[str, Any]:
 
 
 def _limits() -> tuple[int, int]:
-    from delayed_queue import sql
     from delayed_queue.spark.jobs.database import connect, fetch
+    from delayed_queue.spark.store.streaming import LOOK_AROUND
 
     with connect() as connection:
-        _, most, used, _, _ = fetch(connection, sql.LOOK_AROUND, {})[0]
+        _, most, used, _, _ = fetch(connection, LOOK_AROUND, {})[0]
     return most, used - 1
 
 

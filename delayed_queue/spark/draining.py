@@ -6,7 +6,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from delayed_queue import sql
+from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
 from delayed_queue.spark.drivers import Session
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.options import Options
@@ -67,13 +67,13 @@ def _settle(options: Options, leases: list[str], ahead: list[str]) -> None:
             link.repeat("The acknowledgement", partial(_acknowledge, lease_id))
         if ahead:
             given: dict[str, Any] = {"lease_ids": ahead, "ids": [], "now": None}
-            link.repeat("Giving back", lambda session: session.fetch(sql.RELEASE_LEASES, given))
+            link.repeat("Giving back", lambda session: session.fetch(RELEASE_LEASES, given))
     finally:
         link.close()
 
 
 def _acknowledge(lease_id: str, session: Session) -> None:
-    session.fetch(sql.ACKNOWLEDGE_LEASE, {"lease_id": lease_id})
+    session.fetch(ACKNOWLEDGE_LEASE, {"lease_id": lease_id})
 
 
 def _numbers(spark: SparkSession, directory: str) -> list[int]:

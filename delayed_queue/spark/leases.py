@@ -9,11 +9,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
 
-from delayed_queue import sql
 from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
 from delayed_queue.spark.drivers import Session
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.store.streaming import (
+    LEASE_DUE,
+    LEASED_RANGE,
+    LOOK_AROUND,
+    RENEW_LEASE,
+    TAKE_OVER_LEASE,
+)
 
 # Below this a second connection gains nothing.
 _WORTH_SHARING: Final = 5_000
@@ -61,7 +68,7 @@ class Leases:
     def stop_at_now(self) -> None:
         """From here on take only what is due now, on the database's clock."""
         self._cutoff = self._link.repeat(
-            "The look at the clock", lambda session: int(session.fetch(sql.LOOK_AROUND, {})[0][0])
+            "The look at the clock", lambda session: int(session.fetch(LOOK_AROUND, {})[0][0])
         )
 
     def take(self, limit: int | None, foreseen: str = "") -> str | None:
@@ -140,7 +147,7 @@ class Leases:
         }
 
         def claim(session: Session) -> int:
-            return int(session.fetch(sql.LEASE_DUE, params)[0][0])
+            return int(session.fetch(LEASE_DUE, params)[0][0])
 
         return link.repeat("The lease", claim)
 
@@ -155,7 +162,7 @@ class Leases:
                 self._take_over(lease_id, [lease_id], deliveries=1)
         params = {"lease_id": lease_id, "now": None}
         first, last, now = self._link.repeat(
-            "The look at the lease", lambda session: session.fetch(sql.LEASED_RANGE, params)[0]
+            "The look at the lease", lambda session: session.fetch(LEASED_RANGE, params)[0]
         )
         return first, last, now
 
@@ -165,7 +172,7 @@ class Leases:
         params |= {"kind": self._options.required_kind, "lease": self._options.lease, "now": None}
         rows = self._link.repeat(
             "The look at an earlier lease",
-            lambda session: session.fetch(sql.TAKE_OVER_LEASE, params),
+            lambda session: session.fetch(TAKE_OVER_LEASE, params),
         )
         self._held[lease_id] = time.monotonic()
         return int(rows[0][0])
@@ -177,7 +184,7 @@ class Leases:
         params = {"lease_id": lease_id}
         with self._turn:
             self._link.repeat(
-                "The acknowledgement", lambda session: session.fetch(sql.ACKNOWLEDGE_LEASE, params)
+                "The acknowledgement", lambda session: session.fetch(ACKNOWLEDGE_LEASE, params)
             )
             self._held.pop(lease_id, None)
 
@@ -188,7 +195,7 @@ class Leases:
         # Of its own: this may be the thread that takes ahead.
         link = Link(self._options)
         with suppress(ResourceUnavailable):
-            link.repeat("Giving back", lambda session: session.fetch(sql.RELEASE_LEASES, params))
+            link.repeat("Giving back", lambda session: session.fetch(RELEASE_LEASES, params))
         link.close()
 
     def _forget(self, lease_id: str) -> None:
@@ -213,7 +220,7 @@ class Leases:
 
     def _renew(self, link: Link, lease_id: str) -> None:
         params = {"lease_id": lease_id, "lease": self._options.lease, "now": None}
-        link.repeat("The renewal", lambda session: session.fetch(sql.RENEW_LEASE, params))
+        link.repeat("The renewal", lambda session: session.fetch(RENEW_LEASE, params))
         self._held[lease_id] = time.monotonic()
 
     def close(self) -> None:

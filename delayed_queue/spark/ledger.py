@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from delayed_queue import sql
 from delayed_queue.spark.connecting import connect
 from delayed_queue.spark.drivers import Session
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.store.offering import (
+    CLOSE_JOB,
+    COUNT_JOB,
+    IS_CLOSED,
+    PRUNE_LEDGER,
+    SETTLE_CHUNK,
+)
 
 DAY: Final = 24 * 3600 * 1000
 _BITE: Final = 10_000
@@ -58,7 +64,7 @@ def counts(job: str, dsn: str | None = None) -> Counts:
 
 def job_counts(session: Session, job: str) -> Counts:
     """Return the counts over a connection that is open; ends no transaction."""
-    created, updated, ignored, is_complete = session.fetch(sql.COUNT_JOB, {"job": job})[0]
+    created, updated, ignored, is_complete = session.fetch(COUNT_JOB, {"job": job})[0]
     return Counts(created, updated, ignored, bool(is_complete))
 
 
@@ -68,22 +74,22 @@ def claim_closing(session: Session, key: JobKey, rows: int) -> int | None:
     Returns the id of that note; None if it was there before.
     """
     params = {"job": key.job, "batch": key.batch, "rows": rows, "now": None}
-    closed = session.fetch(sql.CLOSE_JOB, params)
+    closed = session.fetch(CLOSE_JOB, params)
     return int(closed[0][0]) if closed else None
 
 
 def settle(session: Session, row_id: int, created: int, updated: int) -> None:
     """Note what became of a chunk, or of a whole job, in the transaction that claimed it."""
     params = {"id": row_id, "created": created, "updated": updated}
-    session.fetch(sql.SETTLE_CHUNK, params)
+    session.fetch(SETTLE_CHUNK, params)
 
 
 def is_closed(session: Session, key: JobKey) -> bool:
     """Return whether the batch is done."""
-    return bool(session.fetch(sql.IS_CLOSED, {"job": key.job, "batch": key.batch})[0][0])
+    return bool(session.fetch(IS_CLOSED, {"job": key.job, "batch": key.batch})[0][0])
 
 
 def prune_ledger(session: Session, days: int) -> int:
     """Forget up to 10,000 rows that are older; return how many they were."""
     params = {"age": days * DAY, "limit": _BITE, "now": None}
-    return len(session.fetch(sql.PRUNE_LEDGER, params))
+    return len(session.fetch(PRUNE_LEDGER, params))

@@ -10,14 +10,15 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delayed_queue import sql
-from delayed_queue.payloads import channel_of
+from delayed_queue.codecs import channel_of
+from delayed_queue.db.sql import NOTIFY
 from delayed_queue.spark.copying import encode_rows
 from delayed_queue.spark.drivers import DriverError, PsycopgSession
 from delayed_queue.spark.ledger import JobKey, is_closed, settle
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offers import chunks, digest_of, due_times, offers_of
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.store.offering import CLAIM_CHUNK, MERGE_IF_NOT_EXISTS, MERGE_OR_UPDATE
 
 UNIQUE_VIOLATION: Final = "23505"
 # After so many chunks with a key that exists, COPY is not tried first any more.
@@ -147,7 +148,7 @@ class PartitionOffers:
 
     def _copy(self, session: PsycopgSession, chunk: Chunk, rows: memoryview) -> None:
         """Offer rows whose keys are all new, which the unique index has the last word on."""
-        if session.fetch(sql.CLAIM_CHUNK, {**chunk.claim, "created": chunk.staged.num_rows}):
+        if session.fetch(CLAIM_CHUNK, {**chunk.claim, "created": chunk.staged.num_rows}):
             session.copy(TABLE, chunk.names, rows)
 
     def _stored(self, staged: pa.Table) -> dict[str, Any]:
@@ -165,7 +166,7 @@ class PartitionOffers:
         return columns
 
     def _merge(self, session: PsycopgSession, chunk: Chunk) -> None:
-        claimed = session.fetch(sql.CLAIM_CHUNK, chunk.claim)
+        claimed = session.fetch(CLAIM_CHUNK, chunk.claim)
         if claimed:
             created, updated = self._merged(session, chunk.staged)
             settle(session, claimed[0][0], created, updated)
@@ -176,7 +177,7 @@ class PartitionOffers:
         columns = {name: staged[name] for name in staged.column_names}
         session.copy(STAGE, columns, encode_rows(columns))
         is_upsert = self._job.options.mode == "upsert"
-        statement = sql.MERGE_OR_UPDATE if is_upsert else sql.MERGE_IF_NOT_EXISTS
+        statement = MERGE_OR_UPDATE if is_upsert else MERGE_IF_NOT_EXISTS
         created = updated = 0
         # Without updates, whatever comes after the first of a key is IGNORED.
         for turn in range(pc.max(staged["turn"]).as_py() + 1 if is_upsert else 1):
@@ -190,9 +191,7 @@ class PartitionOffers:
     def _wake(self) -> None:
         if self._is_soon and self._job.options.notify:
             channel = channel_of(self._job.kind)
-            self._link.repeat(
-                OFFER, lambda session: session.fetch(sql.NOTIFY, {"channel": channel})
-            )
+            self._link.repeat(OFFER, lambda session: session.fetch(NOTIFY, {"channel": channel}))
 
 
 def _wait_for(writing: Future[None] | None) -> None:

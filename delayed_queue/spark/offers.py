@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from delayed_queue.codecs import codec_named, decode, encode
 from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable
 from delayed_queue.messages import (
     MAX_KEY_LENGTH,
@@ -17,7 +18,6 @@ from delayed_queue.messages import (
     MIN_MILLISECONDS,
     encode_headers,
 )
-from delayed_queue.payloads import codec_named, decode, encode
 
 # What every chunk has: one form, so that its digest depends on what is offered alone.
 OFFERS: Final = pa.schema(

@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from delayed_queue import sql
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.store.streaming import WHICH_DATABASE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Owner:
 
 def owner_of(kind: str, session: Session) -> Owner:
     """Return the owner of what is written of the kind over this connection."""
-    database, server = session.fetch(sql.WHICH_DATABASE, {})[0]
+    database, server = session.fetch(WHICH_DATABASE, {})[0]
     return Owner(kind, database, server)
 
 

@@ -11,8 +11,8 @@ from psycopg import sql as composed
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from delayed_queue import sql
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
+from delayed_queue.queue.store.inspect import KINDS
 from delayed_queue.spark.answers import converted
 from delayed_queue.spark.connecting import connect
 from delayed_queue.spark.drivers import DriverError, Session
@@ -20,6 +20,7 @@ from delayed_queue.spark.filters import Condition, conditions_of
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.room import look_around
 from delayed_queue.spark.schema import check_read, source_columns, source_schema
+from delayed_queue.spark.store.streaming import ID_RANGE, READ_RANGE
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -62,7 +63,7 @@ class QueueReader(DataSourceReader):
             now = look_around(session, self._options)
             if self._options.mustExist:
                 self._check_kind(session)
-            first, last, _ = session.fetch(sql.ID_RANGE, {"now": None})[0]
+            first, last, _ = session.fetch(ID_RANGE, {"now": None})[0]
         finally:
             session.close()
         return [IdRange(low, high, now) for low, high in ranges(first, last, self._options)]
@@ -74,7 +75,7 @@ class QueueReader(DataSourceReader):
         return session
 
     def _check_kind(self, session: Session) -> None:
-        kinds = [row[0] for row in session.fetch(sql.KINDS, {"limit": 1000})]
+        kinds = [row[0] for row in session.fetch(KINDS, {"limit": 1000})]
         kind = self._options.kind
         if kind is not None and kind not in kinds:
             raise InvalidConfiguration(
@@ -90,7 +91,7 @@ class QueueReader(DataSourceReader):
             session.run(BY_PAGES)
             yield from read_columns(
                 session,
-                sql.READ_RANGE,
+                READ_RANGE,
                 params,
                 self._schema,
                 self._conditions,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from delayed_queue import sql
 from delayed_queue.exceptions import SchemaMismatch, TooManyConnections
 from delayed_queue.spark.drivers import Session
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.store.streaming import LOOK_AROUND
 
 # Set by build_session(): how many tasks the session runs at a time.
 TASKS: Final = "DELAYED_QUEUE_SPARK_TASKS"
@@ -20,7 +20,7 @@ def look_around(session: Session, options: Options, *, leases: int = 0) -> int:
     SchemaMismatch where the tables are missing; TooManyConnections where its tasks, and the
     connections of its leases, are more than the server has left.
     """
-    now, most, used, has_queue, has_ledger = session.fetch(sql.LOOK_AROUND, {})[0]
+    now, most, used, has_queue, has_ledger = session.fetch(LOOK_AROUND, {})[0]
     if not has_queue or not has_ledger:
         missing = "delayed_queue" if not has_queue else "delayed_queue_offer_ledger"
         raise SchemaMismatch(

@@ -9,15 +9,22 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from delayed_queue import sql
+from delayed_queue.codecs import channel_of
+from delayed_queue.db.sql import NOTIFY
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.payloads import channel_of
 from delayed_queue.spark.copying import Columns, encode_rows
 from delayed_queue.spark.drivers import PsycopgSession, Session
 from delayed_queue.spark.ledger import DAY, claim_closing, settle
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import OFFER, Job, is_soon, jsonb
 from delayed_queue.spark.offers import chunks, due_times, offers_of
+from delayed_queue.spark.store.offering import (
+    CLEAR_STAGE,
+    COUNT_STAGED,
+    MERGE_STAGE_IF_NOT_EXISTS,
+    MERGE_STAGE_OR_UPDATE,
+    PRUNE_STAGE,
+)
 
 STAGE: Final = "delayed_queue_offer_stage"
 _BITE: Final = 10_000
@@ -73,21 +80,21 @@ def merge_staged(session: Session, job: Job, attempts: list[str], rows: int, *, 
     if closing is None:
         return
     which: dict[str, Any] = {"job": job.key.job, "attempts": attempts}
-    staged, most = session.fetch(sql.COUNT_STAGED, which)[0]
+    staged, most = session.fetch(COUNT_STAGED, which)[0]
     if staged != rows:
         raise ResourceUnavailable(
             f"Of {rows} rows that were staged {staged} are left: the server has crashed since, "
             "and what is staged does not outlive that. Nothing was offered; run the job again."
         )
     settle(session, closing, *_merged(session, job, which, most))
-    session.fetch(sql.CLEAR_STAGE, {"job": job.key.job})
+    session.fetch(CLEAR_STAGE, {"job": job.key.job})
     if wake and job.options.notify:
-        session.fetch(sql.NOTIFY, {"channel": channel_of(job.kind)})
+        session.fetch(NOTIFY, {"channel": channel_of(job.kind)})
 
 
 def _merged(session: Session, job: Job, which: dict[str, Any], most: int) -> tuple[int, int]:
     is_upsert = job.options.mode == "upsert"
-    statement = sql.MERGE_STAGE_OR_UPDATE if is_upsert else sql.MERGE_STAGE_IF_NOT_EXISTS
+    statement = MERGE_STAGE_OR_UPDATE if is_upsert else MERGE_STAGE_IF_NOT_EXISTS
     created = updated = 0
     for turn in range(most if is_upsert else min(most, 1)):
         params = {**which, "kind": job.kind, "now": job.now, "turn": turn}
@@ -98,6 +105,6 @@ def _merged(session: Session, job: Job, which: dict[str, Any], most: int) -> tup
 
 def clear_stage(session: Session, job: Job) -> None:
     """Forget what the job has staged, and what others left behind long ago."""
-    session.fetch(sql.CLEAR_STAGE, {"job": job.key.job})
+    session.fetch(CLEAR_STAGE, {"job": job.key.job})
     age = job.options.ledgerDays * DAY
-    session.fetch(sql.PRUNE_STAGE, {"age": age, "limit": _BITE, "now": None})
+    session.fetch(PRUNE_STAGE, {"age": age, "limit": _BITE, "now": None})

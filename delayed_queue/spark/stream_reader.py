@@ -14,7 +14,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from delayed_queue import sql
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.spark.connecting import connect
 from delayed_queue.spark.drivers import DriverError
@@ -24,6 +23,7 @@ from delayed_queue.spark.owners import Owner, check_offset, owner_of
 from delayed_queue.spark.reader import IdRange, ranges, read_columns
 from delayed_queue.spark.room import look_around
 from delayed_queue.spark.schema import check_read
+from delayed_queue.spark.store.streaming import READ_LEASED
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -137,7 +137,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         session = connect(self._options, reads_rows=True)
         try:
-            yield from read_columns(session, sql.READ_LEASED, params, self._schema, kind=self._kind)
+            yield from read_columns(session, READ_LEASED, params, self._schema, kind=self._kind)
         except DriverError as error:
             raise ResourceUnavailable(f"The read failed: {error}") from None
         finally:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from delayed_queue.messages import MessageState, StoredMessage, from_milliseconds, to_milliseconds
 from delayed_queue.models import DeadLetter
-from delayed_queue.queues import DelayedQueue
+from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.testing.queues import InMemoryQueue
 from delayed_queue.testing.stores import Letter
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from weakref import WeakSet
 
+from delayed_queue.db.wakeups import Doorbell
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.wakeups import Doorbell
 
 START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import Reject, Snooze, registry
 from delayed_queue.messages import Envelope
-from delayed_queue.queues import DelayedQueue
+from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import RetryPolicy
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.managers import DeadLetterManager, ListedRow, RedrivenRow, topic_of
 from delayed_queue.models import DeadLetter
+from delayed_queue.queue.store.dead_letters import DeadLetterManager, ListedRow, RedrivenRow
+from delayed_queue.queue.store.fragments import topic_of
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
 
 if TYPE_CHECKING:

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.managers import (
-    ConsumedRow,
-    ExtendedRow,
-    LeasedRow,
-    MessageManager,
-    StatsRow,
-    StoredRow,
-)
 from delayed_queue.models import Message
+from delayed_queue.queue.managers import MessageManager
+from delayed_queue.queue.store.claim import LeasedRow
+from delayed_queue.queue.store.consume import ConsumedRow
+from delayed_queue.queue.store.inspect import StatsRow, StoredRow
+from delayed_queue.queue.store.settle import ExtendedRow
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.managers import PausedQueueManager
 from delayed_queue.models import PausedQueue
+from delayed_queue.queue.store.pauses import PausedQueueManager
 from delayed_queue.testing.stores import InMemoryStore
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from delayed_queue.codecs import Codec
+from delayed_queue.db.resilience import Lost
+from delayed_queue.db.wakeups import Doorbell, Listener, StopSignal
 from delayed_queue.messages import Envelope, to_milliseconds
-from delayed_queue.payloads import Codec
-from delayed_queue.queues import DelayedQueue
-from delayed_queue.resilience import Lost
+from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.testing.clocks import ManualClock
 from delayed_queue.testing.letters import InMemoryLetters
@@ -20,7 +21,6 @@ from delayed_queue.testing.messages import InMemoryMessages
 from delayed_queue.testing.pauses import InMemoryPauses
 from delayed_queue.testing.schedules import InMemorySchedules
 from delayed_queue.testing.stores import InMemoryStore
-from delayed_queue.wakeups import Doorbell, Listener, StopSignal
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.managers import ScheduleManager, ScheduleRow, TickRow
+from delayed_queue.cron.store import ScheduleManager, ScheduleRow, TickRow
 from delayed_queue.models import Schedule
 from delayed_queue.testing.stores import InMemoryStore, instant
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 
-from delayed_queue.managers import ScheduleRow
+from delayed_queue.cron.store import ScheduleRow
+from delayed_queue.db.wakeups import Doorbell
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.wakeups import Doorbell
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,19 +17,12 @@ from urllib.parse import quote, urlencode
 from django.core.management import call_command
 from django.db import transaction
 
-from delayed_queue.models import (
-    ApiToken,
-    CallbackAttempt,
-    DeadLetter,
-    Endpoint,
-    Host,
-    Message,
-    Topic,
-)
+from delayed_queue.http.jobs.catalogue import forget_topics
+from delayed_queue.http.jobs.kinds import MAX_SHARDS, kinds_of_topic
+from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host, Topic
+from delayed_queue.http.tokens import VERBS, create_token
+from delayed_queue.models import DeadLetter, Message
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.tokens import VERBS, create_token
-from delayed_queue.topics import forget_topics
-from delayed_queue.topics.kinds import MAX_SHARDS, kinds_of_topic
 from example_project.demo.fakes import Call, Receiver
 from example_project.demo.stage import (
     Act,

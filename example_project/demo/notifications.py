@@ -21,8 +21,29 @@ from django.db.models import Count, Exists, OuterRef
 from kombu import Connection, Queue
 from kombu.exceptions import KombuError
 
-from delayed_queue.models import ApiToken, DeadLetter, Message
-from delayed_queue.tokens import create_token
+from delayed_queue.http.models import ApiToken
+from delayed_queue.http.tokens import create_token
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.notifications import intake, services
+from delayed_queue.notifications.api import TOPIC
+from delayed_queue.notifications.channels import signing_secrets
+from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.consumer import Consumer
+from delayed_queue.notifications.intake import Refused
+from delayed_queue.notifications.models import (
+    FINAL_STATUSES,
+    OPEN_STATUSES,
+    Channel,
+    DedupeClaim,
+    Delivery,
+    Notification,
+    ParkedRequest,
+    Source,
+    Status,
+    queue_name,
+)
+from delayed_queue.notifications.samples import Sample, read_samples, set_up
+from delayed_queue.notifications.services import LANES
 from example_project.demo.fakes import FakeHook, FakeSms, FakeSmtp, is_signed
 from example_project.demo.stage import (
     HOST,
@@ -41,26 +62,6 @@ from example_project.demo.stage import (
     none_of,
     stopped,
 )
-from example_project.notifications import intake, services
-from example_project.notifications.api import TOPIC
-from example_project.notifications.channels import signing_secrets
-from example_project.notifications.conf import get_settings
-from example_project.notifications.consumer import Consumer
-from example_project.notifications.intake import Refused
-from example_project.notifications.models import (
-    FINAL_STATUSES,
-    OPEN_STATUSES,
-    Channel,
-    DedupeClaim,
-    Delivery,
-    Notification,
-    ParkedRequest,
-    Source,
-    Status,
-    queue_name,
-)
-from example_project.notifications.samples import Sample, read_samples, set_up
-from example_project.notifications.services import LANES
 
 # The file's minute, and at least so long for fewer requests.
 SECONDS, LEAST_SECONDS, ALL = 24.0, 8.0, 10_000

@@ -24,8 +24,18 @@ from django.db import connections, transaction
 from django.db.models import Count
 
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.models import ArchiveManifest, CallbackAttempt, DeadLetter, Message
-from delayed_queue.queues import DROP_ALL_CONFIRMATION
+from delayed_queue.http.models import CallbackAttempt
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.notifications.models import (
+    OPEN_STATUSES,
+    Delivery,
+    Notification,
+    Status,
+    queue_name,
+)
+from delayed_queue.notifications.samples import set_up
+from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
+from delayed_queue.spark.models import ArchiveManifest
 from delayed_queue.spark.settings import SparkSettings
 from example_project.data import make_campaign, make_vouchers
 from example_project.demo.jobs import ORDERS_TOPIC
@@ -43,14 +53,6 @@ from example_project.demo.stage import (
     stopped,
 )
 from example_project.models import ExpiredVoucher
-from example_project.notifications.models import (
-    OPEN_STATUSES,
-    Delivery,
-    Notification,
-    Status,
-    queue_name,
-)
-from example_project.notifications.samples import set_up
 from example_project.shop import VOUCHERS_QUEUE_NAME, vouchers
 
 TENANT: Final = "demo-spring"
@@ -59,7 +61,7 @@ LANES: Final = [queue_name("bulk", channel) for channel in ("email", "sms")]
 SERVING: Final = (
     "--no-cron", *(each for name in (*LANES, VOUCHERS_QUEUE_NAME) for each in ("--queue", name))
 )  # fmt: skip
-TARGET: Final = "example_project.notifications.importing:import_rows"
+TARGET: Final = "delayed_queue.notifications.importing:import_rows"
 NOTIFICATIONS: Final = "notifications_notification"
 # What the report is told of archived notifications.
 EVENTS: Final = (

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.test import Client
 
+from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
 from delayed_queue.models import DeadLetter
-from delayed_queue.topics import bury_job, pop_jobs
 
 JOB = {"jobId": "a", "topic": "orders"}
 

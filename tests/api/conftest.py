@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from delayed_queue import rates
-from delayed_queue.api import threads
-from delayed_queue.api.auth import cache
-from delayed_queue.api.waiting import hub
-from delayed_queue.tokens import VERBS, create_token
-from delayed_queue.topics import forget_topics
+from delayed_queue.http import rates
+from delayed_queue.http.api import threads
+from delayed_queue.http.api.auth import cache
+from delayed_queue.http.api.waiting import hub
+from delayed_queue.http.jobs.catalogue import forget_topics
+from delayed_queue.http.tokens import VERBS, create_token
 
 
 @pytest.fixture(autouse=True)

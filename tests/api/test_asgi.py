@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue.tokens import VERBS, create_token
+from delayed_queue.http.tokens import VERBS, create_token
 from tests.api.servers import LATER, Server, Shared, uvicorn
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from django.test import Client
 
-from delayed_queue.api.routes import attempts
-from delayed_queue.managers import AttemptRow
-from delayed_queue.models import CallbackAttempt
+from delayed_queue.http.api.routes import attempts
+from delayed_queue.http.models import CallbackAttempt
+from delayed_queue.http.store.callbacks import AttemptRow
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 ATTEMPTS = "/queue/v1/attempts"

@@ -10,9 +10,9 @@ from typing import Any, Final
 import psycopg
 import pytest
 
+from delayed_queue.http.jobs.catalogue import create_topic, forget_topics
+from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import Message
-from delayed_queue.tokens import VERBS, create_token
-from delayed_queue.topics import create_topic, forget_topics
 from tests.api.servers import Server, Shared, gunicorn, uvicorn
 from tests.races.jobs import hold_job
 

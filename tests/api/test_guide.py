@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from delayed_queue.tokens import VERBS, create_token
-from delayed_queue.topics import find_job
+from delayed_queue.http.jobs.finding import find_job
+from delayed_queue.http.tokens import VERBS, create_token
 from tests import documents
 from tests.api.servers import uvicorn
 from tests.documents import DOCS

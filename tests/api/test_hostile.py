@@ -12,15 +12,15 @@ import pytest
 from django.test import Client
 
 from delayed_queue import suggestions
-from delayed_queue.api import parsing
-from delayed_queue.api.parsing import lines_of, parse
-from delayed_queue.api.problems import MAX_ERRORS, Problem
-from delayed_queue.api.quick import MAX_BYTES
-from delayed_queue.callbacks.guard import check_url
 from delayed_queue.exceptions import InvalidJob
+from delayed_queue.http.api import parsing
+from delayed_queue.http.api.parsing import lines_of, parse
+from delayed_queue.http.api.problems import MAX_ERRORS, Problem
+from delayed_queue.http.api.quick import MAX_BYTES
+from delayed_queue.http.callbacks.guard import check_url
+from delayed_queue.http.conf import ApiSettings
+from delayed_queue.http.jobs.jobs import job_from
 from delayed_queue.models import Message
-from delayed_queue.sections import ApiSettings
-from delayed_queue.topics import job_from
 from tests.api.calls import JOB, post
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]

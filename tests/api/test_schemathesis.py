@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from delayed_queue.tokens import VERBS, create_token
+from delayed_queue.http.tokens import VERBS, create_token
 from tests.api.servers import uvicorn
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]

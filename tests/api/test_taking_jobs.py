@@ -9,7 +9,7 @@ import pytest
 from django.db import connections
 from django.test import Client
 
-from delayed_queue.topics import find_job
+from delayed_queue.http.jobs.finding import find_job
 from tests.api.calls import JOB, errors_of, get, kill, pop, post
 
 pytestmark = [

@@ -14,12 +14,12 @@ from django.core.management import CommandError, call_command
 from django.test import AsyncClient, Client
 from pytest_django import Settings
 
-from delayed_queue.api import threads
-from delayed_queue.api.auth import GrantCache, cache
-from delayed_queue.checks import check_api
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.models import ApiToken
-from delayed_queue.tokens import Grant, create_token, digest_of, revoke_token
+from delayed_queue.http.api import threads
+from delayed_queue.http.api.auth import GrantCache, cache
+from delayed_queue.http.checks import check_api
+from delayed_queue.http.models import ApiToken
+from delayed_queue.http.tokens import Grant, create_token, digest_of, revoke_token
 from tests.api.test_frame import post, problem
 from tests.settings import EVERY_TOPIC
 

@@ -14,9 +14,9 @@ import psycopg
 import pytest
 
 from delayed_queue import DelayedQueue
+from delayed_queue.db.wakeups import channel_of
+from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import Message
-from delayed_queue.tokens import VERBS, create_token
-from delayed_queue.wakeups import channel_of
 from tests.api.servers import LATER, Server, Shared, gunicorn, uvicorn
 from tests.faults.proxies import proxied
 from tests.processes import database_url, wait_until

@@ -13,10 +13,10 @@ from django.urls import include, path
 from ninja import Field, Router, Schema, Status
 
 from delayed_queue import DelayedQueue, RetryPolicy
-from delayed_queue.api import Problem, make_api, requires, takes_body
-from delayed_queue.api.auth import demand
-from delayed_queue.api.lines import Wish
-from delayed_queue.api.waiting import hub
+from delayed_queue.http.api import Problem, make_api, requires, takes_body
+from delayed_queue.http.api.auth import demand
+from delayed_queue.http.api.lines import Wish
+from delayed_queue.http.api.waiting import hub
 from delayed_queue.messages import Envelope
 
 router = Router()
@@ -127,5 +127,5 @@ urlpatterns = [
     path("streaming", streaming),
     path("waiting", waiting),
     path("orders/v1/", api.urls),
-    path("queue/", include("delayed_queue.urls")),
+    path("queue/", include("delayed_queue.http.urls")),
 ]

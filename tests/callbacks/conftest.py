@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from delayed_queue import rates
-from delayed_queue.topics import forget_topics
+from delayed_queue.http import rates
+from delayed_queue.http.jobs.catalogue import forget_topics
 from tests.callbacks.delivering import permitted
 from tests.callbacks.servers import Receiver
 

@@ -10,12 +10,14 @@ from typing import Any, Final
 
 from django.test import override_settings
 
-from delayed_queue.callbacks.source import handlers_of_topics
 from delayed_queue.handlers import Registry, Source
+from delayed_queue.http.callbacks.source import handlers_of_topics
+from delayed_queue.http.jobs.adding import add_job, add_jobs
+from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.jobs.kinds import BELL
 from delayed_queue.models import Message
-from delayed_queue.topics import add_job, add_jobs, job_from
-from delayed_queue.topics.kinds import BELL
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 from tests.callbacks.sending import reaching
 from tests.callbacks.servers import Receiver
 from tests.running import SOON

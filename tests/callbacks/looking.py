@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from delayed_queue.models import CallbackAttempt, Message
+from delayed_queue.http.models import CallbackAttempt
+from delayed_queue.models import Message
 from tests.callbacks.delivering import (
     make_due,
 )

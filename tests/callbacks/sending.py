@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from aiohttp.abc import AbstractResolver
 from aiohttp.resolver import AsyncResolver
 
-from delayed_queue.callbacks.client import CallbackClient
-from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult
-from delayed_queue.sections import CallbackSettings
+from delayed_queue.http.callbacks.client import CallbackClient
+from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult
+from delayed_queue.http.conf import CallbackSettings
 from tests.callbacks.names import NameServer
 from tests.callbacks.servers import Receiver
 

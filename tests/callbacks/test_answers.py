@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from delayed_queue import __version__
-from delayed_queue.callbacks.exchanges import BODY_BYTES, MeteredSocket
-from delayed_queue.callbacks.outcomes import Failure
+from delayed_queue.http.callbacks.exchanges import BODY_BYTES, MeteredSocket
+from delayed_queue.http.callbacks.outcomes import Failure
 from tests.callbacks import servers
 from tests.callbacks.sending import reaching, send_once
 from tests.callbacks.servers import Behaviour, Receiver, answering, redirecting, writing

@@ -15,8 +15,7 @@ from asgiref.sync import async_to_sync
 from django.db.models import Sum
 from django.utils import timezone
 
-from delayed_queue import sql
-from delayed_queue.callbacks.backlogs import (
+from delayed_queue.http.callbacks.backlogs import (
     BITE,
     ENOUGH,
     MISSED_SECONDS,
@@ -25,9 +24,11 @@ from delayed_queue.callbacks.backlogs import (
     passed_over,
     prefix_in,
 )
-from delayed_queue.callbacks.breaker import FIRST_WINDOW, HostState
-from delayed_queue.models import CallbackAttempt, Host, Message
-from delayed_queue.topics import forget_topics
+from delayed_queue.http.callbacks.breaker import FIRST_WINDOW, HostState
+from delayed_queue.http.jobs.catalogue import forget_topics
+from delayed_queue.http.models import CallbackAttempt, Host
+from delayed_queue.http.store.callbacks import PUT_OFF_BACKLOG
+from delayed_queue.models import Message
 from tests.callbacks.delivering import TOPIC, add_many, callback_worker, permitted
 from tests.callbacks.servers import Receiver, closing, silent
 from tests.factories import MessageFactory
@@ -244,7 +245,7 @@ class TestPasses:
         host = open_host()
         with raw_connection() as other, ThreadPoolExecutor(1) as pool:
             other.execute("BEGIN")
-            other.execute(sql.PUT_OFF_BACKLOG, {**BACKLOG, "prefixes": []})
+            other.execute(PUT_OFF_BACKLOG, {**BACKLOG, "prefixes": []})
 
             @async_to_sync
             async def meet_it() -> None:

@@ -11,14 +11,14 @@ from functools import partial
 import pytest
 from django.conf import LazySettings
 
-from delayed_queue.callbacks import client as clients
-from delayed_queue.callbacks.client import CallbackClient
-from delayed_queue.callbacks.exchanges import MAX_IDLE
-from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
-from delayed_queue.sections import CallbackSettings
-from delayed_queue.wakeups import Doorbell
-from delayed_queue.workers.board import Board
-from delayed_queue.workers.eventloop import EventLoop
+from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.http.callbacks import client as clients
+from delayed_queue.http.callbacks.client import CallbackClient
+from delayed_queue.http.callbacks.exchanges import MAX_IDLE
+from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
+from delayed_queue.http.conf import CallbackSettings
+from delayed_queue.worker.board import Board
+from delayed_queue.worker.eventloop import EventLoop
 from tests.callbacks import servers
 from tests.callbacks.names import NameServer
 from tests.callbacks.sending import names_of, reaching, send_all, send_once, with_client

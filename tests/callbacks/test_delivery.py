@@ -10,10 +10,12 @@ import pytest
 from django.utils import timezone
 from standardwebhooks import Webhook
 
-from delayed_queue.callbacks import attempts, secrets
-from delayed_queue.models import CallbackAttempt, DeadLetter, Endpoint, Message
-from delayed_queue.topics import configure_topic, kick_job
-from delayed_queue.workers import Tally
+from delayed_queue.http.callbacks import attempts, secrets
+from delayed_queue.http.jobs.catalogue import configure_topic
+from delayed_queue.http.jobs.dead import kick_job
+from delayed_queue.http.models import CallbackAttempt, Endpoint
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.worker.tally import Tally
 from tests.callbacks.delivering import (
     TOPIC,
     add,

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from delayed_queue.callbacks import breaker
-from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message
-from delayed_queue.workers import Tally
+from delayed_queue.http.callbacks import breaker
+from delayed_queue.http.models import CallbackAttempt, Endpoint, Host
+from delayed_queue.models import Message
+from delayed_queue.worker.tally import Tally
 from tests.callbacks.delivering import (
     add,
     callback_worker,

@@ -15,11 +15,11 @@ from hypothesis import example, given
 from hypothesis import settings as running
 from hypothesis import strategies as st
 
-from delayed_queue.callbacks.client import CallbackClient
-from delayed_queue.callbacks.guard import Policy, read_url
-from delayed_queue.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.exceptions import UrlRefused
-from delayed_queue.sections import CallbackSettings
+from delayed_queue.http.callbacks.client import CallbackClient
+from delayed_queue.http.callbacks.guard import Policy, read_url
+from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
+from delayed_queue.http.conf import CallbackSettings
 from tests.callbacks.auditing import Audit, audited
 from tests.callbacks.names import NameServer
 from tests.callbacks.sending import names_of, reaching, with_client

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from delayed_queue.callbacks import secrets
-from delayed_queue.callbacks.endpoints import Place, matching, place_of, prefix_of
 from delayed_queue.exceptions import UrlRefused
-from delayed_queue.managers import EndpointRow
-from delayed_queue.models import Endpoint
+from delayed_queue.http.callbacks import secrets
+from delayed_queue.http.callbacks.endpoints import Place, matching, place_of, prefix_of
+from delayed_queue.http.models import Endpoint
+from delayed_queue.http.store.callbacks import EndpointRow
 
 
 def rows(*prefixes: str) -> list[EndpointRow]:

@@ -13,14 +13,17 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import Error
 
-from delayed_queue import DelayedQueue, Envelope, sql
-from delayed_queue.callbacks import gate as gates
-from delayed_queue.callbacks import holds
-from delayed_queue.callbacks.delivery import deliverer
-from delayed_queue.callbacks.gate import Gate
-from delayed_queue.callbacks.holds import Withdrawn
+from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.handlers import Snooze
-from delayed_queue.topics import IfExists, add_job, delete_job, job_from
+from delayed_queue.http.callbacks import gate as gates
+from delayed_queue.http.callbacks import holds
+from delayed_queue.http.callbacks.delivery import deliverer
+from delayed_queue.http.callbacks.gate import Gate
+from delayed_queue.http.callbacks.holds import Withdrawn
+from delayed_queue.http.jobs.adding import add_job
+from delayed_queue.http.jobs.finding import delete_job
+from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.queue.store.settle import HOLD_LEASED
 from tests.callbacks.delivering import TOPIC, add, permitted
 from tests.callbacks.servers import Receiver
 from tests.processes import wait_until
@@ -128,7 +131,7 @@ class TestHeld:
 def hold(holder: psycopg.Connection[Any], envelope: Envelope) -> int:
     holder.execute("BEGIN")
     names = {"ids": [envelope.message_id], "lease_ids": [envelope.lease_id]}
-    return len(holder.execute(sql.HOLD_LEASED, names).fetchall())
+    return len(holder.execute(HOLD_LEASED, names).fetchall())
 
 
 class TestTrouble:

@@ -14,10 +14,10 @@ from hypothesis import settings as running
 from hypothesis import strategies as st
 from yarl import URL
 
-from delayed_queue.callbacks.addresses import is_public
-from delayed_queue.callbacks.guard import Policy, check_addresses, check_url, read_url
 from delayed_queue.exceptions import UrlRefused
-from delayed_queue.sections import CallbackSettings
+from delayed_queue.http.callbacks.addresses import is_public
+from delayed_queue.http.callbacks.guard import Policy, check_addresses, check_url, read_url
+from delayed_queue.http.conf import CallbackSettings
 from tests.callbacks.urls import EVERY_ADDRESS, EVERY_REFUSED, PUBLIC, literal
 
 CLOSED = Policy()
@@ -111,11 +111,11 @@ class Refuse:
             raise ModuleNotFoundError(name=name)
 REFUSED = {"aiohttp", "aiodns", "cryptography"}
 sys.meta_path.insert(0, Refuse())
-import delayed_queue.callbacks.guard
+import delayed_queue.http.callbacks.guard
 REFUSED |= {"django", "asgiref"}
 for name in [each for each in sys.modules if each.partition(".")[0] in {"django", "delayed_queue"}]:
     del sys.modules[name]
-import delayed_queue.callbacks.signing
+import delayed_queue.http.callbacks.signing
 print("imported")
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from delayed_queue.callbacks.outcomes import Failure
-from delayed_queue.callbacks.signing import new_secret, sign
+from delayed_queue.http.callbacks.outcomes import Failure
+from delayed_queue.http.callbacks.signing import new_secret, sign
 from tests import documents
 from tests.documents import DOCS
 

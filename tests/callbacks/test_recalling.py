@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from delayed_queue.callbacks import recalling
-from delayed_queue.callbacks.recalling import recall_endpoint, recall_host
-from delayed_queue.callbacks.registering import (
+from delayed_queue.http.callbacks import recalling
+from delayed_queue.http.callbacks.recalling import recall_endpoint, recall_host
+from delayed_queue.http.callbacks.registering import (
     disable_endpoint,
     enable_endpoint,
     endpoint_of,
     register_endpoint,
 )
-from delayed_queue.models import Endpoint, Host, Message, Topic
-from delayed_queue.topics import add_jobs, configure_topic, job_from
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.catalogue import configure_topic
+from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.models import Endpoint, Host, Topic
+from delayed_queue.models import Message
 from tests.callbacks.delivering import add, callback_worker, make_due, permitted, send_due
 from tests.callbacks.servers import Receiver, answering
 from tests.processes import wait_until

@@ -16,9 +16,9 @@ from hypothesis import settings as running
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from delayed_queue.callbacks import secrets
-from delayed_queue.callbacks.signing import new_secret, sign, webhook_id
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, SecretNotReadable
+from delayed_queue.http.callbacks import secrets
+from delayed_queue.http.callbacks.signing import new_secret, sign, webhook_id
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LONG = "k" * 32

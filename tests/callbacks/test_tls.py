@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from delayed_queue.callbacks.outcomes import CallbackResult, Failure
+from delayed_queue.http.callbacks.outcomes import CallbackResult, Failure
 from tests.callbacks import servers
 from tests.callbacks.certificates import DAY, NOW, Authority, authority
 from tests.callbacks.names import NameServer

@@ -11,7 +11,7 @@ from delayed_queue import (
     Envelope,
     PeriodicSchedule,
 )
-from delayed_queue.queues.cron import Installer, ManyInstaller
+from delayed_queue.cron.service import Installer, ManyInstaller
 from delayed_queue.testing import ManualClock
 from tests.contract.support import DAY, HOUR, MINUTE
 

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from django.db import connections
 
 from delayed_queue import DelayedQueue, Envelope
-from delayed_queue.wakeups import StopSignal
+from delayed_queue.db.wakeups import StopSignal
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from delayed_queue import (
     DelayedQueue,
     Envelope,
 )
+from delayed_queue.cron.service import Installer, ManyInstaller
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.queues.cron import Installer, ManyInstaller
 from delayed_queue.testing import ManualClock
 from tests.contract.schedules import HOURLY, A, B, drained, hourly, payload_of
 from tests.contract.support import DAY, HOUR, MINUTE, PATIENCE, SECOND, MakeQueue, leased
@@ -134,7 +134,7 @@ def test_c8_close_ends_a_long_sleep(make_shared_queue: MakeQueue):
 def test_c8_what_a_generator_returns_after_close_is_not_installed(
     make_shared_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("delayed_queue.queues.cron.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("delayed_queue.cron.service.CLOSE_SECONDS", 0.01)
     queue = make_shared_queue("orders")
     started, finish = threading.Event(), threading.Event()
 
@@ -147,7 +147,7 @@ def test_c8_what_a_generator_returns_after_close_is_not_installed(
     assert started.wait(PATIENCE)
     assert not handle.close()
     finish.set()
-    monkeypatch.setattr("delayed_queue.queues.cron.CLOSE_SECONDS", PATIENCE)
+    monkeypatch.setattr("delayed_queue.cron.service.CLOSE_SECONDS", PATIENCE)
     assert handle.close()
     assert not handle.wait(0)
     assert queue.stats().scheduled == 0

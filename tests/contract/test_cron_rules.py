@@ -14,9 +14,9 @@ from delayed_queue import (
     DailySchedule,
     DelayedQueue,
 )
+from delayed_queue.cron.rules import MissedTicks, Schedule
+from delayed_queue.cron.service import Installer
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.queues.cron import Installer
-from delayed_queue.schedules import MissedTicks, Schedule
 from delayed_queue.testing import ManualClock
 from tests.contract.schedules import HOURLY, drained, payload_of, payloads_over
 from tests.contract.support import DAY, HOUR, MINUTE

@@ -10,8 +10,8 @@ import pytest
 from django.db import transaction
 
 from delayed_queue import CronMessage, DelayedQueue
+from delayed_queue.cron.store import ScheduleManager
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.managers import ScheduleManager
 from delayed_queue.testing import ManualClock
 from delayed_queue.testing.schedules import InMemorySchedules
 from tests.contract.support import HOUR, MINUTE, MakeQueue, leased, polled_keys

@@ -13,7 +13,7 @@ from delayed_queue.exceptions import (
     PayloadNotDecodable,
 )
 from delayed_queue.messages import MessageState, QueueStats
-from delayed_queue.queues import DROP_ALL_CONFIRMATION
+from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.testing import ManualClock, assert_not_offered, assert_offered
 from tests.contract.support import HOUR, MINUTE, SECOND, MakeQueue, leased
 

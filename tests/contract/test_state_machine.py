@@ -32,7 +32,7 @@ from delayed_queue import (
     ScheduledMessage,
     Snooze,
 )
-from delayed_queue.queues import DROP_ALL_CONFIRMATION
+from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.testing import InMemoryQueue, InMemoryStore, ManualClock, dead_letters
 from tests.contract.support import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 

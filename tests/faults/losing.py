@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from delayed_queue import sql
-from delayed_queue.managers import NO_FLOOR
+from delayed_queue.queue.store.claim import NO_FLOOR
+from delayed_queue.queue.store.consume import CONSUME
 from tests.faults.aiming import Stage
 from tests.faults.proxy import Proxy
 from tests.races.concurrency import calling
@@ -39,7 +39,7 @@ class Consumer:
         assert row is not None
         for kind in self._kinds:
             params = {"kind": kind, "limit": 10_000, "floor": NO_FLOOR, "now": row[0] + ahead}
-            rows = self._connection.execute(sql.CONSUME, params).fetchall()
+            rows = self._connection.execute(CONSUME, params).fetchall()
             self.handled.update(each[1] for each in rows)
             self.payloads += [json.loads(each[2]) for each in rows]
 

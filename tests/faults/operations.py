@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from delayed_queue import Batch, DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.models import DeadLetter
-from delayed_queue.queues import DROP_ALL_CONFIRMATION
+from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from tests.races.answers import polled, stored
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED

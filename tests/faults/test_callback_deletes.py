@@ -15,9 +15,9 @@ import pytest
 from django.db import connections
 from django.test import Client, override_settings
 
+from delayed_queue.http.jobs.catalogue import forget_topics
+from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import Message
-from delayed_queue.tokens import VERBS, create_token
-from delayed_queue.topics import forget_topics
 from tests.callbacks.delivering import TOPIC, add_many, callback_worker
 from tests.callbacks.witness import Witness
 from tests.processes import wait_until, worker

@@ -15,8 +15,10 @@ import psycopg
 import pytest
 from django.db import connection
 
-from delayed_queue.models import Host, Message
-from delayed_queue.topics import delete_job, forget_topics
+from delayed_queue.http.jobs.catalogue import forget_topics
+from delayed_queue.http.jobs.finding import delete_job
+from delayed_queue.http.models import Host
+from delayed_queue.models import Message
 from tests.callbacks.delivering import TOPIC, add, add_many, make_due
 from tests.callbacks.servers import Receiver, answering, silent
 from tests.faults.aiming import CLAIM_PASSING, PUT_OFF, Stage

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from delayed_queue import CronMessage, DelayedQueue
+from delayed_queue.cron.rules import tick_key
 from delayed_queue.models import Message, Schedule
-from delayed_queue.schedules import tick_key
 from tests.faults.proxy import Proxy
 from tests.processes import LEAN, ROOT, environment, wait_until
 from tests.sampling import sample

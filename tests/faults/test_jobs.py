@@ -16,41 +16,28 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from delayed_queue import DelayedQueue, sql
-from delayed_queue.callbacks.recalling import recall_host
+from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import OutcomeUnknown
-from delayed_queue.models import Host, IdempotencyKey, Message, Topic
-from delayed_queue.topics import (
-    Answer,
-    IfExists,
-    JobState,
-    KeptAnswer,
-    NewJob,
-    add_job_in_group,
-    add_jobs,
+from delayed_queue.http.callbacks.recalling import recall_host
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics, list_topics
+from delayed_queue.http.jobs.consuming import (
     bury_job,
-    configure_topic,
-    dead_jobs,
-    delete_dead_job,
-    delete_job,
-    find_job,
     finish_job,
-    forget_topics,
-    job_from,
-    kick_job,
-    kick_topic,
-    list_topics,
-    once,
-    pause_topic,
-    peek,
-    prune_answers,
     release_job,
-    replay,
-    resume_topic,
     seconds_to_next_job,
-    topic_stats,
     touch_job,
 )
+from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job, kick_job, kick_topic, replay
+from delayed_queue.http.jobs.finding import delete_job, find_job
+from delayed_queue.http.jobs.grouping import add_job_in_group
+from delayed_queue.http.jobs.idempotency import KeptAnswer, once, prune_answers
+from delayed_queue.http.jobs.inspecting import pause_topic, peek, resume_topic, topic_stats
+from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, NewJob, job_from
+from delayed_queue.http.models import Host, IdempotencyKey, Topic
+from delayed_queue.http.store.locks import LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
+from delayed_queue.models import Message
+from delayed_queue.queue.store.dead_letters import REDRIVE
 from example_project.postgres import EmbeddedPostgres
 from example_project.settings import database
 from tests.faults.proxy import Proxy
@@ -220,10 +207,10 @@ def test_j5_a_redriver_that_dies_gives_up_the_jobs_it_held(
     """And has changed nothing, for an update that waited for it."""
     params = {"ids": [letter()], "kind": None, "overwrite": False, "now": None, "most": 200}
     other.execute("BEGIN")
-    other.execute(sql.LOCK_TOPICS_OF_LETTERS, params)
-    other.execute(sql.LOCK_JOBS_OF_LETTERS, params)
+    other.execute(LOCK_TOPICS_OF_LETTERS, params)
+    other.execute(LOCK_JOBS_OF_LETTERS, params)
     if step == "the redrive":
-        assert other.execute(sql.REDRIVE, params).fetchall()
+        assert other.execute(REDRIVE, params).fetchall()
     with calling(lambda: add("dead", url=URL, if_exists="update").outcome) as update:
         wait_until_blocked(admin, update)
         terminate(admin, other.info.backend_pid)

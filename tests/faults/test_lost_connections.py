@@ -8,8 +8,9 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from delayed_queue import DelayedQueue, sql
+from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
+from delayed_queue.queue.store.inspect import DROP
 from tests.faults.operations import CREATED, OPERATIONS, PAST, Scene
 from tests.faults.proxy import Proxy
 from tests.processes import wait_until
@@ -100,7 +101,7 @@ def test_an_offer_that_is_ended_while_it_waits_creates_the_message(
     """Q33, Q7: the key was being deleted all the time."""
     queue.offer_or_update("key", "old", PAST)
     other.execute("BEGIN")
-    other.execute(sql.DROP, {"key": "key", "kind": queue.kind})
+    other.execute(DROP, {"key": "key", "kind": queue.kind})
 
     with calling(lambda: queue.offer_or_update("key", "new")) as waiting:
         wait_until_blocked(admin, waiting)

@@ -9,9 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from delayed_queue import DelayedQueue, Envelope, sql
+from delayed_queue import DelayedQueue, Envelope
+from delayed_queue.db.sql import NOTIFY
+from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.wakeups import channel_of
+from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
 from tests.faults.proxy import Proxy
 from tests.processes import wait_until
 from tests.races.answers import present
@@ -44,8 +46,8 @@ def offer(other: psycopg.Connection[Any], queue: DelayedQueue) -> None:
         "headers": None, "now": None,
     }  # fmt: skip
     with other.transaction():
-        other.execute(sql.OFFER_IF_NOT_EXISTS, offered)
-        other.execute(sql.NOTIFY, {"channel": channel_of(queue.kind)})
+        other.execute(OFFER_IF_NOT_EXISTS, offered)
+        other.execute(NOTIFY, {"channel": channel_of(queue.kind)})
 
 
 @pytest.mark.parametrize("loss", ["terminated", "cut"])

@@ -12,10 +12,10 @@ from django.db import connections
 from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.cron.rules import CronMessage
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.retries import Backoff
-from delayed_queue.schedules import CronMessage
 from tests.faults.aiming import COMMIT, Stage
 from tests.faults.losing import OFFER, REDRIVE, Consumer, losing
 from tests.faults.operations import CREATED, IGNORED, PAST

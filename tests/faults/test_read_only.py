@@ -20,7 +20,7 @@ from psycopg import sql as composed
 from psycopg.conninfo import conninfo_to_dict
 
 from delayed_queue import DelayedQueue
-from delayed_queue.tokens import VERBS, create_token
+from delayed_queue.http.tokens import VERBS, create_token
 from example_project.postgres import EmbeddedPostgres, database_url
 from tests.api.servers import LATER, Server, gunicorn, uvicorn
 from tests.faults.ledger import effects

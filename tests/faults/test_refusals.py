@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
 
-from delayed_queue.workers.supervisor import EXIT_REFUSED, EXIT_UNAVAILABLE
+from delayed_queue.worker.supervisor import EXIT_REFUSED, EXIT_UNAVAILABLE
 from tests.processes import database_url, worker
 from tests.sampling import sample
 

@@ -7,9 +7,9 @@ import pytest
 from django.test import Client
 
 from delayed_queue import DelayedQueue
-from delayed_queue.api.auth import cache
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.tokens import create_token, find_grant
+from delayed_queue.http.api.auth import cache
+from delayed_queue.http.tokens import create_token, find_grant
 from tests.faults.proxy import Proxy
 from tests.races.concurrency import calling, wait_until_blocked
 

@@ -13,8 +13,8 @@ from django.db import InternalError, OperationalError, ProgrammingError, connect
 from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
+from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import InvalidMessage, PayloadNotEncodable, ResourceUnavailable
-from delayed_queue.resilience import repeat
 from delayed_queue.retries import Backoff
 from tests.faults.conftest import BACKOFF
 from tests.faults.operations import CREATED, OPERATIONS, PAST, UPDATED, Scene

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayed_queue import DelayedQueue
-from delayed_queue.tokens import VERBS, create_token
+from delayed_queue.http.tokens import VERBS, create_token
 from tests.api.servers import uvicorn
 from tests.api.test_waiting import Popper, until_all_wait
 from tests.faults.proxies import proxied

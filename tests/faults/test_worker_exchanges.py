@@ -10,7 +10,8 @@ from django.db import connection
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.workers import Tally, Worker
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.worker import Worker
 from tests.faults.operations import PAST
 from tests.faults.proxy import Proxy
 from tests.processes import wait_until

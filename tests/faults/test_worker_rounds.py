@@ -6,7 +6,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.workers import Tally
+from delayed_queue.worker.tally import Tally
 from tests.faults.operations import PAST
 from tests.faults.proxy import Proxy
 from tests.running import handler_of, worker_with

@@ -21,7 +21,9 @@ def operator(*permissions: str, **options: Any) -> Client:
     """A client that is logged in as staff with just those permissions."""
     user = get_user_model().objects.create_user(f"op-{len(permissions)}", is_staff=True)
     user.user_permissions.set(
-        Permission.objects.filter(content_type__app_label="delayed_queue", codename__in=permissions)
+        Permission.objects.filter(
+            content_type__app_label__startswith="delayed_queue", codename__in=permissions
+        )
     )
     client = Client(**options)
     client.force_login(user)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from django.db import connections
 
-from delayed_queue.cron import CronEntry
-from delayed_queue.crontab import crontab
+from delayed_queue.cron.keeper import CronEntry
+from delayed_queue.cron.registry import crontab
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.db.statements import notify
+from delayed_queue.db.wakeups import channel_of
 from delayed_queue.handlers import Handler, Registry, Source
 from delayed_queue.models import Message
-from delayed_queue.statements import notify
-from delayed_queue.wakeups import channel_of
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 from tests.running import SOON, handler_of
 
 BELL: Final = "changes|bell"

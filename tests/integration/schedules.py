@@ -6,7 +6,7 @@ from typing import Any
 
 from django.test import Client
 
-from delayed_queue.cron import CronKeeper
+from delayed_queue.cron.keeper import CronKeeper
 from delayed_queue.models import Message, Schedule
 from tests.integration.admin_support import post
 

@@ -12,18 +12,20 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from delayed_queue.callbacks.registering import register_endpoint, rotate_secret
-from delayed_queue.callbacks.secrets import unseal
-from delayed_queue.managers import AttemptRow
-from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message
-from delayed_queue.topics import add_job, job_from
+from delayed_queue.http.callbacks.registering import register_endpoint, rotate_secret
+from delayed_queue.http.callbacks.secrets import unseal
+from delayed_queue.http.jobs.adding import add_job
+from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.models import CallbackAttempt, Endpoint, Host
+from delayed_queue.http.store.callbacks import AttemptRow
+from delayed_queue.models import Message
 from tests.integration.admin_support import MESSAGES, operator, page, post, tokens, told
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ENDPOINTS = "/admin/delayed_queue/endpoint/"
-HOSTS = "/admin/delayed_queue/host/"
-ATTEMPTS = "/admin/delayed_queue/callbackattempt/"
+ENDPOINTS = "/admin/delayed_queue_http/endpoint/"
+HOSTS = "/admin/delayed_queue_http/host/"
+ATTEMPTS = "/admin/delayed_queue_http/callbackattempt/"
 URL = "https://example.com/hooks"
 
 
@@ -289,6 +291,6 @@ def test_the_page_of_a_job_has_its_callbacks():
 
     stranger = operator("view_message")
     hidden = text(page(stranger, f"{MESSAGES}{called}/change/"))
-    assert "needs the permission delayed_queue.view_callbackattempt" in hidden
+    assert "needs the permission delayed_queue_http.view_callbackattempt" in hidden
     assert "192.0.2.7" not in hidden
     assert stranger.get(ATTEMPTS).status_code == 403

@@ -13,11 +13,13 @@ from django.db import connection
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue import DelayedQueue, sql
+from delayed_queue import DelayedQueue
 from delayed_queue.admin.message_operations import Seen
+from delayed_queue.db.wakeups import channel_of
+from delayed_queue.http.jobs.catalogue import create_topic
+from delayed_queue.http.store.adding import DROP_DEAD_JOB
+from delayed_queue.http.store.locks import LOCK_JOBS
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.topics import create_topic
-from delayed_queue.wakeups import channel_of
 from tests.factories import DeadLetterFactory, MessageFactory
 from tests.integration.admin_operations import CONFIRMED, ON_LETTERS, ON_MESSAGES, run
 from tests.integration.admin_support import LETTERS, MESSAGES, page, post, tokens, told
@@ -200,13 +202,13 @@ def test_redrive_and_a_deletion_of_the_job_do_not_wait_for_each_other(
     letter = DeadLetterFactory.create(key="a", kind="orders|json")
     job = {"topic": "orders", "key": "a"}
     other.execute("BEGIN")
-    other.execute(sql.LOCK_JOBS, {"topic": "orders", "keys": ["a"]})
+    other.execute(LOCK_JOBS, {"topic": "orders", "keys": ["a"]})
     with raw_connection() as admin:
         redrive = partial(post, admin_client, LETTERS, "redrive", [str(letter.pk)])
         with calling(redrive) as redriving:
             wait_until_blocked(admin, redriving)
             other.execute("SET LOCAL lock_timeout = '500ms'")
-            assert other.execute(sql.DROP_DEAD_JOB, job).rowcount == 1
+            assert other.execute(DROP_DEAD_JOB, job).rowcount == 1
             other.execute("COMMIT")
             assert told(redriving.answer()) == [
                 f"Left alone 1 dead letter, no longer there: id {letter.pk}."

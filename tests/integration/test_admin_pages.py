@@ -169,7 +169,7 @@ def test_nor_does_a_list_go_on_from_one(admin_client: Client):
         assert admin_client.get(f"{MESSAGES}?{query}").status_code in {200, 302}
 
 
-@pytest.mark.parametrize("url", [LETTERS, "/admin/delayed_queue/topic/", MESSAGES])
+@pytest.mark.parametrize("url", [LETTERS, "/admin/delayed_queue_http/topic/", MESSAGES])
 def test_neither_are_those_that_are_posted(admin_client: Client, url: str):
     for action in ("drop", "pause", "delete"):
         token = f"{'9' * 4301}.1"

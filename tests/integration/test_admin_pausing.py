@@ -13,8 +13,8 @@ from django.db import DatabaseError, connection
 from django.test import Client
 
 from delayed_queue import DelayedQueue
+from delayed_queue.db.wakeups import channel_of
 from delayed_queue.models import PausedQueue
-from delayed_queue.wakeups import channel_of
 from tests.factories import MessageFactory
 from tests.integration.admin_support import QUEUES, operator, page, told
 from tests.processes import wait_until

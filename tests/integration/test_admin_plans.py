@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message, Worker
-from delayed_queue.overview import LEASE_CAP, cap_for
+from delayed_queue.observe.overview import LEASE_CAP, cap_for
 from tests.plans.case import DEAD_DIED, DEAD_PRIMARY, DUE, KEYS, LEASES, PRIMARY
 from tests.plans.explain import Plan
 

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from delayed_queue.overview import MAX_KINDS, cap_for
+from delayed_queue.observe.overview import MAX_KINDS, cap_for
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.integration.admin_lists import keys_of
 from tests.integration.admin_support import LETTERS, MESSAGES, QUEUES, operator, page
@@ -39,8 +39,8 @@ def test_queues_page_counts_each_queue_and_puts_the_latest_first(admin_client: C
 
 
 def test_counts_stop_at_the_cap_and_say_so(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("delayed_queue.overview._CAPS", (3,))
-    monkeypatch.setattr("delayed_queue.overview.LEASE_CAP", 3)
+    monkeypatch.setattr("delayed_queue.observe.overview._CAPS", (3,))
+    monkeypatch.setattr("delayed_queue.observe.overview.LEASE_CAP", 3)
     MessageFactory.create_batch(4, due=True)
     MessageFactory.create_batch(4, scheduled=True)
     MessageFactory.create_batch(4, leased=True, kind="held|json")

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from delayed_queue.models import PipelineReport
+from delayed_queue.spark.models import PipelineReport
 from tests.integration.admin_support import operator, page
 
 pytestmark = pytest.mark.django_db
 
-REPORTS = "/admin/delayed_queue/pipelinereport/"
+REPORTS = "/admin/delayed_queue_spark/pipelinereport/"
 PNG = b"\x89PNG and so on"
 SPANS = {"p50": 0.25, "p90": 1.0, "p95": 90.0, "p99": 7200.0, "max": 7200.0}
 FIGURES: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.messages import WARNING, get_messages
 from django.test import Client
 
-from delayed_queue.cron import CronEntry, CronKeeper
+from delayed_queue.cron.keeper import CronEntry, CronKeeper
 from delayed_queue.models import Message, Schedule
 from tests.integration.admin_support import operator, page
 from tests.integration.schedules import (

@@ -14,10 +14,10 @@ from django.db import connection
 from django.test import Client
 
 from delayed_queue.admin.schedule_rules import next_change, preview
-from delayed_queue.cron import CronEntry, CronKeeper
-from delayed_queue.crontab import crontab
+from delayed_queue.cron.keeper import CronEntry, CronKeeper
+from delayed_queue.cron.registry import crontab
+from delayed_queue.cron.rules import PeriodicSchedule
 from delayed_queue.models import Message, Schedule
-from delayed_queue.schedules import PeriodicSchedule
 from tests.integration.admin_support import operator, page, told
 from tests.integration.schedules import (
     FORM,

@@ -8,26 +8,21 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.test import Client
 
-from delayed_queue.models import ApiToken, DeadLetter, Topic
-from delayed_queue.tokens import create_token, find_grant
-from delayed_queue.topics import (
-    JobState,
-    add_jobs,
-    bury_job,
-    configure_topic,
-    find_job,
-    is_paused,
-    job_from,
-    pause_topic,
-    pop_jobs,
-    read_topic,
-)
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.catalogue import configure_topic, read_topic
+from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
+from delayed_queue.http.jobs.finding import find_job
+from delayed_queue.http.jobs.inspecting import is_paused, pause_topic
+from delayed_queue.http.jobs.jobs import JobState, job_from
+from delayed_queue.http.models import ApiToken, Topic
+from delayed_queue.http.tokens import create_token, find_grant
+from delayed_queue.models import DeadLetter
 from tests.integration.admin_support import LETTERS, operator, page, post, tokens, told
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TOPICS = "/admin/delayed_queue/topic/"
-TOKENS = "/admin/delayed_queue/apitoken/"
+TOPICS = "/admin/delayed_queue_http/topic/"
+TOKENS = "/admin/delayed_queue_http/apitoken/"
 
 
 def text(html: str) -> str:

@@ -11,8 +11,8 @@ from django.contrib.staticfiles import finders
 from django.test import Client
 
 from delayed_queue.admin.formats import per_second
-from delayed_queue.managers import WorkerCounts
 from delayed_queue.models import Message, Worker
+from delayed_queue.worker.store import WorkerCounts
 from tests.factories import MessageFactory
 from tests.integration.admin_support import (
     LETTERS,

@@ -9,8 +9,8 @@ from django.core.management import call_command
 from django.db import connection
 
 from delayed_queue import DelayedQueue, OfferOutcome
+from delayed_queue.codecs import jvm_kind
 from delayed_queue.models import Message
-from delayed_queue.payloads import jvm_kind
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,8 +9,8 @@ from django.utils import timezone
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.workers.autopsy import Remains, give_back
-from delayed_queue.workers.board import InHand
+from delayed_queue.worker.autopsy import Remains, give_back
+from delayed_queue.worker.board import InHand
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

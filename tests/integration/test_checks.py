@@ -21,10 +21,11 @@ from django.utils.autoreload import StatReloader, autoreload_started
 from pytest_django import Settings
 
 from delayed_queue import CronEntry
-from delayed_queue.crontab import crontab
+from delayed_queue.cron.registry import crontab
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 from tests import documents
 from tests.missing import not_installed
 from tests.processes import ROOT
@@ -64,7 +65,7 @@ SITE = """
 from django.http import HttpResponse
 from django.urls import include, path
 urlpatterns = [
-    path('queue/', include('delayed_queue.urls')),
+    path('queue/', include('delayed_queue.http.urls')),
     path('home', lambda request: HttpResponse('here')),
 ]
 """
@@ -75,7 +76,7 @@ def without_ninja(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """Mount the API where its extra is not installed, beside a page of the site's own."""
     site = ModuleType("site_without_ninja")
     monkeypatch.setitem(sys.modules, site.__name__, site)
-    with not_installed("ninja", "delayed_queue.api", "delayed_queue.urls"):
+    with not_installed("ninja", "delayed_queue.http.api", "delayed_queue.http.urls"):
         exec(SITE, vars(site))  # noqa: S102 # our own lines
         settings.ROOT_URLCONF = site.__name__
         clear_url_caches()

@@ -12,6 +12,16 @@ import pytest
 from django.core.management import call_command
 
 from delayed_queue.models import Message
+from delayed_queue.notifications import intake
+from delayed_queue.notifications.models import (
+    FINAL_STATUSES,
+    Notification,
+    ParkedRequest,
+    Source,
+    Status,
+)
+from delayed_queue.notifications.parking import Tally
+from delayed_queue.notifications.samples import read_samples, set_up
 from example_project.demo import notifications
 from example_project.demo.notifications import (
     KINDS,
@@ -30,16 +40,6 @@ from example_project.demo.notifications import (
     read_traffic,
     way_of,
 )
-from example_project.notifications import intake
-from example_project.notifications.models import (
-    FINAL_STATUSES,
-    Notification,
-    ParkedRequest,
-    Source,
-    Status,
-)
-from example_project.notifications.parking import Tally
-from example_project.notifications.samples import read_samples, set_up
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

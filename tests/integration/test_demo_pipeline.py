@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from django.core.management import CommandError, call_command
 
-from delayed_queue.models import ArchiveManifest, DeadLetter, Message
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.notifications.models import Notification
 from delayed_queue.spark import session
+from delayed_queue.spark.models import ArchiveManifest
 from example_project.data import make_campaign, make_vouchers
 from example_project.demo.pipeline import Facts, check_archive, checks, sha256
 from example_project.demo.stage import Check
-from example_project.notifications.models import Notification
 
 
 def answer(**changes: int) -> dict[str, Any]:

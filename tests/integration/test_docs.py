@@ -17,11 +17,15 @@ from uuid import uuid4
 import pytest
 from django.db import connection
 
-from delayed_queue import models, signals
+from delayed_queue import models
 from delayed_queue.conf import find_problems
-from delayed_queue.crontab import crontab
+from delayed_queue.cron.registry import crontab
 from delayed_queue.handlers import registry
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.http import models as http
+from delayed_queue.observe import signals
+from delayed_queue.spark import models as spark
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 from tests import documents
 from tests.documents import DOCS, ROOT, Block
 
@@ -31,9 +35,9 @@ SCHEMA = DOCS / "internals/schema.md"
 # The models whose tables that page has, in its order.
 DOCUMENTED: Any = (
     models.Message, models.DeadLetter, models.Schedule, models.Worker, models.PausedQueue,
-    models.Rate, models.ApiToken, models.Topic, models.IdempotencyKey, models.Endpoint,
-    models.Host, models.Slot, models.CallbackAttempt,
-    models.OfferLedger, models.OfferStage, models.ArchiveManifest, models.PipelineReport,
+    http.Rate, http.ApiToken, http.Topic, http.IdempotencyKey, http.Endpoint,
+    http.Host, http.Slot, http.CallbackAttempt,
+    spark.OfferLedger, spark.OfferStage, spark.ArchiveManifest, spark.PipelineReport,
 )  # fmt: skip
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,8 +17,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from delayed_queue import CronEntry, CronSchedule, DailySchedule, DelayedQueue, PeriodicSchedule
-from delayed_queue.cron import CronKeeper, CronThread, cron, declared
-from delayed_queue.crontab import crontab, definition_of, schedule_of
+from delayed_queue.cron.keeper import CronKeeper, CronThread, cron, declared
+from delayed_queue.cron.registry import crontab, definition_of, schedule_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import Message, Schedule

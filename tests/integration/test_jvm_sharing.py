@@ -10,8 +10,8 @@ import pytest
 from django.db import connection
 
 from delayed_queue import DelayedQueue, DeliveryType, OfferOutcome
+from delayed_queue.codecs import jvm_kind
 from delayed_queue.messages import from_milliseconds, to_milliseconds
-from delayed_queue.payloads import jvm_kind
 from delayed_queue.testing import ManualClock, assert_dead, assert_not_offered, assert_offered
 from tests.contract.support import HOUR, MINUTE, SECOND, leased
 from tests.integration.jvm import KIND, JvmService

@@ -21,23 +21,19 @@ from delayed_queue import (
     OfferOutcome,
     RetryPolicy,
     ScheduledMessage,
-    sql,
 )
+from delayed_queue.codecs import codec_named, jvm_kind
+from delayed_queue.db.statements import fetch
 from delayed_queue.handlers import Handler
+from delayed_queue.http.jobs.adding import add_job
+from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
+from delayed_queue.http.jobs.dead import kick_job
+from delayed_queue.http.jobs.jobs import Answer, IfExists, job_from
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.payloads import codec_named, jvm_kind
-from delayed_queue.statements import fetch
+from delayed_queue.queue.store.claim import TRY_ALONE
+from delayed_queue.spark.store.streaming import LEASE_DUE, READ_LEASED, READ_RANGE
 from delayed_queue.testing import ManualClock, assert_dead, assert_offered
-from delayed_queue.topics import (
-    Answer,
-    IfExists,
-    add_job,
-    bury_job,
-    job_from,
-    kick_job,
-    pop_jobs,
-)
 from tests.contract.support import HOUR, MILLISECOND, MINUTE, leased
 from tests.integration.jvm import KIND, JvmService
 from tests.races.concurrency import calling, raw_connection, wait_until_blocked
@@ -173,7 +169,7 @@ class TestTheirNewVersion:
             "my-queue", codec="text", kind=KIND, clock=queue.clock, claim="strict"
         )
         with raw_connection() as admin, admin.transaction():
-            admin.execute(sql.TRY_ALONE, {"kind": KIND})
+            admin.execute(TRY_ALONE, {"kind": KIND})
             with calling(strict.try_poll) as claim:
                 wait_until_blocked(jvm.session, claim)
                 assert jvm.offer("key-1", "new") == "Updated"
@@ -186,10 +182,10 @@ class TestTheirNewVersion:
         jvm.offer("key-1", "new")
         row_id, now = Message.objects.get().id, to_milliseconds(clock())
         bounds = {"first": row_id, "last": row_id + 1, "now": now}
-        assert fetch("default", sql.READ_RANGE, bounds)[0][8:11] == (0, None, None)
+        assert fetch("default", READ_RANGE, bounds)[0][8:11] == (0, None, None)
         lease = {"kind": KIND, "lease_id": "a-lease", "lease": 1000, "limit": 1, "cutoff": now}
-        fetch("default", sql.LEASE_DUE, {**lease, "now": now})
-        leased_row = fetch("default", sql.READ_LEASED, {**bounds, **lease})[0]
+        fetch("default", LEASE_DUE, {**lease, "now": now})
+        leased_row = fetch("default", READ_LEASED, {**bounds, **lease})[0]
         assert leased_row[8:11] == (1, "a-lease", None)
 
     def test_q4_is_ours_again_once_we_update_it(

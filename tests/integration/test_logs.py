@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from django.dispatch import Signal
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, logs, signals
-from delayed_queue.logs import quoted
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.observe import logs, signals
+from delayed_queue.observe.logs import quoted
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 
 SECRET = "4111-1111-1111-1111"
 

@@ -24,11 +24,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delayed_queue import DelayedQueue, Envelope, Reject, ScheduledMessage, Snooze
 from delayed_queue.checks import check_instruments
-from delayed_queue.metrics import PrometheusInstrument, QueueCollector, exposition
 from delayed_queue.models import Message
-from delayed_queue.overview import MAX_KINDS
-from delayed_queue.workers import Worker, WorkerOptions
-from delayed_queue.workers.health import HealthReport, HealthServer
+from delayed_queue.observe.metrics import PrometheusInstrument, QueueCollector, exposition
+from delayed_queue.observe.overview import MAX_KINDS
+from delayed_queue.worker.health import HealthReport, HealthServer
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 from tests import documents
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.instruments import registry_of
@@ -320,7 +321,7 @@ class TestProcesses:
             assert process.stdout.readline() == "hanging\n"
             process.kill()
         script = (
-            "from delayed_queue.metrics import exposition, forget_process\n"
+            "from delayed_queue.observe.metrics import exposition, forget_process\n"
             "print(exposition()[0].decode(), end='')\n"
             f"forget_process({process.pid})\n"
             "print('---')\n"

@@ -25,6 +25,7 @@ from tests.races.answers import only_row, polled, present, sqlstate_of
 from tests.races.concurrency import PATIENCE, raw_connection
 from tests.sampling import sample
 
+APPS: Final = ("delayed_queue", "delayed_queue_http", "delayed_queue_spark")
 TABLES: Final = [
     "delayed_queue",
     "delayed_queue_dead_letter",
@@ -104,7 +105,8 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 connection.settings_dict.update(json.loads(sys.stdin.readline()))
 executor = MigrationExecutor(connection)
-targets = executor.loader.graph.leaf_nodes("delayed_queue")
+apps = ("delayed_queue", "delayed_queue_http", "delayed_queue_spark")
+targets = [leaf for app in apps for leaf in executor.loader.graph.leaf_nodes(app)]
 assert executor.migration_plan(targets)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -150,7 +152,9 @@ def migrated(empty: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
 
 
 def migrate(*target: str) -> None:
-    call_command("migrate", "delayed_queue", *target, verbosity=0)
+    """Migrate the package's apps; backwards the core takes along what depends on it."""
+    for app in ["delayed_queue"] if target else APPS:
+        call_command("migrate", app, *target, verbosity=0)
 
 
 def schema(connection: psycopg.Connection[Any]) -> list[str]:
@@ -310,7 +314,8 @@ def test_processes_at_once_all_succeed(empty: psycopg.Connection[Any], count: in
 
 def test_a_migration_does_not_wait_long_for_a_table_in_use(migrated: psycopg.Connection[Any]):
     """It gives up, whole, rather than hold up everybody who comes after it."""
-    migrate("0001")
+    for app in APPS[1:]:  # each is a migration, and a transaction, of its own
+        call_command("migrate", app, "zero", verbosity=0)
     before = schema(migrated)
     with connection.cursor() as cursor:  # in place of none, which would be for ever
         cursor.execute("SET lock_timeout = '60s'")

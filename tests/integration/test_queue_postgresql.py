@@ -19,10 +19,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from delayed_queue import DelayedQueue, OfferOutcome, RetryPolicy, ScheduledMessage
+from delayed_queue.db.wakeups import channel_of
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queues.batches import CHUNK
+from delayed_queue.queue.batches import CHUNK
 from delayed_queue.testing import assert_dead, assert_not_offered, assert_offered, dead_letters
-from delayed_queue.wakeups import channel_of
 from tests.contract.support import (
     HOUR,
     MINUTE,

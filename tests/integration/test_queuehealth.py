@@ -17,7 +17,7 @@ from django.core.management import BaseCommand, CommandError, call_command, load
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from delayed_queue.workers.health import HealthFile, HealthReport
+from delayed_queue.worker.health import HealthFile, HealthReport
 from tests import documents
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.processes import manage
@@ -86,12 +86,12 @@ class TestQueues:
 class TestDatabase:
     def test_missing_migrations_are_named(self) -> None:
         recorder = MigrationRecorder(connection)
-        recorder.record_unapplied("delayed_queue", "0010_version")
+        recorder.record_unapplied("delayed_queue", "0001_initial")
         try:
             [reason] = reasons("--max-due", "0")
         finally:
-            recorder.record_applied("delayed_queue", "0010_version")
-        assert reason == "migrations of delayed_queue are missing: 0010_version"
+            recorder.record_applied("delayed_queue", "0001_initial")
+        assert reason == "migrations of delayed_queue are missing: 0001_initial"
 
     def test_migrations_of_other_apps_are_not_its_business(self) -> None:
         recorder = MigrationRecorder(connection)

@@ -13,7 +13,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from delayed_queue.handlers import registry
-from delayed_queue.overview import MAX_KINDS
+from delayed_queue.observe.overview import MAX_KINDS
 from tests.factories import DeadLetterFactory, MessageFactory
 from tests.processes import manage, managed, wait_until
 

@@ -13,9 +13,9 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue import rates
-from delayed_queue.models import Rate
-from delayed_queue.rates import SharedRate
+from delayed_queue.http import rates
+from delayed_queue.http.models import Rate
+from delayed_queue.http.rates import SharedRate
 from tests.processes import wait_until
 
 NOW: Final = 1_800_000_000_000_000
@@ -34,7 +34,7 @@ def fresh() -> Iterator[None]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The process's own clock, by which it ages what it took ahead."""
     now = [1000.0]
-    monkeypatch.setattr("delayed_queue.rates.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("delayed_queue.http.rates.time.monotonic", lambda: now[0])
     return now
 
 

@@ -14,9 +14,10 @@ from pytest_django import Settings
 
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.http.models import Topic
 from delayed_queue.management.base import WRONG_SCHEMA, WRONG_USAGE, QueueCommand
-from delayed_queue.models import Schedule, Topic
-from delayed_queue.workers import WorkerOptions
+from delayed_queue.models import Schedule
+from delayed_queue.worker.options import WorkerOptions
 from tests.factories import DeadLetterFactory, MessageFactory
 from tests.missing import not_installed
 from tests.processes import manage
@@ -105,7 +106,9 @@ class TestNotMigrated:
 
 @pytest.mark.parametrize("library", ["yarl", "cryptography"])
 def test_a_missing_extra_is_named(library: str) -> None:
-    with not_installed(library, "delayed_queue.callbacks", "delayed_queue.management.endpoints"):
+    with not_installed(
+        library, "delayed_queue.http.callbacks", "delayed_queue.http.management.endpoints"
+    ):
         error = slip("queueendpoint", "list")
     needed = "queueendpoint needs the extra [callbacks]: "
     assert str(error).startswith(f"{needed}pip install 'django-delayed-queue[callbacks]'")

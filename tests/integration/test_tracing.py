@@ -25,9 +25,10 @@ from delayed_queue import (
     ScheduledMessage,
     Snooze,
 )
+from delayed_queue.observe.tracing import OpenTelemetryInstrument
 from delayed_queue.testing import InMemoryQueue
-from delayed_queue.tracing import OpenTelemetryInstrument
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 from tests.factories import from_now
 from tests.instruments import registry_of
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from django.db import connection
 
-from delayed_queue.wakeups import Listener, channel_of
+from delayed_queue.db.wakeups import Listener, channel_of
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,12 +10,16 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage, signals
+from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Registry
 from delayed_queue.messages import MessageState
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.workers import Tally, Worker, WorkerOptions, pools
+from delayed_queue.observe import signals
+from delayed_queue.worker import pools
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import SOON, handler_of, registry_of, registry_with, running
 from tests.workerapp.models import Effect

@@ -14,7 +14,8 @@ import pytest
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.workers import Tally, Worker
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 from tests.workerapp.models import Effect

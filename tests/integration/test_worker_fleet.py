@@ -11,13 +11,17 @@ import pytest
 from django.conf import settings as configured
 from pytest_django import Settings
 
-from delayed_queue import DelayedQueue, Envelope, apps
+from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import Registry, Source
+from delayed_queue.http.apps import _source as callbacks
 from delayed_queue.models import Message
 from delayed_queue.models import Worker as WorkerRow
-from delayed_queue.workers import Tally, Worker, WorkerOptions, fleet
-from delayed_queue.workers.heartbeat import Heartbeat
+from delayed_queue.worker import fleet
+from delayed_queue.worker.heartbeat import Heartbeat
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.worker import Worker
 from tests.integration.fleets import BELL, HOUR, Changing, is_empty, offer
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
@@ -41,9 +45,9 @@ class TestPreparing:
     def test_callbacks_that_cannot_be_sent_stop_the_worker(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(sys.modules, "delayed_queue.callbacks.source", None)
+        monkeypatch.setitem(sys.modules, "delayed_queue.http.callbacks.source", None)
         registry = Registry()
-        registry.add_source(apps._source())
+        registry.add_source(callbacks())
         with pytest.raises(InvalidConfiguration, match=r"django-delayed-queue\[callbacks\]"):
             Worker(WorkerOptions(cron=False), registry)
 

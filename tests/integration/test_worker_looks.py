@@ -14,10 +14,12 @@ import pytest
 from django.db import connections
 from pytest_django import Settings
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, sql
-from delayed_queue.wakeups import channel_of
-from delayed_queue.workers import Worker
-from delayed_queue.workers.lanes import MARGIN_MS
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.db.sql import NOTIFY
+from delayed_queue.db.wakeups import channel_of
+from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
+from delayed_queue.worker.lanes import MARGIN_MS
+from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 
@@ -62,7 +64,7 @@ def late_transaction(queue: DelayedQueue, key: str) -> Iterator[Any]:
             "headers": None, "now": None,
         }  # fmt: skip
         wrapper.connection.execute("BEGIN")
-        wrapper.connection.execute(sql.OFFER_IF_NOT_EXISTS, params)
+        wrapper.connection.execute(OFFER_IF_NOT_EXISTS, params)
         yield wrapper.connection
     finally:
         wrapper.close()
@@ -98,7 +100,7 @@ def test_an_idle_worker_finds_what_was_committed_late_at_once(
     worker = seen.worker(POLL)
     with running(worker), late_transaction(queue, "late") as transaction:
         outrun_the_margin(queue, seen)
-        transaction.execute(sql.NOTIFY, {"channel": channel_of(queue.kind)})
+        transaction.execute(NOTIFY, {"channel": channel_of(queue.kind)})
         transaction.execute("COMMIT")
         wait_until(lambda: "late" in seen.at, 20)
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from delayed_queue import DelayedQueue
-from delayed_queue.managers import NO_FLOOR
-from delayed_queue.workers import Worker
-from delayed_queue.workers.lanes import BACK_MS, Lane
+from delayed_queue.queue.store.claim import NO_FLOOR
+from delayed_queue.worker.lanes import BACK_MS, Lane
+from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 

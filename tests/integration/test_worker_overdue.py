@@ -10,7 +10,8 @@ import pytest
 from django.utils import timezone
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
-from delayed_queue.workers import Worker, WorkerOptions
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
 from tests.running import handler_of, registry_with
 
 pytestmark = pytest.mark.django_db(transaction=True)

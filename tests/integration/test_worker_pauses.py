@@ -10,7 +10,9 @@ import pytest
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.messages import MessageState
 from delayed_queue.models import Message
-from delayed_queue.workers import Tally, Worker, WorkerOptions
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.worker import Worker
 from tests.integration.test_worker import burst
 from tests.processes import wait_until
 from tests.running import registry_of, running

@@ -14,7 +14,7 @@ from django.db import connection
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.workers import Tally
+from delayed_queue.worker.tally import Tally
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 from tests.workerapp.models import Effect

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from django.db import connection
 
-from delayed_queue.managers import ThroughputRow, WorkerCounts
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Worker
+from delayed_queue.worker.store import ThroughputRow, WorkerCounts
 from tests.races.concurrency import raw_connection
 
 NOW = 1_900_000_000_000

@@ -13,9 +13,10 @@ from django.utils import timezone
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.handlers import Handler
 from delayed_queue.models import Message
-from delayed_queue.workers import Tally, Worker, WorkerOptions
-from delayed_queue.workers.board import Board
-from delayed_queue.workers.worker import seats_of
+from delayed_queue.worker.board import Board
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.worker import Worker, seats_of
 from tests.processes import wait_until
 from tests.running import SOON, handler_of, registry_with, running
 

@@ -12,7 +12,10 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, Snooze
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Registry
 from delayed_queue.models import Message
-from delayed_queue.workers import Tally, Worker, WorkerOptions, eventloop, pools
+from delayed_queue.worker import eventloop, pools
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.worker import Worker
 from tests.integration.fleets import HOUR, Changing, is_empty, offer
 from tests.processes import wait_until
 from tests.running import SOON, handler_of, running

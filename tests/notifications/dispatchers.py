@@ -6,12 +6,12 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any, Final
 
-from delayed_queue.workers import Worker
+from delayed_queue.notifications.channels import get_settings
+from delayed_queue.notifications.dispatching import dispatch
+from delayed_queue.notifications.handlers import LANES
+from delayed_queue.notifications.models import FINAL_STATUSES, Notification, Status
+from delayed_queue.worker.worker import Worker
 from example_project.demo.fakes import FakeSms, FakeSmtp
-from example_project.notifications.channels import get_settings
-from example_project.notifications.dispatching import dispatch
-from example_project.notifications.handlers import LANES
-from example_project.notifications.models import FINAL_STATUSES, Notification, Status
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 

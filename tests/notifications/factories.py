@@ -8,8 +8,8 @@ from typing import Any
 from django.db import transaction
 
 from delayed_queue import Envelope
-from example_project.notifications.models import Channel, Notification, Priority, Source
-from example_project.notifications.services import queue_of
+from delayed_queue.notifications.models import Channel, Notification, Priority, Source
+from delayed_queue.notifications.services import queue_of
 
 DEFAULTS: dict[str, Any] = {
     "tenant": "shop",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from example_project.notifications.models import Template
+from delayed_queue.notifications.models import Template
 
 
 def email(**values: Any) -> dict[str, Any]:

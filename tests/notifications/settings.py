@@ -5,4 +5,4 @@ from __future__ import annotations
 from tests.lean_settings import *  # noqa: F403
 from tests.lean_settings import INSTALLED_APPS
 
-INSTALLED_APPS = [*INSTALLED_APPS, "example_project.notifications"]
+INSTALLED_APPS = [*INSTALLED_APPS, "delayed_queue.notifications"]

@@ -6,9 +6,9 @@ from typing import Any
 
 from aiohttp import ClientSession
 
-from example_project.notifications.providers import Outcome
-from example_project.notifications.providers.http import HttpSmsProvider
-from example_project.notifications.services import Begun
+from delayed_queue.notifications.providers import Outcome
+from delayed_queue.notifications.providers.http import HttpSmsProvider
+from delayed_queue.notifications.services import Begun
 
 
 class StagedProvider(HttpSmsProvider):

@@ -7,11 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from example_project.notifications.checks import (
-    check_hash_key,
-    check_providers,
-    check_settings,
-)
+from delayed_queue.notifications.checks import check_hash_key, check_providers, check_settings
 from tests.processes import managed, wait_until
 
 

@@ -9,11 +9,11 @@ from typing import Final
 import pytest
 from django.contrib.auth.models import Permission
 
-from example_project.notifications.api import api
-from example_project.notifications.conf import NotificationSettings
-from example_project.notifications.samples import read_samples
-from example_project.notifications.tags import register
-from example_project.notifications.validation import FIELDS
+from delayed_queue.notifications.api import api
+from delayed_queue.notifications.conf import NotificationSettings
+from delayed_queue.notifications.samples import read_samples
+from delayed_queue.notifications.tags import register
+from delayed_queue.notifications.validation import FIELDS
 from tests import documents
 
 GUIDE: Final = documents.DOCS / "guides" / "notifications.md"

@@ -10,10 +10,10 @@ import pytest
 from django.db import connection
 
 from delayed_queue.models import Message
+from delayed_queue.notifications import importing, services
+from delayed_queue.notifications.importing import NoLongerValid, check, import_rows
+from delayed_queue.notifications.models import Notification
 from delayed_queue.spark.jobs.targets import _Delivery
-from example_project.notifications import importing, services
-from example_project.notifications.importing import NoLongerValid, check, import_rows
-from example_project.notifications.models import Notification
 from tests.notifications.requests import email, sms
 
 pytestmark = pytest.mark.django_db
@@ -85,7 +85,7 @@ def test_an_executors_process_is_left_without_connections():
         "kind": "spring|json", "key": "a", "payload": b'{"channel": "sms"}', "schedule_ms": None,
         "delay_ms": 1000, "headers": None,
     }  # fmt: skip
-    delivery = _Delivery("example_project.notifications.importing:import_rows", "json")
+    delivery = _Delivery("delayed_queue.notifications.importing:import_rows", "json")
     with pytest.raises(NoLongerValid):
         list(delivery(iter([pa.RecordBatch.from_pylist([columns])])))
     assert connection.connection is None

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from example_project.notifications import intake, services
-from example_project.notifications.catalogue import add_version
-from example_project.notifications.intake import Accepted, Refused
-from example_project.notifications.models import Notification, Source, Status, Suppression
-from example_project.notifications.recipients import recipient_hash
+from delayed_queue.notifications import intake, services
+from delayed_queue.notifications.catalogue import add_version
+from delayed_queue.notifications.intake import Accepted, Refused
+from delayed_queue.notifications.models import Notification, Source, Status, Suppression
+from delayed_queue.notifications.recipients import recipient_hash
 from tests.notifications.requests import email, sms, template, webhook
 
 pytestmark = pytest.mark.django_db

@@ -12,9 +12,9 @@ from django.contrib.auth.models import Permission
 from django.contrib.messages import get_messages
 from django.test import Client
 
-from example_project.notifications import parking, services
-from example_project.notifications.admin import base
-from example_project.notifications.models import (
+from delayed_queue.notifications import parking, services
+from delayed_queue.notifications.admin import base
+from delayed_queue.notifications.models import (
     Delivery,
     Notification,
     ParkedRequest,
@@ -22,9 +22,9 @@ from example_project.notifications.models import (
     Suppression,
     Template,
 )
-from example_project.notifications.parking import Incoming
-from example_project.notifications.recipients import recipient_hash
-from example_project.notifications.services import Call
+from delayed_queue.notifications.parking import Incoming
+from delayed_queue.notifications.recipients import recipient_hash
+from delayed_queue.notifications.services import Call
 from tests.notifications.factories import enqueue, lease
 from tests.notifications.requests import template
 

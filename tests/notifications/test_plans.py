@@ -21,10 +21,10 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from example_project.notifications import queries, sql, sweeping
-from example_project.notifications.ids import first_id_at
-from example_project.notifications.listing import LAST_ID
-from example_project.notifications.models import Status
+from delayed_queue.notifications import queries, sql, sweeping
+from delayed_queue.notifications.ids import first_id_at
+from delayed_queue.notifications.listing import LAST_ID
+from delayed_queue.notifications.models import Status
 from tests.plans.explain import Plan, explain
 from tests.processes import database_url
 

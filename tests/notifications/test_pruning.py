@@ -9,9 +9,9 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from example_project.notifications import pruning
-from example_project.notifications.ids import first_id_at, new_id, time_of
-from example_project.notifications.models import (
+from delayed_queue.notifications import pruning
+from delayed_queue.notifications.ids import first_id_at, new_id, time_of
+from delayed_queue.notifications.models import (
     DedupeClaim,
     Delivery,
     Notification,

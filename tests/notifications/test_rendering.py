@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from example_project.notifications import intake
-from example_project.notifications.intake import Refused
-from example_project.notifications.models import Notification, Source, Template
-from example_project.notifications.rendering import NotRenderable, Rendered, compiled
+from delayed_queue.notifications import intake
+from delayed_queue.notifications.intake import Refused
+from delayed_queue.notifications.models import Notification, Source, Template
+from delayed_queue.notifications.rendering import NotRenderable, Rendered, compiled
 from tests.notifications.requests import template
 
 

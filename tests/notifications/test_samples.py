@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 import pytest
 from django.core.management import call_command
 
-from delayed_queue.api import Problem
-from delayed_queue.api.parsing import parse
+from delayed_queue.http.api import Problem
+from delayed_queue.http.api.parsing import parse
+from delayed_queue.notifications.catalogue import StoredTemplates
+from delayed_queue.notifications.models import Suppression, Template
+from delayed_queue.notifications.samples import FILE, Sample, read_samples
+from delayed_queue.notifications.validation import Request, validate
 from example_project.data import make_notifications
-from example_project.notifications.catalogue import StoredTemplates
-from example_project.notifications.models import Suppression, Template
-from example_project.notifications.samples import FILE, Sample, read_samples
-from example_project.notifications.validation import Request, validate
 
 NOW = datetime.now(UTC)
 

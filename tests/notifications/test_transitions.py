@@ -8,14 +8,9 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from delayed_queue import DelayedQueue
-from example_project.notifications import services
-from example_project.notifications.models import (
-    Delivery,
-    Notification,
-    Status,
-    Suppression,
-)
-from example_project.notifications.services import Call
+from delayed_queue.notifications import services
+from delayed_queue.notifications.models import Delivery, Notification, Status, Suppression
+from delayed_queue.notifications.services import Call
 from tests.notifications.factories import enqueue, lease, lose_lease
 
 pytestmark = pytest.mark.django_db

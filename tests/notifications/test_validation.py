@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayed_queue import suggestions
-from example_project.notifications.recipients import recipient_hash
-from example_project.notifications.rendering import Compiled, compiled
-from example_project.notifications.validation import FieldError, Request, validate
+from delayed_queue.notifications.recipients import recipient_hash
+from delayed_queue.notifications.rendering import Compiled, compiled
+from delayed_queue.notifications.validation import FieldError, Request, validate
 from tests.notifications.requests import email, sms, template, webhook
 
 NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from delayed_queue.topics.kinds import Way, kinds_of_topic
+from delayed_queue.http.jobs.kinds import Way, kinds_of_topic
 from tests.plans.case import (
     ANSWERS,
     DEAD_IDS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from delayed_queue.managers import NO_FLOOR
+from delayed_queue.queue.store.claim import NO_FLOOR
 from tests.plans.case import DUE, LEASE, LEASES, PAUSES, PRIMARY, Case, lease_ids, of_ids
 from tests.plans.conftest import NOW
 

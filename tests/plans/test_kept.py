@@ -10,19 +10,18 @@ import pytest
 from django.db import connection, transaction
 from psycopg import sql as composed
 
-from delayed_queue import sql
-from delayed_queue.topics import (
-    IfExists,
-    add_job,
-    configure_topic,
-    delete_job,
-    forget_topics,
-    job_from,
-)
+from delayed_queue.db.sql import NOTIFY
+from delayed_queue.http.jobs.adding import add_job
+from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics
+from delayed_queue.http.jobs.finding import delete_job
+from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.http.store.adding import ADD_JOBS
+from delayed_queue.http.store.topics import KEEP_PLANS
 from tests.plans.case import DEAD_KEYS, KEYS, TOPICS
 from tests.plans.explain import numbered, planned_by
 from tests.plans.job_cases import adding
 from tests.plans.test_prepared import OFTEN, executions
+from tests.statements import sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -95,7 +94,7 @@ def test_a_plan_made_on_empty_tables_reads_the_indexes_of_full_ones(
                 "UPDATE pg_class SET reltuples = 0, relpages = 0 WHERE oid = ANY (%s::regclass[])",
                 [list(TABLES)],
             )
-        raw.execute(sql.KEEP_PLANS, {"patience": None})
+        raw.execute(KEEP_PLANS, {"patience": None})
         raw.execute("PREPARE kept AS " + prepare)
         with raw.transaction(force_rollback=True):
             raw.execute(composed.SQL("EXECUTE kept") + arguments)
@@ -123,9 +122,9 @@ def test_all_that_is_kept_is_tried_above(raw: psycopg.Connection[Any]):
     )
     kept = {row[0] for row in found}
     known = {numbered(getattr(sql, name), params)[0] for name, (params, _) in KEPT.items()}
-    known |= {numbered(sql.NOTIFY, {"channel": ""})[0]}
+    known |= {numbered(NOTIFY, {"channel": ""})[0]}
     assert {shape(each) for each in kept} <= {shape(each) for each in known}
-    assert shape(numbered(sql.ADD_JOBS, adding(1))[0]) in {shape(each) for each in kept}
+    assert shape(numbered(ADD_JOBS, adding(1))[0]) in {shape(each) for each in kept}
 
 
 def shape(statement: str) -> str:

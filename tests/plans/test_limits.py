@@ -10,8 +10,9 @@ import psycopg
 import pytest
 from django.db import connection, transaction
 
-from delayed_queue import sql
-from delayed_queue.managers import NO_FLOOR
+from delayed_queue.http.store.callbacks import PUT_OFF_BACKLOG
+from delayed_queue.queue.store.claim import NO_FLOOR
+from tests.statements import sql
 
 NOW: Final = 1_000_000
 LIMIT: Final = 3
@@ -107,7 +108,7 @@ def put_off(raw: psycopg.Connection[Any], *, off: tuple[str, ...]) -> list[Any]:
     with transaction.atomic():
         for name in off:
             raw.execute(f"SET LOCAL enable_{name} = off")
-        (answer,) = raw.execute(sql.PUT_OFF_BACKLOG, PARAMS, prepare=False).fetchall()
+        (answer,) = raw.execute(PUT_OFF_BACKLOG, PARAMS, prepare=False).fetchall()
         rows = raw.execute(
             'SELECT "pKey", "scheduledAt" FROM delayed_queue WHERE "scheduledAt" > %s ORDER BY 2',
             [NOW],

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-from types import ModuleType
 from typing import Any, Final
 
 import psycopg
 import pytest
 
-from delayed_queue import sql
-from delayed_queue.managers import NO_FLOOR
-from delayed_queue.sql import fragments
+from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
 from tests.plans.case import DEAD_PRIMARY, LEASE, Case, lease_ids
 from tests.plans.cases import CASES
 from tests.plans.conftest import NOW
 from tests.plans.explain import Plan, explain
+from tests.statements import STATEMENTS, sql
 
 # They use a connection of their own, but the mark is what has a test database made.
 pytestmark = pytest.mark.django_db
@@ -39,23 +35,6 @@ WALKS_BEHIND: Final = {
     "NEXT_DUE", "NEXT_DUE_OF_KINDS", "NEXT_JOB", "STATS", "OVERVIEW", "KINDS", "PEEK_JOBS",
     "ID_RANGE",
 }  # fmt: skip
-
-
-def statements_of(module: ModuleType) -> set[str]:
-    return {
-        name
-        for name, value in vars(module).items()
-        if isinstance(value, str) and not name.startswith("_") and name.isupper()
-    }
-
-
-def statements() -> set[str]:
-    """Return the name of every public statement, exported by the package or not yet."""
-    modules = [
-        import_module(f"{sql.__name__}.{found.name}") for found in iter_modules(sql.__path__)
-    ]
-    pieces = statements_of(fragments)
-    return set().union(statements_of(sql), *(statements_of(each) - pieces for each in modules))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +72,7 @@ def planned(
 
 
 def test_every_statement_has_a_case():
-    assert {case.statement for case in CASES} == statements()
+    assert {case.statement for case in CASES} == STATEMENTS.keys()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +122,7 @@ BULK: Final = {
 
 def without(limit: str) -> str:
     """Return the claim without that limit, and without the floor, which hides the difference."""
-    statement = sql.CLAIM
+    statement = CLAIM
     for part in (limit, FLOOR):
         assert statement.count(part) == 1
         statement = statement.replace(part, "")

@@ -10,14 +10,14 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.managers import (
+from delayed_queue.db.plans import keep_plans
+from delayed_queue.db.statements import run
+from delayed_queue.queue.store.claim import claiming
+from delayed_queue.queue.store.settle import (
     acknowledging_leases,
     acknowledging_members,
-    claiming,
     returning_leases,
-    run,
 )
-from delayed_queue.plans import keep_plans
 
 # More often than PostgreSQL plans before it may keep a plan.
 OFTEN = 10

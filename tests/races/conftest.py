@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from delayed_queue import DelayedQueue
-from delayed_queue.topics import forget_topics
+from delayed_queue.http.jobs.catalogue import forget_topics
 
 
 @pytest.fixture

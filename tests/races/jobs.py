@@ -6,14 +6,15 @@ from typing import Any
 
 import psycopg
 
-from delayed_queue import sql
+from delayed_queue.http.store.locks import LOCK_JOBS, LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
+from delayed_queue.queue.store.dead_letters import REDRIVE
 
 Connection = psycopg.Connection[Any]
 
 
 def hold_job(connection: Connection, job_id: str = "a") -> None:
     connection.execute("BEGIN")
-    connection.execute(sql.LOCK_JOBS, {"topic": "orders", "keys": [job_id]})
+    connection.execute(LOCK_JOBS, {"topic": "orders", "keys": [job_id]})
 
 
 def insert(connection: Connection, kind: str, key: str = "a") -> None:
@@ -31,5 +32,5 @@ def redriving(connection: Connection, *letters: int, kind: str | None = None) ->
     """Redrive on the connection as queues and the admin do, but for the commit."""
     params = {"ids": list(letters), "kind": kind, "overwrite": False, "now": None, "most": 200}
     connection.execute("BEGIN")
-    for each in (sql.LOCK_TOPICS_OF_LETTERS, sql.LOCK_JOBS_OF_LETTERS, sql.REDRIVE):
+    for each in (LOCK_TOPICS_OF_LETTERS, LOCK_JOBS_OF_LETTERS, REDRIVE):
         connection.execute(each, params)

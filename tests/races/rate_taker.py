@@ -9,7 +9,7 @@ import django
 
 django.setup()
 
-from delayed_queue.rates import SharedRate  # noqa: E402
+from delayed_queue.http.rates import SharedRate  # noqa: E402
 
 
 def main() -> None:

@@ -10,11 +10,14 @@ import psycopg
 import pytest
 from django.utils import timezone
 
-from delayed_queue import DelayedQueue, sql
-from delayed_queue.managers import NO_FLOOR, Beginning, BiteRow, without_edge
+from delayed_queue import DelayedQueue
+from delayed_queue.http.jobs.catalogue import forget_topics
+from delayed_queue.http.jobs.finding import delete_job
+from delayed_queue.http.models import Host
+from delayed_queue.http.store.callbacks import PUT_OFF_BACKLOG, Beginning, BiteRow
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.models import Host, Message
-from delayed_queue.topics import delete_job, forget_topics
+from delayed_queue.models import Message
+from delayed_queue.queue.store.claim import CLAIM, CLAIM_PASSING, NO_FLOOR, without_edge
 from tests.factories import MessageFactory
 from tests.races.answers import present
 from tests.races.concurrency import calling, together, wait_until_blocked
@@ -28,7 +31,7 @@ BACKLOG: Final = {
     "host": HOST, "kind": KIND, "prefixes": [PREFIX], "after": 0, "after_id": 0, "limit": 100,
     "ahead": 0, "spread": 10_000, "half": 10, "delay": 60_000, "now": None,
 }  # fmt: skip
-CLAIM: Final = {
+CLAIMING: Final = {
     "kind": KIND, "limit": 100, "lease_id": "lease", "retaken_id": "again", "lease": 600_000,
     "floor": NO_FLOOR, "now": None,
 }  # fmt: skip
@@ -142,7 +145,7 @@ class TestBacklogs:
     ) -> None:
         due(20)
         other.execute("BEGIN")
-        ((count, _, _),) = other.execute(sql.PUT_OFF_BACKLOG, {**BACKLOG, "limit": 10}).fetchall()
+        ((count, _, _),) = other.execute(PUT_OFF_BACKLOG, {**BACKLOG, "limit": 10}).fetchall()
         assert count == 10
         assert putting_off() is None
         other.execute(end)
@@ -155,7 +158,7 @@ class TestBacklogs:
         other.execute("BEGIN")
         org = {"host": "example.org:443", "prefixes": ["https://example.org/"]}
         for more in (org, {"kind": "orders#1|callback"}):
-            assert other.execute(sql.PUT_OFF_BACKLOG, {**BACKLOG, **more}).fetchall()
+            assert other.execute(PUT_OFF_BACKLOG, {**BACKLOG, **more}).fetchall()
         assert present(putting_off()).put_off == 1
         other.execute("COMMIT")
 
@@ -179,7 +182,7 @@ class TestBacklogs:
     ) -> None:
         (job,) = due(1)
         other.execute("BEGIN")
-        other.execute(sql.PUT_OFF_BACKLOG, BACKLOG)
+        other.execute(PUT_OFF_BACKLOG, BACKLOG)
         with calling(partial(delete_job, "orders", job.key)) as deleting:
             wait_until_blocked(admin, deleting)
             other.execute("COMMIT")
@@ -191,7 +194,7 @@ class TestBacklogs:
     ) -> None:
         made = due(5)
         other.execute("BEGIN")
-        leased = other.execute(sql.CLAIM, {**CLAIM, "limit": 2}).fetchall()
+        leased = other.execute(CLAIM, {**CLAIMING, "limit": 2}).fetchall()
         assert present(putting_off()).put_off == 3
         other.execute("COMMIT")
         assert present(putting_off()).put_off == 0
@@ -204,7 +207,7 @@ class TestBacklogs:
         due(5)
         healthy = due(1, "https://example.org/hook")
         other.execute("BEGIN")
-        other.execute(sql.PUT_OFF_BACKLOG, BACKLOG)
+        other.execute(PUT_OFF_BACKLOG, BACKLOG)
         queue = DelayedQueue("orders", kind=KIND, codec="bytes")
         assert {each.key for each in queue.try_poll_many(10)} == keys_of(healthy)
         other.execute("COMMIT")
@@ -213,10 +216,10 @@ class TestBacklogs:
 
 def claim_past(connection: psycopg.Connection[Any], limit: int = 100, **more: Any) -> list[Any]:
     params = {
-        **CLAIM, "passed": [PREFIX], "after": NO_FLOOR, "after_id": 0, "looked": 1000,
+        **CLAIMING, "passed": [PREFIX], "after": NO_FLOOR, "after_id": 0, "looked": 1000,
         "limit": limit,
     }  # fmt: skip
-    return sorted(connection.execute(sql.CLAIM_PASSING, {**params, **more}).fetchall())
+    return sorted(connection.execute(CLAIM_PASSING, {**params, **more}).fetchall())
 
 
 class TestPassing:

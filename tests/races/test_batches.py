@@ -12,8 +12,9 @@ import psycopg
 import pytest
 from django.db import transaction
 
-from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage, sql
+from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.models import Message
+from delayed_queue.queue.store.offer import OFFER_BATCH_OR_UPDATE, OFFER_IF_NOT_EXISTS
 from tests.processes import wait_until
 from tests.races.answers import stored
 from tests.races.concurrency import (
@@ -39,7 +40,7 @@ def batch(*, can_update: bool = True, payload: str = "batch") -> list[ScheduledM
 def insert(connection: psycopg.Connection[Any], kind: str, key: str) -> None:
     """Put the key, and leave the transaction to the caller."""
     connection.execute(
-        sql.OFFER_IF_NOT_EXISTS,
+        OFFER_IF_NOT_EXISTS,
         {
             "kind": kind, "key": key, "payload": b'"held"', "schedule_at": 0, "delay": 0,
             "headers": None, "now": None,
@@ -129,7 +130,7 @@ def test_two_batches_with_the_same_keys_in_opposite_orders_take_turns(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
     """Q13: the first holds a and waits for b; the second holds nothing and waits for a."""
-    statement = sql.OFFER_BATCH_OR_UPDATE
+    statement = OFFER_BATCH_OR_UPDATE
     with two_batches_at_a_held_key(statement, queue.kind, other, admin) as (first, second):
         other.execute("ROLLBACK")
 
@@ -143,8 +144,8 @@ def test_without_the_order_by_they_deadlock(
 ):
     """The first would hold a, the second c, and each would wait for what the other holds."""
     ordered = 'ORDER BY key COLLATE "C"'
-    assert ordered in sql.OFFER_BATCH_OR_UPDATE
-    naive = sql.OFFER_BATCH_OR_UPDATE.replace(ordered, "")
+    assert ordered in OFFER_BATCH_OR_UPDATE
+    naive = OFFER_BATCH_OR_UPDATE.replace(ordered, "")
     with two_batches_at_a_held_key(naive, queue.kind, other, admin) as calls:
         other.execute("ROLLBACK")
         wait_until(lambda: all(call.future.done() for call in calls))

@@ -10,9 +10,17 @@ import psycopg
 import pytest
 from django.utils import timezone
 
-from delayed_queue import sql
-from delayed_queue.models import CallbackAttempt, Endpoint, Host, Message, Slot, Topic
-from delayed_queue.topics import IfExists, add_jobs, job_from
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Slot, Topic
+from delayed_queue.http.store.callbacks import (
+    END_PROBE,
+    HOLD_SLOTS,
+    LOCK_SLOTS,
+    OPEN_HOST,
+    PROBE_HOST,
+)
+from delayed_queue.models import Message
 from tests.races.concurrency import calling, together, wait_until_blocked
 
 NOW: Final = 1_800_000_000_000
@@ -45,7 +53,7 @@ class TestHosts:
     ) -> None:  # fmt: skip
         params = {"host": HOST, "by": "first", "patience": 5000, "now": NOW + 1000}
         other.execute("BEGIN")
-        assert other.execute(sql.PROBE_HOST, params).fetchall()
+        assert other.execute(PROBE_HOST, params).fetchall()
         with calling(partial(probing, "second")) as second:
             wait_until_blocked(admin, second)
             other.execute(end)
@@ -113,7 +121,7 @@ class TestHosts:
             "now": NOW + 2000,
         }  # fmt: skip
         other.execute("BEGIN")
-        other.execute(sql.END_PROBE, params)
+        other.execute(END_PROBE, params)
         with calling(partial(Host.objects.close, HOST)) as closing:
             wait_until_blocked(admin, closing)
             other.execute(end)
@@ -128,7 +136,7 @@ class TestHosts:
         """SHUT_HOST: the longer pause stands."""
         Host.objects.close(HOST)
         other.execute("BEGIN")
-        other.execute(sql.OPEN_HOST, {"host": HOST, "pause": 90_000, "reason": "x", "now": NOW})
+        other.execute(OPEN_HOST, {"host": HOST, "pause": 90_000, "reason": "x", "now": NOW})
         shutting = partial(Host.objects.shut, HOST, "me", pause=60_000, now=NOW)
         with calling(shutting) as opening:
             wait_until_blocked(admin, opening)
@@ -210,8 +218,8 @@ class TestSlots:
             "patience": 60_000, "now": None,
         }  # fmt: skip
         other.execute("BEGIN")
-        other.execute(sql.LOCK_SLOTS, {"id": endpoint.id})
-        assert other.execute(sql.HOLD_SLOTS, params).fetchall() == [(4,)]
+        other.execute(LOCK_SLOTS, {"id": endpoint.id})
+        assert other.execute(HOLD_SLOTS, params).fetchall() == [(4,)]
         with calling(partial(holding, endpoint, "second", 5)) as second:
             wait_until_blocked(admin, second)
             other.execute("COMMIT")

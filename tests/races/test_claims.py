@@ -9,8 +9,9 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue import DelayedQueue, ScheduledMessage, sql
-from delayed_queue.managers import NO_FLOOR
+from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
+from delayed_queue.queue.store.consume import CONSUME
 from tests.races.answers import polled
 from tests.races.concurrency import (
     raw_connection,
@@ -18,6 +19,7 @@ from tests.races.concurrency import (
     together,
     wait_until_blocked,
 )
+from tests.statements import sql
 
 SKIP: Final = "FOR UPDATE SKIP LOCKED"
 LOCK: Final = 'SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE'
@@ -74,7 +76,7 @@ def test_a_poll_passes_a_message_that_is_being_consumed(
     keys = offer(impatient, 2)
 
     with other.transaction():
-        taken = other.execute(sql.CONSUME, parameters(impatient, "CONSUME")).fetchall()
+        taken = other.execute(CONSUME, parameters(impatient, "CONSUME")).fetchall()
         assert polled(impatient).key == keys[1]
         assert impatient.try_poll() is None
     assert taken[0][1] == keys[0]
@@ -103,8 +105,8 @@ def test_two_claims_at_the_same_time_take_two_messages(
     offer(queue, 2)
 
     with raw_connection() as holder, holder.transaction():
-        first = holder.execute(sql.CLAIM, parameters(queue, "CLAIM")).fetchall()
-        second = other.execute(sql.CLAIM, parameters(queue, "CLAIM")).fetchall()
+        first = holder.execute(CLAIM, parameters(queue, "CLAIM")).fetchall()
+        second = other.execute(CLAIM, parameters(queue, "CLAIM")).fetchall()
 
     assert [row[1] for row in first + second] == ["key-000", "key-001"]
 
@@ -114,8 +116,8 @@ def test_without_for_update_two_claims_would_take_the_same_message(
 ):
     """The second finds the row by its id, waits for the first, and takes it all the same."""
     offer(queue, 2)
-    naive = sql.CLAIM.replace(SKIP, "")
-    assert naive != sql.CLAIM
+    naive = CLAIM.replace(SKIP, "")
+    assert naive != CLAIM
     params = parameters(queue, "CLAIM")
 
     with raw_connection() as holder:

@@ -16,8 +16,8 @@ import psycopg
 import pytest
 
 from delayed_queue import CronMessage, DailySchedule, DelayedQueue, PeriodicSchedule
+from delayed_queue.cron.rules import tick_key
 from delayed_queue.models import Message, Schedule
-from delayed_queue.schedules import tick_key
 from tests.processes import LEAN, ROOT, environment
 from tests.races.concurrency import calling, together, wait_until_blocked
 from tests.races.cron_host import PERIOD

@@ -10,8 +10,11 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage, sql
+from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.queue.store.dead_letters import PRUNE_DEAD_LETTERS, REDRIVE
+from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
+from delayed_queue.queue.store.settle import BURY
 from tests.processes import wait_until
 from tests.races.answers import only_row, polled, stored
 from tests.races.concurrency import (
@@ -41,7 +44,7 @@ def redrive(
 ) -> list[Any]:
     """Redrive on the connection, and leave the transaction to the caller."""
     params = {"ids": ids, "overwrite": overwrite, "kind": None, "now": None}
-    return connection.execute(sql.REDRIVE, params).fetchall()
+    return connection.execute(REDRIVE, params).fetchall()
 
 
 def test_a_message_is_always_in_the_queue_or_dead_never_both_never_neither(queue: DelayedQueue):
@@ -86,7 +89,7 @@ def test_a_burial_is_seen_whole_or_not_at_all(
     }  # fmt: skip
 
     with other.transaction():
-        other.execute(sql.BURY, params)
+        other.execute(BURY, params)
         assert admin.execute(COUNTS).fetchone() == (1, 0)
     assert admin.execute(COUNTS).fetchone() == (0, 1)
 
@@ -112,7 +115,7 @@ def test_a_redrive_waits_for_an_offer_of_its_key(
     [letter] = bury(queue, "key")
     other.execute("BEGIN")
     other.execute(
-        sql.OFFER_OR_UPDATE,
+        OFFER_OR_UPDATE,
         {
             "key": "key", "kind": queue.kind, "payload": b'"new"', "schedule_at": None,
             "delay": 0, "headers": None, "now": None,
@@ -204,7 +207,7 @@ def test_pruning_passes_letters_that_are_being_redriven(
     with other.transaction(), raw_connection() as pruner:
         redrive(other, [first])
         pruner.execute("SET lock_timeout = '200ms'")
-        assert pruner.execute(sql.PRUNE_DEAD_LETTERS, params).rowcount == 1
+        assert pruner.execute(PRUNE_DEAD_LETTERS, params).rowcount == 1
 
     wait_until(lambda: not DeadLetter.objects.exists())
     assert queue.read("first") is not None

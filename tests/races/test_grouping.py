@@ -13,18 +13,12 @@ import psycopg
 import pytest
 from django.db import transaction
 
-from delayed_queue import sql
+from delayed_queue.http.jobs import grouping
+from delayed_queue.http.jobs.catalogue import configure_topic, create_topic, forget_topics
+from delayed_queue.http.jobs.grouping import add_job_in_group
+from delayed_queue.http.jobs.jobs import AddedJob, IfExists, job_from
+from delayed_queue.http.store.locks import LOCK_JOBS
 from delayed_queue.models import Message
-from delayed_queue.topics import (
-    AddedJob,
-    IfExists,
-    add_job_in_group,
-    configure_topic,
-    create_topic,
-    forget_topics,
-    grouping,
-    job_from,
-)
 from tests.processes import wait_until
 from tests.races.concurrency import Call, calling, together, wait_until_blocked
 from tests.races.jobs import hold_job
@@ -145,7 +139,7 @@ def test_when_the_writer_fails_each_writes_for_itself(
 
 def hold_job_also(connection: Connection, job_id: str) -> None:
     """Hold one more in the same transaction."""
-    connection.execute(sql.LOCK_JOBS, {"topic": "orders", "keys": [job_id]})
+    connection.execute(LOCK_JOBS, {"topic": "orders", "keys": [job_id]})
 
 
 def test_a_topic_that_changed_its_shards_is_noticed(

@@ -17,8 +17,12 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue import sql
-from delayed_queue.topics.kinds import kinds_of_topic
+from delayed_queue.http.jobs.kinds import kinds_of_topic
+from delayed_queue.http.store.adding import DROP_DEAD_JOB, DROP_JOB, PUT_JOBS
+from delayed_queue.http.store.locks import LOCK_JOBS, LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
+from delayed_queue.queue.store.consume import CONSUME, RESTORE
+from delayed_queue.queue.store.dead_letters import REDRIVE
+from delayed_queue.queue.store.settle import BURY, RELEASE
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
 
@@ -45,13 +49,13 @@ commit = run("COMMIT")
 
 def lock(connection: Connection) -> None:
     connection.execute("BEGIN")
-    connection.execute(sql.LOCK_JOBS, {"topic": "orders", "keys": ["a", "x"]})
+    connection.execute(LOCK_JOBS, {"topic": "orders", "keys": ["a", "x"]})
 
 
 def put(connection: Connection) -> bool:
     """Give jobs x and a another body and a url."""
     rows = connection.execute(
-        sql.PUT_JOBS,
+        PUT_JOBS,
         {
             "topic": "orders", "shards": 1, "places": [PULLED, CALLED], "keys": ["x", "a"],
             "kinds": [CALLED] * 2, "payloads": [b"2"] * 2, "schedules": [FAR] * 2,
@@ -62,17 +66,17 @@ def put(connection: Connection) -> bool:
 
 
 def drop(connection: Connection) -> bool:
-    found, dropped = connection.execute(sql.DROP_JOB, {"topic": "orders", "key": "a"}).fetchall()[0]
+    found, dropped = connection.execute(DROP_JOB, {"topic": "orders", "key": "a"}).fetchall()[0]
     return bool(found > dropped)
 
 
 UPDATE: Final[Sequence[Step]] = (lock, put, commit)
 DELETION: Final[Sequence[Step]] = (
-    lock, drop, run(sql.DROP_DEAD_JOB, topic="orders", key="a"), commit
+    lock, drop, run(DROP_DEAD_JOB, topic="orders", key="a"), commit
 )  # fmt: skip
 # By who leased it.
 DEATH: Final[Sequence[Step]] = (
-    run(sql.BURY, ids=[-1], lease_id="leased", reason="no", error=None, now=NOW),
+    run(BURY, ids=[-1], lease_id="leased", reason="no", error=None, now=NOW),
 )
 
 
@@ -84,10 +88,10 @@ def redrive(*, careless: bool = False) -> Sequence[Step]:
         params["ids"] = connection.execute(LETTERS).fetchall()[0][0] or []
         connection.execute("BEGIN")
         if not careless:
-            connection.execute(sql.LOCK_TOPICS_OF_LETTERS, params)
-            connection.execute(sql.LOCK_JOBS_OF_LETTERS, params)
+            connection.execute(LOCK_TOPICS_OF_LETTERS, params)
+            connection.execute(LOCK_JOBS_OF_LETTERS, params)
 
-    return begin, lambda connection: connection.execute(sql.REDRIVE, params), commit
+    return begin, lambda connection: connection.execute(REDRIVE, params), commit
 
 
 def failure() -> Sequence[Step]:
@@ -97,7 +101,7 @@ def failure() -> Sequence[Step]:
     def consume(connection: Connection) -> None:
         connection.execute("BEGIN")
         params = {"kind": PULLED, "limit": 1, "floor": -FAR, "now": NOW}
-        taken.extend(connection.execute(sql.CONSUME, params).fetchall())
+        taken.extend(connection.execute(CONSUME, params).fetchall())
 
     def restore(connection: Connection) -> None:
         for row in taken:
@@ -107,8 +111,8 @@ def failure() -> Sequence[Step]:
                 "scheduled_at": 0, "lease_id": "mine", "created_at": 0, "attempts": 1,
                 "headers": None, "first_error": None, "last_error": None,
             }  # fmt: skip
-            connection.execute(sql.RESTORE, kept)
-            connection.execute(sql.RELEASE, ended | {"delay": -1})
+            connection.execute(RESTORE, kept)
+            connection.execute(RELEASE, ended | {"delay": -1})
         taken.clear()
 
     return consume, restore, commit

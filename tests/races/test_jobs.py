@@ -12,27 +12,23 @@ from typing import Any
 import pytest
 from django.db import InternalError, OperationalError, ProgrammingError, connection, transaction
 
-from delayed_queue import OfferOutcome, sql
-from delayed_queue.models import DeadLetter, Message
-from delayed_queue.topics import (
-    AddedJob,
-    Answer,
-    IfExists,
-    add_jobs,
+from delayed_queue import OfferOutcome
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.catalogue import configure_topic, create_topic
+from delayed_queue.http.jobs.consuming import (
     bury_job,
-    configure_topic,
-    create_topic,
-    delete_job,
-    find_job,
     finish_job,
-    job_from,
-    kick_job,
-    kick_topic,
     pop_jobs,
     release_job,
     touch_job,
 )
-from delayed_queue.topics.kinds import kinds_of_topic
+from delayed_queue.http.jobs.dead import kick_job, kick_topic
+from delayed_queue.http.jobs.finding import delete_job, find_job
+from delayed_queue.http.jobs.jobs import AddedJob, Answer, IfExists, job_from
+from delayed_queue.http.jobs.kinds import kinds_of_topic
+from delayed_queue.http.store.popping import POP_JOBS
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, BURY, RELEASE
 from tests.races.concurrency import calling, together, wait_until_blocked
 from tests.races.jobs import Connection, hold_job, insert, redriving
 from tests.topics.support import URL, add, popped
@@ -132,7 +128,7 @@ def test_an_update_waits_for_an_acknowledgement_and_loses_nothing(
     add(body=1)
     token = popped().lease_token
     other.execute("BEGIN")
-    other.execute(sql.ACKNOWLEDGE_LEASE, {"lease_id": token})
+    other.execute(ACKNOWLEDGE_LEASE, {"lease_id": token})
     with calling(partial(add, url=URL, body=2, if_exists="update")) as update:
         wait_until_blocked(admin, update)
         other.execute(end)
@@ -151,7 +147,7 @@ class TestDeletion:
         params = {"ids": [Message.objects.get().id], "lease_id": token, "reason": "no",
                   "error": None, "now": None}  # fmt: skip
         other.execute("BEGIN")
-        other.execute(sql.BURY, params)
+        other.execute(BURY, params)
         with calling(partial(delete_job, "orders", "a")) as deletion:
             wait_until_blocked(admin, deletion)
             other.execute("COMMIT")
@@ -178,7 +174,7 @@ class TestDeletion:
         params = {"ids": [Message.objects.get().id], "lease_id": token, "delay": 0, "refund": 0,
                   "error": None, "now": None}  # fmt: skip
         other.execute("BEGIN")
-        other.execute(sql.RELEASE, params)
+        other.execute(RELEASE, params)
         with calling(partial(delete_job, "orders", "a")) as deletion:
             wait_until_blocked(admin, deletion)
             other.execute("COMMIT")
@@ -263,7 +259,7 @@ class TestPopping:
         params = {"kinds": kinds_of_topic("orders", 4)[:4], "limit": 3, "lease_id": "theirs",
                   "ttr": None, "default_ttr": 1000, "now": None}  # fmt: skip
         other.execute("BEGIN")
-        assert len(other.execute(sql.POP_JOBS, params).fetchall()) == 3
+        assert len(other.execute(POP_JOBS, params).fetchall()) == 3
         assert len(pop_jobs("orders", 8)) == 5
         other.execute("ROLLBACK")
 

@@ -10,9 +10,11 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, sql
-from delayed_queue.managers import NO_FLOOR
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
+from delayed_queue.queue.store.inspect import DROP
+from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 from tests.races.answers import polled
 from tests.races.concurrency import calling, together, wait_until_blocked
 
@@ -70,7 +72,7 @@ def lease_again(connection: psycopg.Connection[Any], timed: DelayedQueue, clock:
         "kind": timed.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
         "lease": 60_000, "floor": NO_FLOOR, "now": clock.milliseconds,
     }  # fmt: skip
-    assert len(connection.execute(sql.CLAIM, params).fetchall()) == 1
+    assert len(connection.execute(CLAIM, params).fetchall()) == 1
 
 
 def update(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
@@ -79,12 +81,12 @@ def update(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Cloc
         "key": "key", "kind": timed.kind, "payload": b'"new"', "schedule_at": None, "delay": 0,
         "headers": None, "now": clock.milliseconds,
     }  # fmt: skip
-    assert connection.execute(sql.OFFER_OR_UPDATE, params).fetchall() == [(False,)]
+    assert connection.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
 
 
 def drop(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
     """Delete the message, and leave the transaction to the caller."""
-    assert connection.execute(sql.DROP, {"key": "key", "kind": timed.kind}).rowcount == 1
+    assert connection.execute(DROP, {"key": "key", "kind": timed.kind}).rowcount == 1
 
 
 @pytest.mark.parametrize("action", ACTIONS)

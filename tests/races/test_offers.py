@@ -13,9 +13,12 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage, sql
-from delayed_queue.managers import NO_FLOOR
+from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.models import Message
+from delayed_queue.queue.store.claim import NO_FLOOR
+from delayed_queue.queue.store.consume import CONSUME
+from delayed_queue.queue.store.inspect import DROP, DROP_ALL
+from delayed_queue.queue.store.settle import ACKNOWLEDGE, ACKNOWLEDGE_LEASE, BURY
 from tests.races.answers import polled, stored
 from tests.races.concurrency import at_most, calling, together, wait_until_blocked
 
@@ -66,12 +69,12 @@ def test_a_hundred_rapid_updates_from_ten_threads_lose_nothing(queue: DelayedQue
 
 # Q7. What deletes the key, in a transaction that is held open while the key is offered again.
 DELETIONS: Final = {
-    "acknowledge": (sql.ACKNOWLEDGE, ("ids", "lease_id")),
-    "acknowledge a batch": (sql.ACKNOWLEDGE_LEASE, ("lease_id",)),
-    "drop": (sql.DROP, ("key", "kind")),
-    "drop all": (sql.DROP_ALL, ("kind",)),
-    "reject": (sql.BURY, ("ids", "lease_id", "reason", "error", "now")),
-    "consume": (sql.CONSUME, ("kind", "limit", "floor", "now")),
+    "acknowledge": (ACKNOWLEDGE, ("ids", "lease_id")),
+    "acknowledge a batch": (ACKNOWLEDGE_LEASE, ("lease_id",)),
+    "drop": (DROP, ("key", "kind")),
+    "drop all": (DROP_ALL, ("kind",)),
+    "reject": (BURY, ("ids", "lease_id", "reason", "error", "now")),
+    "consume": (CONSUME, ("kind", "limit", "floor", "now")),
 }
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import psycopg
 
-from delayed_queue import DelayedQueue, sql
+from delayed_queue import DelayedQueue
 from delayed_queue.models import PausedQueue
+from delayed_queue.queue.store.pauses import PAUSE
 from tests.races.answers import polled
 from tests.races.concurrency import calling, together, wait_until_blocked
 
@@ -49,7 +50,7 @@ def test_w12_the_first_reason_stands(
     """Also when the second operator pauses before the first one's commit."""
     params = {"kind": queue.kind, "by": "first", "reason": "upgrade", "now": None}
     with other.transaction():
-        other.execute(sql.PAUSE, params)
+        other.execute(PAUSE, params)
         with calling(partial(queue.pause, "later", by="second")) as second:
             wait_until_blocked(admin, second)
             other.execute("COMMIT; BEGIN")

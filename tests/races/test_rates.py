@@ -14,9 +14,10 @@ import psycopg
 import pytest
 from django.db import transaction
 
-from delayed_queue import rates, sql
-from delayed_queue.models import Rate
-from delayed_queue.rates import SharedRate
+from delayed_queue.http import rates
+from delayed_queue.http.models import Rate
+from delayed_queue.http.rates import SharedRate
+from delayed_queue.http.store.rates import TAKE_PERMITS
 from tests.processes import LEAN, ROOT, environment
 from tests.races.concurrency import calling, together, wait_until_blocked
 
@@ -50,7 +51,7 @@ def test_a_taker_waits_for_the_one_before_and_takes_what_that_left(
     if exists:
         assert taking(1, now=NOW - 100_000_000) == (1, 0)
     other.execute("BEGIN")
-    assert other.execute(sql.TAKE_PERMITS, params("a", 3)).fetchall() == [(3, 0)]
+    assert other.execute(TAKE_PERMITS, params("a", 3)).fetchall() == [(3, 0)]
     with calling(partial(taking, 3)) as second:
         wait_until_blocked(admin, second)
         other.execute(end)
@@ -68,7 +69,7 @@ def test_who_waited_with_an_earlier_clock_is_not_given_more(
 ):
     other.execute("BEGIN")
     later = params("a", 5, now=NOW + 4_000_000)
-    assert other.execute(sql.TAKE_PERMITS, later).fetchall() == [(5, 0)]
+    assert other.execute(TAKE_PERMITS, later).fetchall() == [(5, 0)]
     with calling(partial(taking, 1)) as second:
         wait_until_blocked(admin, second)
         other.execute("COMMIT")
@@ -89,7 +90,7 @@ def test_twenty_threads_share_what_their_process_took_ahead():
 def test_what_threads_give_back_at_once_others_use_and_nobody_twice(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("delayed_queue.rates.time", SimpleNamespace(monotonic=lambda: 1000.0))
+    monkeypatch.setattr("delayed_queue.http.rates.time", SimpleNamespace(monotonic=lambda: 1000.0))
     rate = SharedRate("a", 0.001, 15)
 
     def give_back() -> bool:

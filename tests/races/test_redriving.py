@@ -13,19 +13,14 @@ import pytest
 from django.db import connections, transaction
 
 from delayed_queue import DelayedQueue, OfferOutcome, RetryPolicy, ScheduledMessage
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.catalogue import create_topic
+from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
+from delayed_queue.http.jobs.dead import kick_topic
+from delayed_queue.http.jobs.finding import delete_job, find_job
+from delayed_queue.http.jobs.jobs import IfExists, job_from
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queues.batches import outcome_of
-from delayed_queue.topics import (
-    IfExists,
-    add_jobs,
-    bury_job,
-    create_topic,
-    delete_job,
-    find_job,
-    job_from,
-    kick_topic,
-    pop_jobs,
-)
+from delayed_queue.queue.batches import outcome_of
 from tests.races.answers import polled
 from tests.races.concurrency import Call, calling, together, wait_until_blocked
 from tests.races.jobs import Connection, hold_job, insert, redriving

@@ -9,21 +9,18 @@ from typing import Any, Final
 
 import pytest
 
-from delayed_queue import OfferOutcome, sql
+from delayed_queue import OfferOutcome
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.models import IdempotencyKey, Message
-from delayed_queue.topics import (
-    KeptAnswer,
-    Refusal,
-    add_jobs,
-    configure_topic,
-    forget_topics,
-    job_from,
-    once,
-    pop_jobs,
-    prune_answers,
-)
-from delayed_queue.topics.locks import lock_of
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics
+from delayed_queue.http.jobs.consuming import pop_jobs
+from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once, prune_answers
+from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.jobs.locks import lock_of
+from delayed_queue.http.models import IdempotencyKey
+from delayed_queue.http.store.locks import LOCK_TOPIC
+from delayed_queue.http.store.topics import SAVE_ANSWER, TRY_KEY
+from delayed_queue.models import Message
 from tests.races.concurrency import calling, together, wait_until_blocked
 from tests.races.jobs import Connection, hold_job, insert
 from tests.topics.support import add, found
@@ -49,7 +46,7 @@ class TestShards:
     ) -> None:
         configure_topic("orders", shards=2)
         other.execute("BEGIN")
-        other.execute(sql.LOCK_TOPIC, {"topic": "orders"})
+        other.execute(LOCK_TOPIC, {"topic": "orders"})
         other.execute("UPDATE delayed_queue_topic SET shards = 1")
         posts = [job_from({"jobId": str(n), "topic": "orders"}) for n in range(9)]
         with calling(partial(add_jobs, posts)) as post:
@@ -105,11 +102,11 @@ class TestIdempotency:
     ) -> None:
         """TRY_KEY, READ_ANSWER, SAVE_ANSWER: kept with the commit or not at all."""
         other.execute("BEGIN")
-        held = other.execute(sql.TRY_KEY, {"lock": lock_of("idempotency", SCOPE, "key")})
+        held = other.execute(TRY_KEY, {"lock": lock_of("idempotency", SCOPE, "key")})
         assert held.fetchone() == (True,)
         kept = {"scope": SCOPE, "key": "key", "request_hash": b"x", "status": 202,
                 "answer": "theirs", "now": None}  # fmt: skip
-        other.execute(sql.SAVE_ANSWER, kept)
+        other.execute(SAVE_ANSWER, kept)
 
         def mine() -> object:
             return once(SCOPE, "key", b"{}", lambda: KeptAnswer(202, "mine"))

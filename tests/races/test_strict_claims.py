@@ -12,9 +12,9 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, sql
-from delayed_queue.managers import NO_FLOOR
-from delayed_queue.workers import Worker
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.queue.store.claim import CLAIM, CLAIM_STRICT, NO_FLOOR, TRY_ALONE
+from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.races.concurrency import PATIENCE, calling, raw_connection, together, wait_until_blocked
 from tests.running import handler_of, running, worker_with
@@ -35,7 +35,7 @@ def offer(queue: DelayedQueue, count: int) -> list[str]:
 
 
 def claim(
-    connection: psycopg.Connection[Any], limit: int, *, statement: str = sql.CLAIM_STRICT
+    connection: psycopg.Connection[Any], limit: int, *, statement: str = CLAIM_STRICT
 ) -> list[str]:
     params = {
         "kind": KIND, "limit": limit, "floor": NO_FLOOR, "now": None, "lease_id": "lease",
@@ -45,7 +45,7 @@ def claim(
 
 
 def take_turn(connection: psycopg.Connection[Any]) -> bool:
-    row = connection.execute(sql.TRY_ALONE, {"kind": KIND}).fetchone()
+    row = connection.execute(TRY_ALONE, {"kind": KIND}).fetchone()
     return row is not None and row[0]
 
 
@@ -122,7 +122,7 @@ def test_a_fast_poll_does_not_wait_and_takes_what_is_left(
     """How two messages are split by SKIP LOCKED alone: why there is a strict claim."""
     first, second = offer(queue, 2)
     with other.transaction():
-        assert claim(other, 1, statement=sql.CLAIM) == [first]
+        assert claim(other, 1, statement=CLAIM) == [first]
         assert [each.key for each in queue.try_poll_many(2)] == [second]
 
 

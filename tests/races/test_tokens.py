@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 
-from delayed_queue import sql
-from delayed_queue.models import ApiToken
-from delayed_queue.tokens import create_token, find_grant, revoke_token
+from delayed_queue.http.models import ApiToken
+from delayed_queue.http.store.tokens import USE_TOKEN
+from delayed_queue.http.tokens import create_token, find_grant, revoke_token
 from tests.races.concurrency import calling, together, wait_until_blocked
 
 REVOKE = """UPDATE delayed_queue_token SET "disabledAt" = 0"""
@@ -34,7 +34,7 @@ def test_the_last_use_is_written_once(
     row = ApiToken.objects.get()
     params = {"id": row.id, "stale_after": 60_000, "now": None}
     with other.transaction():
-        assert other.execute(sql.USE_TOKEN, params).rowcount == 1
+        assert other.execute(USE_TOKEN, params).rowcount == 1
         with calling(partial(ApiToken.objects.mark_used, row.id, stale_after=60_000)) as second:
             wait_until_blocked(admin, second)
             other.execute("COMMIT; BEGIN")

@@ -8,9 +8,11 @@ from typing import Any
 
 import psycopg
 
-from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage, sql
+from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.workers import Tally, Worker
+from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 
@@ -24,7 +26,7 @@ def hold(other: psycopg.Connection[Any], queue: DelayedQueue, key: str) -> None:
         "delay": HOUR // timedelta(milliseconds=1), "headers": None, "now": None,
     }  # fmt: skip
     other.execute("BEGIN")
-    assert other.execute(sql.OFFER_OR_UPDATE, params).fetchall() == [(False,)]
+    assert other.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
 
 
 class Handler:

@@ -10,16 +10,21 @@ import psycopg
 import pytest
 from django.utils import timezone
 
-from delayed_queue import DelayedQueue, ScheduledMessage, sql
-from delayed_queue.managers import NO_FLOOR, Step
-from delayed_queue.managers.steps import (
+from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.db.statements import Step, run
+from delayed_queue.models import Message
+from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
+from delayed_queue.queue.store.inspect import DROP
+from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
+from delayed_queue.queue.store.settle import (
+    COUNT_CRASH,
+    RELEASE_LEASES,
     acknowledging_leases,
     acknowledging_members,
     releasing,
     returning_leases,
-    run,
 )
-from delayed_queue.models import Message
+from delayed_queue.spark.store.streaming import COUNT_DELIVERY
 from tests.races.answers import polled
 from tests.races.concurrency import calling, together, wait_until_blocked
 
@@ -27,7 +32,7 @@ HOUR_MS: Final = 3_600_000
 
 
 def releasing_leases(lease_id: str, message_id: int) -> Step:
-    return sql.RELEASE_LEASES, {"lease_ids": [lease_id], "ids": [], "now": None}
+    return RELEASE_LEASES, {"lease_ids": [lease_id], "ids": [], "now": None}
 
 
 def giving_back_begun(lease_id: str, message_id: int) -> Step:
@@ -37,11 +42,11 @@ def giving_back_begun(lease_id: str, message_id: int) -> Step:
 
 def counting_crash(lease_id: str, message_id: int) -> Step:
     params = {"lease_id": "crashed", "ids": [message_id], "count": 1, "now": None}
-    return sql.COUNT_CRASH, params
+    return COUNT_CRASH, params
 
 
 def counting_delivery(lease_id: str, message_id: int) -> Step:
-    return sql.COUNT_DELIVERY, {"lease_id": lease_id, "id": message_id}
+    return COUNT_DELIVERY, {"lease_id": lease_id, "id": message_id}
 
 
 STEPS: Final[dict[str, Callable[[str, int], Step]]] = {
@@ -67,7 +72,7 @@ def lease_again(connection: psycopg.Connection[Any], queue: DelayedQueue) -> Non
         "kind": queue.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
         "lease": HOUR_MS, "floor": NO_FLOOR, "now": now,
     }  # fmt: skip
-    assert len(connection.execute(sql.CLAIM, params).fetchall()) == 1
+    assert len(connection.execute(CLAIM, params).fetchall()) == 1
 
 
 def update(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
@@ -75,11 +80,11 @@ def update(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
         "key": "key", "kind": queue.kind, "payload": b'"new"', "schedule_at": None,
         "delay": HOUR_MS, "headers": None, "now": None,
     }  # fmt: skip
-    assert connection.execute(sql.OFFER_OR_UPDATE, params).fetchall() == [(False,)]
+    assert connection.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
 
 
 def drop(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
-    assert connection.execute(sql.DROP, {"key": "key", "kind": queue.kind}).rowcount == 1
+    assert connection.execute(DROP, {"key": "key", "kind": queue.kind}).rowcount == 1
 
 
 THEFTS: Final[list[Theft]] = [lease_again, update, drop]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
-from delayed_queue.spark.jobs.counts import Counts
+from delayed_queue.messages import Counts
 from tests.spark.programs.draining import executor, only_once
 from tests.spark.support import wait_in_task
 

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from delayed_queue import DelayedQueue, sql
-from delayed_queue.models import OfferLedger
+from delayed_queue import DelayedQueue
 from delayed_queue.spark import counts
 from delayed_queue.spark.connecting import VARIABLE, connect
 from delayed_queue.spark.ledger import prune_ledger
 from delayed_queue.spark.links import Link
+from delayed_queue.spark.models import OfferLedger
 from delayed_queue.spark.offering import Job, PartitionOffers
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.store.offering import CLAIM_CHUNK
 from tests.faults.aiming import COMMIT, Stage
 from tests.faults.proxies import proxied
 from tests.processes import wait_until
@@ -152,7 +153,7 @@ class TestTwinsAtTheSameTime:
         one = job()
         claim = a_claim(one)
         holder = connect(one.options)
-        holder.fetch(sql.CLAIM_CHUNK, claim)
+        holder.fetch(CLAIM_CHUNK, claim)
         with ThreadPoolExecutor(1) as pool:
             twin = pool.submit(offer, one, [rows(["a"])])
             wait_until(lambda: is_anyone_waiting(other))

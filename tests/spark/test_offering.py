@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.codecs import channel_of
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.models import Message
-from delayed_queue.payloads import channel_of
 from delayed_queue.spark import counts
 from delayed_queue.spark.connecting import APPLICATION
 from delayed_queue.spark.drivers import DriverError

@@ -20,10 +20,9 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from delayed_queue import sql
+from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.payloads import codec_named
 from delayed_queue.spark.drivers import bound
 from delayed_queue.spark.filters import Condition
 from delayed_queue.spark.offering import in_key_order
@@ -31,6 +30,7 @@ from delayed_queue.spark.offers import chunks, digest_of, due_times, offers_of
 from delayed_queue.spark.options import parse_options
 from delayed_queue.spark.reader import ranges, wrap
 from delayed_queue.spark.schema import check_read, check_written
+from delayed_queue.spark.store.streaming import READ_RANGE
 from tests.spark.support import NOW, rows
 
 UTC_TIME = pa.timestamp("us", tz="UTC")
@@ -176,7 +176,7 @@ class TestConditions:
         assert bound(wrapped, params).endswith(" E'x'' OR true; DROP TABLE delayed_queue; --\\\\'")
 
     def test_a_column_is_an_identifier(self):
-        wrapped, _ = wrap(sql.READ_RANGE, ['a"b'], [])
+        wrapped, _ = wrap(READ_RANGE, ['a"b'], [])
         assert wrapped.startswith('SELECT "a""b" FROM')
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from delayed_queue import sql
 from delayed_queue.spark.connecting import connect
 from delayed_queue.spark.drivers import Session
 from delayed_queue.spark.options import parse_options
 from delayed_queue.spark.reader import BY_PAGES, wrap
+from delayed_queue.spark.store.streaming import ID_RANGE, READ_RANGE
 from tests.spark.support import job, offer, rows
 
 pytestmark = pytest.mark.usefixtures("queue")
@@ -31,9 +31,9 @@ def test_each_page_is_visited_once(session: Session, other: psycopg.Connection[A
     """Of tasks that write at once, the ids are on many pages in turns."""
     offer(job(), [rows(KEYS, "1" * 100)])
     other.execute("ANALYZE delayed_queue")
-    statement, params = wrap(sql.READ_RANGE, ["id", "payload"], [])
+    statement, params = wrap(READ_RANGE, ["id", "payload"], [])
     session.run(BY_PAGES)
-    (first,) = session.fetch(sql.ID_RANGE, {"now": None})[0][:1]
+    (first,) = session.fetch(ID_RANGE, {"now": None})[0][:1]
     params |= {"first": first, "last": first + 1000, "now": 0}
     plan = "\n".join(row[0] for row in session.fetch(f"EXPLAIN {statement}", params))
     assert "Bitmap Heap Scan" in plan

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from delayed_queue.topics import forget_topics
+from delayed_queue.http.jobs.catalogue import forget_topics
 
 
 @pytest.fixture(autouse=True)

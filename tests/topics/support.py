@@ -8,17 +8,11 @@ from typing import Any
 from django.db import connection
 from django.db.models import F
 
+from delayed_queue.http.jobs.adding import add_job
+from delayed_queue.http.jobs.consuming import pop_jobs
+from delayed_queue.http.jobs.finding import find_job
+from delayed_queue.http.jobs.jobs import AddedJob, IfExists, Job, PoppedJob, job_from
 from delayed_queue.models import Message
-from delayed_queue.topics import (
-    AddedJob,
-    IfExists,
-    Job,
-    PoppedJob,
-    add_job,
-    find_job,
-    job_from,
-    pop_jobs,
-)
 
 URL = "https://example.org/hook"
 

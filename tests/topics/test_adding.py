@@ -9,23 +9,14 @@ import pytest
 
 from delayed_queue import DelayedQueue, OfferOutcome
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.models import Message, Topic
-from delayed_queue.topics import (
-    Answer,
-    IfExists,
-    JobState,
-    add_jobs,
-    adding,
-    bury_job,
-    configure_topic,
-    delete_job,
-    find_job,
-    finish_job,
-    forget_topics,
-    job_from,
-    jobs,
-    pop_jobs,
-)
+from delayed_queue.http.jobs import adding, jobs
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics
+from delayed_queue.http.jobs.consuming import bury_job, finish_job, pop_jobs
+from delayed_queue.http.jobs.finding import delete_job, find_job
+from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, job_from
+from delayed_queue.http.models import Topic
+from delayed_queue.models import Message
 from tests.topics.support import URL, add, found, popped, server_now
 
 pytestmark = pytest.mark.django_db

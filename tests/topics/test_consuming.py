@@ -11,27 +11,24 @@ import pytest
 from django.db import connection
 
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.models import DeadLetter, Message, Topic
-from delayed_queue.topics import (
-    Answer,
-    JobState,
+from delayed_queue.http.jobs.catalogue import configure_topic
+from delayed_queue.http.jobs.consuming import (
     bury_job,
-    configure_topic,
-    dead_jobs,
-    delete_job,
-    find_job,
     finish_job,
     give_back,
-    kick_job,
-    pause_topic,
     pop_jobs,
     release_job,
-    resume_topic,
     seconds_to_next_job,
     touch_job,
 )
-from delayed_queue.topics.kinds import Way, kinds_of_topic, shard_of
-from delayed_queue.topics.ladders import DEFAULT_LADDER, delay_after_failure
+from delayed_queue.http.jobs.dead import dead_jobs, kick_job
+from delayed_queue.http.jobs.finding import delete_job, find_job
+from delayed_queue.http.jobs.inspecting import pause_topic, resume_topic
+from delayed_queue.http.jobs.jobs import Answer, JobState
+from delayed_queue.http.jobs.kinds import Way, kinds_of_topic, shard_of
+from delayed_queue.http.jobs.ladders import DEFAULT_LADDER, delay_after_failure
+from delayed_queue.http.models import Topic
+from delayed_queue.models import DeadLetter, Message
 from tests.topics.support import URL, add, found, let_pass, popped, server_now
 
 pytestmark = pytest.mark.django_db

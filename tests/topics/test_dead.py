@@ -8,25 +8,24 @@ import pytest
 
 from delayed_queue import DelayedQueue, OfferOutcome
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.models import DeadLetter, Message
-from delayed_queue.topics import (
-    Answer,
-    JobState,
-    bury_job,
+from delayed_queue.http.jobs.catalogue import (
     configure_topic,
+    forget_topics,
+    list_topics,
+    read_topic,
+    treatment_of,
+)
+from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
+from delayed_queue.http.jobs.dead import (
     dead_jobs,
     delete_dead_job,
     find_dead_job,
-    forget_topics,
     kick_topic,
-    list_topics,
-    peek,
-    pop_jobs,
-    read_topic,
     replay,
-    topic_stats,
-    treatment_of,
 )
+from delayed_queue.http.jobs.inspecting import peek, topic_stats
+from delayed_queue.http.jobs.jobs import Answer, JobState
+from delayed_queue.models import DeadLetter, Message
 from tests.topics.support import URL, add, found
 
 pytestmark = pytest.mark.django_db

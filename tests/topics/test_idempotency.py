@@ -10,8 +10,10 @@ from django.db import transaction
 from django.db.models import F
 
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.models import IdempotencyKey, Message
-from delayed_queue.topics import KeptAnswer, Refusal, idempotency, once, prune_answers
+from delayed_queue.http.jobs import idempotency
+from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once, prune_answers
+from delayed_queue.http.models import IdempotencyKey
+from delayed_queue.models import Message
 from tests.topics.support import add
 
 pytestmark = pytest.mark.django_db

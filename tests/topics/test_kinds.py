@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from delayed_queue import DelayedQueue
+from delayed_queue.codecs import MAX_KIND_LENGTH
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.models import Message
-from delayed_queue.payloads import MAX_KIND_LENGTH
-from delayed_queue.topics import configure_topic, find_job, pop_jobs
-from delayed_queue.topics.kinds import (
+from delayed_queue.http.jobs.catalogue import configure_topic
+from delayed_queue.http.jobs.consuming import pop_jobs
+from delayed_queue.http.jobs.finding import find_job
+from delayed_queue.http.jobs.kinds import (
     MAX_SHARDS,
     MAX_TOPIC_LENGTH,
     TopicKind,
@@ -19,6 +20,7 @@ from delayed_queue.topics.kinds import (
     parse_kind,
     shard_of,
 )
+from delayed_queue.models import Message
 from tests.topics.support import URL, add, found
 
 

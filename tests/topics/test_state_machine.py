@@ -19,25 +19,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from delayed_queue.models import Message
-from delayed_queue.topics import (
-    Answer,
-    PoppedJob,
+from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics
+from delayed_queue.http.jobs.consuming import (
     bury_job,
-    configure_topic,
-    dead_jobs,
-    delete_job,
-    find_job,
     finish_job,
-    forget_topics,
-    kick_job,
-    kick_topic,
     pop_jobs,
     release_job,
-    replay,
-    topic_stats,
     touch_job,
 )
+from delayed_queue.http.jobs.dead import dead_jobs, kick_job, kick_topic, replay
+from delayed_queue.http.jobs.finding import delete_job, find_job
+from delayed_queue.http.jobs.inspecting import topic_stats
+from delayed_queue.http.jobs.jobs import Answer, PoppedJob
+from delayed_queue.models import Message
 from tests.topics.support import URL, add, let_pass
 
 IDS: Final = ("a", "é")  # few, so that they meet

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from delayed_queue import Envelope
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.catalogue import forget_topics
+from delayed_queue.http.jobs.finding import delete_job
+from delayed_queue.http.jobs.jobs import job_from
 from delayed_queue.models import Message
-from delayed_queue.topics import add_jobs, delete_job, forget_topics, job_from
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 from tests.topics.support import add

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from delayed_queue.workers.autopsy import Remains
-from delayed_queue.workers.board import COUNTERS, LEASE_BYTES, MAX_LEASES, Board, InHand
+from delayed_queue.worker.autopsy import Remains
+from delayed_queue.worker.board import COUNTERS, LEASE_BYTES, MAX_LEASES, Board, InHand
 
 SEATS = 5
 
@@ -106,7 +106,7 @@ def test_two_boards_of_one_file_are_one(descriptor: int):
 WRITER = """
 import os, sys
 import django; django.setup()
-from delayed_queue.workers.board import Board
+from delayed_queue.worker.board import Board
 board = Board.of_file(int(sys.argv[1]), int(sys.argv[2]))
 board.turn(); board.hold(["x" * 36]); board.take(4, 11); board.mark(4, is_suspect=True)
 os._exit(9)

@@ -14,11 +14,11 @@ from django.db import connections
 
 from delayed_queue import DelayedQueue
 from delayed_queue.checks import check_databases, check_instruments, check_settings
-from delayed_queue.conf import QueueSettings, find_problems, get_settings
+from delayed_queue.conf import QueueSettings, find_problems, get_settings, section
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.instruments import get_instruments
+from delayed_queue.http.conf import ApiSettings, CallbackSettings
+from delayed_queue.observe.instruments import get_instruments
 from delayed_queue.retries import Backoff, RetryPolicy
-from delayed_queue.sections import ApiSettings, CallbackSettings
 from delayed_queue.spark.settings import SparkSettings
 from tests.instruments import Recorder
 
@@ -40,6 +40,11 @@ RIGHT: dict[str, list[Any]] = {
     "API": [ApiSettings(), ApiSettings(PUBLIC=True, RATE=0.5, DOCS=False)],
     "CALLBACKS": [CallbackSettings(), CallbackSettings(ALLOWED_PORTS=[8080])],
     "SPARK": [{}, {"MASTER": "local[2]", "CONF": {"spark.ui.enabled": "false"}}, SparkSettings()],
+}
+SECTIONS: dict[str, Any] = {
+    "API": ApiSettings,
+    "CALLBACKS": CallbackSettings,
+    "SPARK": SparkSettings,
 }
 WRONG: dict[str, list[Any]] = {
     "LEASE_DURATION": [timedelta(0), timedelta(days=3651), 300, None],
@@ -84,14 +89,17 @@ def cases(values: dict[str, list[Any]]) -> list[tuple[str, Any]]:
 
 def test_the_tables_know_every_setting():
     names = {field.name for field in fields(QueueSettings)}
-    assert set(RIGHT) == set(WRONG) == names
+    assert set(RIGHT) == set(WRONG) == names | SECTIONS.keys()
 
 
 @pytest.mark.parametrize(("key", "value"), cases(RIGHT))
 def test_right_values(settings: LazySettings, key: str, value: Any):
     settings.DELAYED_QUEUE = {key: value}
     assert check_settings() == []
-    assert getattr(get_settings(), key) == value
+    if key in SECTIONS:
+        assert section(key) == (SECTIONS[key].of(value) if key == "SPARK" else value)
+    else:
+        assert getattr(get_settings(), key) == value
 
 
 @pytest.mark.parametrize(("key", "value"), cases(WRONG))

@@ -19,8 +19,8 @@ from django.core.management import get_commands, load_command_class
 from django.urls import resolve
 from django.utils.module_loading import import_string
 
-from delayed_queue.api.health import readyz
 from delayed_queue.conf import QueueSettings
+from delayed_queue.http.api.health import readyz
 from tests.documents import ROOT, read
 
 DOCKERFILE = read(ROOT / "Dockerfile").replace("\\\n", "")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from delayed_queue import DelayedQueue
+from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, InvalidMessage
 from delayed_queue.handlers import (
     Handler,
@@ -22,7 +23,6 @@ from delayed_queue.handlers import (
     registry,
     storable,
 )
-from delayed_queue.payloads import codec_named
 from delayed_queue.retries import RetryPolicy
 
 MINUTE = timedelta(minutes=1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from delayed_queue.workers.health import (
+from delayed_queue.worker.health import (
     HealthFile,
     HealthReport,
     HealthServer,

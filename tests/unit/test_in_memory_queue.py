@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from django.db import transaction
 
-from delayed_queue import DelayedQueue, queues
+from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.managers import DeadLetterManager, MessageManager, PausedQueueManager
+from delayed_queue.queue import queue as queues
+from delayed_queue.queue.managers import MessageManager
+from delayed_queue.queue.store.dead_letters import DeadLetterManager
+from delayed_queue.queue.store.pauses import PausedQueueManager
 from delayed_queue.testing import (
     InMemoryQueue,
     InMemoryStore,

@@ -6,10 +6,9 @@ import time
 
 import pytest
 
-from delayed_queue import sql
 from delayed_queue.messages import Envelope
-from delayed_queue.workers import WorkerOptions
-from delayed_queue.workers.lanes import (
+from delayed_queue.queue.store.claim import CLAIM, CLAIM_PASSING
+from delayed_queue.worker.lanes import (
     BACK_MS,
     DEEP_LOOK_SHARE,
     FULL_LOOK_INTERVALS,
@@ -19,6 +18,7 @@ from delayed_queue.workers.lanes import (
     Look,
     lanes_of,
 )
+from delayed_queue.worker.options import WorkerOptions
 from tests.running import handler_of, registry_with
 
 POLL = 3.0
@@ -191,8 +191,8 @@ class TestPassing:
     def behind(self, lane: Lane) -> tuple[int, int] | None:
         """Return behind what a look would begin now; None of one that passes over nothing."""
         statement, params = lane.claim_steps(lane.begin_look(LIMIT), "lease", "again")[-1]
-        if statement != sql.CLAIM_PASSING:
-            assert statement == sql.CLAIM
+        if statement != CLAIM_PASSING:
+            assert statement == CLAIM
             return None
         return params["after"], params["after_id"]
 

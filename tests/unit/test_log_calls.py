@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from delayed_queue.logs import described, quoted
+from delayed_queue.observe.logs import described, quoted
 from tests.processes import ROOT
 
 LEVELS: Final = {"debug", "info", "warning", "error", "critical", "exception"}

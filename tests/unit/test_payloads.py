@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delayed_queue.codecs import check_kind, codec_named, decode, encode, jvm_kind, kind_of
 from delayed_queue.exceptions import (
     InvalidConfiguration,
     InvalidMessage,
     PayloadNotDecodable,
     PayloadNotEncodable,
 )
-from delayed_queue.payloads import check_kind, codec_named, decode, encode, jvm_kind, kind_of
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

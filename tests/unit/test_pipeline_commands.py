@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from delayed_queue.messages import Counts
 from delayed_queue.spark import cli
 from delayed_queue.spark.bundle import bundle
 from delayed_queue.spark.commands.command import DONE, FAILED
 from delayed_queue.spark.commands.queues import asked_name
 from delayed_queue.spark.errors import sentence_of
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.counts import Counts
 
 
 class TestCommandLine:
@@ -67,7 +67,7 @@ class TestCommandLine:
         assert path == str(bundle())
         with zipfile.ZipFile(path) as packed:
             names = set(packed.namelist())
-        assert {"delayed_queue/spark/cli.py", "delayed_queue/sql/leasing.py"} <= names
+        assert {"delayed_queue/spark/cli.py", "delayed_queue/queue/store/claim.py"} <= names
         assert not any("/admin/" in name or "__pycache__" in name for name in names)
         assert cli.main(["main", "--format", "json"]) == DONE
         assert Path(json.loads(capsys.readouterr().out)["path"]).is_file()

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from delayed_queue.wakeups import Doorbell
-from delayed_queue.workers.board import Board
-from delayed_queue.workers.executor import Executor
-from delayed_queue.workers.pools import AHEAD_SECONDS, Pool
+from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.worker.board import Board
+from delayed_queue.worker.executor import Executor
+from delayed_queue.worker.pools import AHEAD_SECONDS, Pool
 
 
 class Clock:

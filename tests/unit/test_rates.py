@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.rates import SharedRate
+from delayed_queue.http.rates import SharedRate
 
 
 @pytest.mark.parametrize(

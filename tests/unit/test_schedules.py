@@ -17,11 +17,8 @@ from hypothesis import strategies as st
 
 import delayed_queue
 from delayed_queue import CronSchedule, DailySchedule, PeriodicSchedule
+from delayed_queue.cron.rules import MissedTicks, missed
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.schedules import (
-    MissedTicks,
-    missed,
-)
 from tests.unit.instants import HOUR, MILLISECOND, SECOND, daily, local, utc
 
 
@@ -229,7 +226,7 @@ class TestAll:
 
     def test_prints_as_it_is_made(self, schedule):
         # repr() of datetime's values names their module.
-        names = {**vars(delayed_queue.schedules), "datetime": sys.modules["datetime"]}
+        names = {**vars(delayed_queue.cron.rules), "datetime": sys.modules["datetime"]}
         assert eval(repr(schedule), names) == schedule  # noqa: S307
 
     def test_refuses_a_now_without_a_zone(self, schedule):

@@ -27,8 +27,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from delayed_queue.cron.rules import CronSchedule, DailySchedule, Gap, next_clock_change
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.schedules import CronSchedule, DailySchedule, Gap, next_clock_change
 
 START, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC)
 STEP = timedelta(hours=12)

@@ -11,7 +11,13 @@ from django.conf import LazySettings
 from delayed_queue.checks import check_settings
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.sections import SECTIONS, CallbackSettings
+from delayed_queue.http.conf import (
+    API_RULES,
+    CALLBACK_RULES,
+    ApiSettings,
+    CallbackSettings,
+    callback_settings,
+)
 
 RIGHT: list[tuple[str, Any]] = [
     ("ALLOWED_HOSTS", ["erp.internal", "*.hooks.corp", "localhost", "10.0.0.1", "::1", "a_b.x"]),
@@ -49,7 +55,7 @@ WRONG: list[tuple[str, Any]] = [
 def test_right_values(settings: LazySettings, key: str, value: Any) -> None:
     settings.DELAYED_QUEUE = {"CALLBACKS": {key: value}}
     assert check_settings() == []
-    assert getattr(get_settings().CALLBACKS, key) == value
+    assert getattr(callback_settings(), key) == value
 
 
 @pytest.mark.parametrize(("key", "value"), WRONG)
@@ -79,5 +85,5 @@ def test_no_key_is_shown(settings: LazySettings) -> None:
 
 
 def test_every_key_has_its_rule() -> None:
-    for section in SECTIONS.values():
-        assert set(section.rules) == {*section.cls.__dataclass_fields__}
+    for cls, rules in ((ApiSettings, API_RULES), (CallbackSettings, CALLBACK_RULES)):
+        assert set(rules) == {*cls.__dataclass_fields__}

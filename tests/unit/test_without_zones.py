@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayed_queue.checks import check_zones
-from delayed_queue.schedules import has_zones
+from delayed_queue.cron.rules import has_zones
 from tests.unit.test_imports import run
 
 NO_ZONES = """

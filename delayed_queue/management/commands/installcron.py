@@ -15,7 +15,7 @@ from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError
 
 from delayed_queue.conf import SETTING
-from delayed_queue.cron import CronKeeper, CronThread, Kept
+from delayed_queue.cron.keeper import CronKeeper, CronThread, Kept
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.messages import from_milliseconds

@@ -16,9 +16,10 @@ from django.db.migrations.executor import MigrationExecutor
 
 from delayed_queue.management.arguments import count, seconds
 from delayed_queue.management.base import WRONG_USAGE, QueueCommand
-from delayed_queue.overview import QueueDepth, find_kinds, is_known, measure, name_of
+from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
 from delayed_queue.suggestions import did_you_mean
-from delayed_queue.workers.health import problems_of_file
+from delayed_queue.worker.health import problems_of_file
+from delayed_queue.worker.schema import name_of_migration, our_labels
 
 MAX_COUNT: Final = 999_999
 _APP: Final = "delayed_queue"
@@ -115,8 +116,9 @@ def _own_connection(using: str) -> Iterator[None]:
 
 def _missing_migrations(using: str) -> list[str]:
     executor = MigrationExecutor(connections[using])
-    plan = executor.migration_plan(executor.loader.graph.leaf_nodes(_APP))
-    return [migration.name for migration, _ in plan]
+    leaves = [leaf for app in our_labels() for leaf in executor.loader.graph.leaf_nodes(app)]
+    plan = executor.migration_plan(leaves)
+    return [name_of_migration(each.app_label, each.name) for each, _ in plan]
 
 
 def _unknown(names: list[str], using: str) -> Iterator[str]:

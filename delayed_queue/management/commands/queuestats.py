@@ -12,7 +12,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.management.arguments import count, interval
 from delayed_queue.management.base import QueueCommand
-from delayed_queue.overview import MAX_KINDS, QueueDepth, measure
+from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure
 
 MAX_CAP: Final = 1_000_000
 _HEADER: Final = ("queue", "codec", "due", "scheduled", "leased", "dead", "oldest due")

@@ -23,20 +23,19 @@ from delayed_queue.handlers import registry
 from delayed_queue.management.arguments import address, count, seconds, span
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.workers import Worker, WorkerOptions
-from delayed_queue.workers.board import Board
-from delayed_queue.workers.children import Link, stop_when_orphaned
-from delayed_queue.workers.options import MAX_COUNTS
-from delayed_queue.workers.outlets import Outlets, own_place, report_on, totals_of
-from delayed_queue.workers.supervisor import (
+from delayed_queue.worker.board import Board
+from delayed_queue.worker.children import Link, stop_when_orphaned
+from delayed_queue.worker.options import MAX_COUNTS, WorkerOptions
+from delayed_queue.worker.outlets import Outlets, own_place, report_on, totals_of
+from delayed_queue.worker.supervisor import (
     EXIT_RECYCLE,
     EXIT_REFUSED,
     EXIT_UNAVAILABLE,
     Supervisor,
     SupervisorOptions,
 )
-from delayed_queue.workers.watchdog import Watchdog
-from delayed_queue.workers.worker import seats_of
+from delayed_queue.worker.watchdog import Watchdog
+from delayed_queue.worker.worker import Worker, seats_of
 
 # Allocations between two collections, of which a claim of 500 messages makes some 2,000.
 COLLECT_AFTER: Final = 20_000

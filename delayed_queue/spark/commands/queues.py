@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Final
 
+from delayed_queue.codecs import check_kind, codec_named, kind_of
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.payloads import check_kind, codec_named, kind_of
 
 CODECS: Final = ("json", "text", "bytes")
 MODES: Final = ("offer", "upsert")

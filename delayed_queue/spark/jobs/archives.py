@@ -25,7 +25,7 @@ from delayed_queue.spark.jobs.database import Connection, check_database, connec
 from delayed_queue.spark.jobs.files import Files, digest_of
 from delayed_queue.spark.jobs.manifests import LEASE_MS, Manifest, Manifests
 from delayed_queue.spark.jobs.tables import DIGEST, Layout, Table
-from delayed_queue.sql.archiving import (
+from delayed_queue.spark.store.archiving import (
     BOUNDS,
     COUNT_KEPT,
     COUNT_RANGE,

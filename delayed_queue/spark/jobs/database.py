@@ -15,7 +15,7 @@ from delayed_queue.spark.connecting import connect as reach
 from delayed_queue.spark.connecting import resolve_dsn
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.room import look_around
-from delayed_queue.sql.archiving import STEADY_TEXT, Template
+from delayed_queue.spark.store.archiving import STEADY_TEXT, Template
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,14 +13,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from delayed_queue import sql
+from delayed_queue.codecs import Codec, codec_named, decode
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
 from delayed_queue.messages import MILLISECOND, Batch, Envelope
-from delayed_queue.payloads import Codec, codec_named, decode
+from delayed_queue.queue.store.settle import ACKNOWLEDGE, BURY, EXTEND, LEASED_MEMBERS, RELEASE
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.jobs.database import Connection, connect, fetch
 from delayed_queue.spark.jobs.loading import load_application
+from delayed_queue.spark.store.streaming import COUNT_DELIVERY
 
 _BITE: Final = 100
 _LEASE_MS: Final = 600_000
@@ -127,7 +128,7 @@ class Settler:
         for begin in range(0, len(ids), size):
             bite = ids[begin : begin + size]
             if self._is_repeated:
-                self._leases.run(sql.COUNT_DELIVERY, id=bite[0], lease_id=lease_id)
+                self._leases.run(COUNT_DELIVERY, id=bite[0], lease_id=lease_id)
             self._handle_bite(lease_id, bite)
 
     def _handle_bite(self, lease_id: str, ids: list[int]) -> None:
@@ -135,14 +136,14 @@ class Settler:
         params = {"ids": ids, "lease_id": lease_id, "kind": self._kind}
         done: list[int] = []
         # Read now, not by Spark: a repeated partition must not handle what it settled before.
-        for row in fetch(self._connection, sql.LEASED_MEMBERS, params):
+        for row in fetch(self._connection, LEASED_MEMBERS, params):
             verdict = self._tried(row, lease_id)
             if verdict is None:
                 done.append(row[0])
             else:
                 self._settle(row[0], lease_id, verdict)
         if done:
-            deleted = self._leases.run(sql.ACKNOWLEDGE, ids=done, lease_id=lease_id)
+            deleted = self._leases.run(ACKNOWLEDGE, ids=done, lease_id=lease_id)
             self._tally.done += deleted
             self._tally.lost += len(done) - deleted
 
@@ -178,12 +179,12 @@ class Settler:
         one = {"ids": [message_id], "lease_id": lease_id, "error": error, "now": None}
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
-            changed = self._leases.run(sql.BURY, **one, reason=reason)
+            changed = self._leases.run(BURY, **one, reason=reason)
             name = "dead"
         else:
             refund = 0 if verdict.counts else 1
             delay = verdict.delay // MILLISECOND
-            changed = self._leases.run(sql.RELEASE, **one, delay=delay, refund=refund)
+            changed = self._leases.run(RELEASE, **one, delay=delay, refund=refund)
             name = "retried" if verdict.counts else "snoozed"
         name = name if changed else "lost"
         setattr(self._tally, name, getattr(self._tally, name) + 1)
@@ -212,23 +213,23 @@ class ExecutorLeases:
         return bool(changed)
 
     def acknowledge(self, envelope: Envelope) -> bool:
-        return self._one(envelope, sql.ACKNOWLEDGE)
+        return self._one(envelope, ACKNOWLEDGE)
 
     def release(self, envelope: Envelope, delay: timedelta | None = None, error: str = "") -> bool:
         wait = 0 if delay is None else delay // MILLISECOND
         text = storable(error) or None
-        return self._one(envelope, sql.RELEASE, delay=wait, refund=0, error=text, now=None)
+        return self._one(envelope, RELEASE, delay=wait, refund=0, error=text, now=None)
 
     def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
         lease = self._lease_ms if duration is None else duration // MILLISECOND
         params = {"ids": [envelope.message_id], "lease_ids": [envelope.lease_id]}
-        rows = fetch(self._connection, sql.EXTEND, {**params, "lease": lease, "now": None})
+        rows = fetch(self._connection, EXTEND, {**params, "lease": lease, "now": None})
         if rows:
             envelope.leased_until_ms = rows[0][2]
         return bool(rows)
 
     def reject(self, envelope: Envelope, reason: str) -> bool:
-        return self._one(envelope, sql.BURY, reason=storable(reason), error=None, now=None)
+        return self._one(envelope, BURY, reason=storable(reason), error=None, now=None)
 
     def acknowledge_batch(self, batch: Batch) -> int:
         return sum(self.acknowledge(each) for each in batch)

@@ -10,10 +10,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 from uuid import uuid4
 
-from delayed_queue import sql
 from delayed_queue.spark.jobs.database import Connection, fetch
 from delayed_queue.spark.jobs.files import FileDigest
 from delayed_queue.spark.jobs.tables import Table
+from delayed_queue.spark.store.archiving import (
+    ADVANCE_ARCHIVE,
+    COUNT_PRUNED,
+    HOLD_ARCHIVE,
+    PLAN_ARCHIVE,
+    UNFINISHED_ARCHIVE,
+)
 
 LEASE_MS: Final = 120_000
 
@@ -87,7 +93,7 @@ class Manifests:
         return self.holder.rpartition(":")[2]
 
     def unfinished(self, source: str) -> Manifest | None:
-        rows = fetch(self.connection, sql.UNFINISHED_ARCHIVE, {"source": source, "now": None})
+        rows = fetch(self.connection, UNFINISHED_ARCHIVE, {"source": source, "now": None})
         return Manifest(*rows[0]) if rows else None
 
     def plan(
@@ -100,7 +106,7 @@ class Manifests:
             "destination": destination, "holder": self.holder, "lease": self._lease_ms,
             "now": None,
         }  # fmt: skip
-        rows = fetch(self.connection, sql.PLAN_ARCHIVE, params)
+        rows = fetch(self.connection, PLAN_ARCHIVE, params)
         found = self.unfinished(table.source) if rows else None
         if found is None:
             raise ArchiveLost(f"Another process is archiving {table.source} at this moment.")
@@ -113,7 +119,7 @@ class Manifests:
             "id": manifest.id, "holder": self.holder, "dead": dead, "lease": self._lease_ms,
             "now": None,
         }  # fmt: skip
-        if not fetch(self.connection, sql.HOLD_ARCHIVE, params):
+        if not fetch(self.connection, HOLD_ARCHIVE, params):
             return False
         manifest.holder = self.holder
         return True
@@ -136,7 +142,7 @@ class Manifests:
             "staging": staging, "rows": rows, "digest": digest, "files": listed,
             "changed": changed, "now": None,
         }  # fmt: skip
-        if not fetch(self.connection, sql.ADVANCE_ARCHIVE, params):
+        if not fetch(self.connection, ADVANCE_ARCHIVE, params):
             raise ArchiveLost(f"The archive {manifest.id} was taken over by another process.")
         manifest.state = to
         manifest.staging = manifest.staging if staging is None else staging
@@ -151,7 +157,7 @@ class Manifests:
                 "id": manifest.id, "holder": self.holder, "deleted": deleted,
                 "lease": self._lease_ms, "now": None,
             }  # fmt: skip
-            if not fetch(self.connection, sql.COUNT_PRUNED, params):
+            if not fetch(self.connection, COUNT_PRUNED, params):
                 raise ArchiveLost(f"The archive {manifest.id} was taken over by another process.")
         manifest.deleted += deleted
         return deleted

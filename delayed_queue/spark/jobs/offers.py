@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from delayed_queue import sql
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.jobs.counts import Counts
+from delayed_queue.messages import Counts
 from delayed_queue.spark.ledger import counts as counts_of
 from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import OFFER
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.store.offering import OPEN_JOB
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,7 +61,7 @@ def began_at(job: str) -> int:
     link = Link(Options())
     try:
         rows = link.repeat(
-            OFFER, lambda session: session.fetch(sql.OPEN_JOB, {"job": job, "now": None})
+            OFFER, lambda session: session.fetch(OPEN_JOB, {"job": job, "now": None})
         )
     finally:
         link.close()

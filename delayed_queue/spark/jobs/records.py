@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
+from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import (
     check_delay,
@@ -18,7 +19,6 @@ from delayed_queue.messages import (
     from_milliseconds,
     to_milliseconds,
 )
-from delayed_queue.payloads import check_kind, codec_named, encode, kind_of
 from delayed_queue.retries import parse_duration
 
 FIELDS: Final = ("key", "payload", "schedule_at", "delay", "headers", "queue")

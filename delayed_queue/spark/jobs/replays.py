@@ -9,9 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.messages import MAX_KEY_LENGTH
+from delayed_queue.messages import MAX_KEY_LENGTH, Counts
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.counts import Counts
 from delayed_queue.spark.jobs.database import check_database
 from delayed_queue.spark.jobs.files import Files
 from delayed_queue.spark.jobs.lakes import KIND, read_lake

@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from delayed_queue import sql
 from delayed_queue.spark.jobs import events, plots
 from delayed_queue.spark.jobs.console import Console, aligned, span
 from delayed_queue.spark.jobs.database import connect, fetch
 from delayed_queue.spark.jobs.events import parse_mapping as parse_mapping
 from delayed_queue.spark.jobs.lakes import KIND, read_lake
+from delayed_queue.spark.store.reporting import SAVE_REPORT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -309,4 +309,4 @@ def _save(report: Report) -> None:
         "keep": KEPT_REPORTS, "now": None,
     }  # fmt: skip
     with connect() as connection:
-        fetch(connection, sql.SAVE_REPORT, params)
+        fetch(connection, SAVE_REPORT, params)

@@ -12,7 +12,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.database import Connection, connect, fetch
 from delayed_queue.spark.jobs.files import Files, digest_of
-from delayed_queue.sql.archiving import COUNT_MESSAGES, EXPORT_SNAPSHOT
+from delayed_queue.spark.store.archiving import COUNT_MESSAGES, EXPORT_SNAPSHOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

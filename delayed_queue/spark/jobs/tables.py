@@ -11,7 +11,7 @@ from psycopg import sql as composed
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.database import Connection, fetch, filled
-from delayed_queue.sql.archiving import COLUMNS, Template
+from delayed_queue.spark.store.archiving import COLUMNS, Template
 
 DIGEST: Final = "archived_digest"
 # What Parquet keeps as it is; all else is kept as PostgreSQL's text of it.

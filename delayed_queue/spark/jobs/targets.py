@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from delayed_queue.spark.jobs.counts import Counts
+from delayed_queue.messages import Counts
 from delayed_queue.spark.jobs.loading import close_connections, load_application
 from delayed_queue.spark.jobs.records import row_of
 

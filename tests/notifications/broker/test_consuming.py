@@ -11,12 +11,12 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 
-from example_project.notifications import intake, services
-from example_project.notifications.consumer import Consumer
-from example_project.notifications.intake import Refused
-from example_project.notifications.models import Notification, ParkedRequest, Source
-from example_project.notifications.parking import Incoming, retry_parked, take
-from example_project.notifications.publishing import publish
+from delayed_queue.notifications import intake, services
+from delayed_queue.notifications.consumer import Consumer
+from delayed_queue.notifications.intake import Refused
+from delayed_queue.notifications.models import Notification, ParkedRequest, Source
+from delayed_queue.notifications.parking import Incoming, retry_parked, take
+from delayed_queue.notifications.publishing import publish
 from tests.notifications.broker.brokers import consume
 from tests.notifications.requests import email, sms, template, webhook
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from delayed_queue.notifications import services
+from delayed_queue.notifications.models import Delivery, Status
+from delayed_queue.notifications.providers import Outcome, Verdict
+from delayed_queue.notifications.providers.email import EmailProvider
+from delayed_queue.notifications.providers.http import HttpSmsProvider
+from delayed_queue.notifications.services import Begun, Call, Settlement
 from example_project.demo.fakes import FakeSmtp, Server
-from example_project.notifications import services
-from example_project.notifications.models import Delivery, Status
-from example_project.notifications.providers import Outcome, Verdict
-from example_project.notifications.providers.email import EmailProvider
-from example_project.notifications.providers.http import HttpSmsProvider
-from example_project.notifications.services import Begun, Call, Settlement
 from tests.notifications.dispatchers import SENDER
 from tests.notifications.dispatching.scripted import ScriptedHttp, ScriptedSmtp
 from tests.notifications.factories import enqueue, lease

@@ -12,8 +12,8 @@ from django.db import connection
 from psycopg import sql
 
 from delayed_queue.models import Message
+from delayed_queue.notifications.models import Channel, Notification, Priority, Status
 from example_project.demo.fakes import FakeSms, FakeSmtp
-from example_project.notifications.models import Channel, Notification, Priority, Status
 from tests.notifications.dispatchers import SENT
 from tests.notifications.dispatching.test_processes import dispatchers
 from tests.notifications.factories import enqueue

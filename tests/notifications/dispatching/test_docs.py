@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 from django.utils.module_loading import import_string
 
-from example_project.notifications.channels import KINDS, DispatchSettings, routes_of
-from example_project.notifications.providers.base import Verdict
-from example_project.notifications.providers.http import STATUSES
+from delayed_queue.notifications.channels import KINDS, DispatchSettings, routes_of
+from delayed_queue.notifications.providers.base import Verdict
+from delayed_queue.notifications.providers.http import STATUSES
 from tests import documents
 
 GUIDE: Final = documents.DOCS / "guides" / "dispatching.md"

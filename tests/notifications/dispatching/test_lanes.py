@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from delayed_queue.workers import Worker
+from delayed_queue.notifications.models import Notification, Priority
+from delayed_queue.worker.worker import Worker
 from example_project.demo.fakes import FakeSms
-from example_project.notifications.models import Notification, Priority
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, ended, statuses
 from tests.notifications.factories import enqueue
 from tests.processes import wait_until

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from delayed_queue import RetryPolicy
+from delayed_queue.notifications import services
+from delayed_queue.notifications.channels import Route
+from delayed_queue.notifications.circuits import Circuit
+from delayed_queue.notifications.dispatching import Attempt, Turn
+from delayed_queue.notifications.models import Notification, Status, Suppression
+from delayed_queue.notifications.providers import Outcome, Verdict
+from delayed_queue.notifications.recording import Gatherer
+from delayed_queue.notifications.services import Begun
 from example_project.demo.fakes import FakeSms, FakeSmtp
-from example_project.notifications import services
-from example_project.notifications.channels import Route
-from example_project.notifications.circuits import Circuit
-from example_project.notifications.dispatching import Attempt, Turn
-from example_project.notifications.models import Notification, Status, Suppression
-from example_project.notifications.providers import Outcome, Verdict
-from example_project.notifications.recording import Gatherer
-from example_project.notifications.services import Begun
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, statuses
 from tests.notifications.factories import enqueue, lease
 from tests.processes import wait_until

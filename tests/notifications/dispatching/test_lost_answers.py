@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from delayed_queue.notifications import dispatching, services
+from delayed_queue.notifications.dispatching import Start
+from delayed_queue.notifications.models import Notification
 from example_project.demo.fakes import FakeSms, FakeSmtp
-from example_project.notifications import dispatching, services
-from example_project.notifications.dispatching import Start
-from example_project.notifications.models import Notification
 from tests.faults.aiming import Stage
 from tests.faults.proxy import Proxy
 from tests.notifications.dispatchers import SENT, dispatcher

@@ -10,8 +10,8 @@ import pytest
 from django.db import connection
 from pytest_django import Settings
 
+from delayed_queue.notifications.models import Notification, Status
 from example_project.demo.fakes import FakeSms, FakeSmtp
-from example_project.notifications.models import Notification, Status
 from tests.notifications.dispatchers import (
     SENT,
     dispatch_all,

@@ -14,12 +14,12 @@ from django.db import DataError, InternalError, OperationalError
 from pytest_django import Settings
 
 from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.notifications import recording
+from delayed_queue.notifications.channels import get_settings, routes_of, signing_secrets
+from delayed_queue.notifications.circuits import Circuit
+from delayed_queue.notifications.providers.base import cleaned
+from delayed_queue.notifications.recording import Gatherer
 from example_project.demo.fakes import FakeHook
-from example_project.notifications import recording
-from example_project.notifications.channels import get_settings, routes_of, signing_secrets
-from example_project.notifications.circuits import Circuit
-from example_project.notifications.providers.base import cleaned
-from example_project.notifications.recording import Gatherer
 from tests.notifications.dispatchers import SENT, dispatch_all
 from tests.notifications.factories import enqueue
 

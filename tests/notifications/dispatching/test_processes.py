@@ -15,9 +15,9 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue.models import Message
+from delayed_queue.notifications.handlers import LANES
+from delayed_queue.notifications.models import Notification, Status
 from example_project.demo.fakes import FakeSms, FakeSmtp, Server
-from example_project.notifications.handlers import LANES
-from example_project.notifications.models import Notification, Status
 from tests.notifications.dispatchers import (
     SENT,
     email_entry,

@@ -13,13 +13,13 @@ from standardwebhooks import Webhook
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
+from delayed_queue.notifications import services
+from delayed_queue.notifications.channels import signing_secrets
+from delayed_queue.notifications.handlers import LOST, sweep
+from delayed_queue.notifications.models import Delivery, Notification, Status
+from delayed_queue.notifications.telling import tell
 from example_project import settings as project
 from example_project.demo.fakes import FakeHook
-from example_project.notifications import services
-from example_project.notifications.channels import signing_secrets
-from example_project.notifications.handlers import LOST, sweep
-from example_project.notifications.models import Delivery, Notification, Status
-from example_project.notifications.telling import tell
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher
 from tests.notifications.factories import enqueue, lease
 from tests.processes import wait_until

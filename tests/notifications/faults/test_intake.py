@@ -10,8 +10,8 @@ from django.db import InternalError, connection
 from django.test import Client
 
 from delayed_queue.models import Message
-from example_project.notifications.models import DedupeClaim, Notification, ParkedRequest
-from example_project.notifications.parking import Incoming, take
+from delayed_queue.notifications.models import DedupeClaim, Notification, ParkedRequest
+from delayed_queue.notifications.parking import Incoming, take
 from tests.faults.aiming import Stage
 from tests.faults.proxy import Proxy
 from tests.notifications.requests import email

@@ -10,8 +10,8 @@ from django.db import transaction
 from django.test import Client
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from example_project.notifications.catalogue import add_version
-from example_project.notifications.models import Notification
+from delayed_queue.notifications.catalogue import add_version
+from delayed_queue.notifications.models import Notification
 from tests.faults.proxy import Proxy
 from tests.notifications.requests import template
 

@@ -13,17 +13,18 @@ import pytest
 from asgiref.sync import async_to_sync
 from pytest_django import Settings
 
-from delayed_queue import rates, sql
-from delayed_queue.models import Rate
-from delayed_queue.rates import SharedRate
-from example_project.notifications import services
-from example_project.notifications.channels import Route
-from example_project.notifications.circuits import Circuit
-from example_project.notifications.dispatching import Attempt, Turn
-from example_project.notifications.models import Status
-from example_project.notifications.providers import Outcome, Verdict
-from example_project.notifications.recording import Gatherer
-from example_project.notifications.services import Begun, Settlement
+from delayed_queue.http import rates
+from delayed_queue.http.models import Rate
+from delayed_queue.http.rates import SharedRate
+from delayed_queue.http.store.rates import TAKE_PERMITS
+from delayed_queue.notifications import services
+from delayed_queue.notifications.channels import Route
+from delayed_queue.notifications.circuits import Circuit
+from delayed_queue.notifications.dispatching import Attempt, Turn
+from delayed_queue.notifications.models import Status
+from delayed_queue.notifications.providers import Outcome, Verdict
+from delayed_queue.notifications.recording import Gatherer
+from delayed_queue.notifications.services import Begun, Settlement
 from tests.notifications.factories import enqueue, lease
 from tests.races.concurrency import calling, together, wait_until_blocked
 
@@ -39,7 +40,7 @@ def throttled(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     """A recipient gets one an hour; who finds no permit of a provider does not wait for it."""
     settings.DISPATCH = {"THROTTLE": {"email": (HOURLY, 1)}, "WAIT": timedelta(0)}
     # By the process's clock no permit is lost on the way.
-    monkeypatch.setattr("delayed_queue.rates.time", SimpleNamespace(monotonic=lambda: 1000.0))
+    monkeypatch.setattr("delayed_queue.http.rates.time", SimpleNamespace(monotonic=lambda: 1000.0))
     rates.forget()
     yield
     rates.forget()
@@ -91,7 +92,7 @@ def test_n9_who_waits_for_a_provider_s_last_permit_has_used_none_of_its_recipien
     }  # fmt: skip
     message = begun()
     other.execute("BEGIN")
-    assert other.execute(sql.TAKE_PERMITS, last).fetchall() == [(1, 0)]
+    assert other.execute(TAKE_PERMITS, last).fetchall() == [(1, 0)]
     with calling(partial(attempt, message, route(1))) as call:
         wait_until_blocked(admin, call)
         assert throttles() == 0

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 from django.db import connection, transaction
 
-from example_project.notifications import intake, parking, services, sql
-from example_project.notifications.catalogue import add_version
-from example_project.notifications.intake import Accepted
-from example_project.notifications.models import (
+from delayed_queue.notifications import intake, parking, services, sql
+from delayed_queue.notifications.catalogue import add_version
+from delayed_queue.notifications.intake import Accepted
+from delayed_queue.notifications.models import (
     Delivery,
     Notification,
     ParkedRequest,
@@ -20,8 +20,8 @@ from example_project.notifications.models import (
     Status,
     Template,
 )
-from example_project.notifications.parking import Incoming
-from example_project.notifications.services import Begun, Call
+from delayed_queue.notifications.parking import Incoming
+from delayed_queue.notifications.services import Begun, Call
 from tests.notifications.factories import enqueue, lease, lose_lease
 from tests.notifications.requests import email, template
 from tests.races.concurrency import calling, together, wait_until_blocked

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 from django.db import transaction
 
-from example_project.notifications import intake, sql
-from example_project.notifications.catalogue import RememberedTemplates, add_version
-from example_project.notifications.intake import Accepted, Refused
-from example_project.notifications.models import Notification, Source, Template
+from delayed_queue.notifications import intake, sql
+from delayed_queue.notifications.catalogue import RememberedTemplates, add_version
+from delayed_queue.notifications.intake import Accepted, Refused
+from delayed_queue.notifications.models import Notification, Source, Template
 from tests.notifications.requests import email, template
 from tests.races.concurrency import calling, together, wait_until_blocked
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from example_project.notifications import services
-from example_project.notifications.models import Delivery, Notification, Status, Suppression
-from example_project.notifications.services import Call
+from delayed_queue.notifications import services
+from delayed_queue.notifications.models import Delivery, Notification, Status, Suppression
+from delayed_queue.notifications.services import Call
 from tests.notifications.factories import enqueue, lease
 from tests.notifications.requests import email, sms, webhook
 

@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from delayed_queue.tokens import VERBS, create_token
-from example_project.notifications.api import api
+from delayed_queue.http.tokens import VERBS, create_token
+from delayed_queue.notifications.api import api
 
 
 @schemathesis.serializer("application/x-ndjson")

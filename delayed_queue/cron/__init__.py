@@ -1,0 +1,1 @@
+"""Schedules, and the ticks that are written ahead from them."""

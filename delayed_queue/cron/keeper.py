@@ -1,0 +1,319 @@
+"""Keeping the schedules that code declares and operators made: one pass, or a thread."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import select
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
+
+from delayed_queue.conf import get_settings
+from delayed_queue.cron.registry import (
+    CronEntry,
+    Definition,
+    cron,
+    crontab,
+    definition_of,
+    entries_of,
+    joined,
+    schedule_of,
+)
+from delayed_queue.cron.rules import Schedule as Rule
+from delayed_queue.cron.service import CronService, ScheduleInstaller
+from delayed_queue.cron.store import ScheduleRow
+from delayed_queue.cron.tickplans import TickReport
+from delayed_queue.db.resilience import repeat
+from delayed_queue.db.wakeups import StopSignal
+from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import Schedule
+from delayed_queue.observe.logs import described, first_line, quoted
+from delayed_queue.queue.queue import DelayedQueue
+
+__all__ = [
+    "CronEntry", "CronKeeper", "CronThread", "Definition", "Kept", "cron", "declared",
+    "definition_of", "installer_of", "schedule_of",
+]  # fmt: skip
+
+logger = logging.getLogger("delayed_queue")
+
+# How soon a change that an operator makes is seen.
+CHECK_SECONDS: Final = 10.0
+
+
+def declared() -> list[CronEntry]:
+    """Return the schedules of the settings and of the decorator."""
+    return joined(entries_of(get_settings().CRON), crontab)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one pass did about one schedule: nothing if it was up to date, or failed with."""
+
+    name: str
+    config_hash: str
+    report: TickReport | None = None
+    uninstalled: int | None = None
+    error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Duty:
+    """A schedule to be kept, with the stored row it was found in, if any."""
+
+    entry: CronEntry
+    installer: ScheduleInstaller
+    row: ScheduleRow | None = None
+    now: int = 0
+
+    @property
+    def cron(self) -> CronService:
+        return CronService(self.installer.queue)
+
+    def is_up_to_date(self) -> bool:
+        row = self.row
+        if row is None or self.installer.is_first or row.config_hash != self.installer.config_hash:
+            return False
+        interval = self.installer.interval // MILLISECOND
+        return row.installed_at is not None and self.now < row.installed_at + interval
+
+
+class CronKeeper:
+    """Keeps installed, on one database, what code declares and operators enabled.
+
+    One query tells what is up to date; only the rest is run, each schedule in a transaction
+    of its own. Any number of keepers may run: whoever comes first does the work.
+    """
+
+    def __init__(
+        self, using: str = DEFAULT_DB_ALIAS, entries: Iterable[CronEntry] | None = None
+    ) -> None:
+        self._using = using
+        chosen = declared() if entries is None else joined(entries)
+        self._declared = {entry.id: _duty(entry, using) for entry in chosen}
+        self._made: dict[tuple[str, str], _Duty] = {}
+        self._errors: dict[tuple[str, str], str] = {}
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next pass; apart from those of other keepers."""
+        duties = [*self._declared.values(), *self._made.values()]
+        intervals = [duty.installer.interval.total_seconds() for duty in duties]
+        # A daily schedule may ask for every millisecond; its horizon is days.
+        shortest = max(min([CHECK_SECONDS, *intervals]), 1.0)
+        return shortest * random.uniform(0.8, 1.0)  # noqa: S311
+
+    def check(self, *, force: bool = False, is_dry: bool = False) -> list[Kept]:
+        """Make one pass and return what it did about each schedule.
+
+        An error of one schedule does not keep the others from their turn. ``force`` installs
+        everything, and gives way to nobody. A dry one changes nothing.
+        """
+        return [
+            self._kept(duty, force=force, is_dry=is_dry) for duty in self._duties(is_dry=is_dry)
+        ]
+
+    def uninstall(self) -> list[Kept]:
+        """Remove the pending ticks of every schedule, whichever configuration wrote them."""
+        return [
+            Kept(
+                str(duty.installer), duty.row.config_hash,
+                uninstalled=duty.cron.uninstall_tick(
+                    duty.row.config_hash, duty.row.key_prefix
+                ),
+            )
+            for duty in self._duties(is_dry=True)
+            if duty.row is not None and duty.row.config_hash
+        ]  # fmt: skip
+
+    def listed(self) -> Iterator[tuple[CronEntry, ScheduleInstaller, ScheduleRow | None]]:
+        """Yield every schedule with its stored row, if it was ever installed."""
+        for duty in self._duties(is_dry=True):
+            yield duty.entry, duty.installer, duty.row
+
+    def _duties(self, *, is_dry: bool) -> list[_Duty]:
+        described = repeat(self._using, lambda: Schedule.objects.described(using=self._using))
+        found = {(row.kind, row.key_prefix): (now, row) for now, row in described}
+        self._made = {
+            name: duty
+            for name, (_, row) in found.items()
+            if not row.declared_in and name not in self._declared
+            if (duty := self._made_by_operators(name, row)) is not None
+        }
+        duties = {**self._declared, **self._made}
+        for name, duty in duties.items():
+            duty.now, duty.row = found.get(name, (0, None))
+        return list(duties.values())
+
+    def _made_by_operators(self, name: tuple[str, str], row: ScheduleRow) -> _Duty | None:
+        try:
+            entry = _entry_of(row)
+        except InvalidConfiguration as error:
+            self._complain(name, str(error))
+            return None
+        known = self._made.get(name)
+        # The same as before keeps its installer, which knows that its first run is over.
+        return known if known is not None and known.entry == entry else _duty(entry, self._using)
+
+    def _kept(self, duty: _Duty, *, force: bool, is_dry: bool) -> Kept:
+        name, config_hash = str(duty.installer), duty.installer.config_hash
+        try:
+            with self._trial() if is_dry else nullcontext():
+                kept = self._keep(duty, force=force, is_dry=is_dry)
+        # A generator may raise anything, and the other schedules must have their turn.
+        except Exception as error:
+            self._complain(duty.entry.id, _text_of(error), error)
+            return Kept(name, config_hash, error=_text_of(error))
+        self._errors.pop(duty.entry.id, None)
+        return kept
+
+    def _keep(self, duty: _Duty, *, force: bool, is_dry: bool) -> Kept:
+        installer, row = duty.installer, duty.row
+        kept = Kept(str(installer), installer.config_hash)
+        if row is not None and not row.is_enabled:
+            if not row.config_hash:
+                return kept
+            removed = duty.cron.uninstall_tick(row.config_hash, row.key_prefix)
+            return Kept(kept.name, row.config_hash, uninstalled=removed)
+        if duty.is_up_to_date() and not force:
+            return kept
+        was_first = installer.is_first
+        report = installer.run(yields=not force)
+        if is_dry:
+            installer.is_first = was_first
+        elif report.is_installed and duty.entry.declared_in:
+            self._describe(duty)
+        return Kept(kept.name, kept.config_hash, report)
+
+    def _describe(self, duty: _Duty) -> None:
+        """Have operators see what the code declares, once it is what is installed."""
+        described = _row_of(duty.entry)
+        if duty.row is None or _definition(duty.row) != _definition(described):
+            write = partial(Schedule.objects.describe, described, using=self._using)
+            repeat(self._using, write)
+
+    def _trial(self) -> AbstractContextManager[Any]:
+        return _RolledBack(self._using)
+
+    def _complain(self, name: tuple[str, str], text: str, error: Exception | None = None) -> None:
+        if self._errors.get(name) != text:  # not every ten seconds
+            logger.error(
+                "event=install_failed schedule=%s error=%s", quoted("/".join(name)), quoted(text),
+                exc_info=_mistake(error),
+            )  # fmt: skip
+        self._errors[name] = text
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _mistake(error: Exception | None) -> Exception | None:
+    """Return an error that is logged with its traceback: an outage needs none, a mistake does."""
+    return None if isinstance(error, Error | ResourceUnavailable) else error
+
+
+class _RolledBack(AbstractContextManager[None]):
+    """A transaction that leaves nothing behind."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._atomic = transaction.atomic(using=using)
+
+    def __enter__(self) -> None:
+        self._atomic.__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        if exc_info[0] is None:
+            transaction.set_rollback(True, using=self._using)
+        self._atomic.__exit__(*exc_info)
+
+
+def installer_of(entry: CronEntry, using: str = DEFAULT_DB_ALIAS) -> ScheduleInstaller:
+    """Return what installs the entry's ticks."""
+    assert isinstance(entry.schedule, Rule)  # noqa: S101 - since CronEntry.__post_init__
+    queue = DelayedQueue(entry.queue, codec=entry.codec, kind=entry.kind, using=using)
+    return queue.cron.installer(
+        entry.key_prefix, entry.schedule, entry.generate,
+        missed=entry.missed, missed_cap=entry.missed_cap,
+    )  # fmt: skip
+
+
+def _duty(entry: CronEntry, using: str) -> _Duty:
+    return _Duty(entry, installer_of(entry, using))
+
+
+def _entry_of(row: ScheduleRow) -> CronEntry:
+    schedule = schedule_of(Definition(row.type, row.expression, row.timezone, row.gap, row.fold))
+    return CronEntry(
+        row.queue, row.key_prefix, schedule,
+        payload=None if row.payload is None else json.loads(row.payload),
+        codec=row.codec, kind=row.kind, missed=row.missed, missed_cap=row.missed_cap,
+        declared_in="",
+    )  # fmt: skip
+
+
+def _row_of(entry: CronEntry) -> ScheduleRow:
+    """Return a row with the entry's definition and no state."""
+    codec = entry.codec if isinstance(entry.codec, str) else entry.codec.name
+    return ScheduleRow(
+        entry.id[0], entry.key_prefix, entry.queue, codec, *entry.definition,
+        str(entry.missed), entry.missed_cap, None, entry.declared_in, True, "", "[]",
+        None, None, None,
+    )  # fmt: skip
+
+
+def _definition(row: ScheduleRow) -> tuple[Any, ...]:
+    return (
+        row.queue, row.codec, row.type, row.expression, row.timezone, row.gap, row.fold,
+        row.missed, row.missed_cap, row.declared_in,
+    )  # fmt: skip
+
+
+class CronThread:
+    """Runs a keeper in a thread with a connection of its own, as workers do."""
+
+    def __init__(self, keeper: CronKeeper, using: str = DEFAULT_DB_ALIAS) -> None:
+        self._keeper = keeper
+        self._using = using
+        self._stop = StopSignal()
+        self._thread = threading.Thread(target=self._serve, name="cron-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop within five seconds; the ticks stay."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def run(self) -> None:
+        """Keep the schedules in the calling thread, until another one or a signal stops it."""
+        self._serve()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._stop.cancelling(self._using):
+                    self._keeper.check()
+            # An outage, or a table that is not migrated yet: the next pass may find it mended.
+            except Exception as error:
+                self._complain(error)
+            finally:
+                connections[self._using].close()
+            select.select([self._stop], [], [], self._keeper.pause)
+
+    def _complain(self, error: Exception) -> None:
+        if not self._stop.is_set():
+            logger.error(
+                "event=cron_failed error=%s", described(error), exc_info=_mistake(error),
+            )  # fmt: skip

@@ -1,0 +1,302 @@
+"""The cron service of a queue: ticks written ahead by whoever is up, each handled once."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.conf import settings
+from django.db import connections
+
+from delayed_queue.cron.rules import (
+    CronMessage,
+    CronSchedule,
+    DailySchedule,
+    MissedTicks,
+    PeriodicSchedule,
+    Schedule,
+    ZonedSchedule,
+    check_config_hash,
+    check_key_prefix,
+    missed,
+)
+from delayed_queue.cron.rules.base import check_duration
+from delayed_queue.cron.store import ScheduleRow
+from delayed_queue.cron.ticking import Ticking
+from delayed_queue.cron.tickplans import TickReport
+from delayed_queue.db.wakeups import StopSignal
+from delayed_queue.messages import MILLISECOND, from_milliseconds
+from delayed_queue.observe.logs import quoted
+
+logger = logging.getLogger("delayed_queue")
+
+CLOSE_SECONDS: Final = 5.0
+# After an error the next try comes sooner than a daily schedule's six hours.
+RETRY_SECONDS: Final = 30.0
+
+Generator = Callable[[datetime], Any]
+GenerateMany = Callable[[datetime], Iterable[CronMessage]]
+
+
+class Installer:
+    """Keeps the ticks of one prefix written ahead; each run is one transaction."""
+
+    def __init__(
+        self, queue: Ticking, key_prefix: str, config_hash: str, interval: timedelta
+    ) -> None:
+        self.queue = queue
+        self.key_prefix = check_key_prefix(key_prefix, check_config_hash(config_hash))
+        self.config_hash = config_hash
+        self.interval = check_duration("interval", interval, MILLISECOND)
+        self.is_first = True
+        self.is_closed = False
+        self._told = TickReport()
+
+    def __str__(self) -> str:
+        return f"{self.queue.kind}/{self.key_prefix}"
+
+    def messages(self, now: datetime, state: ScheduleRow | None) -> list[CronMessage]:
+        """Return the ticks to have at ``now``, in this state of the schedule's row."""
+        raise NotImplementedError
+
+    def run(self, *, yields: bool = True) -> TickReport:
+        """Install what is to be written ahead now; give way to newer ones, saying so once.
+
+        Payloads of ticks that are there are replaced until a first run succeeds.
+        """
+        now, state = self.queue._read_schedule(self.key_prefix)  # noqa: SLF001
+        messages = self.messages(from_milliseconds(now), state)
+        if self.is_closed:
+            return TickReport()
+        report = self.queue._install_ticks(  # noqa: SLF001
+            self.config_hash,
+            self.key_prefix,
+            messages,
+            can_update=self.is_first,
+            yields=yields,
+            interval=self.interval,
+        )
+        self.is_first = self.is_first and not report.is_installed
+        self._tell(report)
+        return report
+
+    def _tell(self, report: TickReport) -> None:
+        if report.superseded_by and report.superseded_by != self._told.superseded_by:
+            logger.warning(
+                "event=schedule_superseded schedule=%s config_hash=%s by=%s",
+                quoted(str(self)), self.config_hash, report.superseded_by,
+            )  # fmt: skip
+        if report.is_paused and not self._told.is_paused:
+            logger.info("event=schedule_paused schedule=%s", quoted(str(self)))
+        self._told = report
+
+
+class ManyInstaller(Installer):
+    """Installs what a function of the present returns."""
+
+    def __init__(
+        self,
+        queue: Ticking,
+        key_prefix: str,
+        config_hash: str,
+        interval: timedelta,
+        generate_many: GenerateMany,
+    ) -> None:
+        super().__init__(queue, key_prefix, config_hash, interval)
+        self._generate_many = generate_many
+
+    def messages(self, now: datetime, state: ScheduleRow | None) -> list[CronMessage]:
+        return list(self._generate_many(now))
+
+
+class ScheduleInstaller(Installer):
+    """Installs the next ticks of a schedule, and by policy those that were missed."""
+
+    def __init__(
+        self,
+        queue: Ticking,
+        key_prefix: str,
+        schedule: Schedule,
+        generator: Generator,
+        missed_policy: MissedTicks | str = MissedTicks.LATEST,
+        missed_cap: int = 100,
+    ) -> None:
+        self.schedule = in_default_zone(schedule)
+        super().__init__(queue, key_prefix, self.schedule.config_hash, self.schedule.interval)
+        self._generator = generator
+        self._missed = missed_policy, missed_cap
+        missed(schedule, None, from_milliseconds(0), missed_policy, missed_cap)  # checks both
+
+    def times(self, now: datetime, state: ScheduleRow | None) -> list[datetime]:
+        """Return the times of the ticks that are not known to be installed yet."""
+        times = self.schedule.next_times(now)
+        # Without a configuration nothing was missed: it is new, or was taken down on purpose.
+        if state is None or not state.config_hash or state.last_tick is None:
+            return times
+        last_tick = from_milliseconds(state.last_tick)
+        times = [*missed(self.schedule, last_tick, now, *self._missed), *times]
+        if self.is_first or state.config_hash != self.config_hash:
+            return times
+        return [at for at in times if at > last_tick]
+
+    def messages(self, now: datetime, state: ScheduleRow | None) -> list[CronMessage]:
+        return [CronMessage(self._generator(at), at) for at in self.times(now, state)]
+
+
+def in_default_zone(schedule: Schedule) -> Schedule:
+    """Return the schedule in ``settings.TIME_ZONE``, unless it names a zone or needs none."""
+    if isinstance(schedule, ZonedSchedule):
+        return schedule.with_default_timezone(settings.TIME_ZONE)
+    return schedule
+
+
+class InstallerHandle:
+    """A thread that runs an installer, at once and then every interval, until closed.
+
+    It logs whatever a run raises and goes on. A context manager.
+    """
+
+    def __init__(self, installer: Installer) -> None:
+        self.installer = installer
+        self._stop = StopSignal()
+        self._installed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._serve, name=f"cron {installer.key_prefix}", daemon=True
+        )
+        self._thread.start()
+
+    def __enter__(self) -> InstallerHandle:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return whether a run has succeeded, after waiting that many seconds for it."""
+        return self._installed.wait(timeout)
+
+    def close(self) -> bool:
+        """Stop within five seconds, leaving the ticks; return whether the thread has ended.
+
+        It has not if the generator does not return; whatever that returns is not installed.
+        """
+        self.installer.is_closed = True
+        self._stop.set()
+        self._thread.join(CLOSE_SECONDS)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            seconds = self.installer.interval.total_seconds()
+            if not self._run():
+                seconds = min(seconds, RETRY_SECONDS)
+            select.select([self._stop], [], [], seconds)
+
+    def _run(self) -> bool:
+        try:
+            with self._stop.cancelling(self.installer.queue.using):
+                self.installer.run()
+        # A generator may raise anything, and the schedule must outlive it.
+        except Exception as error:
+            self._complain(error)
+            return False
+        else:
+            if not self.installer.is_closed:
+                self._installed.set()
+            return True
+        finally:
+            # Not kept between runs, which may be hours apart.
+            connections.close_all()
+
+    def _complain(self, error: Exception) -> None:
+        if not self._stop.is_set():
+            name = quoted(str(self.installer))
+            logger.error("event=install_failed schedule=%s", name, exc_info=error)
+
+
+class CronService:
+    """Installs ticks: messages of the future, under keys that make each of them unique.
+
+    All of it may be done by any number of processes at the same time: what is written for a
+    prefix is decided under a lock on its row in the table of schedules.
+    """
+
+    def __init__(self, queue: Ticking) -> None:
+        self._queue = queue
+
+    def install_tick(
+        self, config_hash: str, key_prefix: str, cron_messages: Iterable[CronMessage]
+    ) -> TickReport:
+        """Make these the prefix's ticks, removing the pending ones of all other hashes.
+
+        One transaction, or part of the one that is open. Ticks that are there stay as they
+        are. One at or before the last tick of the schedule is not created again.
+        """
+        return self._queue._install_ticks(  # noqa: SLF001
+            config_hash, key_prefix, cron_messages
+        )
+
+    def uninstall_tick(self, config_hash: str, key_prefix: str) -> int:
+        """Remove the pending ticks of this prefix and hash; return how many there were.
+
+        Those of other hashes stay, and those that somebody is handling.
+        """
+        return self._queue._uninstall_ticks(config_hash, key_prefix)  # noqa: SLF001
+
+    def install(
+        self,
+        config_hash: str,
+        key_prefix: str,
+        schedule_interval: timedelta,
+        generate_many: GenerateMany,
+    ) -> InstallerHandle:
+        """Install ``generate_many(now)`` at once and every interval, until the handle is closed."""
+        return InstallerHandle(
+            ManyInstaller(self._queue, key_prefix, config_hash, schedule_interval, generate_many)
+        )
+
+    def install_schedule(
+        self,
+        key_prefix: str,
+        schedule: CronSchedule | DailySchedule | PeriodicSchedule | Schedule,
+        generator: Generator,
+        *,
+        missed: MissedTicks | str = MissedTicks.LATEST,
+        missed_cap: int = 100,
+    ) -> InstallerHandle:
+        """Keep the schedule's next ticks installed, with the payload ``generator(at)``.
+
+        ``missed`` says which ticks are caught up after a time in which nobody installed any:
+        ``latest``, ``skip``, or ``all``, of which the last ``missed_cap``.
+        """
+        return InstallerHandle(
+            self.installer(key_prefix, schedule, generator, missed=missed, missed_cap=missed_cap)
+        )
+
+    def install_daily_schedule(
+        self, key_prefix: str, schedule: DailySchedule, generator: Generator
+    ) -> InstallerHandle:
+        """Keep the daily schedule's next ticks installed, with the payload ``generator(at)``."""
+        return self.install_schedule(key_prefix, schedule, generator)
+
+    def install_periodic_tick(
+        self, key_prefix: str, period: timedelta, generator: Generator
+    ) -> InstallerHandle:
+        """Keep a tick every period installed, aligned to 1970-01-01T00:00Z."""
+        return self.install_schedule(key_prefix, PeriodicSchedule(period), generator)
+
+    def installer(
+        self,
+        key_prefix: str,
+        schedule: Schedule,
+        generator: Generator,
+        *,
+        missed: MissedTicks | str = MissedTicks.LATEST,
+        missed_cap: int = 100,
+    ) -> ScheduleInstaller:
+        """Return what ``install_schedule`` runs, for a caller with a loop of its own."""
+        return ScheduleInstaller(self._queue, key_prefix, schedule, generator, missed, missed_cap)

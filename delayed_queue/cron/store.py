@@ -1,0 +1,231 @@
+"""The schedules and their ticks: the statements, and the manager that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, LiteralString, NamedTuple, TypeVar
+
+from django.db import DEFAULT_DB_ALIAS, models
+
+from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.statements import execute, fetch
+
+# What a schedule's installer must know of it, each column once, for the three that return it.
+_STATE: Final[LiteralString] = """
+    "pKind", "keyPrefix", queue, codec, "type", expression, timezone, gap, fold, missed,
+    "missedCap", payload::text, "declaredIn", "isEnabled", "configHash", "retiredHashes"::text,
+    "lastTick", "installedAt", "scheduleInterval"
+"""
+
+# Lock a prefix's row, made if there is none: installers of one prefix take turns, and what the
+# row says is the work of the one before. The update changes nothing but takes the lock, also
+# on a row that another transaction has just inserted, where SELECT FOR UPDATE would see none.
+# Reads: schedule_kind_prefix.
+LOCK_SCHEDULE: Final[LiteralString] = (
+    """
+INSERT INTO delayed_queue_schedule ("pKind", "keyPrefix", queue, codec)
+VALUES (%(kind)s, %(key_prefix)s, %(queue)s, %(codec)s)
+ON CONFLICT ("pKind", "keyPrefix") DO UPDATE
+SET "keyPrefix" = EXCLUDED."keyPrefix"
+RETURNING"""
+    + _STATE
+)
+
+# The clock, and the schedule's row if there is one, without a lock.
+# Reads: schedule_kind_prefix.
+READ_SCHEDULE: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT now,"""
+    + _STATE
+    + """
+FROM clock
+LEFT JOIN delayed_queue_schedule
+    ON "pKind" = %(kind)s
+    AND "keyPrefix" = %(key_prefix)s
+"""
+)
+
+# All schedules that are described in full, by an operator or by code; not those that exist only
+# because a program calls install_tick(). Not <> '', which the planner takes for nearly all of a
+# table that was never analyzed. Reads: schedule_described.
+DESCRIBED_SCHEDULES: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT (SELECT now FROM clock),"""
+    + _STATE
+    + """
+FROM delayed_queue_schedule
+WHERE "type" IN ('cron', 'daily', 'periodic', 'other')
+ORDER BY id
+"""
+)
+
+# Lock and return the ticks of a prefix that nobody handles in a transaction (CONSUME); those
+# hold their row and are passed. Two-segment keys below the prefix are ticks, all others are the
+# caller's own: '0' is the character after '/', so in the "C" collation the range is exactly the
+# keys that start with prefix and slash. A cheap comparison, where LIKE would read the prefix as
+# a pattern. The first column is the clock, in one row at least. It is read when all rows are
+# locked (counting them comes first), so that no tick due after it can have been claimed.
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+PENDING_TICKS: Final[LiteralString] = """
+WITH pending AS MATERIALIZED (
+    SELECT id, "pKey" AS key, "lockUuid", "scheduledAt"
+    FROM delayed_queue
+    WHERE "pKind" = %(kind)s
+        AND "pKey" >= %(key_prefix)s::text || '/'
+        AND "pKey" < %(key_prefix)s::text || '0'
+        AND substr("pKey", length(%(key_prefix)s::text) + 2) ~ '^[^/]+/-?[0-9]{1,19}$'
+    ORDER BY "pKey"
+    FOR UPDATE SKIP LOCKED
+),
+clock AS MATERIALIZED (
+    SELECT
+        COALESCE(
+            %(now)s::bigint,
+            floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        ) AS now,
+        locked
+    FROM (SELECT count(*) AS locked FROM pending) AS counted
+)
+SELECT
+    clock.now,
+    pending.id,
+    pending.key,
+    pending."lockUuid" IS NOT NULL AND pending."scheduledAt" > clock.now
+FROM clock
+LEFT JOIN pending ON true
+"""
+
+# Delete ticks that PENDING_TICKS has locked. Reads: the primary key.
+DROP_TICKS: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+"""
+
+# Write what LOCK_SCHEDULE's caller has done. Reads: schedule_kind_prefix.
+SAVE_SCHEDULE: Final[LiteralString] = """
+UPDATE delayed_queue_schedule
+SET "configHash" = %(config_hash)s,
+    "retiredHashes" = %(retired_hashes)s::jsonb,
+    "lastTick" = %(last_tick)s,
+    "installedAt" = %(installed_at)s,
+    "scheduleInterval" = %(interval)s
+WHERE "pKind" = %(kind)s
+    AND "keyPrefix" = %(key_prefix)s
+"""
+
+# Describe a schedule that code declares. Only its definition: whether it is enabled belongs to
+# the operators. Reads: schedule_kind_prefix.
+DESCRIBE_SCHEDULE: Final[LiteralString] = """
+UPDATE delayed_queue_schedule
+SET queue = %(queue)s,
+    codec = %(codec)s,
+    "type" = %(type)s,
+    expression = %(expression)s,
+    timezone = %(timezone)s,
+    gap = %(gap)s,
+    fold = %(fold)s,
+    missed = %(missed)s,
+    "missedCap" = %(missed_cap)s,
+    "declaredIn" = %(declared_in)s
+WHERE "pKind" = %(kind)s
+    AND "keyPrefix" = %(key_prefix)s
+"""
+
+M = TypeVar("M", bound=models.Model)
+
+
+class ScheduleRow(NamedTuple):
+    """A schedule: how it is defined, and how far its ticks were written ahead."""
+
+    kind: str
+    key_prefix: str
+    queue: str
+    codec: str
+    type: str
+    expression: str
+    timezone: str
+    gap: str
+    fold: str
+    missed: str
+    missed_cap: int
+    payload: str | None
+    declared_in: str
+    is_enabled: bool
+    config_hash: str
+    retired_hashes: str
+    last_tick: int | None
+    installed_at: int | None
+    interval: int | None
+
+
+class TickRow(NamedTuple):
+    """A tick in the queue, and whether somebody is handling it under a lease."""
+
+    id: int
+    key: str
+    is_leased: bool
+
+
+class ScheduleManager(models.Manager[M]):
+    """The statements of the cron service, in the manner of MessageManager."""
+
+    def lock(
+        self,
+        kind: str,
+        key_prefix: str,
+        *,
+        queue: str,
+        codec: str,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> ScheduleRow:
+        """Return the prefix's row, made if need be, locked to the end of the transaction."""
+        params = {"kind": kind, "key_prefix": key_prefix, "queue": queue, "codec": codec}
+        return ScheduleRow._make(fetch(using, LOCK_SCHEDULE, params)[0])
+
+    def read(
+        self,
+        kind: str,
+        key_prefix: str,
+        *,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> tuple[int, ScheduleRow | None]:
+        """Return the clock and the prefix's row, if there is one."""
+        params = {"kind": kind, "key_prefix": key_prefix, "now": now}
+        clock, *row = fetch(using, READ_SCHEDULE, params)[0]
+        return clock, None if row[0] is None else ScheduleRow._make(row)
+
+    def described(
+        self, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> list[tuple[int, ScheduleRow]]:
+        """Return all schedules of operators and code, each with the clock."""
+        rows = fetch(using, DESCRIBED_SCHEDULES, {"now": now})
+        return [(clock, ScheduleRow._make(row)) for clock, *row in rows]
+
+    def pending_ticks(
+        self,
+        kind: str,
+        key_prefix: str,
+        *,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> tuple[int, list[TickRow]]:
+        """Return the clock and the prefix's ticks, locked, but for those being consumed."""
+        params = {"kind": kind, "key_prefix": key_prefix, "now": now}
+        rows = fetch(using, PENDING_TICKS, params)
+        ticks = [TickRow._make(row) for _, *row in rows if row[0] is not None]
+        return rows[0][0], ticks
+
+    def drop_ticks(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> int:
+        """Delete those ticks, which the transaction must have locked; return how many."""
+        return execute(using, DROP_TICKS, {"ids": list(ids)})
+
+    def save(self, row: ScheduleRow, *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Write the state of a schedule whose row the transaction has locked."""
+        execute(using, SAVE_SCHEDULE, row._asdict())
+
+    def describe(self, row: ScheduleRow, *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Write the definition of a schedule that code declares; its row must exist."""
+        execute(using, DESCRIBE_SCHEDULE, row._asdict())

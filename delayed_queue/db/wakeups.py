@@ -1,0 +1,224 @@
+"""LISTEN and NOTIFY: sleep until a message may be due, and be woken early."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, LiteralString
+
+import psycopg
+from django.db import OperationalError, connections
+from psycopg import sql as composed
+
+from delayed_queue.codecs import channel_of as channel_of
+from delayed_queue.conf import get_settings
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+
+class Doorbell:
+    """Wake a thread that sleeps in select(): from any thread, or from a signal handler."""
+
+    def __init__(self) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._receiver.fileno()
+
+    def ring(self) -> None:
+        # Full or closed: then the sleeper has been told, or has gone.
+        with suppress(OSError):
+            self._sender.send(b"\0")
+
+    def silence(self) -> None:
+        """Forget the rings so far, so that the next sleep is one."""
+        with suppress(OSError):
+            while self._receiver.recv(4096):
+                pass
+
+    def close(self) -> None:
+        self._receiver.close()
+        self._sender.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class StopSignal(Doorbell):
+    """A flag another thread or a signal handler sets to end a blocking ``poll()`` at once.
+
+    It ends a sleep, and cancels the statement that the polling thread is waiting for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+        self._cancel: Callable[[], Any] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Stop; may be called more than once."""
+        self._is_set = True
+        self.ring()
+        cancel = self._cancel
+        if cancel is not None:
+            cancel()
+
+    @contextmanager
+    def cancelling(self, using: str) -> Iterator[None]:
+        """Cancel what the alias's connection is running if the flag is set meanwhile."""
+        # The wrapper, not its present connection: a repeated call may bring another.
+        self._cancel = partial(_cancel, connections[using])
+        try:
+            yield
+        finally:
+            self._cancel = None
+
+
+def _cancel(connection: Any) -> None:
+    raw = connection.connection
+    # Gone, or refusing another: then there is no statement to wait for.
+    if raw is not None:
+        with suppress(psycopg.Error):
+            raw.cancel_safe()
+
+
+class Listener:
+    """Sleep on the alias's own connection until NOTIFY, a time-out or a stop signal.
+
+    Where notifications cannot arrive (setting NOTIFY off, or inside a transaction, in which
+    LISTEN has no effect) it only sleeps. A connection that was replaced since is listened on
+    anew, and that counts as a wake-up: something may have been announced in between.
+    """
+
+    def __init__(self, kinds: list[str], using: str) -> None:
+        self._kinds = {channel_of(kind): kind for kind in kinds}
+        self._connection: DatabaseWrapper = connections[using]  # type: ignore[assignment]
+        self._raw: Any = None
+        self._has_heard = False
+        self._announced: set[str] = set()
+        self._has_missed = False
+
+    def __enter__(self) -> Listener:
+        self._listen()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        raw, self._raw = self._raw, None
+        if raw is not None and raw is self._connection.connection:
+            raw.remove_notify_handler(self._hear)
+            # A connection that broke listens no more, and its next user will hear of it.
+            with suppress(psycopg.Error):
+                _together(raw, "UNLISTEN {}", self._kinds)
+
+    def listen_to(self, kinds: Iterable[str]) -> None:
+        """Listen for these kinds from now on, and for no others."""
+        wanted = {channel_of(kind): kind for kind in kinds}
+        gone = self._kinds.keys() - wanted.keys()
+        new = wanted.keys() - self._kinds.keys()
+        self._kinds = wanted
+        if self._raw is not None and self._raw is self._connection.connection:
+            with self._connection.wrap_database_errors:
+                _together(self._raw, "UNLISTEN {}", sorted(gone))
+                _together(self._raw, "LISTEN {}", sorted(new))
+
+    def announced(self) -> set[str] | None:
+        """Return the kinds announced since the last question; None when any may have been."""
+        channels, self._announced = self._announced, set()
+        has_missed, self._has_missed = self._has_missed, False
+        if has_missed:
+            return None
+        return {self._kinds[each] for each in channels if each in self._kinds}
+
+    def wait(self, seconds: float, *bells: Doorbell | None) -> bool:
+        """Sleep for at most ``seconds`` or until a bell rings.
+
+        Returns whether something may have been offered meanwhile.
+        """
+        rung = [bell.fileno() for bell in bells if bell is not None]
+        if not self._can_listen():
+            select.select(rung, [], [], max(seconds, 0))
+            return False
+        return self._ask(lambda: self._listen() or self._wait(seconds, rung))
+
+    def heard(self) -> bool:
+        """Return whether a notification came along with the answers since the last question."""
+        raw = self._raw
+        if raw is not None and not raw.closed:
+            # One behind the last answer is in libpq's memory, unread, where no select() sees it.
+            self._read(raw)
+        has_heard, self._has_heard = self._has_heard, False
+        return has_heard
+
+    def _read(self, raw: Any) -> None:
+        while (notification := raw.pgconn.notifies()) is not None:
+            self._announced.add(notification.relname.decode())
+            self._has_heard = True
+
+    def _hear(self, notification: psycopg.Notify) -> None:
+        self._announced.add(notification.channel)
+        self._has_heard = True
+
+    def _ask(self, question: Callable[[], bool]) -> bool:
+        try:
+            with self._connection.wrap_database_errors:
+                return question()
+        except OperationalError:
+            # Gone: say "look", for the look reconnects with the queue's own backoff. Forgotten
+            # too: asked again, it would say "look" for ever, and each time lose the new one.
+            self._connection.close()
+            self._raw = None
+            self._has_missed = True
+            return True
+
+    def _can_listen(self) -> bool:
+        return get_settings().NOTIFY and not self._connection.in_atomic_block
+
+    def _listen(self) -> bool:
+        """Listen on the present connection; return whether that was new to it."""
+        if not self._can_listen():
+            return False
+        self._connection.ensure_connection()
+        if self._raw is self._connection.connection:
+            return False
+        raw = self._connection.connection
+        # First the ear: a notification may come along with the answer to LISTEN.
+        raw.add_notify_handler(self._hear)
+        with self._connection.wrap_database_errors:
+            _together(raw, "LISTEN {}", self._kinds)
+        self._raw = raw
+        self._has_missed = True
+        return True
+
+    def _wait(self, seconds: float, rung: list[int]) -> bool:
+        # What came along with an earlier answer is no longer where select() could see it.
+        if self.heard():
+            return True
+        socket_number = self._raw.fileno()
+        readable, _, _ = select.select([socket_number, *rung], [], [], max(seconds, 0))
+        if socket_number in readable:
+            self._receive()
+        return self.heard()
+
+    def _receive(self) -> None:
+        """Read what has arrived, all of it: one left behind would be a second, idle wake-up.
+
+        By libpq itself: psycopg's generator costs as much as a small statement.
+        """
+        self._raw.pgconn.consume_input()
+        self._read(self._raw)
+
+
+def _together(raw: Any, statement: LiteralString, channels: Iterable[str]) -> None:
+    """Say it for each channel, in one round trip."""
+    said = [composed.SQL(statement).format(composed.Identifier(each)) for each in channels]
+    if said:
+        psycopg.Cursor(raw).execute(composed.SQL("; ").join(said))

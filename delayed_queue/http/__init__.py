@@ -1,0 +1,1 @@
+"""The HTTP service: topics and jobs, the API, tokens, callbacks."""

@@ -1,0 +1,22 @@
+"""The admin of topics, tokens, endpoints and hosts."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from delayed_queue.hooks import hooks
+from delayed_queue.http.admin.attempts import CallbackAttemptAdmin
+from delayed_queue.http.admin.callbacks import attempts_of_job
+from delayed_queue.http.admin.tokens import ApiTokenAdmin
+from delayed_queue.http.admin.topics import TopicAdmin
+
+__all__ = ["ApiTokenAdmin", "CallbackAttemptAdmin", "TopicAdmin"]
+
+hooks.panels.append(attempts_of_job)
+
+# What only callbacks fill is shown where they can be made: with the extra of that name.
+if find_spec("aiohttp") and find_spec("cryptography"):
+    from delayed_queue.http.admin.endpoints import EndpointAdmin
+    from delayed_queue.http.admin.hosts import HostAdmin
+
+    __all__ += ["EndpointAdmin", "HostAdmin"]

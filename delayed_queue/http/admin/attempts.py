@@ -1,0 +1,121 @@
+"""The callbacks that were made: as a list, and as the timeline of one job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from django.contrib import admin
+from django.contrib.admin import SimpleListFilter
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+
+from delayed_queue.admin import formats
+from delayed_queue.admin.keysets import Keyset
+from delayed_queue.admin.records import RecordAdmin
+from delayed_queue.http.admin.callbacks import result_of, took
+from delayed_queue.http.models import CallbackAttempt
+
+if TYPE_CHECKING:
+    from django.contrib.admin import ModelAdmin
+
+_OF_ONE_KEY: Final = Keyset(descending=True, hides_index=True)
+_NEWEST_FIRST: Final = Keyset(descending=True)
+_TOPIC: Final = "topic"
+
+
+class TopicFilter(SimpleListFilter):
+    """One topic, named in the link that leads here."""
+
+    title = "topic"
+    parameter_name = _TOPIC
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+        # A list of all could be long: the topic's own page leads here.
+        chosen = request.GET.get(_TOPIC)
+        return [(chosen, chosen)] if chosen else []
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        topic = self.value()
+        return queryset.filter(topic=topic) if topic else queryset
+
+
+@admin.register(CallbackAttempt)
+class CallbackAttemptAdmin(RecordAdmin):
+    """The latest first; found by the id of a job."""
+
+    name_field = "key"
+    list_filter = (TopicFilter,)
+    search_fields = ("=key",)
+    search_help_text = "The whole id of a job; in every topic."
+    list_display = (
+        "key_column", "topic_column", "attempt_column", "result_column", "duration_column",
+        "address_column", "at_column",
+    )  # fmt: skip
+    readonly_fields = (
+        "result_column", "detail_column", "topic_column", "job_column", "attempt_column",
+        "webhook_column", "address_column", "endpoint_column", "at_column", "duration_column",
+        "excerpt_column",
+    )  # fmt: skip
+
+    def keyset_of(self, request: HttpRequest) -> Keyset:
+        return _OF_ONE_KEY if request.GET.get("q") else _NEWEST_FIRST
+
+    @admin.display(description="job")
+    def key_column(self, row: CallbackAttempt) -> SafeString:
+        return formats.key_label(row.key)
+
+    @admin.display(description="job")
+    def job_column(self, row: CallbackAttempt) -> SafeString:
+        url = reverse(
+            "admin:delayed_queue_http_callbackattempt_changelist", current_app=self.admin_site.name
+        )
+        query = urlencode({"q": row.key})
+        return format_html('{} · <a href="{}?{}">all attempts</a>', row.key, url, query)
+
+    @admin.display(description="topic")
+    def topic_column(self, row: CallbackAttempt) -> str:
+        return row.topic
+
+    @admin.display(description="attempt")
+    def attempt_column(self, row: CallbackAttempt) -> int:
+        return row.attempt
+
+    @admin.display(description="result")
+    def result_column(self, row: CallbackAttempt) -> SafeString:
+        return result_of(row)
+
+    @admin.display(description="why")
+    def detail_column(self, row: CallbackAttempt) -> str | SafeString:
+        return formats.printable(row.detail) if row.detail else formats.NOTHING
+
+    @admin.display(description="took")
+    def duration_column(self, row: CallbackAttempt) -> str:
+        return took(row)
+
+    @admin.display(description="address")
+    def address_column(self, row: CallbackAttempt) -> SafeString:
+        return format_html("<code>{}</code>", row.address) if row.address else formats.NOTHING
+
+    @admin.display(description="endpoint")
+    def endpoint_column(self, row: CallbackAttempt) -> SafeString:
+        if row.endpoint_id is None:
+            return formats.NOTHING
+        name = "admin:delayed_queue_http_endpoint_change"
+        url = reverse(name, args=[row.endpoint_id], current_app=self.admin_site.name)
+        return format_html('<a href="{}">endpoint {}</a>', url, row.endpoint_id)
+
+    @admin.display(description="webhook-id")
+    def webhook_column(self, row: CallbackAttempt) -> SafeString:
+        return format_html("<code>{}</code>", row.webhook_id)
+
+    @admin.display(description="began")
+    def at_column(self, row: Any) -> SafeString:
+        return formats.moment(row.started_at, formats.relative(row.started_at, row.read_at))
+
+    @admin.display(description="answer")
+    def excerpt_column(self, row: CallbackAttempt) -> SafeString:
+        return formats.block(row.excerpt) if row.excerpt else formats.NOTHING

@@ -1,0 +1,247 @@
+"""The endpoints of callbacks: their limits, their secrets, and whether they are sent to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from django import forms
+from django.contrib import admin, messages
+from django.db import router
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from delayed_queue.admin import formats
+from delayed_queue.admin.keysets import KeysetChangeList
+from delayed_queue.admin.operations import Call, Report, Switch
+from delayed_queue.admin.records import MadeByForm
+from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.http.admin.hosts import breaker_state, note_recalled
+from delayed_queue.http.callbacks.recalling import recall_endpoint
+from delayed_queue.http.callbacks.registering import (
+    disable_endpoint,
+    enable_endpoint,
+    endpoint_of,
+    register_endpoint,
+    rotate_secret,
+)
+from delayed_queue.http.callbacks.secrets import ROTATION
+from delayed_queue.http.models import Endpoint, Host
+
+if TYPE_CHECKING:
+    _Form = forms.ModelForm[Endpoint]
+else:
+    _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class EndpointForm(_Form):
+    """A url to register, and the limits of what is below it."""
+
+    url = forms.CharField(
+        label="Prefix",
+        widget=forms.TextInput(attrs={"size": 60}),
+        help_text="As in https://example.com/hooks; the longest that matches a job's url counts.",
+    )
+    per_second = forms.FloatField(
+        label="Rate", required=False, min_value=0.001, help_text="Calls per second; empty: any."
+    )
+    burst = forms.IntegerField(initial=1, min_value=1, help_text="Calls at once within the rate.")
+    concurrency = forms.IntegerField(
+        required=False, min_value=1, help_text="Calls on the wire at a time; empty: any number."
+    )
+
+    class Meta:
+        model = Endpoint
+        fields = ("per_second", "burst", "concurrency")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.pk is not None:  # another url would be another endpoint
+            del self.fields["url"]
+
+    def clean(self) -> dict[str, Any]:
+        """Register a new one: only who does it knows whether the url may be called."""
+        cleaned = super().clean() or {}
+        if not self.errors and self.instance.pk is None:
+            try:
+                self.secret = register_endpoint(
+                    cleaned["url"], per_second=cleaned["per_second"], burst=cleaned["burst"],
+                    concurrency=cleaned["concurrency"], using=router.db_for_write(Endpoint),
+                )  # fmt: skip
+            except DelayedQueueError as error:
+                self.add_error("url", str(error))
+        return cleaned
+
+
+class Enable(Switch):
+    name, label, past, left = "enable", "Enable", "Enabled", "not disabled"
+    noun = "endpoint"
+    help = "Send to it again, deferred jobs included."
+    permission = "delayed_queue_http.disable_endpoint"
+
+    def fits(self, row: Any) -> bool:
+        return row.disabled_at is not None
+
+    def change(self, row: Any, call: Call, report: Report) -> bool:
+        return enable_endpoint(row, using=call.using)
+
+    def follow(self, row: Any, call: Call, report: Report) -> None:
+        note_recalled(row, recall_endpoint(row, using=call.using), report)
+
+
+class Disable(Switch):
+    name, label, past, left = "disable", "Disable", "Disabled", "disabled already"
+    noun = "endpoint"
+    help = "Send nothing more to it; its jobs wait."
+    permission = "delayed_queue_http.disable_endpoint"
+    warning = "Nothing more is sent to these endpoints; their jobs wait until they are enabled."
+
+    def fits(self, row: Any) -> bool:
+        return row.disabled_at is None
+
+    def change(self, row: Any, call: Call, report: Report) -> bool:
+        reason = f"By {call.user.get_username()}."
+        return disable_endpoint(row, reason, using=call.using)
+
+
+class Rotate(Switch):
+    name, label, past = "rotate", "Rotate the secret", "Rotated the secret of"
+    noun = "endpoint"
+    help = "Make a new secret, shown once; the old one's signature goes along for 24 h."
+    permission = "delayed_queue_http.rotate_endpoint"
+    warning = (
+        "Each endpoint gets a new secret, which is shown once. For 24 hours calls carry the "
+        "signatures of both; then receivers that know only the old one refuse them."
+    )
+
+    def change(self, row: Any, call: Call, report: Report) -> bool:
+        secret = rotate_secret(row, using=call.using)
+        report.notes.append(f"The secret of {row.prefix}, shown only now: {secret}")
+        return True
+
+
+class EndpointChangeList(KeysetChangeList):
+    """The list, with the states of the hosts of the page."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        add_hosts(self.result_list, self.queryset.db)
+
+
+def add_hosts(rows: Sequence[Any], using: str) -> None:
+    """Give each endpoint the row of its host; None while it never failed."""
+    names = {row: host_of(row.origin) for row in rows}
+    found = {each.name: each for each in Host.objects.using(using).filter(name__in=names.values())}
+    for row, name in names.items():
+        row.host = found.get(name)
+
+
+def host_of(origin: str) -> str:
+    """Return the name that the breaker knows the host of an origin by."""
+    parts = urlsplit(origin)
+    name = parts.netloc.rpartition("]")[0] + "]" if "]" in parts.netloc else parts.hostname
+    return f"{name}:{parts.port or _PORTS[parts.scheme]}"
+
+
+@admin.register(Endpoint)
+class EndpointAdmin(MadeByForm):
+    """The newest first; one for an origin is made by the first call to it."""
+
+    name_field = "prefix"
+    form = EndpointForm
+    operations = (Rotate(), Disable(), Enable())
+    list_display = (
+        "key_column", "state_column", "breaker_column", "rate_column", "concurrency_column",
+        "rotated_column",
+    )  # fmt: skip
+    add_fields = ("url", "per_second", "burst", "concurrency")
+    readonly_fields = ("state_column", "breaker_column", "times")
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("delayed_queue_http.change_endpoint"))
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
+        return EndpointChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        row = super().get_object(request, object_id, from_field)
+        if row is not None:
+            add_hosts([row], self.get_queryset(request).db)
+        return row
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        if obj is None:
+            return self.add_fields
+        return ("prefix", *self.readonly_fields, *self.add_fields[1:])
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return () if obj is None else ("prefix", *self.readonly_fields)
+
+    # Columns
+
+    @admin.display(description="endpoint")
+    def key_column(self, row: Any) -> SafeString:
+        return formats.key_label(row.prefix)
+
+    @admin.display(description="state")
+    def state_column(self, row: Any) -> SafeString:
+        if row.disabled_at is None:
+            return format_html('<span class="dq-state dq-due">{}</span>', "enabled")
+        since = formats.moment(row.disabled_at, formats.relative(row.disabled_at, row.read_at))
+        return format_html(
+            '<span class="dq-state dq-alarm">disabled</span> {} <span class="dq-quiet">{}</span>',
+            since, row.disabled_reason,
+        )  # fmt: skip
+
+    @admin.display(description="host")
+    def breaker_column(self, row: Any) -> SafeString:
+        if row.host is None:
+            return breaker_state(None)
+        row.host.read_at = row.read_at
+        why = row.host.reason[:80] if row.host.open_until is not None else ""
+        return format_html('{} <span class="dq-quiet">{}</span>', breaker_state(row.host), why)
+
+    @admin.display(description="rate")
+    def rate_column(self, row: Any) -> str:
+        if row.per_second is None:
+            return "any"
+        return f"{formats.per_second(row.per_second)}, {row.burst:,} at once"
+
+    @admin.display(description="on the wire")
+    def concurrency_column(self, row: Any) -> str:
+        return "any" if row.concurrency is None else f"{row.concurrency:,}"
+
+    @admin.display(description="secret")
+    def rotated_column(self, row: Any) -> SafeString:
+        at = row.rotated_at or row.created_at
+        return formats.moment(at, f"made {formats.relative(at, row.read_at)}")
+
+    @admin.display(description="timeline")
+    def times(self, row: Any) -> SafeString:
+        events = [
+            (row.created_at, "made"),
+            (row.rotated_at, "secret rotated"),
+            (row.rotated_at and row.rotated_at + ROTATION, "old secret ends"),
+            (row.disabled_at, "disabled"),
+        ]
+        return formats.timeline(events, row.read_at)
+
+    # Making one
+
+    def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
+        made = form.save(commit=False)
+        if change:
+            return made
+        return endpoint_of(form.cleaned_data["url"], using=router.db_for_write(Endpoint))
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Store the limits; of a new one show the secret, this once: what is kept is sealed."""
+        if change:
+            obj.save(update_fields=["per_second", "burst", "concurrency"])
+            return
+        text = format_html("The secret, shown only now: <code>{}</code>.", form.secret)
+        self.message_user(request, text, messages.WARNING)

@@ -1,0 +1,205 @@
+"""The tokens of the HTTP API: made here, shown once, revoked here."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from delayed_queue.admin import formats
+from delayed_queue.admin.operations import (
+    Call,
+    Entry,
+    Operation,
+    Report,
+    lock,
+    parse_ids,
+    record,
+)
+from delayed_queue.admin.records import MadeByForm
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.http.models import ApiToken
+from delayed_queue.http.tokens import EVERYTHING, VERBS, new_token
+
+if TYPE_CHECKING:
+    _Form = forms.ModelForm[ApiToken]
+else:
+    _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
+
+_WHAT: Final = {
+    "add": "add: add jobs",
+    "read": "read: look at jobs, topics and metrics",
+    "delete": "delete: delete jobs",
+    "consume": "consume: pop jobs and say how they ended",
+    "manage": "manage: kick, replay, pause and resume",
+    "metrics": "metrics: read the metrics of all queues",
+}
+
+
+class TokenForm(_Form):
+    """What a new token may do."""
+
+    verbs = forms.MultipleChoiceField(
+        choices=[(each, _WHAT[each]) for each in VERBS], widget=forms.CheckboxSelectMultiple
+    )
+    topics = forms.CharField(
+        widget=forms.Textarea(attrs={"rows": 3, "cols": 40}),
+        help_text="One on a line: a topic, or the beginning of some and a star. A star alone is "
+        "all that the setting TOPICS serves.",
+    )  # fmt: skip
+    days = forms.IntegerField(
+        min_value=1, max_value=3650, required=False, help_text="How long it is valid; empty: on."
+    )
+
+    class Meta:
+        model = ApiToken
+        fields = ("name", "rate", "burst")
+        help_texts = {
+            "name": "Who will use it.",
+            "rate": "Requests per second; empty: the setting RATE.",
+            "burst": "Requests at once; empty: the setting BURST.",
+        }
+
+    def clean(self) -> dict[str, Any]:
+        """Make the row, not stored yet: who makes it knows what is wrong with it."""
+        cleaned = super().clean() or {}
+        if not self.errors:
+            self._make(cleaned)
+        return cleaned
+
+    def _make(self, cleaned: dict[str, Any]) -> None:
+        days = cleaned["days"]
+        expires_at = timezone.now() + timedelta(days=days) if days else None
+        try:
+            self.made, self.token = new_token(
+                cleaned["name"], verbs=cleaned["verbs"], topics=cleaned["topics"].split(),
+                expires_at=expires_at, rate=cleaned["rate"], burst=cleaned["burst"],
+            )  # fmt: skip
+        except InvalidConfiguration as error:
+            self.add_error(None, str(error))
+
+
+class Revoke(Operation):
+    """Disable tokens; there is no way back."""
+
+    name = "revoke"
+    label = "Revoke"
+    help = "Disable the token for good."
+    permission = "delayed_queue_http.revoke_apitoken"
+    warning = (
+        "Whoever uses these tokens is let in no more, from a few seconds on, for good. Make new "
+        "tokens first where the work is to go on."
+    )
+    is_destructive = True
+
+    def fits(self, row: Any) -> bool:
+        return row.disabled_at is None
+
+    def run(self, call: Call) -> Report:
+        report = Report("Revoked", "token")
+        with call.transaction():
+            rows = lock(call, parse_ids(call.tokens), report)
+            now = timezone.now()
+            entries = [Entry(row, "Revoked.") for row in rows if _revoke(row, now, call, report)]
+            record(call, CHANGE, entries)
+        return report
+
+
+def _revoke(row: Any, now: datetime, call: Call, report: Report) -> bool:
+    if row.disabled_at is not None:
+        report.leave("revoked already", row.name)
+        return False
+    ApiToken.objects.using(call.using).filter(pk=row.pk).update(disabled_at=now)
+    report.changed.append(row.name)
+    return True
+
+
+@admin.register(ApiToken)
+class ApiTokenAdmin(MadeByForm):
+    """The newest first; what a token is cannot be seen, only how it begins."""
+
+    form = TokenForm
+    operations = (Revoke(),)
+    list_display = (
+        "key_column", "state_column", "verbs_column", "topics_column", "rate_column",
+        "used_column", "expires_column",
+    )  # fmt: skip
+    add_fields = ("name", "verbs", "topics", "days", "rate", "burst")
+    readonly_fields = (
+        "state_column", "prefix_column", "verbs_column", "topics_column", "rate_column",
+        "used_column", "times",
+    )  # fmt: skip
+
+    @admin.display(description="token")
+    def key_column(self, row: Any) -> SafeString:
+        return formats.key_label(row.name)
+
+    @admin.display(description="begins with")
+    def prefix_column(self, row: Any) -> SafeString:
+        return format_html("<code>{}…</code>", row.prefix)
+
+    @admin.display(description="state")
+    def state_column(self, row: Any) -> SafeString:
+        if row.disabled_at is not None:
+            return format_html('<span class="dq-state dq-alarm">{}</span>', "revoked")
+        if row.expires_at is not None and row.expires_at <= row.read_at:
+            return format_html('<span class="dq-state dq-expired">{}</span>', "expired")
+        return format_html('<span class="dq-state dq-due">{}</span>', "in force")
+
+    @admin.display(description="may")
+    def verbs_column(self, row: Any) -> str:
+        return ", ".join(row.verbs)
+
+    @admin.display(description="topics")
+    def topics_column(self, row: Any) -> str:
+        return ", ".join("all served" if each == EVERYTHING else each for each in row.topics)
+
+    @admin.display(description="rate")
+    def rate_column(self, row: Any) -> str:
+        if row.rate is None:
+            return "default"
+        burst = "" if row.burst is None else f", {row.burst:,} at once"
+        return formats.per_second(row.rate) + burst
+
+    @admin.display(description="last used")
+    def used_column(self, row: Any) -> SafeString:
+        if row.last_used_at is None:
+            return formats.NOTHING
+        return formats.moment(row.last_used_at, formats.relative(row.last_used_at, row.read_at))
+
+    @admin.display(description="expires")
+    def expires_column(self, row: Any) -> SafeString:
+        if row.expires_at is None:
+            return formats.NOTHING
+        return formats.moment(row.expires_at, formats.relative(row.expires_at, row.read_at))
+
+    @admin.display(description="timeline")
+    def times(self, row: Any) -> SafeString:
+        events = [
+            (row.created_at, "made"),
+            (row.last_used_at, "last used"),
+            (row.expires_at, "expires"),
+            (row.disabled_at, "revoked"),
+        ]
+        return formats.timeline(events, row.read_at)
+
+    # Making one
+
+    def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
+        form.save(commit=False)
+        return form.made
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Store it, and show the token this once: only its hash is kept."""
+        obj.save(force_insert=True)
+        text = format_html(
+            "The token, shown only now: <code>{}</code>. Hand it over in a safe way.", form.token
+        )
+        self.message_user(request, text, messages.WARNING)

@@ -1,0 +1,337 @@
+"""The topics: how they treat their jobs, how many they hold, and the switch that stops them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.models import CHANGE
+from django.core.exceptions import ValidationError
+from django.db import router
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+
+from delayed_queue.admin import formats
+from delayed_queue.admin.filters import KIND
+from delayed_queue.admin.keysets import KeysetChangeList
+from delayed_queue.admin.operations import Call, Entry, Operation, Report, parse_ids, record
+from delayed_queue.admin.pausing import PauseForm
+from delayed_queue.admin.records import MadeByForm
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.http.jobs.catalogue import configure_topic
+from delayed_queue.http.jobs.inspecting import pause_topic, resume_topic
+from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, topic_kind
+from delayed_queue.http.jobs.ladders import DEFAULT_LADDER, MAX_TTR, check_ladder, policy_named
+from delayed_queue.http.models import Topic
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import PausedQueue
+from delayed_queue.observe.overview import Count, QueueDepth, depths
+
+if TYPE_CHECKING:
+    _Form = forms.ModelForm[Topic]
+else:
+    _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
+
+# A count goes no further: a page has up to a hundred topics.
+_CAP: Final = 1000
+_SECOND: Final = timedelta(seconds=1)
+_STATES: Final = ("ready", "delayed", "reserved", "dead")
+
+
+class TopicForm(_Form):
+    """How a topic treats its jobs; its name stays once it is made."""
+
+    ladder = forms.CharField(
+        required=False, widget=forms.TextInput(attrs={"size": 60}),
+        help_text=f"The waits after failures. Empty: {DEFAULT_LADDER}.",
+    )  # fmt: skip
+    jitter = forms.FloatField(
+        min_value=0, max_value=1, initial=0.0,
+        help_text="Spreads each wait: 0.2 is ± 20 %.",
+    )  # fmt: skip
+    hold = forms.FloatField(
+        label="TTR", min_value=1, max_value=MAX_TTR / _SECOND, required=False,
+        help_text="Seconds that a consumer may hold a job. Empty: LEASE_DURATION.",
+    )  # fmt: skip
+    shards = forms.IntegerField(
+        min_value=1,
+        max_value=64,
+        initial=1,
+        help_text="Fewer only while those that would go hold no job, dead ones included.",
+    )
+
+    class Meta:
+        model = Topic
+        fields = ("name",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        topic = self.instance
+        if topic.pk is not None:
+            seconds = None if topic.ttr is None else topic.ttr / 1000
+            self.initial.update(
+                ladder=topic.ladder, jitter=topic.jitter, hold=seconds, shards=topic.shards
+            )
+
+    def clean_name(self) -> str:
+        try:
+            return check_topic(self.cleaned_data["name"])
+        except InvalidMessage as error:
+            raise ValidationError(str(error)) from error
+
+    def clean_ladder(self) -> str:
+        ladder: str = self.cleaned_data["ladder"]
+        try:
+            return check_ladder(ladder) if ladder.strip() else ""
+        except InvalidConfiguration as error:
+            raise ValidationError(str(error)) from error
+
+    def clean(self) -> dict[str, Any]:
+        """Write it: whether shards can go is known only under the lock that adding takes."""
+        cleaned = super().clean() or {}
+        if not self.errors:
+            try:
+                self._configure(cleaned)
+            except InvalidConfiguration as error:
+                self.add_error("shards", str(error))
+        return cleaned
+
+    def _configure(self, cleaned: dict[str, Any]) -> None:
+        hold = cleaned["hold"]
+        alias = router.db_for_write(Topic, instance=self.instance)
+        name = self.instance.name if self.instance.pk else cleaned["name"]
+        configure_topic(
+            name, shards=cleaned["shards"], ladder=cleaned["ladder"], jitter=cleaned["jitter"],
+            ttr=None if hold is None else hold * _SECOND, using=alias,
+        )  # fmt: skip
+        self.stored = Topic.objects.using(alias).get(name=name)
+
+
+class Pause(Operation):
+    """Stop handing out the jobs of topics, pulled ones and calls alike."""
+
+    name = "pause"
+    label = "Pause"
+    help = "Hand out no job of the topic until it is resumed."
+    permission = "delayed_queue.pause_queue"
+    warning = (
+        "No consumer is handed a job of these topics and no url is called until they are "
+        "resumed. Jobs can be added and deleted, and those in flight are finished."
+    )
+    form_class = PauseForm
+
+    def fits(self, row: Any) -> bool:
+        return row.pause is None
+
+    def run(self, call: Call) -> Report:
+        report = Report("Paused", "topic")
+        by, reason = call.user.get_username(), call.options.get("reason", "")
+        with call.transaction():
+            rows = _rows(call, report)
+            changed = [
+                row for row in rows if pause_topic(row.name, reason=reason, by=by, using=call.using)
+            ]
+            _note(call, report, rows, changed, "paused already")
+        return report
+
+
+class Resume(Operation):
+    """Hand out the jobs of topics again."""
+
+    name = "resume"
+    label = "Resume"
+    help = "Hand out jobs of the topic again."
+    permission = "delayed_queue.pause_queue"
+
+    def fits(self, row: Any) -> bool:
+        return row.pause is not None
+
+    def run(self, call: Call) -> Report:
+        report = Report("Resumed", "topic")
+        with call.transaction():
+            rows = _rows(call, report)
+            changed = [row for row in rows if resume_topic(row.name, using=call.using)]
+            _note(call, report, rows, changed, "not paused")
+        return report
+
+
+def _rows(call: Call, report: Report) -> list[Any]:
+    ids = parse_ids(call.tokens)
+    rows = list(call.queryset.using(call.using).filter(id__in=ids).order_by("name"))
+    for each in set(ids) - {row.id for row in rows}:
+        report.leave("no longer there", f"id {each}")
+    return rows
+
+
+def _note(call: Call, report: Report, rows: list[Any], changed: list[Any], why_not: str) -> None:
+    for row in rows:
+        if row not in changed:
+            report.leave(why_not, row.name)
+    report.changed += [row.name for row in changed]
+    record(call, CHANGE, [Entry(row, f"{report.past}.") for row in changed])
+
+
+class TopicChangeList(KeysetChangeList):
+    """The list, with what the topics of the page hold, counted by one statement."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        add_counts(self.result_list, self.queryset.db)
+
+
+def add_counts(rows: Sequence[Any], using: str) -> None:
+    """Give each topic its counts and its pause."""
+    kinds = {row.name: kinds_of_topic(row.name, row.shards) for row in rows}
+    found = {
+        each.kind: each for each in depths([k for some in kinds.values() for k in some], cap=_CAP,
+        using=using)
+    }  # fmt: skip
+    first = [topic_kind(name) for name in kinds]
+    pauses = {each.kind: each for each in PausedQueue.objects.using(using).filter(kind__in=first)}
+    for row in rows:
+        row.counts = _summed([found[kind] for kind in kinds[row.name]])
+        row.pause = pauses.get(topic_kind(row.name))
+
+
+def _summed(found: Sequence[QueueDepth]) -> dict[str, Count]:
+    sums: dict[str, list[Count]] = defaultdict(list)
+    for each in found:
+        for state, count in zip(_STATES, each.counts.values(), strict=True):
+            sums[state].append(count)
+    return {
+        state: Count(sum(each.value for each in some), any(each.is_cut for each in some))
+        for state, some in sums.items()
+    }
+
+
+@admin.register(Topic)
+class TopicAdmin(MadeByForm):
+    """By name; a topic is made by its first job, or here."""
+
+    form = TopicForm
+    operations = (Pause(), Resume())
+    list_display = (
+        "key_column", "state_column", "ready_column", "delayed_column", "reserved_column",
+        "dead_column", "ladder_column", "shards_column",
+    )  # fmt: skip
+    add_fields = ("name", "ladder", "jitter", "hold", "shards")
+    readonly_fields = ("state_column", "holds", "steps")
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("delayed_queue_http.change_topic"))
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
+        return TopicChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        row = super().get_object(request, object_id, from_field)
+        if row is not None:
+            add_counts([row], self.get_queryset(request).db)
+        return row
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        if obj is None:
+            return self.add_fields
+        shown = ("name", *self.readonly_fields)
+        return (*shown, *self.add_fields[1:]) if self.has_change_permission(request, obj) else shown
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return () if obj is None else ("name", *self.readonly_fields)
+
+    # Columns
+
+    @admin.display(description="topic")
+    def key_column(self, row: Any) -> SafeString:
+        return formats.key_label(row.name)
+
+    @admin.display(description="state")
+    def state_column(self, row: Any) -> SafeString:
+        if row.pause is None:
+            return format_html('<span class="dq-state dq-due">{}</span>', "open")
+        who = f"by {row.pause.paused_by}" if row.pause.paused_by else ""
+        why = ": ".join(filter(None, [who, row.pause.reason]))
+        return format_html(
+            '<span class="dq-state dq-expired">paused</span> <span class="dq-quiet">{}</span>', why
+        )
+
+    @admin.display(description="ready")
+    def ready_column(self, row: Any) -> str:
+        return str(row.counts["ready"])
+
+    @admin.display(description="delayed")
+    def delayed_column(self, row: Any) -> str:
+        return str(row.counts["delayed"])
+
+    @admin.display(description="reserved")
+    def reserved_column(self, row: Any) -> str:
+        return str(row.counts["reserved"])
+
+    @admin.display(description="dead")
+    def dead_column(self, row: Any) -> SafeString:
+        count = row.counts["dead"]
+        name = "dq-alarm" if count.value else "dq-quiet"
+        return format_html('<span class="{}">{}</span>', name, str(count))
+
+    @admin.display(description="ladder")
+    def ladder_column(self, row: Any) -> SafeString:
+        if not row.ladder:
+            return format_html('<span class="dq-quiet">{}</span>', "default")
+        return format_html('<span class="dq-at">{}</span>', row.ladder)
+
+    @admin.display(description="shards")
+    def shards_column(self, row: Any) -> int:
+        return int(row.shards)
+
+    # The detail page
+
+    @admin.display(description="jobs")
+    def holds(self, row: Any) -> SafeString:
+        """List the kinds with links to their messages and dead letters, and the counts of all."""
+        counts = ", ".join(f"{count} {state}" for state, count in row.counts.items())
+        kinds = kinds_of_topic(row.name, row.shards)
+        links = format_html_join("", "<br>{}: {} · {}", map(self._links, kinds))
+        name = "admin:delayed_queue_http_callbackattempt_changelist"
+        attempts = reverse(name, current_app=self.admin_site.name)
+        query = urlencode({"topic": row.name})
+        return format_html('{} · <a href="{}?{}">callbacks</a>{}', counts, attempts, query, links)
+
+    def _links(self, kind: str) -> tuple[SafeString, SafeString, SafeString]:
+        query, site = urlencode({KIND: kind}), self.admin_site.name
+        messages = reverse("admin:delayed_queue_message_changelist", current_app=site)
+        letters = reverse("admin:delayed_queue_deadletter_changelist", current_app=site)
+        return (
+            formats.kind_label(kind),
+            format_html('<a href="{}?{}">jobs</a>', messages, query),
+            format_html('<a href="{}?{}">dead jobs</a>', letters, query),
+        )
+
+    @admin.display(description="waits after failures")
+    def steps(self, row: Any) -> SafeString:
+        policy = policy_named(row.ladder, row.jitter)
+        waits = ", ".join(formats.human(each) for each in policy.delays)
+        total = formats.human(sum(policy.delays, timedelta(0)))
+        jitter = f", each ± {row.jitter:.0%}" if row.jitter else ""
+        ttr = "" if row.ttr is None else f" A consumer holds a job for {_held(row.ttr)}."
+        text = f"{waits}{jitter}: {policy.max_attempts} attempts over {total}.{ttr}"
+        return format_html("{}", text)
+
+    # Making and changing
+
+    def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
+        """Return the row that the form has written, under the lock of those who add jobs."""
+        form.save(commit=False)
+        return form.stored
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Do nothing more."""
+
+
+def _held(milliseconds: int) -> str:
+    return formats.human(milliseconds * MILLISECOND)

@@ -1,0 +1,77 @@
+"""For probes and scrapers: whether the process answers, whether it can work, and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from django.db import Error, connections
+from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from delayed_queue.db.resilience import is_read_only
+from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.http.api.auth import check, grant_of
+from delayed_queue.http.api.problems import Problem, unavailable
+from delayed_queue.http.api.responding import respond
+from delayed_queue.http.conf import api_settings
+from delayed_queue.worker.schema import check_schema
+
+View = Callable[[HttpRequest], HttpResponse]
+
+
+def _get(view: View) -> View:
+    """Have errors be problems, and other methods refused."""
+
+    def answer(request: HttpRequest) -> HttpResponse:
+        if request.method not in ("GET", "HEAD"):
+            return Problem(405, "method_not_allowed", headers={"Allow": "GET, HEAD"}).as_response()
+        try:
+            response = view(request)
+        # A probe is answered whatever is wrong; what is ours is logged.
+        except Exception as error:
+            response = respond(request, error)
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    answer.csrf_exempt = True  # type: ignore[attr-defined]
+    return answer
+
+
+@_get
+def healthz(request: HttpRequest) -> HttpResponse:
+    """Answer 200: the process takes requests. It asks nobody, so no outage restarts servers."""
+    return JsonResponse({"status": "ok"})
+
+
+@_get
+def readyz(request: HttpRequest) -> HttpResponse:
+    """Answer 200 when the database takes writes and has this version's tables, else 503."""
+    using = api_settings().DATABASE
+    try:
+        check_schema(using)
+        only_reads = is_read_only(using)
+    except Error:
+        raise unavailable() from None
+    except DelayedQueueError:
+        raise unavailable("schema_mismatch", "Migrations and package differ.") from None
+    if only_reads:
+        # The next probe asks anew, and where it is sent then.
+        connections[using].close()
+        raise unavailable("database_read_only", "The database takes no writes.")
+    return JsonResponse({"status": "ready"})
+
+
+@_get
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Expose all queues and this process to Prometheus; needs a token with the verb metrics."""
+    if find_spec("prometheus_client") is None:
+        raise Problem(404, "not_found", detail="The server has no prometheus-client.")
+    settings = api_settings()
+    if not settings.METRICS_PUBLIC:
+        check(grant_of(request), "metrics", None)
+    module: Any = import_module("delayed_queue.observe.metrics")
+    collector = module.QueueCollector(using=settings.DATABASE)
+    body, content_type = module.exposition(collector, accept=request.headers.get("Accept", ""))
+    return HttpResponse(body, content_type=content_type)

@@ -1,0 +1,233 @@
+"""What the calls about jobs take and answer: schemas for the description, bytes for the wire."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from django.http import HttpResponse
+from ninja import Path, Query, Schema
+from pydantic import ConfigDict, Field
+
+from delayed_queue.exceptions import InvalidJob
+from delayed_queue.http.api.parsing import parse
+from delayed_queue.http.api.problems import Problem
+from delayed_queue.http.conf import api_settings
+from delayed_queue.http.jobs.inspecting import TopicStats
+from delayed_queue.http.jobs.jobs import Answer, DeadJob, Job
+from delayed_queue.http.jobs.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
+from delayed_queue.messages import MAX_KEY_LENGTH
+
+# No control characters, as of the ids of new jobs.
+_PRINTABLE: Final = r"^[^\x00-\x1f\x7f-\x9f]+$"
+_TOPIC: Final[dict[str, Any]] = {
+    "min_length": 1, "max_length": MAX_TOPIC_LENGTH, "pattern": f"^{TOPIC_PATTERN}$",
+}  # fmt: skip
+_JOB: Final[dict[str, Any]] = {
+    "min_length": 1, "max_length": MAX_KEY_LENGTH, "pattern": _PRINTABLE,
+}  # fmt: skip
+MAX_ID: Final = 2**63 - 1
+TopicName = Annotated[str, Path(**_TOPIC)]
+JobId = Annotated[str, Path(**_JOB)]
+# Of lists: whose they are, and which page.
+OfTopic = Annotated[str | None, Query(**_TOPIC)]
+OfJob = Annotated[str, Query(**_JOB)]
+After = Annotated[int, Query(ge=0, le=MAX_ID)]
+Limit = Annotated[int, Query(ge=1, le=100)]
+Body = Annotated[Any, Field(description="Any JSON.")]
+
+
+class AddedReply(Schema):
+    """A job that was stored."""
+
+    jobId: str
+    topic: str
+    state: str
+    runAt: datetime | None
+
+
+class JobReply(Schema):
+    """A job as it stands; ``retry`` counts failures so far."""
+
+    jobId: str
+    topic: str
+    state: str
+    retry: int
+    runAt: datetime | None
+    createdAt: datetime
+    expiresAt: datetime | None
+    diedAt: datetime | None
+    deadLetterId: int | None
+    url: str | None
+    lastError: str
+
+
+class PoppedReply(Schema):
+    """A job under a lease."""
+
+    jobId: str
+    body: Body
+    attempt: int
+    leaseToken: str
+    expiresAt: datetime
+
+
+class DeadReply(Schema):
+    """A job that was given up on."""
+
+    id: int
+    jobId: str
+    topic: str
+    body: Body
+    url: str | None
+    retry: int
+    reason: str
+    lastError: str
+    createdAt: datetime
+    diedAt: datetime
+
+
+class DeadPage(Schema):
+    """Dead jobs in id order; ``next`` is the ``after`` of the next page, if there may be one."""
+
+    items: list[DeadReply]
+    next: int | None
+
+
+class KickedReply(Schema):
+    """How many dead jobs were put back."""
+
+    kicked: int
+
+
+class TopicReply(Schema):
+    """How a topic treats its jobs; ``ttr`` in seconds, null is the server's."""
+
+    name: str
+    shards: int
+    ladder: str
+    jitter: float
+    ttr: float | None
+
+
+class StatsReply(Schema):
+    """How many jobs a topic has; ``isCapped``: counting stopped, there may be more."""
+
+    topic: str
+    shards: int
+    isPaused: bool
+    delayed: int
+    ready: int
+    reserved: int
+    dead: int
+    isCapped: bool
+    oldestReadySeconds: float | None
+
+
+class PauseReply(Schema):
+    """Whether the topic hands out no jobs now."""
+
+    isPaused: bool
+
+
+class Lease(Schema):
+    """What proves that a consumer holds a job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    leaseToken: str = Field(min_length=1, max_length=36)
+
+
+def as_json(data: Any) -> str:
+    """Return JSON; of strings that are no Unicode it keeps the escapes."""
+    return _ENCODER.encode(data)
+
+
+def reply(status: int, data: Any, **headers: str) -> HttpResponse:
+    return HttpResponse(
+        as_json(data), status=status, content_type="application/json", headers=headers
+    )
+
+
+def written(instant: datetime) -> str:
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_ENCODER: Final = json.JSONEncoder(default=written, separators=(",", ":"))
+
+
+def nothing() -> HttpResponse:
+    return HttpResponse(status=204)
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body, or raise Problem 400."""
+    return check_object(parse(raw, api_settings().DEPTH))
+
+
+def check_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Problem(400, "invalid_request", "Invalid request", "A job is a JSON object.")
+    return value
+
+
+def invalid(error: InvalidJob) -> Problem:
+    """Return the problem of a job whose fields are wrong."""
+    errors = [{"in": "body", "path": path, "message": wrong} for path, wrong in error.errors]
+    return Problem(400, "invalid_request", "Invalid request", errors=errors)
+
+
+def invalid_query(path: str, message: str) -> Problem:
+    errors = [{"in": "query", "path": path, "message": message}]
+    return Problem(400, "invalid_request", "Invalid request", errors=errors)
+
+
+def missing(what: str = "job") -> Problem:
+    return Problem(404, "not_found", detail=f"There is no such {what}.")
+
+
+def taken() -> Problem:
+    return Problem(
+        409, "job_already_exists", detail="The topic has a job of this id, perhaps a dead one."
+    )
+
+
+def settled(answer: Answer) -> HttpResponse:
+    """Return 204, or raise what the lease was refused with."""
+    if answer is Answer.MISSING:
+        raise missing()
+    if answer is Answer.STALE:
+        raise Problem(409, "stale_lease", detail="This lease does not hold the job any more.")
+    return nothing()
+
+
+def job_as_dict(job: Job) -> dict[str, Any]:
+    return {
+        "jobId": job.job_id, "topic": job.topic, "state": job.state, "retry": job.retry,
+        "runAt": job.run_at, "createdAt": job.created_at, "expiresAt": job.expires_at,
+        "diedAt": job.died_at, "deadLetterId": job.dead_letter_id, "url": job.url,
+        "lastError": job.last_error,
+    }  # fmt: skip
+
+
+def dead_as_dict(job: DeadJob) -> dict[str, Any]:
+    return {
+        "id": job.id, "jobId": job.job_id, "topic": job.topic, "body": job.body, "url": job.url,
+        "retry": job.retry, "reason": job.reason, "lastError": job.last_error,
+        "createdAt": job.created_at, "diedAt": job.died_at,
+    }  # fmt: skip
+
+
+def stats_as_dict(stats: TopicStats) -> dict[str, Any]:
+    counts = {"delayed": stats.delayed, "ready": stats.ready, "reserved": stats.reserved,
+              "dead": stats.dead}  # fmt: skip
+    age = stats.oldest_ready_age
+    return {
+        "topic": stats.topic,
+        "shards": stats.shards,
+        "isPaused": stats.is_paused,
+        **{name: count.value for name, count in counts.items()},
+        "isCapped": any(count.is_cut for count in counts.values()),
+        "oldestReadySeconds": None if age is None else age.total_seconds(),
+    }

@@ -1,0 +1,246 @@
+"""Send callbacks: a pool of connections per event loop, guarded dials and bounded answers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+import time
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache, partial
+from types import TracebackType
+from typing import Final, Self
+
+from aiohttp import (
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+)
+from aiohttp.abc import AbstractResolver
+from aiohttp.resolver import DefaultResolver
+
+from delayed_queue import __version__
+from delayed_queue.http.callbacks.exchanges import (
+    BODY_BYTES,
+    Enter,
+    Exchange,
+    GuardedRequest,
+    GuardedResolver,
+    Sockets,
+    SpoiledConnection,
+    current,
+)
+from delayed_queue.http.callbacks.failures import ERRORS, outcome_of
+from delayed_queue.http.callbacks.guard import Policy, Target, read_url
+from delayed_queue.http.callbacks.holds import Withdrawn
+from delayed_queue.http.callbacks.outcomes import (
+    CallbackRequest,
+    CallbackResult,
+    excerpt_of,
+    retry_after_of,
+)
+from delayed_queue.http.conf import CallbackSettings, callback_settings
+
+# Servers close idle connections, some after 2 s; a POST that crosses the close cannot be repeated.
+KEEP_ALIVE: Final = 1.5
+LARGE_BODY: Final = 2**20
+HEADERS: Final = {
+    "User-Agent": f"delayed-queue/{__version__}",
+    "Content-Type": "application/json",
+    "Accept": "*/*",
+    "Accept-Encoding": "identity",
+}
+
+
+class CallbackClient:
+    """Sends callbacks over a pool of connections; for one event loop, in which it is made.
+
+    ``resolver`` replaces the system's DNS; its answers are guarded like those.
+    """
+
+    def __init__(
+        self, settings: CallbackSettings | None = None, *, resolver: AbstractResolver | None = None
+    ) -> None:
+        self._settings = callback_settings() if settings is None else settings
+        self._policy = Policy.of(self._settings)
+        # The same urls come again and again, and reading one is a tenth of a callback's work.
+        self._read_url = lru_cache(1024)(partial(read_url, policy=self._policy))
+        self._sockets = Sockets()
+        self._resolver = GuardedResolver(resolver or DefaultResolver())
+        self._slots = asyncio.Semaphore(self._settings.CONNECTIONS)
+        self._session = self._new_session()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections that are open."""
+        await self._session.close()
+        await self._resolver.close()
+
+    async def send(self, request: CallbackRequest, enter: Enter | None = None) -> CallbackResult:
+        """Send once and return what came of it; no failure of the other side is raised.
+
+        Waits first while CONNECTIONS callbacks are on the wire; the limits of time start after.
+        ``enter`` is called when there is a connection, before anything is written; what it raises,
+        also because the first byte could not leave in time, is raised, and nothing was sent.
+        """
+        async with self._slots:
+            self._sockets.in_use += 1
+            try:
+                return await self._attempt(request, enter)
+            finally:
+                self._sockets.in_use -= 1
+
+    def _new_session(self) -> ClientSession:
+        connector = TCPConnector(
+            resolver=self._resolver,
+            socket_factory=self._sockets,
+            # A cached answer would pass by the guard, and outlive what DNS says.
+            use_dns_cache=False,
+            ssl=_ssl_context(self._settings.CA_FILE),
+            keepalive_timeout=KEEP_ALIVE,
+            limit=0,  # the slots are the limit
+        )
+        return ClientSession(
+            connector=connector,
+            request_class=GuardedRequest,
+            headers=HEADERS,
+            cookie_jar=DummyCookieJar(),
+            timeout=self._connect_timeout(),
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=BODY_BYTES,
+        )
+
+    def _connect_timeout(self) -> ClientTimeout:
+        # The total is ours. aiohttp rounds long times up to whole seconds, unless told not to.
+        seconds = self._settings.CONNECT_TIMEOUT.total_seconds()
+        return ClientTimeout(total=None, connect=seconds, ceil_threshold=float("inf"))
+
+    async def _attempt(self, request: CallbackRequest, enter: Enter | None) -> CallbackResult:
+        exchange = Exchange(self._policy, self._sockets, enter=enter)
+        token = current.set(exchange)
+        began_at, began = datetime.now(UTC), time.monotonic()
+        error: BaseException | None = None
+        try:
+            total = self._settings.TOTAL_TIMEOUT.total_seconds()
+            async with asyncio.timeout(total) as exchange.deadline:
+                await self._exchange(request, exchange)
+        except ERRORS as caught:
+            error = caught
+        finally:
+            current.reset(token)
+            exchange.finish()
+        if exchange.is_withdrawn:
+            raise Withdrawn
+        return self._result(exchange, error, began_at, timedelta(seconds=time.monotonic() - began))
+
+    async def _exchange(self, request: CallbackRequest, exchange: Exchange) -> None:
+        target = self._read_url(request.url)
+        exchange.host, exchange.is_resolved = target.host, target.address is not None
+        while True:
+            try:
+                await self._post(target, request, exchange)
+            except SpoiledConnection:
+                # Nothing was sent, and the connection is gone from the pool.
+                continue
+            return
+
+    async def _post(self, target: Target, request: CallbackRequest, exchange: Exchange) -> None:
+        # A POST is never repeated by aiohttp itself, not even on a pooled connection that broke.
+        body = request.body
+        # Of bytes, aiohttp writes all at once, and warns of it when they are many.
+        data = io.BytesIO(body) if len(body) > LARGE_BODY else body
+        async with self._session.post(
+            target.url, data=data, headers=request.headers, allow_redirects=False
+        ) as response:
+            exchange.status, exchange.headers = response.status, response.headers
+            exchange.content = response.content
+            await _read(response, exchange.body)
+
+    def _result(
+        self,
+        exchange: Exchange,
+        error: BaseException | None,
+        began_at: datetime,
+        duration: timedelta,
+    ) -> CallbackResult:
+        failure, detail = outcome_of(error, exchange)
+        return CallbackResult(
+            started_at=began_at,
+            duration=duration,
+            failure=failure,
+            detail=detail,
+            status=exchange.status,
+            is_ambiguous=failure is not None and exchange.is_sent and not exchange.is_refused,
+            address=exchange.address,
+            retry_after=self._asked_wait(exchange, began_at + duration),
+            excerpt=excerpt_of(bytes(exchange.body), exchange.headers.get("Content-Encoding", "")),
+            bytes_read=len(exchange.body),
+        )
+
+    def _asked_wait(self, exchange: Exchange, now: datetime) -> timedelta | None:
+        if not exchange.is_refused:
+            return None
+        return retry_after_of(exchange.headers, now, self._settings.RETRY_AFTER_LIMIT)
+
+
+async def _read(response: ClientResponse, body: bytearray) -> None:
+    """Read what is read of an answer; a longer one costs its connection."""
+    while len(body) < BODY_BYTES:
+        chunk = await response.content.read(BODY_BYTES - len(body))
+        if not chunk:
+            return
+        body += chunk
+    if not response.content.at_eof():
+        response.close()
+
+
+def _ssl_context(ca_file: str) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if ca_file:
+        context.load_verify_locations(ca_file)
+    context.set_alpn_protocols(["http/1.1"])
+    context.hostname_checks_common_name = False
+    return context
+
+
+_clients: dict[asyncio.AbstractEventLoop, tuple[CallbackClient, AsyncGenerator[None]]] = {}
+
+
+async def send(request: CallbackRequest, enter: Enter | None = None) -> CallbackResult:
+    """Send with the running event loop's own client, made by the settings in force then."""
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:
+        client = CallbackClient()
+        keeper = _closing(loop, client)
+        _clients[loop] = client, keeper
+        # Started, so that the loop knows it: at its end it closes what it knows.
+        await anext(keeper)
+    return await _clients[loop][0].send(request, enter)
+
+
+async def close() -> None:
+    """Close the running event loop's own client, if there is one."""
+    if asyncio.get_running_loop() in _clients:
+        await _clients[asyncio.get_running_loop()][1].aclose()
+
+
+async def _closing(loop: asyncio.AbstractEventLoop, client: CallbackClient) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        del _clients[loop]
+        await client.close()

@@ -1,0 +1,152 @@
+"""Which endpoint a url belongs to: the longest registered prefix, or a new one for its origin."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from asgiref.sync import sync_to_async
+from yarl import URL
+
+from delayed_queue.http.callbacks.guard import current_policy, read_url
+from delayed_queue.http.callbacks.secrets import in_force, new_secret, seal, unseal
+from delayed_queue.http.models import Endpoint
+from delayed_queue.http.rates import SharedRate
+from delayed_queue.http.store.callbacks import EndpointRow
+from delayed_queue.messages import from_milliseconds
+
+logger = logging.getLogger("delayed_queue")
+
+# For so long a worker believes what it read of an endpoint: a switch, a limit, a secret.
+TRUST_SECONDS: Final = 2.0
+MAX_ORIGINS: Final = 10_000
+# How long the messages of an endpoint that is disabled are put off each time, in seconds: they
+# stay, and are sent within that time after it was enabled.
+DISABLED_WAIT: Final = (300.0, 900.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a url leads: its origin, its path, and ``host:port`` as the breaker knows it."""
+
+    origin: str
+    path: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownEndpoint:
+    """An endpoint with its secrets opened, ready to be sent to."""
+
+    row: EndpointRow
+    secrets: tuple[str, ...] = field(repr=False)
+    rate: SharedRate | None = None
+
+    @property
+    def id(self) -> int:
+        return self.row.id
+
+    @property
+    def is_disabled(self) -> bool:
+        return self.row.disabled_at is not None
+
+
+def place_of(url: str) -> Place:
+    """Return where a url leads; raises UrlRefused for one that is refused as it stands."""
+    target = read_url(url, current_policy())
+    parsed = target.url
+    name = f"[{target.host}]" if ":" in target.host else target.host
+    is_default = target.port == {"http": 80, "https": 443}[parsed.scheme]
+    authority = name if is_default else f"{name}:{target.port}"
+    return Place(
+        f"{parsed.scheme}://{authority}", _path(parsed), f"{name}:{target.port}"
+    )  # fmt: skip
+
+
+def prefix_of(url: str) -> tuple[str, str]:
+    """Return the origin, and the prefix as it is registered, of a url without a query."""
+    place = place_of(url)
+    return place.origin, place.origin + place.path.rstrip("/")
+
+
+def matching(place: Place, rows: list[EndpointRow]) -> EndpointRow | None:
+    """Return the endpoint of the longest prefix that ends where a part of the path does."""
+    full = place.origin + place.path
+    return max(
+        (
+            row
+            for row in rows
+            if full == row.prefix or full.startswith((row.prefix + "/", row.prefix + "?"))
+        ),
+        key=lambda row: len(row.prefix),
+        default=None,
+    )
+
+
+class Endpoints:
+    """The endpoints of one database alias, as far as this process has met their origins."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._known: OrderedDict[str, tuple[float, list[EndpointRow]]] = OrderedDict()
+        self._opened: dict[EndpointRow, KnownEndpoint] = {}
+
+    async def of(self, place: Place) -> KnownEndpoint:
+        """Return the endpoint; one for the origin is made at its first use, with a new secret."""
+        until, rows = self._known.get(place.origin, (0.0, []))
+        if time.monotonic() >= until:
+            rows = await sync_to_async(self._read)(place)
+        found = matching(place, rows)
+        if found is None:
+            rows = await sync_to_async(self._read)(place)
+            found = matching(place, rows)
+        assert found is not None  # noqa: S101 - the one of the origin matches
+        return self._open(found)
+
+    async def disable(self, endpoint: KnownEndpoint, reason: str) -> None:
+        """Have no worker send to it until somebody enables it again."""
+        disabled = await sync_to_async(Endpoint.objects.disable)(
+            endpoint.id, reason, using=self._using
+        )
+        if disabled:
+            logger.warning("event=endpoint_disabled endpoint=%s reason=%s", endpoint.id, reason)
+        self._known.clear()
+
+    def _read(self, place: Place) -> list[EndpointRow]:
+        read_at = time.monotonic()
+        rows = Endpoint.objects.of_origin(place.origin, using=self._using)
+        if matching(place, rows) is None:
+            secret = seal(new_secret())
+            Endpoint.objects.add_once(place.origin, place.origin, secret, using=self._using)
+            rows = Endpoint.objects.of_origin(place.origin, using=self._using)
+        self._known[place.origin] = (read_at + TRUST_SECONDS, rows)
+        self._known.move_to_end(place.origin)
+        if len(self._known) > MAX_ORIGINS:
+            self._known.popitem(last=False)
+        return rows
+
+    def _open(self, row: EndpointRow) -> KnownEndpoint:
+        known = self._opened.get(row)
+        if known is None or row.rotated_at is not None:
+            # The secret from before a rotation ends by time.
+            if len(self._opened) > MAX_ORIGINS:
+                self._opened.clear()
+            known = self._opened[row] = _opened(row, self._using)
+        return known
+
+
+def _opened(row: EndpointRow, using: str) -> KnownEndpoint:
+    rotated_at = None if row.rotated_at is None else from_milliseconds(row.rotated_at)
+    sealed = in_force(row.secret, row.previous_secret, rotated_at, datetime.now(UTC))
+    rate = None
+    if row.per_second is not None:
+        rate = SharedRate(f"endpoint:{row.id}", row.per_second, row.burst, using)
+    return KnownEndpoint(row, tuple(unseal(each) for each in sealed), rate)
+
+
+def _path(url: URL) -> str:
+    return url.raw_path if url.raw_path != "/" else ""

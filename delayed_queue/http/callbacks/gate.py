@@ -1,0 +1,116 @@
+"""The last look before the wire: a first byte leaves while its message is held, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from django.db import Error, connections, transaction
+
+from delayed_queue.db.resilience import drop_if_lost
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.http.callbacks.holds import Hold, Leave, Withdrawn
+from delayed_queue.messages import Envelope
+from delayed_queue.models import Message
+
+# How long the database may take, before the message is deferred.
+ASK_SECONDS: Final = 5.0
+MOST_AT_ONCE: Final = 500
+TIDY_SECONDS: Final = 1.0
+
+
+class Gate:
+    """Holds messages while their callbacks begin, many in a transaction; of one event loop.
+
+    A lock that deletes and updates wait for, taken where the lease still stands: what is deleted
+    before it is not sent, and who deletes after it is answered when the first bytes have left. The
+    transaction is in a thread with a connection of its own, and writes nothing.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._waiting: list[Leave] = []
+        self._keeper: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="callback-gate")
+        self._tidy_at = 0.0
+
+    def open(self) -> None:
+        """Connect beside what else the first callback waits for."""
+        self._thread.submit(self._connect)
+
+    async def enter(self, envelope: Envelope) -> Leave:
+        """Return leave to send, which must be ended; raises Withdrawn, or an error of ours."""
+        leave = Leave(envelope)
+        self._waiting.append(leave)
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                await leave.answer
+        except TimeoutError:
+            leave.end()
+            raise ResourceUnavailable("The database does not answer before a callback.") from None
+        except BaseException:
+            leave.end()
+            raise
+        return leave
+
+    async def close(self) -> None:
+        """Close the connection, at the end of the event loop; that waits for the database."""
+        if self._keeper is not None:
+            await asyncio.wait([self._keeper])
+        await asyncio.get_running_loop().run_in_executor(self._thread, connections.close_all)
+        self._thread.shutdown()
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+            try:
+                await loop.run_in_executor(self._thread, self._hold, loop, batch)
+            except Error as error:
+                _refuse(batch, error)
+
+    def _hold(self, loop: asyncio.AbstractEventLoop, batch: list[Leave]) -> None:
+        """Hold what is there of the batch until it has begun to leave; in the thread."""
+        self._tidy()
+        ids, lease_ids = zip(*(leave.place for leave in batch), strict=True)
+        hold = Hold()
+        try:
+            with transaction.atomic(using=self._using):
+                held = set(Message.objects.hold(lease_ids, ids, using=self._using))
+                loop.call_soon_threadsafe(_let_through, batch, held, hold)
+                hold.wait()
+                # Nothing was written: so ends a transaction that need not wait for the disk.
+                transaction.set_rollback(True, using=self._using)
+        except Error:
+            connections[self._using].close()  # lost, or of a server that only reads
+            raise
+
+    def _connect(self) -> None:
+        connections[self._using].ensure_connection()
+
+    def _tidy(self) -> None:
+        drop_if_lost(self._using)
+        if time.monotonic() >= self._tidy_at:
+            self._tidy_at = time.monotonic() + TIDY_SECONDS
+            connections[self._using].close_if_unusable_or_obsolete()
+
+
+def _let_through(batch: list[Leave], held: set[tuple[int, str]], hold: Hold) -> None:
+    """Answer those who wait; in the loop, where none of them can end meanwhile."""
+    waiting = [leave for leave in batch if not leave.is_ended]
+    hold.keep(sum(leave.place in held for leave in waiting))
+    for leave in waiting:
+        if leave.place in held:
+            leave.give(hold)
+        else:
+            leave.answer.set_exception(Withdrawn())
+
+
+def _refuse(batch: list[Leave], error: Error) -> None:
+    for leave in batch:
+        if not leave.is_ended and not leave.answer.done():
+            leave.answer.set_exception(error)

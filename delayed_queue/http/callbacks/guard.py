@@ -1,0 +1,163 @@
+"""Where callbacks may go: the same policy for a url that is offered and an address that is dialled.
+
+A url is read by yarl, as aiohttp will read it, and no more of it is accepted than both read alike.
+Nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Final
+
+from yarl import URL
+
+from delayed_queue.exceptions import UrlRefused
+from delayed_queue.http.callbacks.addresses import Address, Network, is_in, is_private, is_public
+from delayed_queue.http.conf import CallbackSettings, callback_settings
+
+MAX_URL: Final = 2048
+MAX_HOST: Final = 253
+_NO_NAME: Final = "The host in the url is not a name that DNS can have."
+PORTS: Final = frozenset({80, 443})
+# The whole of what may stand between the scheme and the path: no userinfo, no empty port, no signs
+# and no digits of other scripts, which int() would take.
+_AUTHORITY: Final = re.compile(
+    r"https?://(\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]@:/?#%]+))(:[0-9]{1,5})?(?=[/?]|\Z)",
+    re.IGNORECASE,
+)
+_LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+# As the URL standard has it: who ends like this is an address or nothing, whatever inet_aton makes
+# of it.
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+# Names that no public server has (RFC 6761, 6762, 8375, 9476 and what networks use by custom).
+_LOCAL: Final = frozenset(
+    {"alt", "arpa", "corp", "home", "internal", "intranet", "invalid", "lan", "local"}
+    | {"localdomain", "localhost", "onion", "private", "test"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What callbacks may reach beside public addresses at the ports 80 and 443."""
+
+    names: frozenset[str] = frozenset()
+    suffixes: tuple[str, ...] = ()
+    networks: tuple[Network, ...] = ()
+    ports: frozenset[int] = PORTS
+
+    @classmethod
+    def of(cls, settings: CallbackSettings) -> Policy:
+        hosts = [host.lower() for host in settings.ALLOWED_HOSTS]
+        return cls(
+            frozenset(host for host in hosts if not host.startswith("*.")),
+            tuple(host[1:] for host in hosts if host.startswith("*.")),
+            tuple(map(ip_network, settings.ALLOWED_NETWORKS)),
+            PORTS.union(settings.ALLOWED_PORTS),
+        )
+
+    def trusts(self, host: str) -> bool:
+        """Return whether the name may lead into a private network."""
+        return host in self.names or host.endswith(self.suffixes)
+
+    def permits(self, host: str, address: Address) -> bool:
+        """Return whether a callback to the name may dial the address."""
+        return (
+            is_public(address)
+            or is_in(address, self.networks)
+            or (is_private(address) and self.trusts(host))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A url that was accepted, and what will be dialled for it."""
+
+    url: URL
+    host: str
+    port: int
+    address: Address | None
+
+
+def current_policy() -> Policy:
+    return Policy.of(callback_settings())
+
+
+def check_url(url: str, policy: Policy | None = None) -> None:
+    """Refuse what a callback must not be sent to, with UrlRefused; no name is looked up.
+
+    What the name leads to is checked when it is dialled, each time.
+    """
+    read_url(url, current_policy() if policy is None else policy)
+
+
+def read_url(url: str, policy: Policy) -> Target:
+    """Return what will be dialled for the url, or raise UrlRefused."""
+    given = _checked_text(url)
+    try:
+        parsed = URL(url)
+        host, port = parsed.raw_host or "", parsed.port or 0
+    except ValueError as error:
+        raise UrlRefused("The url is malformed.") from error
+    if port not in policy.ports:
+        raise UrlRefused(f"The port {port} is not allowed; 80 and 443 are.")
+    address = _checked_host(host, given)
+    if address is None:
+        _check_name(host, policy)
+    elif not policy.permits(host, address):
+        raise UrlRefused("The address in the url is not public.")
+    return Target(parsed, host, port, address)
+
+
+def check_addresses(host: str, answers: Iterable[str], policy: Policy) -> None:
+    """Refuse the whole name if any of the addresses it leads to is not permitted."""
+    for answer in answers:
+        # A zone id is of a link-local address, or is not looked at by whoever dials.
+        if "%" in answer or not policy.permits(host, ip_address(answer)):
+            raise UrlRefused(f"The host {host} leads to an address that is not public.")
+
+
+def _checked_text(url: str) -> str:
+    """Return the host as it was written."""
+    if not isinstance(url, str) or len(url) > MAX_URL:
+        raise UrlRefused(f"A url is a text of at most {MAX_URL} characters.")
+    # Readers of urls drop some of these silently, each its own.
+    if not url.isprintable() or any(sign in url for sign in " \\#"):
+        raise UrlRefused("A url has no fragment, backslash, space or control character.")
+    match = _AUTHORITY.match(url)
+    if match is None:
+        raise UrlRefused("A url is http:// or https:// and a host, without user and password.")
+    host = match["v6"] or match["name"]
+    # To write a name of other scripts in ASCII takes as long as the square of its length.
+    if len(host) > MAX_HOST:
+        raise UrlRefused(_NO_NAME)
+    return host
+
+
+def _checked_host(host: str, given: str) -> Address | None:
+    """Return the address that the host is, or None for a name."""
+    if ":" in host:
+        return _address(host, IPv6Address)
+    if _NUMBER.fullmatch(host.rpartition(".")[2]) is None:
+        return None
+    address = _address(host, IPv4Address)
+    if str(address) != given:
+        raise UrlRefused("An address in a url is four decimal numbers, as in 192.0.2.1.")
+    return address
+
+
+def _address(host: str, cls: type[IPv4Address] | type[IPv6Address]) -> Address:
+    try:
+        return cls(host)
+    except ValueError as error:
+        raise UrlRefused("The address in the url is malformed.") from error
+
+
+def _check_name(host: str, policy: Policy) -> None:
+    labels = host.split(".")
+    if len(host) > MAX_HOST or not all(map(_LABEL.fullmatch, labels)):
+        raise UrlRefused(_NO_NAME)
+    if (len(labels) == 1 or labels[-1] in _LOCAL) and not policy.trusts(host):
+        raise UrlRefused(f"The host {host} is not a public name.")

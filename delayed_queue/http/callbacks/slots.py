@@ -1,0 +1,113 @@
+"""Concurrency limits of endpoints over all workers: slots that are held, and run out by silence."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from asgiref.sync import sync_to_async
+from django.db import Error
+
+from delayed_queue.http.callbacks.breaker import PutOff
+from delayed_queue.http.models import Endpoint
+from delayed_queue.messages import MILLISECOND
+
+# For so long slots are held without being renewed: what a worker that died takes with it. A
+# callback ends within its total time-out, and is renewed for before.
+HOLD: Final = timedelta(seconds=60)
+RENEW_SECONDS: Final = 10.0
+# Where there are none left, how often a process asks, and how long a message waits.
+ASK_SECONDS: Final = 0.5
+LEAVE_SECONDS: Final = 1.0
+FEW: Final = 4
+
+
+@dataclass(slots=True)
+class _Held:
+    """What this process holds of one endpoint's slots."""
+
+    concurrency: int
+    held: int = 0
+    used: int = 0
+    wanted: int = 0
+    asked_at: float = -math.inf
+    leaving: asyncio.Task[None] | None = None
+
+
+class Slots:
+    """The slots that this process holds, for one database alias and one event loop.
+
+    It asks for what it uses and what it had to put off since, so that processes with little to do
+    leave theirs to the others, at the latest at the next renewal.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._holder = str(uuid.uuid4())
+        self._held: dict[int, _Held] = {}
+        self._lock = asyncio.Lock()
+
+    async def take(self, endpoint_id: int, concurrency: int) -> None:
+        """Take a slot, which ``give`` must follow; raises PutOff when there is none."""
+        mine = self._held.setdefault(endpoint_id, _Held(concurrency))
+        mine.concurrency = concurrency
+        mine.wanted += 1
+        now = time.monotonic()
+        is_stale = now - mine.asked_at > RENEW_SECONDS
+        is_short = mine.used >= mine.held and now - mine.asked_at > ASK_SECONDS
+        if is_stale or is_short:
+            await self._ask(endpoint_id, mine)
+        if mine.used >= min(mine.held, concurrency):
+            raise PutOff(ASK_SECONDS * (1 + min(mine.wanted / concurrency, 20) / 2))
+        mine.used += 1
+
+    def give(self, endpoint_id: int) -> None:
+        mine = self._held[endpoint_id]
+        mine.used -= 1
+        if mine.used == 0 and mine.held and mine.leaving is None:
+            mine.leaving = asyncio.get_running_loop().create_task(self._leave(endpoint_id, mine))
+
+    async def close(self) -> None:
+        """Give all back, at the end of the event loop."""
+        for endpoint_id, mine in self._held.items():
+            if mine.leaving is not None:
+                mine.leaving.cancel()
+                await asyncio.wait([mine.leaving])
+            mine.used = mine.wanted = 0
+            mine.asked_at = -math.inf
+            if mine.held:
+                await self._ask(endpoint_id, mine)
+
+    async def _leave(self, endpoint_id: int, mine: _Held) -> None:
+        """Give slots back that are not used any more; but not between two callbacks."""
+        await asyncio.sleep(LEAVE_SECONDS)
+        mine.leaving = None
+        if mine.used == 0 and mine.held:
+            mine.wanted, mine.asked_at = 0, -math.inf
+            try:
+                await self._ask(endpoint_id, mine)
+            except Error:
+                return  # they run out
+
+    async def _ask(self, endpoint_id: int, mine: _Held) -> None:
+        async with self._lock:
+            if time.monotonic() - mine.asked_at <= ASK_SECONDS:
+                return  # who waited here finds what the one before brought
+            mine.asked_at = time.monotonic()
+            # More than this one, if there is use for any: others are about to come.
+            more = max(mine.wanted, FEW) if mine.wanted else 0
+            wanted, mine.wanted = mine.used + more, 0
+            mine.held = await sync_to_async(Endpoint.objects.hold_slots)(
+                endpoint_id,
+                self._holder,
+                wanted,
+                mine.used,
+                concurrency=mine.concurrency,
+                patience=HOLD // MILLISECOND,
+                using=self._using,
+            )

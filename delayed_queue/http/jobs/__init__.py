@@ -1,0 +1,1 @@
+"""Topics and jobs: the words of HTTP for queues and messages."""

@@ -1,0 +1,177 @@
+"""Adding jobs: one transaction and one round trip for a bite of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.conf import get_settings
+from delayed_queue.db.resilience import Lost, Tries, repeat
+from delayed_queue.db.wakeups import channel_of
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.http.jobs.catalogue import create_topic, ensure_topic
+from delayed_queue.http.jobs.finding import find_job
+from delayed_queue.http.jobs.jobs import AddedJob, IfExists, JobState, NewJob
+from delayed_queue.http.jobs.kinds import kind_of_job, kinds_of_topic
+from delayed_queue.http.models import Topic
+from delayed_queue.http.store.locks import MOST_JOBS
+from delayed_queue.http.store.topics import AddedRow, TopicRow
+from delayed_queue.messages import MILLISECOND, OfferOutcome, from_milliseconds, to_milliseconds
+from delayed_queue.queue.doubts import find_out
+from delayed_queue.queue.store.offer import Offered
+
+BITE: Final = MOST_JOBS
+_TRIES: Final = 100
+
+
+def add_job(
+    job: NewJob, *, if_exists: IfExists = IfExists.FAIL, using: str = DEFAULT_DB_ALIAS
+) -> AddedJob:
+    """Store the job, or say by an outcome of None that its id is taken."""
+    return add_jobs([job], if_exists=if_exists, using=using)[0]
+
+
+def add_jobs(
+    jobs: Sequence[NewJob],
+    *,
+    if_exists: IfExists = IfExists.FAIL,
+    using: str = DEFAULT_DB_ALIAS,
+) -> list[AddedJob]:
+    """Store jobs of any topics, 200 in a transaction; return what came of each, in input order.
+
+    Inside a transaction of the caller's all belong to it. Raises OutcomeUnknown when the
+    connection was lost meanwhile and a job that is due is not there: it may be handled already.
+    """
+    added: dict[int, AddedJob] = {}
+    for bite in _bites(jobs):
+        chosen = [jobs[position] for position in bite]
+        added.update(zip(bite, _add_bite(chosen, IfExists(if_exists), using), strict=True))
+    return [added[position] for position in range(len(jobs))]
+
+
+def _bites(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
+    """Yield positions of jobs that one statement can take: of one topic, with distinct ids.
+
+    A repeated id comes in a later bite, so it meets what the earlier one stored.
+    """
+    turns: dict[tuple[str, str], int] = {}
+    groups: dict[tuple[int, str], list[int]] = {}
+    for position, job in enumerate(jobs):
+        name = (job.topic, job.job_id)
+        turn = turns[name] = turns.get(name, -1) + 1
+        groups.setdefault((turn, job.topic), []).append(position)
+    for _, group in sorted(groups.items()):
+        for start in range(0, len(group), BITE):
+            yield group[start : start + BITE]
+
+
+def _add_bite(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedJob]:
+    rows = _add(jobs, if_exists, using)
+    by_id = {row.key: row for row in rows}
+    return [outcome_of(job, by_id.get(job.job_id), if_exists, using) for job in jobs]
+
+
+def _add(
+    jobs: Sequence[NewJob], if_exists: IfExists, using: str, tries: Tries | None = None
+) -> list[AddedRow]:
+    topic = ensure_topic(jobs[0].topic, using=using)
+    written: list[AddedRow] = []
+    for _ in range(_TRIES):
+        attempt = partial(write_jobs, topic, jobs, if_exists, using)
+        again = partial(_write_again, topic, jobs, if_exists, using)
+        rows = repeat(using, attempt, truth=again, tries=tries)
+        if rows is None:
+            # Deleted, or given other shards, since this process has read it.
+            topic = create_topic(topic.name, using=using)
+            continue
+        missed = {row.key for row in rows if row.scheduled_at is None}
+        written += [row for row in rows if row.key not in missed]
+        jobs = [job for job in jobs if job.job_id in missed]
+        if not jobs:
+            return written
+    raise ResourceUnavailable(f"The topic {topic.name!r} does not stand still.")
+
+
+def add_alone(job: NewJob, if_exists: IfExists, using: str, tries: Tries | None) -> AddedJob:
+    """Store the job; ``tries`` went before, and may have stored it already."""
+    rows = _add([job], if_exists, using, tries)
+    return outcome_of(job, rows[0] if rows else None, if_exists, using)
+
+
+def _write_again(
+    topic: TopicRow, jobs: Sequence[NewJob], if_exists: IfExists, using: str, lost: Lost
+) -> list[AddedRow] | None:
+    """Return what a lost try has written, and write what it has not."""
+    offered = [_offered(job, topic.shards) for job in jobs]
+    can_update = if_exists is IfExists.UPDATE
+    created, again = find_out(lost, offered, can_update=can_update, using=using)
+    rows = [AddedRow(each.key, True, each.scheduled_at_initially, each.now) for each in created]
+    if not again:
+        return rows
+    due = {each.key: each.schedule_at for each in again}
+    missing = [
+        replace(job, schedule_at=due[job.job_id], delay=0) for job in jobs if job.job_id in due
+    ]
+    more = write_jobs(topic, missing, if_exists, using)
+    return None if more is None else rows + more
+
+
+def write_jobs(
+    topic: TopicRow,
+    jobs: Sequence[NewJob],
+    if_exists: IfExists,
+    using: str,
+    *,
+    patience: int | None = None,
+) -> list[AddedRow] | None:
+    """Write jobs with distinct ids, in one try; None when the topic has other shards now."""
+    offered = [_offered(job, topic.shards) for job in jobs]
+    return Topic.objects.add(
+        topic.name,
+        topic.shards,
+        offered,
+        kinds_of_topic(topic.name, topic.shards),
+        can_update=if_exists is IfExists.UPDATE,
+        channels=_channels(offered),
+        patience=patience,
+        using=using,
+    )
+
+
+def _offered(job: NewJob, shards: int) -> Offered:
+    kind = kind_of_job(job.topic, job.job_id, shards, job.way)
+    return Offered(job.job_id, kind, job.payload, job.schedule_at, job.delay, job.headers)
+
+
+def _channels(offered: list[Offered]) -> list[str]:
+    """Return the channels of the jobs for which a sleeper could be late unless woken."""
+    if not get_settings().NOTIFY:
+        return []
+    horizon = get_settings().POLL_INTERVAL // MILLISECOND
+    now = to_milliseconds(datetime.now(UTC))
+    soon = {
+        job.kind
+        for job in offered
+        if (job.delay if job.schedule_at is None else job.schedule_at - now) <= horizon
+    }
+    return [channel_of(kind) for kind in sorted(soon)]
+
+
+def outcome_of(job: NewJob, row: AddedRow | None, if_exists: IfExists, using: str) -> AddedJob:
+    """Return what came of a job: its row, or None when nothing was written."""
+    if row is not None and row.scheduled_at is not None:
+        state = JobState.READY if row.scheduled_at <= row.now else JobState.DELAYED
+        outcome = OfferOutcome.CREATED if row.is_created else OfferOutcome.UPDATED
+        due_at = from_milliseconds(row.scheduled_at)
+        return AddedJob(job.job_id, job.topic, outcome, state, due_at)
+    if if_exists is IfExists.FAIL:
+        return AddedJob(job.job_id, job.topic, None)
+    found = find_job(job.topic, job.job_id, using=using)
+    if found is None:  # finished since
+        return AddedJob(job.job_id, job.topic, OfferOutcome.IGNORED)
+    return AddedJob(job.job_id, job.topic, OfferOutcome.IGNORED, found.state, found.run_at)

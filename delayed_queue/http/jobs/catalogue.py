@@ -1,0 +1,203 @@
+"""The topics there are and how they treat their jobs: read, created, changed."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from django.db import DEFAULT_DB_ALIAS, transaction
+
+from delayed_queue.conf import get_settings
+from delayed_queue.db.resilience import repeat
+from delayed_queue.db.statements import notify
+from delayed_queue.db.wakeups import channel_of
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.http.jobs.jobs import check_jitter
+from delayed_queue.http.jobs.kinds import (
+    BELL,
+    MAX_SHARDS,
+    check_topic,
+    kinds_of_topic,
+    topic_kind,
+    topics_in,
+)
+from delayed_queue.http.jobs.ladders import MAX_TTR, check_ladder
+from delayed_queue.http.models import Topic
+from delayed_queue.http.store.topics import TopicRow
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import DeadLetter, Message, PausedQueue
+
+# How long a process goes by what it has read of a topic. What must not be stale, the number of
+# shards where a job is stored or looked for, statements compare or read themselves.
+FRESH_SECONDS: Final = 5.0
+MAX_LISTED: Final = 10_000
+_KEEP: Final[Any] = object()
+_known: Final[dict[tuple[str, str], tuple[TopicRow, float]]] = {}
+
+
+def treatment_of(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
+    """Return how the topic treats its jobs, as of at most five seconds ago.
+
+    One that has no row is treated by the defaults.
+    """
+    found = treatment_at_hand(topic, using=using)
+    return read_topic(topic, using=using) if found is None else found
+
+
+def treatment_at_hand(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
+    """Return what treatment_of() does, or None when the database must be asked."""
+    row, until = _known.get((using, topic), (None, 0.0))
+    return row if until > time.monotonic() else None
+
+
+def read_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
+    """Return how the topic treats its jobs, as it is now."""
+    row = repeat(using, partial(Topic.objects.read, topic, using=using))
+    if row is None:
+        _known.pop((using, topic), None)
+        return TopicRow(topic, 1, "", 0.0, None)
+    return _remember(row, using)
+
+
+def ensure_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
+    """Return how the topic treats its jobs, having created it if need be."""
+    found = _known.get((using, topic))
+    return found[0] if found is not None else create_topic(topic, using=using)
+
+
+def create_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
+    """Create the topic unless it exists; return how it treats its jobs, as it is now.
+
+    To create it waits for who redrives a queue of that name, and holds it to the end of the
+    transaction.
+    """
+    check_topic(topic)
+    # Looked for first: creating takes the topic's lock alone, for which those who add would wait.
+    row = repeat(using, partial(Topic.objects.read, topic, using=using))
+    if row is not None:
+        return _remember(row, using)
+    if repeat(using, partial(Topic.objects.create_once, topic, using=using)):
+        notify(using, channel_of(BELL))
+    return read_topic(topic, using=using)
+
+
+def configure_topic(
+    topic: str,
+    *,
+    shards: int = _KEEP,
+    ladder: str | list[Any] = _KEEP,
+    jitter: float = _KEEP,
+    ttr: timedelta | None = _KEEP,
+    using: str = DEFAULT_DB_ALIAS,
+) -> TopicRow:
+    """Change what is given of a topic, creating it if need be; return all of it.
+
+    More shards may be had at any time: look-ups search all of them. Fewer only when those that
+    would go hold no job, dead ones included; else InvalidConfiguration. Waits for who is adding
+    jobs to the topic. An empty ladder is the default one.
+    """
+    given = {"shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr}
+    changes = {
+        name: _CHECKS[name](value) for name, value in given.items() if value is not _KEEP
+    }  # fmt: skip
+    create_topic(topic, using=using)
+    return repeat(using, partial(_configure, topic, changes, using))
+
+
+def _configure(topic: str, changes: dict[str, Any], using: str) -> TopicRow:
+    with transaction.atomic(using=using):
+        Topic.objects.lock(topic, using=using)
+        before = read_topic(topic, using=using)
+        after = before._replace(**changes)
+        _check_empty(_beyond(before, after.shards), using)
+        Topic.objects.configure(after, using=using)
+        _pause_alike(before, after, using)
+        notify(using, channel_of(BELL))
+    return _remember(after, using)
+
+
+def _beyond(topic: TopicRow, shards: int) -> list[str]:
+    """Return the kinds of the shards from that number on."""
+    stay = set(kinds_of_topic(topic.name, shards))
+    return [each for each in kinds_of_topic(topic.name, topic.shards) if each not in stay]
+
+
+def _check_empty(kinds: list[str], using: str) -> None:
+    """Refuse to give up kinds with jobs, dead ones included: no look-up would find them."""
+    rows = Message.objects.overview(kinds, 1, lease_cap=1, using=using)
+    if any(row.due or row.read or row.dead for row in rows):
+        raise InvalidConfiguration("A topic keeps its shards as long as the last ones hold jobs.")
+
+
+def _pause_alike(before: TopicRow, after: TopicRow, using: str) -> None:
+    """Pause the new shards of a topic that is paused."""
+    if PausedQueue.objects.is_paused(topic_kind(before.name), using=using):
+        for kind in _beyond(after, before.shards):
+            PausedQueue.objects.pause(kind, reason="as the topic's first shard", using=using)
+
+
+def _remember(row: TopicRow, using: str) -> TopicRow:
+    _known[using, row.name] = (row, time.monotonic() + FRESH_SECONDS)
+    return row
+
+
+def forget_topics() -> None:
+    """Forget what was read of all topics."""
+    _known.clear()
+
+
+def list_topics(*, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:
+    """Return all topics in the order of their names: those with a row, with jobs, with dead ones.
+
+    At most ten thousand of each; a queue of Django code is a topic once it holds a message.
+    """
+    rows = repeat(using, partial(Topic.objects.after, "", MAX_LISTED, using=using))
+    kinds = [
+        *repeat(using, partial(Message.objects.kinds, MAX_LISTED, using=using)),
+        *repeat(using, partial(DeadLetter.objects.kinds, MAX_LISTED, using=using)),
+    ]
+    by_name = {each: TopicRow(each, 1, "", 0.0, None) for each in topics_in(kinds)}
+    by_name |= {row.name: row for row in rows}
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def default_ttr(topic: TopicRow) -> int:
+    """Return how many milliseconds a consumer may hold a job that does not say."""
+    if topic.ttr is not None:
+        return topic.ttr
+    return get_settings().LEASE_DURATION // MILLISECOND
+
+
+def _check_shards(shards: Any) -> int:
+    if type(shards) is not int or not 1 <= shards <= MAX_SHARDS:
+        raise InvalidConfiguration(f"shards must be from 1 to {MAX_SHARDS}, not {shards!r}.")
+    return shards
+
+
+def _check_ladder(ladder: Any) -> str:
+    return check_ladder(ladder) if ladder else ""
+
+
+def _check_jitter(jitter: Any) -> float:
+    try:
+        return check_jitter(jitter)
+    except InvalidMessage as error:
+        raise InvalidConfiguration(str(error)) from None
+
+
+def _check_ttr(ttr: Any) -> int | None:
+    if ttr is None:
+        return None
+    if not isinstance(ttr, timedelta) or not timedelta(seconds=1) <= ttr <= MAX_TTR:
+        raise InvalidConfiguration(f"ttr must be a timedelta from 1 s to 1 day, not {ttr!r}.")
+    return ttr // MILLISECOND
+
+
+_CHECKS: Final = {
+    "shards": _check_shards,
+    "ladder": _check_ladder,
+    "jitter": _check_jitter,
+    "ttr": _check_ttr,
+}

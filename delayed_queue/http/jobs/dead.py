@@ -1,0 +1,146 @@
+"""Dead jobs: list them, put them back, delete them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.db.resilience import repeat
+from delayed_queue.http.jobs.adding import BITE
+from delayed_queue.http.jobs.catalogue import MAX_LISTED, read_topic
+from delayed_queue.http.jobs.consuming import wake
+from delayed_queue.http.jobs.finding import find_row, last_line
+from delayed_queue.http.jobs.jobs import Answer, DeadJob, read_headers, url_of
+from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, parse_kind
+from delayed_queue.http.jobs.ladders import initial_retry
+from delayed_queue.http.models import Topic
+from delayed_queue.http.store.topics import DeadJobRow
+from delayed_queue.messages import check_key, from_milliseconds
+from delayed_queue.models import DeadLetter
+from delayed_queue.queue.base import nothing
+from delayed_queue.queue.doubts import redrive_again
+
+MAX_KICK: Final = 10_000
+
+
+def dead_jobs(
+    topic: str | None = None,
+    *,
+    after: int = 0,
+    limit: int = 100,
+    covers: Callable[[str], bool] | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> list[DeadJob]:
+    """Return the next dead jobs in id order behind ``after``, of a topic or of all.
+
+    ``covers`` says of a topic whether it is meant.
+    """
+    kinds = _kinds_of(topic, using) if topic is not None else _kinds_of_all(covers, using)
+    rows = repeat(using, partial(Topic.objects.dead, kinds, after, limit, using=using))
+    return [_dead_job(row) for row in rows]
+
+
+def _kinds_of(topic: str, using: str) -> list[str]:
+    return kinds_of_topic(topic, read_topic(check_topic(topic), using=using).shards)
+
+
+def _kinds_of_all(covers: Callable[[str], bool] | None, using: str) -> list[str]:
+    kinds = repeat(using, partial(DeadLetter.objects.kinds, MAX_LISTED, using=using))
+    parsed = ((kind, parse_kind(kind)) for kind in kinds)
+    return [
+        kind
+        for kind, place in parsed
+        if place is not None and (covers is None or covers(place.topic))
+    ]
+
+
+def find_dead_job(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> DeadJob | None:
+    """Return the dead job of that id; None when there is none, or when it is no topic's."""
+    row = repeat(using, partial(Topic.objects.read_dead, letter_id, using=using))
+    return None if row is None or parse_kind(row.kind) is None else _dead_job(row)
+
+
+def _dead_job(row: DeadJobRow) -> DeadJob:
+    place = parse_kind(row.kind)
+    assert place is not None  # noqa: S101 # only kinds of topics are looked for
+    headers = read_headers(row.headers)
+    return DeadJob(
+        id=row.id,
+        job_id=row.key,
+        topic=place.topic,
+        body=_body(row.payload),
+        url=url_of(headers),
+        retry=initial_retry(headers) + row.attempts,
+        reason=last_line(row.reason),
+        last_error=last_line(row.last_error),
+        created_at=from_milliseconds(row.created_at),
+        died_at=from_milliseconds(row.died_at),
+    )
+
+
+def _body(payload: bytes) -> Any:
+    """Return the body; None for bytes that are no JSON, which may be why the job is dead."""
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+
+
+def kick_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int | None:
+    """Put the dead job back, ready; return how many went, None when there is no such job.
+
+    It begins anew: its attempts are counted from its initial retry. One that lives is left be.
+    """
+    check_key(job_id)
+    find = partial(Topic.objects.letters_of, check_topic(topic), job_id, using=using)
+    ids = repeat(using, find)
+    if not ids:
+        return None if find_row(topic, job_id, using=using) is None else 0
+    return len(_kick(topic, ids, [job_id], using))
+
+
+def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -> int:
+    """Put the topic's dead jobs back, the oldest first, at most ``limit``; return how many went.
+
+    Of a job that has died several times, the last that died; the others stay dead.
+    """
+    kinds = _kinds_of(topic, using)
+    kicked, after = 0, 0
+    while kicked < limit:
+        bite = min(BITE, limit - kicked)
+        rows = repeat(using, partial(Topic.objects.dead, kinds, after, bite, using=using))
+        if not rows:
+            break
+        after = rows[-1].id
+        ids, names = [row.id for row in rows], [row.key for row in rows]
+        kicked += len(_kick(topic, ids, names, using, newest_only=True))
+    return kicked
+
+
+def replay(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> Answer:
+    """Put one dead job back, ready; STALE when it lives again already."""
+    found = find_dead_job(letter_id, using=using)
+    if found is None:
+        return Answer.MISSING
+    return Answer.DONE if _kick(found.topic, [letter_id], [found.job_id], using) else Answer.STALE
+
+
+def _kick(
+    topic: str, ids: Sequence[int], job_ids: Sequence[str], using: str, *, newest_only: bool = False
+) -> dict[int, str]:
+    kick = partial(Topic.objects.kick, topic, ids, job_ids, newest_only=newest_only, using=using)
+    kicked = repeat(using, kick, truth=partial(redrive_again, ids, kick, using=using))
+    wake(sorted(set(kicked.values())), using=using)
+    return kicked
+
+
+def delete_dead_job(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Delete one dead job; return whether there was one."""
+    if find_dead_job(letter_id, using=using) is None:
+        return False
+    drop = partial(DeadLetter.objects.drop, [letter_id], using=using)
+    return bool(repeat(using, drop, doubt=nothing))

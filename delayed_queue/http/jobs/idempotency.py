@@ -1,0 +1,124 @@
+"""Idempotency keys: the first answer to a request is kept, and given again to its repetitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from hashlib import sha256
+from typing import Final
+
+from django.db import DEFAULT_DB_ALIAS, Error, transaction
+
+from delayed_queue.db.plans import plan_each_time
+from delayed_queue.db.resilience import repeat
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.http.jobs.locks import lock_of
+from delayed_queue.http.models import IdempotencyKey
+from delayed_queue.http.store.topics import AnswerRow
+from delayed_queue.messages import MILLISECOND
+
+RETENTION: Final = timedelta(hours=24)
+MAX_LENGTH: Final = 200
+_PRUNE_SECONDS: Final = 600.0
+# While there is more than a bite to delete: keys may come a thousand a second.
+_PRUNE_AGAIN_SECONDS: Final = 1.0
+_BITE: Final = 1000
+_next_prune_at = 0.0
+
+
+class Refusal(StrEnum):
+    """Why a request with a key is not answered as the first one was."""
+
+    OTHER_REQUEST = "other_request"
+    IN_PROGRESS = "in_progress"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """A status and a body, as they were given the first time."""
+
+    status: int
+    body: str
+    is_replay: bool = False
+
+
+def once(
+    scope: str,
+    key: str,
+    request: bytes,
+    call: Callable[[], KeptAnswer],
+    *,
+    using: str = DEFAULT_DB_ALIAS,
+) -> KeptAnswer | Refusal:
+    """Answer with ``call()``, or as the key was answered in the last 24 hours.
+
+    The answer is kept in the transaction in which ``call`` writes: both are there or neither.
+    When it raises, nothing is kept. ``scope`` names who calls what; the same key in another
+    scope is another.
+    """
+    check_idempotency_key(key)
+    digest = sha256(request).digest()
+    # Who holds the key may be a lost try of this same request, about to commit.
+    answer = repeat(
+        using,
+        partial(_once, scope, key, digest, call, using),
+        doubt=lambda answer: answer is Refusal.IN_PROGRESS,
+    )
+    _prune_now_and_then(using)
+    return answer
+
+
+def check_idempotency_key(key: str) -> str:
+    """Return the key, or refuse one that is not 1 to 200 printable ASCII characters."""
+    if not 1 <= len(key) <= MAX_LENGTH or not (key.isascii() and key.isprintable()):
+        raise InvalidMessage(f"An idempotency key is 1 to {MAX_LENGTH} printable ASCII characters.")
+    return key
+
+
+def _once(
+    scope: str, key: str, digest: bytes, call: Callable[[], KeptAnswer], using: str
+) -> KeptAnswer | Refusal:
+    plan_each_time(using)
+    with transaction.atomic(using=using):
+        is_held, kept = IdempotencyKey.objects.hold(
+            lock_of("idempotency", scope, key), scope, key, RETENTION // MILLISECOND, using=using
+        )
+        if not is_held:
+            return Refusal.IN_PROGRESS
+        if kept is not None:
+            return _replay(kept, digest)
+        answer = call()
+        row = AnswerRow(digest, answer.status, answer.body)
+        IdempotencyKey.objects.save(scope, key, row, using=using)
+        return replace(answer, is_replay=False)
+
+
+def _replay(kept: AnswerRow, digest: bytes) -> KeptAnswer | Refusal:
+    if bytes(kept.request_hash) != digest:
+        return Refusal.OTHER_REQUEST
+    return KeptAnswer(kept.status, kept.answer, is_replay=True)
+
+
+def prune_answers(*, limit: int = _BITE, using: str = DEFAULT_DB_ALIAS) -> int:
+    """Delete answers that are no longer replayed, at most ``limit``; return how many."""
+    prune = partial(IdempotencyKey.objects.prune, RETENTION // MILLISECOND, limit=limit)
+    return repeat(using, partial(prune, using=using))
+
+
+def _prune_now_and_then(using: str) -> None:
+    """Delete old answers, a bite every ten minutes or, while there are more, every second."""
+    global _next_prune_at
+    now = time.monotonic()
+    if now >= _next_prune_at and not transaction.get_connection(using).in_atomic_block:
+        _next_prune_at = now + _PRUNE_SECONDS
+        try:
+            is_done = prune_answers(limit=_BITE, using=using) < _BITE
+        except Error:
+            # The request was answered; what is old can be deleted the next time.
+            return
+        if not is_done:
+            _next_prune_at = now + _PRUNE_AGAIN_SECONDS

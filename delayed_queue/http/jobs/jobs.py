@@ -1,0 +1,308 @@
+"""Jobs as values: what is added, and what can be known of one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from delayed_queue.codecs import codec_named, encode
+from delayed_queue.exceptions import InvalidConfiguration, InvalidJob, InvalidMessage
+from delayed_queue.http.jobs.kinds import Way, check_topic
+from delayed_queue.http.jobs.ladders import MAX_RETRY, MAX_TTR, check_ladder
+from delayed_queue.messages import (
+    MAX_KEY_LENGTH,
+    OfferOutcome,
+    check_key,
+    encode_headers,
+    to_milliseconds,
+)
+from delayed_queue.observe.instruments import headers_for
+from delayed_queue.suggestions import suggest
+
+FIELDS: Final = (
+    "jobId", "topic", "delay", "body", "retry", "url", "runAt", "ttr", "ladder", "jitter",
+)  # fmt: skip
+MAX_DELAY: Final = timedelta(days=3652)
+MAX_URL_LENGTH: Final = 2048
+# More are not named, and of fewer a guess is made what was meant.
+MAX_UNKNOWN: Final = 21
+MAX_GUESSES: Final = 3
+CODEC: Final = codec_named("json")
+Checked = Callable[[Any], Any]
+# Lone surrogates too: they have no place in UTF-8.
+_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class IfExists(StrEnum):
+    """What adding a job does when the topic has one of its id."""
+
+    FAIL = "fail"
+    IGNORE = "ignore"
+    UPDATE = "update"
+
+
+class JobState(StrEnum):
+    """Where a job stands at the moment it is read."""
+
+    DELAYED = "delayed"
+    READY = "ready"
+    RESERVED = "reserved"
+    DEAD = "dead"
+
+
+class Answer(StrEnum):
+    """What became of a call about one job."""
+
+    DONE = "done"
+    STALE = "stale"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A validated job, as it is stored; ``schedule_at`` and ``delay`` in milliseconds."""
+
+    job_id: str
+    topic: str
+    payload: bytes = field(repr=False)
+    headers: str | None = field(repr=False)
+    way: Way = Way.PULLED
+    schedule_at: int | None = None
+    delay: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AddedJob:
+    """What adding a job came to; None as the outcome is a job that existed, and was to fail.
+
+    Of such a one nothing else is told.
+    """
+
+    job_id: str
+    topic: str
+    outcome: OfferOutcome | None
+    state: JobState | None = None
+    run_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it stands. ``retry`` counts its failures so far, not an attempt under way.
+
+    ``run_at`` is when it is or was due, ``expires_at`` the end of the lease of a reserved one.
+    """
+
+    job_id: str
+    topic: str
+    state: JobState
+    retry: int
+    run_at: datetime | None
+    created_at: datetime
+    url: str | None = field(default=None, repr=False)
+    expires_at: datetime | None = None
+    died_at: datetime | None = None
+    dead_letter_id: int | None = None
+    last_error: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PoppedJob:
+    """A job under a lease; ``lease_token`` proves it."""
+
+    job_id: str
+    body: Any = field(repr=False)
+    attempt: int
+    lease_token: str = field(repr=False)
+    expires_at: datetime
+    message_id: int = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadJob:
+    """A job that was given up on, as its dead letter has it."""
+
+    id: int
+    job_id: str
+    topic: str
+    body: Any = field(repr=False)
+    url: str | None = field(repr=False)
+    retry: int
+    reason: str
+    last_error: str = field(repr=False)
+    created_at: datetime
+    died_at: datetime
+
+
+def job_from(
+    fields: Mapping[str, Any],
+    *,
+    check_url: Callable[[str], object] | None = None,
+    guesses: int = MAX_GUESSES,
+) -> NewJob:
+    """Return the job that the fields of a request describe.
+
+    ``check_url`` raises InvalidMessage for a url that must not be called. Raises InvalidJob with
+    an error for each field that is wrong, not for the first one alone, but for no more than 21
+    unknown names; of the first ``guesses`` of them it says what was meant.
+    """
+    reader = _Reader(fields)
+    reader.refuse_unknown(guesses)
+    job_id = reader.read("jobId", check_job_id, required=True)
+    topic = reader.read("topic", check_topic, required=True)
+    delay = reader.read("delay", check_delay)
+    schedule_at = reader.read("runAt", check_run_at)
+    if delay is not None and schedule_at is not None:
+        reader.errors.append(("runAt", "Give delay or runAt, not both."))
+    payload = reader.read("body", partial(encode, CODEC), default=encode(CODEC, None))
+    checks: dict[str, Checked] = {**_IN_HEADERS, "url": partial(_url, check_url)}
+    headers = {
+        name: value
+        for name, check in checks.items()
+        if (value := reader.read(name, check)) is not None
+    }
+    if reader.errors:
+        raise InvalidJob(errors=reader.errors)
+    way = Way.CALLBACK if "url" in headers else Way.PULLED
+    sealed = encode_headers(headers_for(topic, headers or None))
+    return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0)
+
+
+class _Reader:
+    """Read fields, and collect what is wrong with them."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+        self.errors: list[tuple[str, str]] = []
+
+    def refuse_unknown(self, guesses: int) -> None:
+        unknown = (name for name in self._fields if name not in FIELDS)
+        for number, name in enumerate(islice(unknown, MAX_UNKNOWN)):
+            close = suggest(name, FIELDS) if number < guesses else None
+            hint = f" Did you mean {close}?" if close else ""
+            self.errors.append((name[:100], f"A job has no such field.{hint}"))
+
+    def read(
+        self, name: str, check: Checked, *, required: bool = False, default: Any = None
+    ) -> Any:
+        value = self._fields.get(name)
+        # null is as if it were absent, but for a body, which may be null and then is.
+        if value is None:
+            if required:
+                self.errors.append((name, "This field is required."))
+            return default
+        try:
+            return check(value)
+        except (InvalidMessage, InvalidConfiguration) as error:
+            self.errors.append((name, str(error)))
+            return default
+
+
+def check_job_id(job_id: Any) -> str:
+    """Return the id of a new job, or refuse one that could not be named in a path."""
+    if not isinstance(job_id, str):
+        raise InvalidMessage("A job's id is a text.")
+    if not 1 <= len(job_id) <= MAX_KEY_LENGTH:
+        raise InvalidMessage(f"A job's id has 1 to {MAX_KEY_LENGTH} characters.")
+    _refuse_controls("A job's id", job_id)
+    if "/" in job_id or job_id in {".", ".."}:
+        raise InvalidMessage("A job's id holds no slash, and is neither '.' nor '..'.")
+    return check_key(job_id)
+
+
+def check_delay(delay: Any) -> int:
+    """Return seconds in milliseconds, rounded up: never early."""
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        raise InvalidMessage("A delay is a number of seconds.")
+    # Written so that NaN, which is in no order, is refused too.
+    if not 0 <= delay <= MAX_DELAY.total_seconds():
+        raise InvalidMessage("A delay is from 0 seconds to 10 years.")
+    return math.ceil(delay * 1000)
+
+
+def check_run_at(run_at: Any) -> int:
+    """Return the instant of an ISO 8601 text with a zone, in milliseconds, rounded up."""
+    if not isinstance(run_at, str):
+        raise InvalidMessage("An instant is a text as in '2030-01-31T12:00:00Z'.")
+    try:
+        instant = datetime.fromisoformat(run_at)
+    except ValueError as error:
+        raise InvalidMessage("An instant is written as in '2030-01-31T12:00:00Z'.") from error
+    if instant.utcoffset() is None:
+        raise InvalidMessage("The instant has no zone: end it with Z or as in +02:00.")
+    try:
+        instant.astimezone(UTC)
+        is_far = instant > datetime.now(UTC) + MAX_DELAY
+        milliseconds = to_milliseconds(instant + timedelta(microseconds=999))
+    except OverflowError as error:
+        raise InvalidMessage("The instant is outside the years 1 to 9999 in UTC.") from error
+    if is_far:
+        raise InvalidMessage("The instant is more than 10 years ahead.")
+    return milliseconds
+
+
+def check_retry(retry: Any) -> int | None:
+    if type(retry) is not int or not 0 <= retry <= MAX_RETRY:
+        raise InvalidMessage(f"retry counts failures, from 0 to {MAX_RETRY}.")
+    return retry or None
+
+
+def check_url_text(url: Any) -> str:
+    """Return the url as far as it can be stored; whether it may be called is another matter."""
+    if not isinstance(url, str) or not 1 <= len(url) <= MAX_URL_LENGTH:
+        raise InvalidMessage(f"A url is a text of 1 to {MAX_URL_LENGTH} characters.")
+    _refuse_controls("A url", url)
+    return url
+
+
+def _url(check: Callable[[str], object] | None, url: Any) -> str:
+    found = check_url_text(url)
+    if check is not None:
+        check(found)
+    return found
+
+
+def check_ttr(ttr: Any) -> int | float:
+    if isinstance(ttr, bool) or not isinstance(ttr, int | float):
+        raise InvalidMessage("A ttr is a number of seconds.")
+    if not 1 <= ttr <= MAX_TTR.total_seconds():
+        raise InvalidMessage(f"A ttr is from 1 to {MAX_TTR.total_seconds():.0f} seconds.")
+    return ttr
+
+
+def check_jitter(jitter: Any) -> float:
+    is_number = isinstance(jitter, int | float) and not isinstance(jitter, bool)
+    if not is_number or not 0 <= jitter <= 1:
+        raise InvalidMessage("jitter is a number from 0 to 1.")
+    return float(jitter)
+
+
+def _refuse_controls(what: str, text: str) -> None:
+    if _CONTROLS.search(text):
+        raise InvalidMessage(f"{what} holds no control characters and no lone surrogates.")
+
+
+_IN_HEADERS: Final[dict[str, Checked]] = {
+    "ladder": check_ladder,
+    "ttr": check_ttr,
+    "retry": check_retry,
+    "jitter": check_jitter,
+}
+
+
+def read_headers(headers: str | None) -> dict[str, Any]:
+    """Return stored headers; what another writer stored instead of an object counts as none."""
+    found = json.loads(headers) if headers else {}
+    return found if isinstance(found, dict) else {}
+
+
+def url_of(headers: Mapping[str, Any]) -> str | None:
+    url = headers.get("url")
+    return url if isinstance(url, str) else None

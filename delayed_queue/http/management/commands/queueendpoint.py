@@ -1,0 +1,37 @@
+"""``manage.py queueendpoint``: the endpoints of callbacks, their secrets and switches."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.exceptions import needing
+from delayed_queue.management.base import QueueCommand
+
+
+class Command(QueueCommand):
+    help = "Manage the endpoints of callbacks: their secrets, limits and switches."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        actions = parser.add_subparsers(dest="action", required=True)
+        actions.add_parser("list", help="show all endpoints")
+        for name, text in (
+            ("add", "register a url prefix, and print its secret"),
+            ("rotate", "print a new secret; the old one stays valid for 24 h"),
+            ("enable", "send to it again"),
+            ("disable", "send nothing more; its messages wait"),
+        ):
+            action = actions.add_parser(name, help=text)
+            action.add_argument("prefix", help="such as https://example.com/hooks")
+            if name == "add":
+                action.add_argument("--rate", type=float, help="callbacks per second")
+                action.add_argument("--burst", type=int, default=1, help="of them at once")
+                action.add_argument("--concurrency", type=int, help="on the wire at a time")
+
+    def handle(self, **options: Any) -> None:
+        with needing("callbacks", "queueendpoint"):
+            from delayed_queue.http.management.endpoints import ACTIONS
+        ACTIONS[options["action"]](self, options)

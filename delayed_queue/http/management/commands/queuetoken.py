@@ -1,0 +1,79 @@
+"""``manage.py queuetoken``: create, list and revoke tokens of the HTTP API."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.http.models import ApiToken
+from delayed_queue.http.tokens import VERBS, create_token, list_tokens, revoke_token
+from delayed_queue.management.arguments import count
+from delayed_queue.management.base import QueueCommand
+
+
+class Command(QueueCommand):
+    help = "Create, list and revoke tokens of the HTTP API."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        actions = parser.add_subparsers(dest="action", required=True)
+        _add_create(actions.add_parser("create", help="make a token and print it, once"))
+        actions.add_parser("list", help="show all tokens; never the tokens themselves")
+        revoke = actions.add_parser("revoke", help="disable a token for good")
+        revoke.add_argument("name")
+
+    def handle(self, **options: Any) -> None:
+        getattr(self, f"_{options['action']}")(options, options["database"])
+
+    def _create(self, options: dict[str, Any], using: str) -> None:
+        days = options["days"]
+        expires_at = datetime.now(UTC) + timedelta(days=days) if days else None
+        token = create_token(
+            options["name"], verbs=options["verb"], topics=options["topic"],
+            expires_at=expires_at, rate=options["rate"], burst=options["burst"], using=using,
+        )  # fmt: skip
+        self.stderr.write("Keep it now; it will not be shown again.")
+        self.stdout.write(token)
+
+    def _list(self, options: dict[str, Any], using: str) -> None:
+        for each in list_tokens(using=using):
+            self.stdout.write(_line(each))
+
+    def _revoke(self, options: dict[str, Any], using: str) -> None:
+        if not revoke_token(options["name"], using=using):
+            raise CommandError(f"No token named {options['name']!r} is in force.")
+        self.stdout.write("Revoked; server processes obey within seconds.")
+
+
+def _add_create(parser: ArgumentParser) -> None:
+    parser.add_argument("name", help="who will use it")
+    parser.add_argument(
+        "--verb", action="append", choices=VERBS, required=True,
+        help="what it may do; repeat for several",
+    )  # fmt: skip
+    parser.add_argument(
+        "--topic", action="append", required=True, metavar="PATTERN",
+        help="a topic, or the beginning of some and a star; repeat for several ('*': all that "
+        "the setting TOPICS serves)",
+    )  # fmt: skip
+    parser.add_argument("--days", type=count(1, 3650), help="how long it is valid")
+    parser.add_argument("--rate", type=float, help="requests per second")
+    parser.add_argument("--burst", type=count(1, 1_000_000), help="requests at once")
+
+
+def _line(token: ApiToken) -> str:
+    used = token.last_used_at
+    last = "never used" if used is None else f"used {used:%Y-%m-%d %H:%M}Z"
+    scopes = f"{','.join(token.verbs)} on {','.join(token.topics)}"
+    return f"{token.name}  {token.prefix}…  {_state(token)}  {scopes}  {last}"
+
+
+def _state(token: ApiToken) -> str:
+    if token.disabled_at is not None:
+        return "revoked"
+    is_expired = token.expires_at is not None and token.expires_at <= datetime.now(UTC)
+    return "expired" if is_expired else "in force"

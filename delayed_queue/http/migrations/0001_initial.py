@@ -1,0 +1,350 @@
+"""Topics, tokens, rates, and where callbacks go and what became of each."""
+
+from __future__ import annotations
+
+import django.core.validators
+import django.db.models.deletion
+from django.db import migrations, models
+
+import delayed_queue.db.fields
+from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
+
+# A row is updated many times a second, and none of its indexed columns ever: with room left on the
+# page its versions stay there, and go without a vacuum.
+ROOM = "ALTER TABLE delayed_queue_rate SET (fillfactor = 50)"
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = [("delayed_queue", "0001_initial")]
+
+    operations = [
+        TAKE_TURN,
+        CreateModelOnce(
+            name="Topic",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(db_collation="C", max_length=80)),
+                (
+                    "shards",
+                    models.IntegerField(
+                        db_default=1,
+                        default=1,
+                        validators=[
+                            django.core.validators.MinValueValidator(1),
+                            django.core.validators.MaxValueValidator(64),
+                        ],
+                    ),
+                ),
+                ("ladder", models.TextField(blank=True, db_default="", default="")),
+                (
+                    "jitter",
+                    models.FloatField(
+                        db_default=0.0,
+                        default=0.0,
+                        validators=[
+                            django.core.validators.MinValueValidator(0.0),
+                            django.core.validators.MaxValueValidator(1.0),
+                        ],
+                    ),
+                ),
+                (
+                    "ttr",
+                    models.BigIntegerField(
+                        blank=True,
+                        null=True,
+                        validators=[django.core.validators.MinValueValidator(1000)],
+                    ),
+                ),
+                (
+                    "created_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_topic",
+                "constraints": [models.UniqueConstraint(fields=("name",), name="topic_name")],
+            },
+        ),
+        CreateModelOnce(
+            name="IdempotencyKey",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("scope", models.CharField(db_collation="C", max_length=200)),
+                ("key", models.CharField(db_collation="C", max_length=200)),
+                ("request_hash", models.BinaryField(db_column="requestHash")),
+                ("status", models.IntegerField()),
+                ("answer", models.TextField()),
+                (
+                    "created_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_idempotency_key",
+                "default_permissions": ["view"],
+                "indexes": [models.Index(fields=["created_at", "id"], name="idempotency_created")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("scope", "key"), name="idempotency_scope_key")
+                ],
+            },
+        ),
+        CreateModelOnce(
+            name="ApiToken",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=100)),
+                ("prefix", models.CharField(max_length=12)),
+                ("digest", models.CharField(max_length=64)),
+                ("topics", models.JSONField(db_default=models.Value([], models.JSONField()))),
+                ("verbs", models.JSONField(db_default=models.Value([], models.JSONField()))),
+                ("rate", models.FloatField(blank=True, null=True)),
+                ("burst", models.IntegerField(blank=True, null=True)),
+                (
+                    "created_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                ),
+                (
+                    "expires_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        blank=True, db_column="expiresAt", null=True
+                    ),
+                ),
+                (
+                    "disabled_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        blank=True, db_column="disabledAt", null=True
+                    ),
+                ),
+                (
+                    "last_used_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        blank=True, db_column="lastUsedAt", null=True
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_token",
+                "verbose_name": "API token",
+                "permissions": [("revoke_apitoken", "Can revoke API tokens")],
+                "default_permissions": ["view", "add"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("digest",), name="token_digest"),
+                    models.UniqueConstraint(fields=("name",), name="token_name"),
+                ],
+            },
+        ),
+        CreateModelOnce(
+            name="CallbackAttempt",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("key", models.CharField(db_collation="C", max_length=200)),
+                ("topic", models.CharField(db_collation="C", max_length=100)),
+                ("kind", models.CharField(max_length=100)),
+                ("webhook_id", models.TextField(db_column="webhookId")),
+                ("attempt", models.IntegerField()),
+                (
+                    "started_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="startedAt"),
+                ),
+                ("duration", models.IntegerField()),
+                ("status", models.IntegerField(blank=True, null=True)),
+                ("failure", models.TextField(blank=True, db_default="")),
+                ("detail", models.TextField(blank=True, db_default="")),
+                ("address", models.TextField(blank=True, db_default="")),
+                ("excerpt", models.TextField(blank=True, db_default="")),
+                ("is_ambiguous", models.BooleanField(db_column="isAmbiguous", db_default=False)),
+                ("endpoint_id", models.BigIntegerField(blank=True, null=True)),
+            ],
+            options={
+                "db_table": "delayed_queue_callback_attempt",
+                "default_permissions": ["view"],
+                "indexes": [
+                    models.Index(fields=["key", "id"], name="attempt_key"),
+                    models.Index(fields=["started_at", "id"], name="attempt_started"),
+                ],
+            },
+        ),
+        CreateModelOnce(
+            name="Endpoint",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("origin", models.TextField(db_collation="C")),
+                ("prefix", models.TextField(db_collation="C")),
+                ("secret", models.TextField()),
+                (
+                    "previous_secret",
+                    models.TextField(blank=True, db_column="previousSecret", db_default=""),
+                ),
+                (
+                    "rotated_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        blank=True, db_column="rotatedAt", null=True
+                    ),
+                ),
+                (
+                    "disabled_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        blank=True, db_column="disabledAt", null=True
+                    ),
+                ),
+                (
+                    "disabled_reason",
+                    models.TextField(blank=True, db_column="disabledReason", db_default=""),
+                ),
+                ("per_second", models.FloatField(blank=True, db_column="perSecond", null=True)),
+                (
+                    "burst",
+                    models.IntegerField(
+                        db_default=1,
+                        default=1,
+                        validators=[django.core.validators.MinValueValidator(1)],
+                    ),
+                ),
+                (
+                    "concurrency",
+                    models.IntegerField(
+                        blank=True,
+                        null=True,
+                        validators=[django.core.validators.MinValueValidator(1)],
+                    ),
+                ),
+                (
+                    "created_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_endpoint",
+                "permissions": [
+                    ("rotate_endpoint", "Can rotate the secrets of endpoints"),
+                    ("disable_endpoint", "Can disable and enable endpoints"),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("origin", "prefix"), name="endpoint_origin_prefix"
+                    )
+                ],
+            },
+        ),
+        CreateModelOnce(
+            name="Host",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.TextField(db_collation="C")),
+                (
+                    "opened_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="openedAt", null=True
+                    ),
+                ),
+                (
+                    "open_until",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="openUntil", null=True
+                    ),
+                ),
+                ("openings", models.IntegerField(db_default=0)),
+                ("reason", models.TextField(blank=True, db_default="")),
+                ("probe_by", models.CharField(db_column="probeBy", max_length=36, null=True)),
+                (
+                    "probe_until",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="probeUntil", null=True
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_host",
+                "permissions": [("close_host", "Can close and open the breakers of hosts")],
+                "default_permissions": ["view"],
+                "constraints": [models.UniqueConstraint(fields=("name",), name="host_name")],
+            },
+        ),
+        CreateModelOnce(
+            name="Slot",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("holder", models.CharField(db_collation="C", max_length=36)),
+                ("held", models.IntegerField()),
+                (
+                    "held_until",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="heldUntil"),
+                ),
+                (
+                    "endpoint",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        to="delayed_queue_http.endpoint",
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_slot",
+                "default_permissions": [],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("endpoint", "holder"), name="slot_endpoint_holder"
+                    )
+                ],
+            },
+        ),
+        CreateModelOnce(
+            name="Rate",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(db_collation="C", max_length=200)),
+                ("booked_until", models.BigIntegerField(db_column="bookedUntil")),
+                ("granted", models.IntegerField(db_default=0)),
+            ],
+            options={
+                "db_table": "delayed_queue_rate",
+                "default_permissions": [],
+                "constraints": [models.UniqueConstraint(fields=("name",), name="rate_name")],
+            },
+        ),
+        migrations.RunSQL(ROOM, reverse_sql=migrations.RunSQL.noop),
+        END_TURN,
+    ]

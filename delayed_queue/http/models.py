@@ -1,0 +1,235 @@
+"""The tables of the HTTP service: topics, tokens, rates, endpoints and what was called."""
+
+from __future__ import annotations
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.db.models import Value
+
+from delayed_queue.db.fields import EpochMillisecondField
+from delayed_queue.http.store.callbacks import AttemptManager, EndpointManager, HostManager
+from delayed_queue.http.store.rates import RateManager
+from delayed_queue.http.store.tokens import ApiTokenManager
+from delayed_queue.http.store.topics import IdempotencyKeyManager, TopicManager
+
+
+class Topic(models.Model):
+    """How the jobs of a topic are spread, leased and retried.
+
+    An empty ladder is the default one, a NULL ttr (in milliseconds) the lease duration of the
+    settings. ``shards`` changes through ``delayed_queue.http.jobs.configure_topic`` alone.
+    """
+
+    name = models.CharField(max_length=80, db_collation="C")
+    shards = models.IntegerField(
+        db_default=1, default=1, validators=[MinValueValidator(1), MaxValueValidator(64)]
+    )
+    ladder = models.TextField(blank=True, db_default="", default="")
+    jitter = models.FloatField(
+        db_default=0.0, default=0.0, validators=[MinValueValidator(0.0), MaxValueValidator(1.0)]
+    )
+    ttr = models.BigIntegerField(null=True, blank=True, validators=[MinValueValidator(1000)])
+    created_at = EpochMillisecondField(db_column="createdAt")
+
+    objects = TopicManager["Topic"]()
+
+    class Meta:
+        db_table = "delayed_queue_topic"
+        # Not unique=True: Django would add another index, for LIKE.
+        constraints = [models.UniqueConstraint(fields=["name"], name="topic_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class IdempotencyKey(models.Model):
+    """The first answer to a request that named a key; ``scope`` is the caller and the call."""
+
+    scope = models.CharField(max_length=200, db_collation="C")
+    key = models.CharField(max_length=200, db_collation="C")
+    request_hash = models.BinaryField(db_column="requestHash")
+    status = models.IntegerField()
+    answer = models.TextField()
+    created_at = EpochMillisecondField(db_column="createdAt")
+
+    objects = IdempotencyKeyManager["IdempotencyKey"]()
+
+    class Meta:
+        db_table = "delayed_queue_idempotency_key"
+        constraints = [
+            models.UniqueConstraint(fields=["scope", "key"], name="idempotency_scope_key")
+        ]
+        indexes = [models.Index(fields=["created_at", "id"], name="idempotency_created")]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.key}"
+
+
+class ApiToken(models.Model):
+    """A bearer token: what it may do, and a hash of it; the token itself is kept nowhere.
+
+    ``digest`` is SHA-256 of 256 random bits: there is nothing to guess, so a hash that is slow
+    on purpose would protect nothing and cost every request.
+    """
+
+    name = models.CharField(max_length=100)
+    prefix = models.CharField(max_length=12)
+    digest = models.CharField(max_length=64)
+    topics = models.JSONField(db_default=Value([], models.JSONField()))
+    verbs = models.JSONField(db_default=Value([], models.JSONField()))
+    rate = models.FloatField(null=True, blank=True)
+    burst = models.IntegerField(null=True, blank=True)
+    created_at = EpochMillisecondField(db_column="createdAt")
+    expires_at = EpochMillisecondField(null=True, blank=True, db_column="expiresAt")  # type: ignore[misc]
+    disabled_at = EpochMillisecondField(null=True, blank=True, db_column="disabledAt")  # type: ignore[misc]
+    last_used_at = EpochMillisecondField(null=True, blank=True, db_column="lastUsedAt")  # type: ignore[misc]
+
+    objects = ApiTokenManager["ApiToken"]()
+
+    class Meta:
+        db_table = "delayed_queue_token"
+        verbose_name = "API token"
+        constraints = [
+            # Not unique=True: Django would add an index for LIKE to each.
+            models.UniqueConstraint(fields=["digest"], name="token_digest"),
+            models.UniqueConstraint(fields=["name"], name="token_name"),
+        ]
+        permissions = [("revoke_apitoken", "Can revoke API tokens")]
+        default_permissions = ["view", "add"]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix}…)"
+
+
+class Rate(models.Model):
+    """A bucket of permits: until when, in microseconds since 1970, time is booked for them.
+
+    Its rate and its burst are not stored: whoever takes says them. A bucket whose time has come is
+    full, and its row may be deleted at any time.
+    """
+
+    name = models.CharField(max_length=200, db_collation="C")
+    booked_until = models.BigIntegerField(db_column="bookedUntil")
+    granted = models.IntegerField(db_default=0)
+
+    objects = RateManager["Rate"]()
+
+    class Meta:
+        db_table = "delayed_queue_rate"
+        # Not the primary key: Django would give that another index, for LIKE.
+        constraints = [models.UniqueConstraint(fields=["name"], name="rate_name")]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Endpoint(models.Model):
+    """The urls below a prefix: one secret, one limit, one switch.
+
+    ``prefix`` ends at a boundary of the path and begins with ``origin``; the longest that matches
+    a url counts. Secrets are sealed (``delayed_queue.http.callbacks.secrets``).
+    """
+
+    origin = models.TextField(db_collation="C")
+    prefix = models.TextField(db_collation="C")
+    secret = models.TextField()
+    previous_secret = models.TextField(blank=True, db_column="previousSecret", db_default="")
+    rotated_at = EpochMillisecondField(null=True, blank=True, db_column="rotatedAt")  # type: ignore[misc]
+    disabled_at = EpochMillisecondField(null=True, blank=True, db_column="disabledAt")  # type: ignore[misc]
+    disabled_reason = models.TextField(blank=True, db_column="disabledReason", db_default="")
+    per_second = models.FloatField(null=True, blank=True, db_column="perSecond")
+    burst = models.IntegerField(db_default=1, default=1, validators=[MinValueValidator(1)])
+    concurrency = models.IntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
+    created_at = EpochMillisecondField(db_column="createdAt")
+
+    objects = EndpointManager["Endpoint"]()
+
+    class Meta:
+        db_table = "delayed_queue_endpoint"
+        constraints = [
+            models.UniqueConstraint(fields=["origin", "prefix"], name="endpoint_origin_prefix")
+        ]
+        permissions = [
+            ("rotate_endpoint", "Can rotate the secrets of endpoints"),
+            ("disable_endpoint", "Can disable and enable endpoints"),
+        ]
+
+    def __str__(self) -> str:
+        return self.prefix
+
+
+class Host(models.Model):
+    """A host and port whose callbacks failed: open until then, half open after, or closed again."""
+
+    name = models.TextField(db_collation="C")
+    opened_at = EpochMillisecondField(null=True, db_column="openedAt")  # type: ignore[misc]
+    open_until = EpochMillisecondField(null=True, db_column="openUntil")  # type: ignore[misc]
+    openings = models.IntegerField(db_default=0)
+    reason = models.TextField(blank=True, db_default="")
+    probe_by = models.CharField(max_length=36, null=True, db_column="probeBy")
+    probe_until = EpochMillisecondField(null=True, db_column="probeUntil")  # type: ignore[misc]
+
+    objects = HostManager["Host"]()
+
+    class Meta:
+        db_table = "delayed_queue_host"
+        constraints = [models.UniqueConstraint(fields=["name"], name="host_name")]
+        default_permissions = ["view"]
+        permissions = [("close_host", "Can close and open the breakers of hosts")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Slot(models.Model):
+    """How many callbacks to an endpoint a worker process may have on the wire, and until when."""
+
+    endpoint = models.ForeignKey(Endpoint, models.CASCADE, db_index=False)
+    holder = models.CharField(max_length=36, db_collation="C")
+    held = models.IntegerField()
+    held_until = EpochMillisecondField(db_column="heldUntil")
+
+    class Meta:
+        db_table = "delayed_queue_slot"
+        constraints = [
+            models.UniqueConstraint(fields=["endpoint", "holder"], name="slot_endpoint_holder")
+        ]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return f"{self.held} of {self.endpoint_id}"
+
+
+class CallbackAttempt(models.Model):
+    """One callback that was sent or refused, for whoever asks what became of a job."""
+
+    key = models.CharField(max_length=200, db_collation="C")
+    topic = models.CharField(max_length=100, db_collation="C")
+    kind = models.CharField(max_length=100)
+    webhook_id = models.TextField(db_column="webhookId")
+    attempt = models.IntegerField()
+    started_at = EpochMillisecondField(db_column="startedAt")
+    duration = models.IntegerField()
+    status = models.IntegerField(null=True, blank=True)
+    failure = models.TextField(blank=True, db_default="")
+    detail = models.TextField(blank=True, db_default="")
+    address = models.TextField(blank=True, db_default="")
+    excerpt = models.TextField(blank=True, db_default="")
+    is_ambiguous = models.BooleanField(db_column="isAmbiguous", db_default=False)
+    # No foreign key: the log outlives the endpoint, and is written without asking for it.
+    endpoint_id = models.BigIntegerField(null=True, blank=True)
+
+    objects = AttemptManager["CallbackAttempt"]()
+
+    class Meta:
+        db_table = "delayed_queue_callback_attempt"
+        indexes = [
+            models.Index(fields=["key", "id"], name="attempt_key"),
+            models.Index(fields=["started_at", "id"], name="attempt_started"),
+        ]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.key} ({self.attempt})"

@@ -1,0 +1,234 @@
+"""Rate limits that hold over all processes: one bucket for each name, in the database."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from bisect import insort
+from collections import deque
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from asgiref.sync import sync_to_async
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from delayed_queue.db.resilience import repeat
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.http.models import Rate
+
+MAX_RATE: Final = 100_000.0
+MAX_BURST: Final = 1_000_000
+MAX_NAME: Final = 200
+
+# A process takes the permits of so many seconds at once, if the burst has them.
+CHUNK_SECONDS: Final = 0.1
+# Permits that were taken ahead and not used by then are lost.
+KEEP_SECONDS: Final = 1.0
+# So many buckets a process keeps permits of; those used longest ago are forgotten.
+MAX_BUCKETS: Final = 10_000
+
+_ZERO: Final = timedelta(0)
+
+
+class Hold(NamedTuple):
+    """Permits that were taken and can be given back; or none, and how long to wait for them.
+
+    ``until`` is when they are lost, by ``time.monotonic()``, if nobody has used them.
+    """
+
+    wait: timedelta
+    until: float = 0.0
+    n: int = 0
+
+
+class SharedRate:
+    """At most ``per_second`` permits a second under this name, and ``burst`` at once after a rest.
+
+    All processes together, by the database's clock. What was taken within any time t is at most
+    ``per_second * t + burst``. At rates above ten a second a process takes permits ahead, so that
+    not each of them costs a write, and uses them within a second or loses them: what was *used*
+    within any time t is at most ``per_second * (t + 1 s) + burst``, whatever the number of
+    processes. Counted from the first permit on, the second is not added.
+    """
+
+    __slots__ = ("_bucket", "burst", "name", "per_second", "using")
+
+    def __init__(
+        self, name: str, per_second: float, burst: int, using: str = DEFAULT_DB_ALIAS
+    ) -> None:
+        _check(name, per_second, burst)
+        self.name = name
+        self.per_second = per_second
+        self.burst = burst
+        self.using = using
+        self._bucket = _bucket(name, float(per_second), burst, using)
+
+    def __repr__(self) -> str:
+        return f"SharedRate({self.name!r}, {self.per_second}, {self.burst})"
+
+    def take(self, n: int = 1) -> timedelta:
+        """Take ``n`` permits, or none; return zero, or how long until it is worth asking again.
+
+        In a transaction the bucket stays locked until its end, no permit is taken ahead, and a
+        rollback puts them back; so take before the transaction. Raises ResourceUnavailable while
+        the database is away.
+        """
+        return self.hold(n).wait
+
+    async def atake(self, n: int = 1) -> timedelta:
+        """Do as ``take()`` does; the database is asked by a thread, what is at hand by none."""
+        return (await self.ahold(n)).wait
+
+    def hold(self, n: int = 1) -> Hold:
+        """Do as ``take()`` does; what was taken outside a transaction can be given back."""
+        found = self._at_hand(n)
+        return self._bucket.fetch(n) if found is None else found
+
+    async def ahold(self, n: int = 1) -> Hold:
+        """Do as ``hold()`` does, in the manner of ``atake()``."""
+        found = self._at_hand(n)
+        return await sync_to_async(self._bucket.fetch)(n) if found is None else found
+
+    def give_back(self, hold: Hold) -> None:
+        """Give permits that were not used to others of this process; once for each hold.
+
+        They are lost when they would have been anyway, a second after they came from the database:
+        so no more are used than without. Those of a transaction come back by its rollback alone.
+        """
+        self._bucket.give_back(hold)
+
+    def left(self) -> timedelta:
+        """Return how long no asking helps, as far as this process knows; takes nothing."""
+        return self._bucket.left()
+
+    def at_hand(self, n: int = 1) -> timedelta | None:
+        """Do as ``take()`` does, without asking the database: None says that it must be."""
+        found = self._at_hand(n)
+        return None if found is None else found.wait
+
+    def _at_hand(self, n: int) -> Hold | None:
+        if type(n) is not int or not 1 <= n <= self.burst:
+            raise InvalidConfiguration(
+                f"n must be from 1 to the burst of {self.burst}, not {n!r}: more are never granted."
+            )
+        return self._bucket.at_hand(n)
+
+
+class _Bucket:
+    """What one process has taken ahead under a name, and when it may ask for more."""
+
+    def __init__(self, name: str, per_second: float, burst: int, using: str) -> None:
+        self._name = name
+        self._using = using
+        self._interval = 1e6 / per_second
+        # Rounded up: a burst of seven must not be six.
+        self._most_booked = math.ceil(burst * self._interval)
+        self._chunk = max(1, min(burst, int(per_second * CHUNK_SECONDS)))
+        self._permits: deque[tuple[float, int]] = deque()
+        self._left = 0
+        self._ask_at = 0.0
+        # Held for a moment only, so that an event loop may take it; the other while asking.
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+
+    def at_hand(self, n: int) -> Hold | None:
+        """Return permits, or how long no asking helps; None when the database must be asked."""
+        with self._lock:
+            now = time.monotonic()
+            self._drop_stale(now)
+            if self._left >= n:
+                return self._use(n)
+            return Hold(timedelta(seconds=self._ask_at - now)) if now < self._ask_at else None
+
+    def left(self) -> timedelta:
+        with self._lock:
+            now = time.monotonic()
+            self._drop_stale(now)
+            return _ZERO if self._left else timedelta(seconds=max(self._ask_at - now, 0.0))
+
+    def give_back(self, hold: Hold) -> None:
+        with self._lock:
+            if hold.n and time.monotonic() < hold.until:
+                # In the order of their ends, by which they are used and dropped.
+                insort(self._permits, (hold.until, hold.n))
+                self._left += hold.n
+
+    def fetch(self, n: int) -> Hold:
+        connection = connections[self._using]
+        if connection.in_atomic_block:
+            # Others must not use what a rollback would put back.
+            return Hold(self._ask(n, n)[1])
+        with self._asking:
+            # Who waited here may find what the one before brought.
+            found = self.at_hand(n)
+            return self._fetch(n) if found is None else found
+
+    def _fetch(self, n: int) -> Hold:
+        asked_at = time.monotonic()
+        with self._lock:
+            least = max(n - self._left, 1)
+        most = max(least, self._chunk)
+        granted, wait = repeat(self._using, lambda: self._ask(least, most))
+        with self._lock:
+            self._add(granted, asked_at)
+            if granted < most and most > n:
+                # Short: others take too. In haste each would get a permit, at a write apiece.
+                self._ask_at = max(asked_at + self._chunk * self._interval / 1e6, self._ask_at)
+            if not granted:
+                self._ask_at = max(time.monotonic() + wait.total_seconds(), self._ask_at)
+                return Hold(timedelta(seconds=max(self._ask_at - time.monotonic(), 1e-6)))
+            if self._left < n:  # what was at hand went stale meanwhile, or to somebody else
+                return Hold(timedelta(microseconds=math.ceil(self._interval)))
+            return self._use(n)
+
+    def _ask(self, least: int, most: int) -> tuple[int, timedelta]:
+        granted, wait = Rate.objects.take(
+            self._name, least, most, interval=self._interval, burst=self._most_booked,
+            using=self._using,
+        )  # fmt: skip
+        return granted, timedelta(microseconds=wait)
+
+    def _add(self, granted: int, asked_at: float) -> None:
+        if granted:
+            self._permits.append((asked_at + KEEP_SECONDS, granted))
+            self._left += granted
+
+    def _drop_stale(self, now: float) -> None:
+        while self._permits and self._permits[0][0] <= now:
+            self._left -= self._permits.popleft()[1]
+
+    def _use(self, n: int) -> Hold:
+        self._left -= n
+        # The first ends first: so long all of them could be used.
+        hold = Hold(_ZERO, self._permits[0][0], n)
+        while n:
+            until, count = self._permits.popleft()
+            if count > n:
+                self._permits.appendleft((until, count - n))
+                break
+            n -= count
+        return hold
+
+
+@lru_cache(maxsize=MAX_BUCKETS)
+def _bucket(name: str, per_second: float, burst: int, using: str) -> _Bucket:
+    return _Bucket(name, per_second, burst, using)
+
+
+def forget() -> None:
+    """Forget the permits this process has at hand; for tests, between which buckets vanish."""
+    _bucket.cache_clear()
+
+
+def _check(name: Any, per_second: Any, burst: Any) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or "\0" in name:
+        raise InvalidConfiguration(f"A rate's name is text of 1 to {MAX_NAME} characters.")
+    is_number = isinstance(per_second, int | float) and not isinstance(per_second, bool)
+    if not is_number or not 1 / 86_400 <= per_second <= MAX_RATE:
+        raise InvalidConfiguration(
+            f"per_second must be from one a day to {MAX_RATE:,.0f}, not {per_second!r}."
+        )
+    if type(burst) is not int or not 1 <= burst <= MAX_BURST:
+        raise InvalidConfiguration(f"burst must be from 1 to {MAX_BURST:,}, not {burst!r}.")

@@ -1,0 +1,1 @@
+"""The statements of topics, jobs, tokens, rates and callbacks."""

@@ -1,0 +1,514 @@
+"""Endpoints, hosts and attempts: the statements, and the managers that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, LiteralString, NamedTuple, TypeVar
+
+from django.db import DEFAULT_DB_ALIAS, models
+
+from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.statements import execute, fetch, fetch_all
+from delayed_queue.http.store.recalling import CLOSE_HOST, SHUT_HOST
+
+# The registered prefixes of an origin, for the caller to choose the longest that matches.
+# Reads: endpoint_origin_prefix.
+ENDPOINTS: Final[LiteralString] = """
+SELECT
+    id, prefix, secret, "previousSecret", "rotatedAt", "disabledAt", "perSecond", burst, concurrency
+FROM delayed_queue_endpoint
+WHERE origin = %(origin)s
+ORDER BY origin, prefix
+LIMIT %(limit)s::integer
+"""
+
+# The first secret stands: of several workers that meet a new origin one makes its endpoint.
+# Reads: endpoint_origin_prefix.
+ADD_ENDPOINT: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_endpoint (origin, prefix, secret, "createdAt")
+SELECT %(origin)s, %(prefix)s, %(secret)s, now
+FROM clock
+ON CONFLICT (origin, prefix) DO NOTHING
+RETURNING id
+"""
+)
+
+# The first reason stands. Reads: the primary key.
+DISABLE_ENDPOINT: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_endpoint
+SET "disabledAt" = (SELECT now FROM clock),
+    "disabledReason" = %(reason)s
+WHERE id = %(id)s
+    AND "disabledAt" IS NULL
+RETURNING id
+"""
+)
+
+# How long the host stays open, and whether somebody probes it, in milliseconds from now. No row:
+# closed. Reads: host_name.
+READ_HOST: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT "openUntil" - now, "probeUntil" - now
+FROM delayed_queue_host
+CROSS JOIN clock
+WHERE name = %(host)s
+    AND "openUntil" IS NOT NULL
+"""
+)
+
+# Open a closed host. One that is open already stays as it is: results of callbacks that were on
+# their way do not prolong it. Reads: host_name.
+OPEN_HOST: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_host AS host (name, "openedAt", "openUntil", openings, reason)
+SELECT %(host)s, now, now + %(pause)s::bigint, 1, %(reason)s
+FROM clock
+ON CONFLICT (name) DO UPDATE
+SET "openedAt" = EXCLUDED."openedAt",
+    "openUntil" = EXCLUDED."openUntil",
+    openings = 1,
+    reason = EXCLUDED.reason,
+    "probeBy" = NULL,
+    "probeUntil" = NULL
+WHERE host."openUntil" IS NULL
+RETURNING id
+"""
+)
+
+# Take the one probe of a host that is half open: its pause is over, and nobody probes it, or who
+# did has not answered in time. The row's lock lets one in; the others look again at what that
+# left. Reads: host_name.
+PROBE_HOST: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_host
+SET "probeBy" = %(by)s,
+    "probeUntil" = (SELECT now FROM clock) + %(patience)s::bigint
+WHERE name = %(host)s
+    AND "openUntil" <= (SELECT now FROM clock)
+    AND ("probeUntil" IS NULL OR "probeUntil" <= (SELECT now FROM clock))
+RETURNING id
+"""
+)
+
+# What the probe found; of one that was given to another meanwhile nothing is believed. A host that
+# still fails stays open twice as long as before, up to the longest pause; one that was not probed
+# after all is left to the next. Reads: host_name.
+END_PROBE: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_host
+SET "openUntil" = CASE %(outcome)s::text
+        WHEN 'succeeded' THEN NULL
+        WHEN 'failed' THEN (SELECT now FROM clock) + least(
+            %(longest)s::bigint, %(pause)s::bigint * (2 ^ least(openings, 20))::bigint
+        )
+        ELSE "openUntil"
+    END,
+    openings = CASE %(outcome)s::text
+        WHEN 'succeeded' THEN 0
+        WHEN 'failed' THEN openings + 1
+        ELSE openings
+    END,
+    "probeBy" = NULL,
+    "probeUntil" = NULL
+WHERE name = %(host)s
+    AND "probeBy" = %(by)s
+RETURNING id
+"""
+)
+
+# Put off a bite of what is due for a host that takes nothing now, as RELEASE does what was leased
+# for it, without a lease for each. No longer than the host is open, or the delay if that is longer;
+# where neither is, nothing. Only the holder of the lock does it, one for each kind and host, until
+# the end of the transaction: the others are told by no row, and do not look at a message.
+# "looked" ends the bite after so many messages of any host: a statement is short also where few of
+# them are for this one. The limits are for the planner, as of _EARLIEST_DUE.
+# No leased message is touched, also none whose lease ran out; what others hold is passed over. The
+# urls are compared with the beginnings of those that were met, byte by byte and with the sign
+# after the host, so none of another host is meant.
+# Its commit waits for no disk: what a crash of the server undoes is due as before.
+# They come back in their order, the first when the time is over, half of the spread later as many
+# as "half" says, none later than the spread: few while a probe is under way, and then more.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, from the end of the bite before;
+# host_name; the primary key.
+PUT_OFF_BACKLOG: Final[LiteralString] = (
+    CLOCK
+    + """,
+turn AS MATERIALIZED (
+    SELECT greatest(now + %(delay)s::bigint, (
+        SELECT "openUntil"
+        FROM delayed_queue_host
+        WHERE name = %(host)s
+            AND "openUntil" > (SELECT now FROM clock)
+    )) AS due_at
+    FROM clock
+    WHERE pg_try_advisory_xact_lock(
+            hashtextextended(%(kind)s::text || ' ' || %(host)s::text, 2886024109431760)
+        )
+        AND set_config('synchronous_commit', 'off', TRUE) IS NOT NULL
+),
+looked AS MATERIALIZED (
+    SELECT due_at, id
+    FROM (
+        SELECT "scheduledAt" AS due_at, id
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
+            AND "scheduledAt" <= (SELECT now FROM clock)
+            AND (SELECT due_at FROM turn) IS NOT NULL
+        ORDER BY "scheduledAt", id
+        LIMIT (SELECT %(limit)s::integer)
+    ) AS due
+    OFFSET %(limit)s::integer - 1
+    LIMIT 1
+),
+put_off AS (
+    UPDATE delayed_queue AS message
+    SET "scheduledAt" = (SELECT due_at FROM turn)
+        + %(spread)s::bigint * (%(ahead)s::bigint + chosen.place)
+        / (%(ahead)s::bigint + chosen.place + %(half)s::bigint)
+    FROM unnest(ARRAY(
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
+                AND ("scheduledAt", id) <= (
+                    COALESCE((SELECT due_at FROM looked), (SELECT now FROM clock)),
+                    COALESCE((SELECT id FROM looked), 9223372036854775807)
+                )
+                AND "lockUuid" IS NULL
+                AND (headers ->> 'url') || '/' ^@ ANY (%(prefixes)b::text[])
+                AND (SELECT due_at FROM turn) IS NOT NULL
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(limit)s::integer)
+            FOR UPDATE SKIP LOCKED
+        ) AS due
+        LIMIT %(limit)s::integer
+    )) WITH ORDINALITY AS chosen (id, place)
+    WHERE message.id = chosen.id
+    RETURNING message.id
+)
+SELECT (SELECT count(*) FROM put_off), looked.due_at, looked.id
+FROM turn
+LEFT JOIN looked ON TRUE
+WHERE turn.due_at IS NOT NULL
+"""
+)
+
+# Hold the endpoint's slots for a change. In a statement of its own: what comes after it has a
+# snapshot that sees what earlier holders committed. Reads: the primary key.
+LOCK_SLOTS: Final[LiteralString] = """
+SELECT concurrency
+FROM delayed_queue_endpoint
+WHERE id = %(id)s
+FOR NO KEY UPDATE
+"""
+
+# Take as many of the wanted slots as others have left, and forget those of holders who have not
+# renewed theirs: a worker that died gives back by silence. To run under LOCK_SLOTS.
+# Reads: slot_endpoint_holder.
+HOLD_SLOTS: Final[LiteralString] = (
+    CLOCK
+    + """,
+silent AS (
+    DELETE FROM delayed_queue_slot
+    WHERE endpoint_id = %(id)s
+        AND "heldUntil" <= (SELECT now FROM clock)
+        AND holder <> %(holder)s
+),
+taken AS (
+    SELECT COALESCE(sum(held), 0) AS slots
+    FROM delayed_queue_slot
+    WHERE endpoint_id = %(id)s
+        AND "heldUntil" > (SELECT now FROM clock)
+        AND holder <> %(holder)s
+)
+INSERT INTO delayed_queue_slot (endpoint_id, holder, held, "heldUntil")
+SELECT
+    %(id)s,
+    %(holder)s,
+    greatest(least(%(wanted)s::integer, %(concurrency)s::integer - taken.slots), %(used)s::integer),
+    clock.now + %(patience)s::bigint
+FROM clock
+CROSS JOIN taken
+ON CONFLICT (endpoint_id, holder) DO UPDATE
+SET held = EXCLUDED.held,
+    "heldUntil" = EXCLUDED."heldUntil"
+RETURNING held
+"""
+)
+
+# Log attempts, many at once. Reads: nothing.
+ADD_ATTEMPTS: Final[LiteralString] = """
+INSERT INTO delayed_queue_callback_attempt (
+    key, topic, kind, "webhookId", attempt, "startedAt", duration, status, failure, detail,
+    address, excerpt, "isAmbiguous", endpoint_id
+)
+SELECT
+    key, topic, kind, webhook_id, attempt, started_at, duration, status, failure, detail,
+    address, excerpt, is_ambiguous, endpoint_id
+FROM unnest(
+    %(keys)b::text[], %(topics)b::text[], %(kinds)b::text[], %(webhook_ids)b::text[],
+    %(attempts)b::integer[], %(started_ats)b::bigint[], %(durations)b::integer[],
+    %(statuses)b::integer[], %(failures)b::text[], %(details)b::text[], %(addresses)b::text[],
+    %(excerpts)b::text[], %(are_ambiguous)b::boolean[], %(endpoint_ids)b::bigint[]
+) AS attempt (
+    key, topic, kind, webhook_id, attempt, started_at, duration, status, failure, detail,
+    address, excerpt, is_ambiguous, endpoint_id
+)
+"""
+
+# The attempts of a job, in one topic or in all, in the order in which they were logged.
+# Reads: attempt_key.
+ATTEMPTS_OF_JOB: Final[LiteralString] = """
+SELECT
+    id, key, topic, "webhookId", attempt, "startedAt", duration, status, failure, detail, address,
+    excerpt, "isAmbiguous", endpoint_id
+FROM delayed_queue_callback_attempt
+WHERE key = %(key)s
+    AND id > %(after)s
+    AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
+ORDER BY key, id
+LIMIT %(limit)s::integer
+"""
+
+# Delete attempts older than the age, the oldest first, passing over those that another prune holds.
+# Reads: attempt_started, then the primary key.
+PRUNE_ATTEMPTS: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_callback_attempt
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM delayed_queue_callback_attempt
+    WHERE "startedAt" < (SELECT now FROM clock) - %(age)s::bigint
+    ORDER BY "startedAt", id
+    LIMIT (SELECT %(limit)s::integer)
+    FOR UPDATE SKIP LOCKED
+))
+"""
+)
+
+MAX_PREFIXES: Final = 10_000
+
+M = TypeVar("M", bound=models.Model)
+
+
+class EndpointRow(NamedTuple):
+    """An endpoint as callbacks need it; its secrets are sealed."""
+
+    id: int
+    prefix: str
+    secret: str
+    previous_secret: str
+    rotated_at: int | None
+    disabled_at: int | None
+    per_second: float | None
+    burst: int
+    concurrency: int | None
+
+
+class HostRow(NamedTuple):
+    """For how many milliseconds an open host stays so, and somebody probes it."""
+
+    open_for: int
+    probed_for: int | None
+
+
+class Beginning(NamedTuple):
+    """Behind which message a bite of a backlog begins: its due time, its id."""
+
+    due_at: int
+    id: int = 0
+
+
+class BiteRow(NamedTuple):
+    """How many messages a bite put off, and the last it looked at; None: there were no more."""
+
+    put_off: int
+    due_at: int | None
+    id: int | None
+
+
+class AttemptRow(NamedTuple):
+    """One callback as it is logged; ``started_at`` and ``duration`` in milliseconds."""
+
+    key: str
+    topic: str
+    kind: str
+    webhook_id: str
+    attempt: int
+    started_at: int
+    duration: int
+    status: int | None
+    failure: str
+    detail: str
+    address: str
+    excerpt: str
+    is_ambiguous: bool
+    endpoint_id: int | None
+
+
+class LoggedRow(NamedTuple):
+    """An attempt as it was logged."""
+
+    id: int
+    key: str
+    topic: str
+    webhook_id: str
+    attempt: int
+    started_at: int
+    duration: int
+    status: int | None
+    failure: str
+    detail: str
+    address: str
+    excerpt: str
+    is_ambiguous: bool
+    endpoint_id: int | None
+
+
+class EndpointManager(models.Manager[M]):
+    """The statements of endpoints and their slots, in the manner of MessageManager."""
+
+    def of_origin(self, origin: str, *, using: str = DEFAULT_DB_ALIAS) -> list[EndpointRow]:
+        """Return the endpoints of an origin."""
+        rows = fetch(using, ENDPOINTS, {"origin": origin, "limit": MAX_PREFIXES})
+        return [EndpointRow._make(row) for row in rows]
+
+    def add_once(
+        self, origin: str, prefix: str, secret: str, *, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:  # fmt: skip
+        """Add an endpoint with that sealed secret; return False when there is one."""
+        params = {"origin": origin, "prefix": prefix, "secret": secret, "now": now}
+        return bool(fetch(using, ADD_ENDPOINT, params))
+
+    def disable(
+        self, endpoint_id: int, reason: str, *, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:  # fmt: skip
+        """Send no more to the endpoint; return False, and change nothing, if it is so already."""
+        params = {"id": endpoint_id, "reason": reason, "now": now}
+        return bool(fetch(using, DISABLE_ENDPOINT, params))
+
+    def hold_slots(
+        self, endpoint_id: int, holder: str, wanted: int, used: int, *, concurrency: int,
+        patience: int, now: int | None = None, using: str = DEFAULT_DB_ALIAS,
+    ) -> int:  # fmt: skip
+        """Hold up to so many slots for ``patience`` ms; return how many, at least those in use."""
+        params = {
+            "id": endpoint_id, "holder": holder, "wanted": wanted, "used": used,
+            "concurrency": concurrency, "patience": patience, "now": now,
+        }  # fmt: skip
+        lock = (LOCK_SLOTS, {"id": endpoint_id})
+        answers = fetch_all(using, [lock, (HOLD_SLOTS, params)])
+        held: int = answers[1][0][0]
+        return held
+
+
+class HostManager(models.Manager[M]):
+    """The statements of the circuit breaker, in the manner of MessageManager."""
+
+    def read(
+        self, host: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> HostRow | None:
+        """Return how long the host stays open; None when it is closed."""
+        rows = fetch(using, READ_HOST, {"host": host, "now": now})
+        return HostRow._make(rows[0]) if rows else None
+
+    def open(
+        self, host: str, reason: str, *, pause: int, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:  # fmt: skip
+        """Open the host for ``pause`` ms; return False, and change nothing, if it is open."""
+        params = {"host": host, "reason": reason, "pause": pause, "now": now}
+        return bool(fetch(using, OPEN_HOST, params))
+
+    def close(self, host: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Close the host; return False, and change nothing, if it is closed."""
+        return bool(fetch(using, CLOSE_HOST, {"host": host}))
+
+    def shut(
+        self, host: str, reason: str, *, pause: int, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:  # fmt: skip
+        """Open a host that failed once for ``pause`` ms; return False if it is for longer."""
+        params = {"host": host, "reason": reason, "pause": pause, "now": now}
+        return bool(fetch(using, SHUT_HOST, params))
+
+    def probe(
+        self, host: str, by: str, *, patience: int, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:  # fmt: skip
+        """Take the one probe of a half open host for ``patience`` ms; return whether it is ours."""
+        params = {"host": host, "by": by, "patience": patience, "now": now}
+        return bool(fetch(using, PROBE_HOST, params))
+
+    def end_probe(
+        self, host: str, by: str, outcome: Literal["succeeded", "failed", "dropped"], *,
+        pause: int, longest: int, now: int | None = None, using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:  # fmt: skip
+        """Say what the probe found; return False when it has gone to another."""
+        params = {
+            "host": host, "by": by, "outcome": outcome, "pause": pause, "longest": longest,
+            "now": now,
+        }  # fmt: skip
+        return bool(fetch(using, END_PROBE, params))
+
+    def put_off_backlog(
+        self, host: str, kind: str, prefixes: Sequence[str], after: Beginning, *, limit: int,
+        ahead: int, spread: int, half: int, delay: int | None = None, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> BiteRow | None:  # fmt: skip
+        """Put off what is due of the kind under these beginnings of urls, of ``limit`` messages.
+
+        Until the host's pause is over or ``delay`` ms from now, whichever is later, and over the
+        ``spread`` in ms behind that: the first half of it takes ``half`` messages, of which
+        ``ahead`` were put off before. Returns None, and has changed nothing, if another does it
+        at this moment, or if the host is not open and there is no delay.
+        """
+        params = {
+            "host": host, "kind": kind, "prefixes": list(prefixes), "after": after.due_at,
+            "after_id": after.id, "limit": limit, "ahead": ahead, "spread": spread, "half": half,
+            "delay": delay, "now": now,
+        }  # fmt: skip
+        rows = fetch(using, PUT_OFF_BACKLOG, params)
+        return BiteRow._make(rows[0]) if rows else None
+
+
+class AttemptManager(models.Manager[M]):
+    """The statements of the log of attempts, in the manner of MessageManager."""
+
+    def add(self, rows: Sequence[AttemptRow], *, using: str = DEFAULT_DB_ALIAS) -> int:
+        """Log many attempts in one statement; return how many."""
+        names = (
+            "keys", "topics", "kinds", "webhook_ids", "attempts", "started_ats", "durations",
+            "statuses", "failures", "details", "addresses", "excerpts", "are_ambiguous",
+            "endpoint_ids",
+        )  # fmt: skip
+        columns: list[list[Any]] = [list(each) for each in zip(*rows, strict=True)]
+        return execute(using, ADD_ATTEMPTS, dict(zip(names, columns, strict=True)))
+
+    def of_job(
+        self, key: str, topic: str | None = None, *, after: int = 0, limit: int = 100,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[LoggedRow]:  # fmt: skip
+        """Return attempts for the key, of one topic or of all."""
+        params = {"key": key, "topic": topic, "after": after, "limit": limit}
+        return [LoggedRow._make(row) for row in fetch(using, ATTEMPTS_OF_JOB, params)]
+
+    def prune(
+        self, age: int, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> int:
+        """Delete up to ``limit`` attempts older than ``age`` ms; return how many."""
+        return execute(using, PRUNE_ATTEMPTS, {"age": age, "limit": limit, "now": now})

@@ -1,0 +1,93 @@
+"""What operators do about callbacks: hosts closed and opened, what was put off recalled."""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from delayed_queue.db.sql import CLOCK
+
+# Close an open or half open host. A probe under way is believed no more, as END_PROBE names it.
+# Reads: host_name.
+CLOSE_HOST: Final[LiteralString] = """
+UPDATE delayed_queue_host
+SET "openUntil" = NULL,
+    openings = 0,
+    "probeBy" = NULL,
+    "probeUntil" = NULL
+WHERE name = %(host)s
+    AND "openUntil" IS NOT NULL
+RETURNING id
+"""
+
+# Leave a host alone for so long from now, whether it is closed, half open, or open for less.
+# Reads: host_name.
+SHUT_HOST: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_host
+SET "openedAt" = (SELECT now FROM clock),
+    "openUntil" = (SELECT now FROM clock) + %(pause)s::bigint,
+    openings = 1,
+    reason = %(reason)s,
+    "probeBy" = NULL,
+    "probeUntil" = NULL
+WHERE name = %(host)s
+    AND COALESCE("openUntil" < (SELECT now FROM clock) + %(pause)s::bigint, true)
+RETURNING id
+"""
+)
+
+# The next messages of a kind that are due within the horizon, a page at a time, each with its url
+# if it was put off: due later than it was offered for, though no delivery of it has failed. What
+# waits by its ladder is not meant, nor what was offered for later.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, at most the limit.
+JOBS_PUT_OFF: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    id,
+    "scheduledAt",
+    CASE
+        WHEN "lockUuid" IS NULL AND attempts = 0 AND "scheduledAt" > "scheduledAtInitially"
+        THEN headers ->> 'url'
+    END
+FROM (
+    SELECT id, "scheduledAt", "scheduledAtInitially", "lockUuid", attempts, headers
+    FROM delayed_queue
+    WHERE "pKind" = %(kind)s
+        AND ("scheduledAt", id) > (
+            GREATEST(%(after)s::bigint, (SELECT now FROM clock)), %(after_id)s::bigint
+        )
+        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
+    ORDER BY "scheduledAt", id
+    LIMIT (SELECT %(limit)s::integer)
+) AS ahead
+ORDER BY "scheduledAt", id
+LIMIT %(limit)s::integer
+"""
+)
+
+# Let those of them that still wait be due after the wait, at random within the spread, and none
+# later than it was. What was leased, updated or is held by others meanwhile is left alone.
+# Reads: the primary key.
+RECALL_JOBS: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = LEAST(
+    "scheduledAt",
+    (SELECT now FROM clock) + %(wait)s::bigint + floor(random() * %(spread)s::bigint)::bigint
+)
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM delayed_queue
+    WHERE id = ANY (%(ids)b::bigint[])
+        AND "lockUuid" IS NULL
+        AND attempts = 0
+        AND "scheduledAt" > "scheduledAtInitially"
+        AND "scheduledAt" > (SELECT now FROM clock) + %(wait)s::bigint
+    FOR UPDATE SKIP LOCKED
+))
+RETURNING id
+"""
+)

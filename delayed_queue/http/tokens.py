@@ -1,0 +1,169 @@
+"""Bearer tokens: how they are made, and what they allow."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Final
+
+from django.db import DEFAULT_DB_ALIAS, IntegrityError
+
+from delayed_queue.db.resilience import repeat
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.http.models import ApiToken
+from delayed_queue.http.store.tokens import TokenRow
+from delayed_queue.messages import MILLISECOND
+
+VERBS: Final = ("add", "read", "delete", "consume", "manage", "metrics")
+EVERYTHING: Final = "*"
+# A name, or the beginning of one and a star.
+_PATTERN: Final = re.compile(r"[^\x00-\x20\x7f*]{0,99}\*?")
+_SHAPE: Final = re.compile(r"dq_[A-Za-z0-9_-]{43}")
+_SHOWN: Final = 9
+# How seldom the last use is written: for people who ask whether a token is still in use.
+_STALE_AFTER: Final = timedelta(minutes=1) // MILLISECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the caller of a request may do."""
+
+    name: str
+    topics: tuple[str, ...] = ()
+    verbs: frozenset[str] = frozenset()
+    rate: float | None = None
+    burst: int | None = None
+    token_id: int | None = None
+    digest: str = field(default="", repr=False)
+
+    def may(self, verb: str, topic: str | None = None) -> bool:
+        """Return whether it covers the verb on the topic; without one, on any topic."""
+        return verb in self.verbs and (topic is None or self.covers(topic))
+
+    def covers(self, topic: str) -> bool:
+        return matches(self.topics, topic)
+
+
+def matches(patterns: Iterable[str], topic: str) -> bool:
+    """Return whether one of them is the topic, or its beginning and a star."""
+    return any(
+        topic.startswith(each[:-1]) if each.endswith("*") else topic == each for each in patterns
+    )
+
+
+ANYBODY: Final = Grant("public", (EVERYTHING,), frozenset(VERBS))
+
+
+def digest_of(token: str) -> str:
+    return sha256(token.encode()).hexdigest()
+
+
+def find_grant(token: str, *, using: str = DEFAULT_DB_ALIAS) -> Grant | None:
+    """Return what a token grants, and note its use; None if it is unknown, expired, revoked."""
+    if _SHAPE.fullmatch(token) is None:
+        return None
+    digest = digest_of(token)
+    row = repeat(using, lambda: _find(digest, using))
+    # The index has compared already. What it can tell by its timing is of the hash, not of the
+    # token, and nobody can choose a token by its hash.
+    if row is None or not compare_digest(row.digest, digest):
+        return None
+    return Grant(
+        row.name, tuple(row.topics), frozenset(row.verbs), row.rate, row.burst, row.id, row.digest
+    )
+
+
+def _find(digest: str, using: str) -> TokenRow | None:
+    row = ApiToken.objects.find(digest, stale_after=_STALE_AFTER, using=using)
+    if row is not None and row.is_stale:
+        ApiToken.objects.mark_used(row.id, stale_after=_STALE_AFTER, using=using)
+    return row
+
+
+def create_token(
+    name: str,
+    *,
+    verbs: Iterable[str],
+    topics: Iterable[str],
+    expires_at: datetime | None = None,
+    rate: float | None = None,
+    burst: int | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> str:
+    """Store a new token and return it; it cannot be read again, only its hash is kept.
+
+    ``topics`` are names, or beginnings that end in a star; a star alone is all that HTTP serves.
+    """
+    made, token = new_token(
+        name, verbs=verbs, topics=topics, expires_at=expires_at, rate=rate, burst=burst
+    )
+    try:
+        made.save(using=using, force_insert=True)
+    except IntegrityError as error:
+        raise InvalidConfiguration(f"There is a token named {name!r} already.") from error
+    return token
+
+
+def new_token(
+    name: str,
+    *,
+    verbs: Iterable[str],
+    topics: Iterable[str],
+    expires_at: datetime | None = None,
+    rate: float | None = None,
+    burst: int | None = None,
+) -> tuple[ApiToken, str]:
+    """Return a new token's row, which is not stored yet, and the token itself."""
+    _check_name(name)
+    _check_rate(rate, burst)
+    token = f"dq_{secrets.token_urlsafe(32)}"
+    made = ApiToken(
+        name=name, prefix=token[:_SHOWN], digest=digest_of(token), topics=_patterns(topics),
+        verbs=_verbs(verbs), rate=rate, burst=burst, created_at=datetime.now(UTC),
+        expires_at=expires_at,
+    )  # fmt: skip
+    return made, token
+
+
+def revoke_token(name: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Disable the token for good; False when there is none of that name in force.
+
+    Server processes obey within the setting ``TOKEN_CACHE``.
+    """
+    in_force = ApiToken.objects.using(using).filter(name=name, disabled_at=None)
+    return in_force.update(disabled_at=datetime.now(UTC)) > 0
+
+
+def list_tokens(*, using: str = DEFAULT_DB_ALIAS) -> Sequence[ApiToken]:
+    return list(ApiToken.objects.using(using).order_by("name"))
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name) <= 100 or not name.isprintable():
+        raise InvalidConfiguration("The name of a token has 1 to 100 printable characters.")
+
+
+def _check_rate(rate: float | None, burst: int | None) -> None:
+    if rate is not None and not 0.001 <= rate <= 100_000:
+        raise InvalidConfiguration("The rate of a token is from 0.001 to 100,000 per second.")
+    if burst is not None and burst < 1:
+        raise InvalidConfiguration("The burst of a token is 1 or more.")
+
+
+def _verbs(verbs: Iterable[str]) -> list[str]:
+    found = sorted(set(verbs))
+    if not found or not set(found) <= set(VERBS):
+        raise InvalidConfiguration(f"A token has some of the verbs {', '.join(VERBS)}.")
+    return found
+
+
+def _patterns(topics: Iterable[str]) -> list[str]:
+    found = sorted(set(topics))
+    if not found or not all(each and _PATTERN.fullmatch(each) for each in found):
+        raise InvalidConfiguration("A token's topics are names, or beginnings that end in a star.")
+    return found

@@ -1,0 +1,46 @@
+"""The URLs of the HTTP API: ``path("queue/", include("delayed_queue.http.urls"))``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.checks import CheckMessage
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, URLResolver, path
+from django.urls.resolvers import RoutePattern
+
+from delayed_queue.exceptions import ExtraNotInstalled, needing
+from delayed_queue.http.checks import missing_extra
+
+
+class _Missing(URLPattern):
+    """Stands for all of the API where its extra is not installed: the rest of the site goes on."""
+
+    def __init__(self, error: ExtraNotInstalled) -> None:
+        self._error = error
+        super().__init__(RoutePattern("<path:any>"), self._refuse)
+
+    def _refuse(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        raise self._error
+
+    def check(self) -> list[CheckMessage]:
+        return [missing_extra(self._error)]
+
+
+def _patterns() -> list[URLPattern | URLResolver]:
+    with needing("api", "delayed_queue.http.urls"):
+        from delayed_queue.http.api.building import in_pool
+        from delayed_queue.http.api.health import healthz, metrics, readyz
+        from delayed_queue.http.api.service import make_service
+    return [
+        path("healthz", healthz, name="healthz"),
+        in_pool(path("readyz", readyz, name="readyz")),
+        in_pool(path("metrics", metrics, name="metrics")),
+        path("v1/", make_service().urls),
+    ]
+
+
+try:
+    urlpatterns = _patterns()
+except ExtraNotInstalled as error:
+    urlpatterns = [_Missing(error)]

@@ -1,0 +1,251 @@
+"""The tables of the core: the hot one that is the queue, and the small ones beside it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from django.db import models
+from django.db.models import Q, Value
+
+from delayed_queue.cron.store import ScheduleManager
+from delayed_queue.db.fields import EpochMillisecondField
+from delayed_queue.queue.managers import MessageManager
+from delayed_queue.queue.store.dead_letters import DeadLetterManager
+from delayed_queue.queue.store.pauses import PausedQueueManager
+from delayed_queue.worker.store import WorkerManager
+
+
+class LongNamedIndex(models.Index):
+    """An index under one of the seed's names, which exceed Django's portable 30 characters."""
+
+    max_name_length = 63  # PostgreSQL's limit
+
+
+class Message(models.Model):
+    """One message of a queue.
+
+    The first eight columns and the index names are shared with services of other languages
+    and never change; the package's own columns follow, NULL-able or with a database default,
+    so that an INSERT naming only the eight works.
+    """
+
+    key = models.CharField(max_length=200, db_column="pKey", db_collation="C")
+    kind = models.CharField(max_length=100, db_column="pKind")
+    payload = models.BinaryField()
+    scheduled_at = EpochMillisecondField(db_column="scheduledAt")
+    scheduled_at_initially = EpochMillisecondField(db_column="scheduledAtInitially")
+    lease_id = models.CharField(max_length=36, null=True, blank=True, db_column="lockUuid")
+    created_at = EpochMillisecondField(db_column="createdAt")
+
+    attempts = models.IntegerField(db_default=0)
+    headers = models.JSONField(null=True, blank=True)
+    due_at = EpochMillisecondField(null=True, blank=True, db_column="dueAt")  # type: ignore[misc]
+    first_error = models.TextField(null=True, blank=True, db_column="firstError")
+    last_error = models.TextField(null=True, blank=True, db_column="lastError")
+    version_at = EpochMillisecondField(  # type: ignore[misc]
+        null=True, blank=True, db_column="versionAt"
+    )
+
+    objects = MessageManager["Message"]()
+
+    class Meta:
+        db_table = "delayed_queue"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["key", "kind"], name="delayed_queue__PKeyPlusKindUniqueIndex"
+            ),
+        ]
+        indexes = [
+            # With the id, so that messages due in the same millisecond are read in order
+            # without a sort: a bulk import gives a million of them one due time.
+            LongNamedIndex(
+                fields=["kind", "scheduled_at", "id"],
+                name="delayed_queue__KindPlusScheduledAtIndex",
+            ),
+            # Partial: only rows in flight are ever looked up by their lease.
+            LongNamedIndex(
+                fields=["lease_id", "id"],
+                name="delayed_queue__LockUuidPlusIdIndex",
+                condition=Q(lease_id__isnull=False),
+            ),
+        ]
+        permissions = [
+            ("view_payload", "Can view the payload of messages"),
+            ("release_message", "Can release the lease of messages"),
+            ("extend_message", "Can extend the lease of messages"),
+            ("reject_message", "Can move messages to the dead letters"),
+            ("drop_message", "Can drop messages"),
+            ("deliver_message", "Can deliver messages now"),
+        ]
+        # Offered by code, never typed into a form.
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.key}"
+
+    @classmethod
+    def from_db(cls, *args: Any, **kwargs: Any) -> Self:
+        """Read what our columns say of an older version as if nothing was there."""
+        row = super().from_db(*args, **kwargs)
+        is_loaded = {"created_at", "version_at"} <= row.__dict__.keys()
+        if is_loaded and row.version_at not in (None, row.created_at):
+            row.attempts, row.headers, row.due_at = 0, None, None
+            row.first_error = row.last_error = None
+        return row
+
+
+class DeadLetter(models.Model):
+    """A message that was given up on, with all that is needed to understand and redrive it."""
+
+    kind = models.CharField(max_length=100, db_column="pKind")
+    key = models.CharField(max_length=200, db_column="pKey", db_collation="C")
+    payload = models.BinaryField()
+    headers = models.JSONField(null=True, blank=True)
+    attempts = models.IntegerField()
+    reason = models.TextField()
+    first_error = models.TextField(null=True, blank=True, db_column="firstError")
+    last_error = models.TextField(null=True, blank=True, db_column="lastError")
+    scheduled_at_initially = EpochMillisecondField(db_column="scheduledAtInitially")
+    created_at = EpochMillisecondField(db_column="createdAt")
+    died_at = EpochMillisecondField(db_column="diedAt")
+
+    objects = DeadLetterManager["DeadLetter"]()
+
+    class Meta:
+        db_table = "delayed_queue_dead_letter"
+        indexes = [
+            models.Index(fields=["kind", "died_at", "id"], name="dead_letter_kind_died"),
+            models.Index(fields=["kind", "id"], name="dead_letter_kind_id"),
+            models.Index(fields=["key"], name="dead_letter_key"),
+        ]
+        permissions = [
+            ("redrive_deadletter", "Can redrive dead letters"),
+            ("drop_deadletter", "Can drop dead letters"),
+        ]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.key} ({self.reason})"
+
+
+class Schedule(models.Model):
+    """A prefix of ticks: how they are defined, and how far they were written ahead.
+
+    ``type`` is empty for the ticks a program installs by itself; the rest are kept by workers:
+    those of operators have no ``declared_in``, the others name the module that declares them.
+    """
+
+    kind = models.CharField(max_length=100, db_column="pKind")
+    key_prefix = models.CharField(max_length=200, db_column="keyPrefix", db_collation="C")
+    queue = models.CharField(max_length=100)
+    codec = models.CharField(max_length=100, db_default="json")
+    type = models.CharField(max_length=20, blank=True, db_default="")
+    expression = models.TextField(blank=True, db_default="")
+    timezone = models.CharField(max_length=100, blank=True, db_default="")
+    gap = models.CharField(max_length=10, blank=True, db_default="shift")
+    fold = models.CharField(max_length=10, blank=True, db_default="")
+    missed = models.CharField(max_length=10, db_default="latest")
+    missed_cap = models.IntegerField(db_column="missedCap", db_default=100)
+    payload = models.JSONField(null=True, blank=True)
+    declared_in = models.TextField(blank=True, db_column="declaredIn", db_default="")
+    is_enabled = models.BooleanField(db_column="isEnabled", db_default=True)
+
+    config_hash = models.CharField(
+        max_length=200, blank=True, db_column="configHash", db_default=""
+    )
+    retired_hashes = models.JSONField(
+        db_column="retiredHashes", db_default=Value([], models.JSONField())
+    )
+    last_tick = EpochMillisecondField(null=True, db_column="lastTick")  # type: ignore[misc]
+    installed_at = EpochMillisecondField(null=True, db_column="installedAt")  # type: ignore[misc]
+    interval = models.BigIntegerField(null=True, db_column="scheduleInterval")
+
+    objects = ScheduleManager["Schedule"]()
+
+    class Meta:
+        db_table = "delayed_queue_schedule"
+        constraints = [
+            models.UniqueConstraint(fields=["kind", "key_prefix"], name="schedule_kind_prefix"),
+        ]
+        indexes = [
+            # A program may install ticks under a prefix for each of its users.
+            models.Index(
+                fields=["id"],
+                name="schedule_described",
+                condition=Q(type__in=["cron", "daily", "periodic", "other"]),
+            ),
+        ]
+        permissions = [
+            ("pause_schedule", "Can pause and enable schedules"),
+            ("run_schedule", "Can run schedules now"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.key_prefix}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Write the definition, and that it is to be installed anew.
+
+        The rest of the state stays as installers have written it since this row was read.
+        """
+        if kwargs.get("update_fields") is None and not self._state.adding and not args:
+            self.retired_hashes, self.installed_at = [], None
+            kept = {"id", "config_hash", "last_tick", "interval"}
+            names = [each.name for each in self._meta.concrete_fields if each.name not in kept]
+            kwargs["update_fields"] = names
+        super().save(*args, **kwargs)
+
+
+class Worker(models.Model):
+    """What a worker process tells of itself, every few seconds while it lives.
+
+    For operators to look at. Nothing is decided by it: a worker that falls silent loses its
+    messages when their leases run out, whether it has a row or not.
+    """
+
+    name = models.TextField()
+    host = models.TextField()
+    pid = models.IntegerField()
+    process = models.IntegerField(db_default=0)
+    queues = models.JSONField()
+    version = models.TextField()
+    started_at = EpochMillisecondField(db_column="startedAt")
+    heartbeat_at = EpochMillisecondField(db_column="heartbeatAt")
+    in_flight = models.BigIntegerField(db_column="inFlight", db_default=0)
+    done = models.BigIntegerField(db_default=0)
+    failed = models.BigIntegerField(db_default=0)
+    dead = models.BigIntegerField(db_default=0)
+    lost = models.BigIntegerField(db_default=0)
+    rates = models.JSONField(db_default=Value({}, models.JSONField()))
+    lease_ids = models.JSONField(db_column="leaseIds", db_default=Value([], models.JSONField()))
+
+    objects = WorkerManager["Worker"]()
+
+    class Meta:
+        db_table = "delayed_queue_worker"
+        indexes = [models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat")]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.host}"
+
+
+class PausedQueue(models.Model):
+    """A queue that hands out no messages: the row is the switch."""
+
+    kind = models.CharField(max_length=100, db_column="pKind")
+    paused_at = EpochMillisecondField(db_column="pausedAt")
+    paused_by = models.TextField(blank=True, db_column="pausedBy", db_default="")
+    reason = models.TextField(blank=True, db_default="")
+
+    objects = PausedQueueManager["PausedQueue"]()
+
+    class Meta:
+        db_table = "delayed_queue_paused"
+        # Not the primary key: Django would give that another index, for LIKE.
+        constraints = [models.UniqueConstraint(fields=["kind"], name="paused_kind")]
+        permissions = [("pause_queue", "Can pause and resume queues")]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return self.kind

@@ -1,0 +1,114 @@
+"""The service at a glance: states, lanes, providers, and what failed last."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+
+from delayed_queue.admin.formats import human, moment, per_second, relative
+from delayed_queue.notifications import listing, monitor
+from delayed_queue.notifications.admin.base import badge, may
+from delayed_queue.notifications.models import Channel, Status
+from delayed_queue.notifications.monitor import Lane, ProviderFigures
+
+if TYPE_CHECKING:
+    from delayed_queue.notifications.admin.base import ShownOnly
+
+LATE: Final = {
+    "urgent": timedelta(seconds=10), "normal": timedelta(minutes=5), "bulk": timedelta(hours=1),
+}  # fmt: skip
+LATEST_FAILURES: Final = 10
+ALARMING_SHARE: Final = 0.05
+
+
+def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse:
+    if not model_admin.has_view_permission(request):
+        raise PermissionDenied
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "title": "Notifications at a glance",
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+        "may_find": may(request, "view_recipient"),
+        "may_view_parked": may(request, "view_parkedrequest"),
+        "channels": Channel.choices,
+        **_figures(),
+    }
+    request.current_app = model_admin.admin_site.name
+    return TemplateResponse(request, "admin/notifications/notification/dashboard.html", context)
+
+
+def _figures() -> dict[str, Any]:
+    now = datetime.now(UTC)
+    lanes, calls = monitor.lanes(), monitor.calls()
+    oldest = monitor.oldest_due(lanes)
+    failing = listing.page([Status.FAILED], None, None, LATEST_FAILURES).items
+    return {
+        "states": [(badge(state), state, count) for state, count in monitor.states().items()],
+        "lanes": [_lane(each) for each in lanes],
+        "providers": [_provider(each, now) for each in calls.providers],
+        "accepted": per_second(monitor.accepted_per_second(now)),
+        "sent": per_second(calls.sent_per_second),
+        "oldest": human(oldest) if oldest else "",
+        "is_late": any(_is_late(each) for each in lanes),
+        "span": human(timedelta(seconds=calls.span)),
+        "is_cut": calls.is_cut,
+        "calls_cap": f"{monitor.CALLS:,}",
+        "cap": f"{monitor.CAP:,}",
+        "parked": monitor.parked(),
+        "failures": [
+            (each, moment(each.ended_at, relative(min(each.ended_at, now), now)))
+            for each in failing
+            if each.ended_at is not None
+        ],
+    }
+
+
+def _is_late(lane: Lane) -> bool:
+    age = lane.depth.oldest_due_age
+    return age is not None and age > LATE[lane.priority]
+
+
+def _lane(lane: Lane) -> dict[str, Any]:
+    depth = lane.depth
+    return {
+        "priority": lane.priority,
+        "channel": Channel(lane.channel).label,
+        "kind": depth.kind,
+        "due": depth.due,
+        "leased": depth.leased,
+        "scheduled": depth.scheduled,
+        "dead": depth.dead,
+        "age": human(depth.oldest_due_age) if depth.oldest_due_age else "",
+        "is_late": _is_late(lane),
+        "is_idle": depth.is_empty,
+    }
+
+
+def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
+    at = figures.last_failure_at
+    return {
+        "counts": [
+            ("Sent", f"{figures.sent:,}"),
+            ("Failed", f"{figures.failed:,}"),
+            ("In doubt", f"{figures.doubtful:,}"),
+            ("Refused", f"{figures.refused:,}"),
+            ("Half within", _milliseconds(figures.median_ms)),
+            ("95 % within", _milliseconds(figures.slow_ms)),
+        ],
+        "last_error": figures.last_error,
+        "name": figures.name or "dispatcher lost",
+        # What a lost dispatcher leaves in doubt is no provider's failure.
+        "share": f"{figures.share_failing:.1%}" if figures.name else "—",
+        "percent": round(figures.share_failing * 100) if figures.name else 0,
+        "is_failing": bool(figures.name) and figures.share_failing > ALARMING_SHARE,
+        "last_failure": "" if at is None else moment(at, relative(min(at, now), now)),
+    }
+
+
+def _milliseconds(value: int | None) -> str:
+    return "—" if value is None else f"{value:,} ms"

@@ -1,0 +1,235 @@
+"""The REST interface: ``/v1/notifications`` in the frame of the job API."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Query, Router, Status
+
+from delayed_queue.http.api import Problem, make_api, requires, takes_body
+from delayed_queue.http.api.auth import charge, demand_scope
+from delayed_queue.http.api.parsing import lines_of, parse
+from delayed_queue.notifications import intake, listing, services
+from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.intake import Accepted, Refused
+from delayed_queue.notifications.models import Notification, Source
+from delayed_queue.notifications.models import Status as State
+from delayed_queue.notifications.schemas import (
+    NOTIFICATION,
+    SUPPRESSION,
+    Bulk,
+    BulkItem,
+    NotificationDetail,
+    NotificationPage,
+    Taken,
+    described,
+    shown,
+    shown_delivery,
+    shown_fields,
+)
+from delayed_queue.notifications.suppressions import change_suppression
+from delayed_queue.notifications.validation import FieldError
+
+TOPIC: Final = "notifications"
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+# Deeper than validation allows, so that it is validation that tells.
+DEPTH: Final = 32
+MAX_PAGE: Final = 500
+router: Final = Router(tags=["notifications"])
+
+
+@router.post(
+    "/notifications",
+    auth=requires("add"),
+    response={202: Taken},
+    openapi_extra=described(NOTIFICATION),
+)
+@takes_body(lambda _: get_settings().BODY_BYTES, JSON)
+def send(request: HttpRequest, response: HttpResponse) -> Any:
+    """Accept one notification: it is stored, and will be sent or told of."""
+    demand_scope(request, "add", TOPIC)
+    raw = parse(request.body, DEPTH)
+    (answer,) = intake.accept([raw], tenant=tenant_of(request), source=Source.REST)
+    if isinstance(answer, Refused):
+        raise invalid(answer.errors)
+    response["Location"] = f"{request.path.rstrip('/')}/{answer.id}"
+    return Status(202, _taken(answer))
+
+
+@router.post(
+    "/notifications/bulk",
+    auth=requires("add"),
+    response={202: Bulk},
+    exclude_none=True,
+    by_alias=True,
+    openapi_extra=described(NOTIFICATION, many=True),
+)
+@takes_body(lambda _: get_settings().BULK_BYTES, JSON, NDJSON)
+def send_many(request: HttpRequest) -> Any:
+    """Accept the valid ones of many notifications, in one transaction; say of each what became."""
+    demand_scope(request, "add", TOPIC)
+    raws = _items(request)
+    charge(request, len(raws))
+    sound = [each for each in raws if not isinstance(each, Refused)]
+    answers = iter(intake.accept(sound, tenant=tenant_of(request), source=Source.REST))
+    results = [each if isinstance(each, Refused) else next(answers) for each in raws]
+    items = [_bulk_item(index, each) for index, each in enumerate(results)]
+    accepted = sum(item.id is not None for item in items)
+    return Status(202, Bulk(accepted=accepted, refused=len(items) - accepted, items=items))
+
+
+@router.get("/notifications", auth=requires("read"), response=NotificationPage, by_alias=True)
+def list_some(
+    request: HttpRequest,
+    status: Annotated[list[State] | None, Query()] = None,
+    cursor: uuid.UUID | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+) -> Any:
+    """List notifications, newest first, in some states or in all."""
+    demand_scope(request, "read", TOPIC)
+    states = list(dict.fromkeys(status or State))
+    found = listing.page(states, owner_of(request), cursor, limit)
+    return NotificationPage(items=[shown(each) for each in found.items], next=found.next_before)
+
+
+@router.get(
+    "/notifications/{uuid:id}",
+    auth=requires("read"),
+    response={200: NotificationDetail, 404: None},
+    by_alias=True,
+)
+def show(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002 # the name in the path
+    """Show a notification, and each call of a provider that was made for it."""
+    found = _found(request, id, "read")
+    calls = found.deliveries.order_by("id")[:MAX_PAGE]
+    return NotificationDetail(
+        **shown(found).model_dump(), deliveries=[shown_delivery(each) for each in calls]
+    )
+
+
+@router.delete(
+    "/notifications/{uuid:id}", auth=requires("delete"), response={204: None, 404: None, 409: None}
+)
+def cancel(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002
+    """Cancel a notification that waits; 409 once it is being sent, or has ended otherwise."""
+    _found(request, id, "delete")
+    if services.cancel(id) or _found(request, id, "delete").status == State.CANCELLED:
+        return Status(204, None)
+    raise _conflict(request, id, "not_cancellable")
+
+
+@router.post(
+    "/notifications/{uuid:id}/retry",
+    auth=requires("add"),
+    response={202: Taken, 404: None, 409: None},
+)
+def retry(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002
+    """Send a failed notification again; 409 in any other state, and after its expiry."""
+    _found(request, id, "add")
+    if not services.retry(id):
+        raise _conflict(request, id, "not_retryable")
+    return Status(202, Taken(id=id, status=State.ENQUEUED))
+
+
+@router.post(
+    "/suppressions", auth=requires("manage"), response={204: None},
+    openapi_extra=described(SUPPRESSION),
+)  # fmt: skip
+@takes_body(lambda _: get_settings().BODY_BYTES, JSON)
+def suppress(request: HttpRequest) -> Any:
+    """Write no more to a recipient, whoever asks: in one category, or at all."""
+    return _suppression(request, is_lifted=False)
+
+
+@router.post(
+    "/suppressions/lift", auth=requires("manage"), response={204: None},
+    openapi_extra=described(SUPPRESSION),
+)  # fmt: skip
+@takes_body(lambda _: get_settings().BODY_BYTES, JSON)
+def lift_suppression(request: HttpRequest) -> Any:
+    """Write to a recipient again; also 204 where there was no suppression."""
+    return _suppression(request, is_lifted=True)
+
+
+def _suppression(request: HttpRequest, *, is_lifted: bool) -> Any:
+    demand_scope(request, "manage", TOPIC)
+    if errors := change_suppression(parse(request.body, DEPTH), is_lifted=is_lifted):
+        raise invalid(errors)
+    return Status(204, None)
+
+
+def tenant_of(request: Any) -> str:
+    """Return whose notifications the caller's are: its token's name, up to a slash.
+
+    So ``shop/2031`` goes on where ``shop/2030`` was revoked.
+    """
+    name: str = request.auth.name.partition("/")[0]
+    return name
+
+
+def owner_of(request: Any) -> str | None:
+    """Return the tenant the caller is limited to; None for a token that may manage."""
+    return None if request.auth.may("manage", TOPIC) else tenant_of(request)
+
+
+def _found(request: HttpRequest, id_: uuid.UUID, verb: str) -> Notification:
+    demand_scope(request, verb, TOPIC)
+    found = listing.find(id_, owner_of(request))
+    if found is None:
+        raise Problem(404, "not_found")
+    return found
+
+
+def _conflict(request: HttpRequest, id_: uuid.UUID, code: str) -> Problem:
+    found = listing.find(id_, owner_of(request))
+    detail = f"The notification is {found.status}." if found else ""
+    return Problem(409, code, detail=detail)
+
+
+def invalid(errors: Sequence[FieldError]) -> Problem:
+    """Return the problem that names each wrong field."""
+    told = [{"in": "body"} | each.as_dict() for each in errors]
+    return Problem(400, "invalid_request", "Invalid request", errors=told)
+
+
+def _taken(answer: Accepted) -> Taken:
+    return Taken(id=answer.id, status=answer.status, duplicate=answer.is_duplicate)
+
+
+def _bulk_item(index: int, answer: Accepted | Refused) -> BulkItem:
+    if isinstance(answer, Refused):
+        return BulkItem(index=index, errors=shown_fields(answer.errors))
+    return BulkItem(
+        index=index, id=answer.id, status=answer.status, duplicate=answer.is_duplicate or None
+    )
+
+
+def _items(request: HttpRequest) -> list[Any]:
+    """Return the parsed items of a bulk body; a Refused for each line that is no JSON."""
+    most = get_settings().BULK_ITEMS
+    if request.content_type == NDJSON:
+        return list(map(_parsed, lines_of(request.body, most)))
+    items = parse(request.body, DEPTH + 1, most=most)
+    if not isinstance(items, list):
+        raise invalid([FieldError("", "must be a JSON array")])
+    return items
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return parse(line, DEPTH)
+    except Problem as problem:
+        return Refused([FieldError("", f"is malformed JSON: {problem.detail}")])
+
+
+api: Final = make_api(
+    "Notifications",
+    "1",
+    "notifications-api",
+    description="Ask for an email, an SMS or a webhook; each is sent once, in time, or told of.",
+)
+api.add_router("", router)

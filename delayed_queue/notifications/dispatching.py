@@ -1,0 +1,299 @@
+"""The dispatcher: takes a notification in hand, has it sent, and writes what came of it.
+
+Three steps, and no transaction is open between them: ``begin`` commits, providers are called,
+``settle`` commits. Of many notifications in hand at a time, each step is one statement for all
+that have come to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from delayed_queue import Envelope, Retry, Snooze
+from delayed_queue.db.resilience import repeat
+from delayed_queue.http.rates import Hold
+from delayed_queue.notifications import services
+from delayed_queue.notifications.channels import Route, get_settings, routes_of, throttle_of
+from delayed_queue.notifications.models import Delivery, Status
+from delayed_queue.notifications.providers import Outcome, Verdict
+from delayed_queue.notifications.providers.base import is_late
+from delayed_queue.notifications.recording import Gatherer
+from delayed_queue.notifications.services import IN_DOUBT, Begun, Call, Settlement
+
+_NOW: Final = timedelta(0)
+_POSTPONED: Final = timedelta(seconds=1)
+_USING: Final = "default"
+_RECORDED: Final = {
+    Verdict.ACCEPTED: Delivery.Outcome.SENT,
+    Verdict.TRANSIENT: Delivery.Outcome.FAILED,
+    Verdict.PERMANENT: Delivery.Outcome.REFUSED,
+    Verdict.AMBIGUOUS: Delivery.Outcome.AMBIGUOUS,
+}
+
+
+class Start(NamedTuple):
+    """A message whose notification is to be taken in hand, and who is to be called first."""
+
+    envelope: Envelope
+    provider: str
+
+
+class Turn(NamedTuple):
+    """A notification that goes to the next provider."""
+
+    begun: Begun
+    provider: str
+
+
+class Dispatcher:
+    """The dispatcher of one event loop."""
+
+    def __init__(self) -> None:
+        gather = get_settings().GATHER.total_seconds()
+        self._begun: Gatherer[Start, Begun | None] = Gatherer("begin", _begin, gather)
+        self._settled: Gatherer[Settlement, Status | None] = Gatherer("settle", _settle, gather)
+        self._turned: Gatherer[Turn, bool] = Gatherer("turn", _turn_to, 0)
+
+    async def dispatch(self, envelope: Envelope) -> None:
+        """Have the notification of this message sent, by the channel of its queue."""
+        routes = routes_of(channel_of(envelope))
+        first = _first(routes)
+        begun = await self._begun.ask(Start(envelope, first.name))
+        if begun is None:
+            return
+        end = await Attempt(begun, routes, envelope.attempt, self._turned).run()
+        # No status: the lease was lost, or this was written before and the answer lost. So what was
+        # to come again is never acknowledged: the lease of the message knows which it was.
+        status = await self._settled.ask(end) or end.status
+        if status == Status.ENQUEUED and end.calls:
+            raise Retry(end.delay, end.calls[-1].error_class)
+        if status == Status.ENQUEUED:
+            raise Snooze(end.delay)
+
+    async def aclose(self) -> None:
+        """Write what is still to be written, and close the threads."""
+        for each in (self._begun, self._turned, self._settled):
+            await each.aclose()
+
+
+class Attempt:
+    """One attempt: the providers in their order, until one has taken it or none may be asked.
+
+    A call that may have been accepted ends it. Another provider is never asked then, and the same
+    one only if it sends once for each key.
+    """
+
+    def __init__(
+        self, begun: Begun, routes: Sequence[Route], number: int, turned: Gatherer[Turn, bool]
+    ) -> None:
+        self._begun = begun
+        self._turned = turned
+        self._number = number
+        self._calls: list[Call] = []
+        self._pauses: list[timedelta] = []
+        self._asked: timedelta = _NOW
+        self._routes = [
+            route for route in routes if not begun.in_doubt or route.name == begun.provider
+        ]
+        self._provider = begun.provider
+        self._throttle = throttle_of(begun.channel, begun.recipient_hash)
+
+    async def run(self) -> Settlement:
+        if self._begun.in_doubt and not self._may_repeat():
+            return self._end(Status.FAILED, IN_DOUBT)
+        # What waits for its recipient is not to wait for a provider first.
+        pause = self._throttle.left() if self._throttle else _NOW
+        if pause:
+            return self._end(Status.ENQUEUED, self._doubt, pause)
+        for route in self._routes:
+            end = await self._try(route)
+            if end is not None:
+                return end
+        return self._postponed()
+
+    def _may_repeat(self) -> bool:
+        return any(
+            each.provider.is_idempotent or each.provider.repeats_in_doubt for each in self._routes
+        )
+
+    async def _try(self, route: Route) -> Settlement | None:
+        """Call one provider; return how the attempt ends by that, or None for the next."""
+        permit = await _admitted(route)
+        if permit.wait:
+            self._pauses.append(permit.wait)
+            return None
+        end = await self._held_back()
+        if end is not None:
+            _spare(route, permit)
+            return end
+        if route.name != self._provider and not await self._turn_to(route):
+            return self._end(Status.ENQUEUED)
+        outcome = await self._call(route)
+        return self._judged(outcome, route)
+
+    async def _held_back(self) -> Settlement | None:
+        """Return how the attempt ends before a call that could be made; None if it may be.
+
+        The recipient's permit is taken last, with the provider's in hand. That one another message
+        can use; this one would be lost, and its recipient kept waiting for nothing.
+        """
+        if is_late(self._begun):
+            return self._end(Status.EXPIRED, "expired")
+        if self._throttle is None:
+            return None
+        pause = await self._throttle.atake()
+        if pause:
+            return self._end(Status.ENQUEUED, self._doubt, pause)
+        # One for the attempt, however many providers it asks.
+        self._throttle = None
+        return None
+
+    async def _turn_to(self, route: Route) -> bool:
+        self._provider = route.name
+        return await self._turned.ask(Turn(self._begun, route.name))
+
+    async def _call(self, route: Route) -> Outcome:
+        began_at = time.monotonic()
+        outcome = await route.provider.send(self._begun)
+        # What was not sent says nothing of the provider.
+        if outcome.verdict in _RECORDED:
+            route.circuit.note(is_failure=outcome.blames_provider)
+            self._calls.append(
+                Call(
+                    route.name,
+                    _RECORDED[outcome.verdict],
+                    outcome.provider_id,
+                    "" if outcome.verdict is Verdict.ACCEPTED else outcome.code,
+                    outcome.detail,
+                    timedelta(seconds=time.monotonic() - began_at),
+                )
+            )
+        return outcome
+
+    def _judged(self, outcome: Outcome, route: Route) -> Settlement | None:
+        if outcome.verdict is not Verdict.POSTPONED:
+            self._asked = max(self._asked, outcome.retry_after or _NOW)
+        match outcome.verdict:
+            case Verdict.ACCEPTED:
+                return self._end(Status.SUCCESSFULLY_PROCESSED)
+            case Verdict.PERMANENT:
+                return self._end(Status.FAILED, f"refused: {outcome.code}")
+            case Verdict.LATE:
+                return self._end(Status.EXPIRED, "expired")
+            case Verdict.POSTPONED:
+                self._pauses.append(outcome.retry_after or _POSTPONED)
+                return None
+            case Verdict.AMBIGUOUS:
+                may_repeat = route.provider.is_idempotent or route.provider.repeats_in_doubt
+                return self._again(IN_DOUBT) if may_repeat else self._end(Status.FAILED, IN_DOUBT)
+            case _:
+                return None
+
+    def _postponed(self) -> Settlement:
+        """End an attempt in which nobody took it."""
+        if self._calls:
+            return self._again(self._doubt)
+        # Spread, so that what waited together does not come back together.
+        pause = min(self._pauses) * random.uniform(1.0, 1.5)  # noqa: S311
+        return self._end(Status.ENQUEUED, self._doubt, pause)
+
+    def _again(self, outcome: str) -> Settlement:
+        delay = get_settings().RETRY.delay_after(self._number)
+        if delay is None:
+            return self._end(Status.FAILED, outcome or "attempts exhausted")
+        return self._end(Status.ENQUEUED, outcome, max(delay, self._asked))
+
+    @property
+    def _doubt(self) -> str:
+        return IN_DOUBT if self._begun.in_doubt else ""
+
+    def _end(self, status: Status, outcome: str = "", delay: timedelta = _NOW) -> Settlement:
+        return Settlement(self._begun, status, self._calls, outcome, delay)
+
+
+def channel_of(envelope: Envelope) -> str:
+    """Return the channel that the name of the queue ends with."""
+    return envelope.queue.rpartition("-")[2]
+
+
+def _first(routes: Sequence[Route]) -> Route:
+    """Return whom to expect to be called first: the first that is not left alone."""
+    return next((each for each in routes if not each.circuit.is_open), routes[0])
+
+
+async def _admitted(route: Route) -> Hold:
+    """Return a permit to call the provider now, or how long it may not be called."""
+    pause = route.circuit.wait()
+    if pause or route.rate is None:
+        return Hold(pause)
+    patience = time.monotonic() + get_settings().WAIT.total_seconds()
+    while (permit := await route.rate.ahold()).wait:
+        if time.monotonic() + permit.wait.total_seconds() > patience:
+            route.circuit.spare()
+            return permit
+        await asyncio.sleep(permit.wait.total_seconds())
+    return permit
+
+
+def _spare(route: Route, permit: Hold) -> None:
+    """Leave to others a call that was admitted, and is not made."""
+    route.circuit.spare()
+    if route.rate is not None:
+        route.rate.give_back(permit)
+
+
+# In the threads that write: each call is repeated while the database is away.
+
+
+def _begin(starts: Sequence[Start]) -> list[Begun | None]:
+    envelopes = [start.envelope for start in starts]
+    chosen = {start.envelope.key: start.provider for start in starts}
+    found = repeat(_USING, lambda: services.begin_many(envelopes, chosen))
+    return [_own(found.get(each.key), each) for each in envelopes]
+
+
+def _own(begun: Begun | None, envelope: Envelope) -> Begun | None:
+    """Return it only to who asked under its lease; a process may also have an old one in hand."""
+    return begun if begun is not None and str(begun.lease_id) == envelope.lease_id else None
+
+
+def _settle(settlements: Sequence[Settlement]) -> list[Status | None]:
+    found = repeat(_USING, lambda: services.settle_many(settlements))
+    return [found.get(each.begun.id) for each in settlements]
+
+
+def _turn_to(turns: Sequence[Turn]) -> list[bool]:
+    return [repeat(_USING, partial(services.turn_to, *turn)) for turn in turns]
+
+
+# One dispatcher for each event loop, closed with it.
+
+_dispatchers: dict[asyncio.AbstractEventLoop, tuple[Dispatcher, AsyncGenerator[None]]] = {}
+
+
+async def dispatch(envelope: Envelope) -> None:
+    """Have the notification of this message sent, by the running loop's dispatcher."""
+    loop = asyncio.get_running_loop()
+    if loop not in _dispatchers:
+        dispatcher = Dispatcher()
+        keeper = _closing(loop, dispatcher)
+        _dispatchers[loop] = dispatcher, keeper
+        # Started, so that the loop knows it: at its end it closes what it knows.
+        await anext(keeper)
+    await _dispatchers[loop][0].dispatch(envelope)
+
+
+async def _closing(
+    loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher
+) -> AsyncGenerator[None, Any]:
+    try:
+        yield
+    finally:
+        _dispatchers.pop(loop, None)
+        await dispatcher.aclose()

@@ -1,0 +1,28 @@
+"""``manage.py prunenotifications``: forget what ended long ago."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.pruning import prune
+
+
+class Command(BaseCommand):
+    help = "Delete ended notifications, deliveries, dedupe keys and parked requests by age."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--days", type=int, help="default: the setting RETENTION")
+
+    def handle(self, *, days: int | None, **options: Any) -> None:
+        settings = get_settings()
+        age = settings.RETENTION if days is None else timedelta(days=days)
+        if age < settings.DEDUPE_WINDOW:
+            # A dedupe key without its notification would let each repetition through.
+            raise CommandError(
+                f"--days must not be below DEDUPE_WINDOW ({settings.DEDUPE_WINDOW})."
+            )
+        self.stdout.write(f"notifications deleted: {prune(age)}")

@@ -1,0 +1,294 @@
+"""The tables: notifications, their deliveries, templates, and who is not to be written to."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from delayed_queue.notifications.ids import new_id
+
+MAX_NAME_LENGTH = 100
+
+
+class Channel(models.TextChoices):
+    EMAIL = "email", "email"
+    SMS = "sms", "SMS"
+    WEBHOOK = "webhook", "webhook"
+
+
+class Priority(models.TextChoices):
+    """The lanes, the first before the others."""
+
+    URGENT = "urgent", "urgent"
+    NORMAL = "normal", "normal"
+    BULK = "bulk", "bulk"
+
+
+class Status(models.TextChoices):
+    ENQUEUED = "ENQUEUED", "enqueued"
+    PROCESSING = "PROCESSING", "processing"
+    SUCCESSFULLY_PROCESSED = "SUCCESSFULLY_PROCESSED", "sent"
+    FAILED = "FAILED", "failed"
+    CANCELLED = "CANCELLED", "cancelled"
+    EXPIRED = "EXPIRED", "expired"
+
+
+class Source(models.TextChoices):
+    REST = "rest", "REST"
+    BROKER = "broker", "broker"
+    IMPORT = "import", "import"
+
+
+OPEN_STATUSES = (Status.ENQUEUED, Status.PROCESSING)
+FINAL_STATUSES = tuple(each for each in Status if each not in OPEN_STATUSES)
+
+
+class Notification(models.Model):
+    """One thing to tell one recipient, and what became of it.
+
+    Its message in the queue has the id as its key, and is offered, and dropped, in the
+    transactions that create and cancel it. ``lease_id`` is that of the message while one
+    dispatcher is at work: every transition out of PROCESSING names it.
+    """
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    tenant = models.CharField(max_length=MAX_NAME_LENGTH, help_text="Who asked for it.")
+    source = models.CharField(max_length=6, choices=Source)
+    channel = models.CharField(max_length=7, choices=Channel)
+    priority = models.CharField(max_length=6, choices=Priority, default=Priority.NORMAL)
+    category = models.CharField(max_length=50, blank=True, default="")
+    # Personal data, like subject, body and HTML; found by the hash, which a stolen table alone
+    # does not turn back into an address.
+    recipient = models.TextField()
+    recipient_hash = models.BinaryField(max_length=16)
+    template = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
+    template_version = models.IntegerField(null=True, blank=True)
+    # As rendered when it was accepted: a template that changes later changes nothing here.
+    subject = models.TextField(blank=True, default="")
+    body = models.TextField()
+    html = models.TextField(blank=True, default="")
+    send_at = models.DateTimeField()
+    expires_at = models.DateTimeField(null=True, blank=True)
+    dedupe_key = models.CharField(max_length=200, blank=True, default="")
+    callback_url = models.TextField(blank=True, default="")
+
+    status = models.CharField(max_length=22, choices=Status, default=Status.ENQUEUED)
+    attempts = models.IntegerField(default=0)
+    lease_id = models.UUIDField(null=True, blank=True)
+    provider = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
+    provider_id = models.TextField(blank=True, default="", help_text="The provider's own id.")
+    outcome = models.TextField(blank=True, default="", help_text="Why it ended as it did.")
+    error_class = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
+    created_at = models.DateTimeField(db_default=Now())
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                name="notification_status", condition=Q(status__in=Status.values)
+            ),
+            models.CheckConstraint(
+                name="notification_channel", condition=Q(channel__in=Channel.values)
+            ),
+            models.CheckConstraint(
+                name="notification_priority", condition=Q(priority__in=Priority.values)
+            ),
+            models.CheckConstraint(
+                name="notification_lease",
+                condition=Q(status=Status.PROCESSING, lease_id__isnull=False)
+                | (~Q(status=Status.PROCESSING) & Q(lease_id__isnull=True)),
+            ),
+            models.CheckConstraint(
+                name="notification_end",
+                condition=Q(status__in=OPEN_STATUSES, ended_at__isnull=True)
+                | (~Q(status__in=OPEN_STATUSES) & Q(ended_at__isnull=False)),
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["status", "id"], name="notification_status_id"),
+            models.Index(fields=["tenant", "status", "id"], name="notification_tenant"),
+            models.Index(fields=["recipient_hash", "id"], name="notification_recipient"),
+            models.Index(
+                fields=["expires_at"],
+                name="notification_expires",
+                condition=Q(status=Status.ENQUEUED, expires_at__isnull=False),
+            ),
+        ]
+        permissions = [
+            ("view_recipient", "Can view recipients and contents of notifications"),
+            ("cancel_notification", "Can cancel notifications"),
+            ("retry_notification", "Can retry failed notifications"),
+        ]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+    def __repr__(self) -> str:
+        # Without the recipient: this ends up in logs and tracebacks.
+        return f"<Notification {self.id} {self.channel} {self.status}>"
+
+    @property
+    def code_untold(self) -> str:
+        """The error's class or code, unless the outcome says it already."""
+        return "" if self.outcome.endswith(f": {self.error_class}") else self.error_class
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it may have been sent though it ended otherwise."""
+        return self.outcome.endswith("in doubt")
+
+    @property
+    def queue_name(self) -> str:
+        return queue_name(self.priority, self.channel)
+
+
+def queue_name(priority: str, channel: str) -> str:
+    """Return the name of the queue of that lane and channel."""
+    return f"notifications-{priority}-{channel}"
+
+
+class Delivery(models.Model):
+    """One call of a provider, as it ended: what the timeline of a notification is made of."""
+
+    class Outcome(models.TextChoices):
+        """``unfinished``: whoever made the call died before it wrote how it ended."""
+
+        SENT = "sent", "sent"
+        REFUSED = "refused", "refused for good"
+        FAILED = "failed", "failed, may be tried again"
+        AMBIGUOUS = "ambiguous", "ambiguous: it may have been sent"
+        UNFINISHED = "unfinished", "interrupted: it may have been sent"
+
+    notification = models.ForeignKey(
+        Notification, models.CASCADE, db_constraint=False, related_name="deliveries"
+    )
+    at = models.DateTimeField(db_default=Now())
+    attempt = models.IntegerField()
+    provider = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
+    provider_id = models.TextField(blank=True, default="")
+    outcome = models.CharField(max_length=10, choices=Outcome)
+    error_class = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
+    detail = models.TextField(blank=True, default="", help_text="The provider's answer.")
+    duration_ms = models.IntegerField(null=True, blank=True)
+
+    class Meta:
+        verbose_name_plural = "deliveries"
+        constraints = [
+            models.CheckConstraint(
+                name="delivery_outcome",
+                condition=Q(outcome__in=["sent", "refused", "failed", "ambiguous", "unfinished"]),
+            ),
+        ]
+        indexes = [models.Index(fields=["at", "id"], name="notification_delivery_at")]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.notification_id} attempt {self.attempt}: {self.outcome}"
+
+
+class Template(models.Model):
+    """One version of a template; versions are added, never changed, and the last one counts."""
+
+    name = models.SlugField(max_length=MAX_NAME_LENGTH)
+    channel = models.CharField(max_length=7, choices=Channel)
+    version = models.PositiveIntegerField(editable=False)
+    subject = models.TextField(blank=True, default="", help_text="Of an email; one line.")
+    body = models.TextField(help_text="Text; for a webhook, JSON with variables in its strings.")
+    html = models.TextField(blank=True, default="", help_text="Of an email, beside the text.")
+    category = models.CharField(max_length=50, blank=True, default="")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["name", "channel", "version"], name="notification_template_version"
+            ),
+        ]
+        default_permissions = ["view", "add"]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.channel}, version {self.version})"
+
+
+class Suppression(models.Model):
+    """Somebody who is not to be written to: at all, or in one category."""
+
+    class Reason(models.TextChoices):
+        OPT_OUT = "opt-out", "opted out"
+        BOUNCE = "bounce", "address does not exist"
+        COMPLAINT = "complaint", "complained"
+
+    channel = models.CharField(max_length=7, choices=Channel)
+    recipient_hash = models.BinaryField(max_length=16)
+    category = models.CharField(
+        max_length=50, blank=True, default="", help_text="Empty: every category."
+    )
+    reason = models.CharField(max_length=9, choices=Reason, default=Reason.OPT_OUT)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["channel", "recipient_hash", "category"], name="notification_suppression"
+            ),
+        ]
+        default_permissions = ["view", "add", "delete"]
+
+    def __str__(self) -> str:
+        return f"{self.channel}, {self.category or 'everything'}: {self.reason}"
+
+
+class DedupeClaim(models.Model):
+    """The notification that holds a ``dedupeKey`` of a tenant until the window ends."""
+
+    tenant = models.CharField(max_length=MAX_NAME_LENGTH)
+    key = models.CharField(max_length=250, db_collation="C")
+    notification_id = models.UUIDField()
+    until = models.DateTimeField(help_text="From then on the key is free again.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "key"], name="notification_dedupe"),
+        ]
+        indexes = [models.Index(fields=["until"], name="notification_dedupe_until")]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.key}"
+
+
+class ParkedRequest(models.Model):
+    """A broker's message that is no valid request, kept with the reasons until someone looks.
+
+    The same message again, by its digest, is the same row: a producer that repeats itself fills
+    no table, and one delivered twice is parked once.
+    """
+
+    digest = models.BinaryField(max_length=32)
+    origin = models.CharField(max_length=200, help_text="The broker's queue.")
+    # Whose notification it would have been, and is when it is accepted after all.
+    tenant = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, db_default="")
+    message_id = models.CharField(max_length=200, blank=True, default="")
+    content_type = models.CharField(max_length=200, blank=True, default="")
+    body = models.BinaryField()
+    reason = models.CharField(max_length=200)
+    errors = models.JSONField(default=list)
+    times = models.IntegerField(default=1)
+    parked_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["digest"], name="notification_parked_digest"),
+        ]
+        indexes = [models.Index(fields=["parked_at", "id"], name="notification_parked_at")]
+        permissions = [
+            ("view_parked_body", "Can view the bodies of parked requests"),
+            ("retry_parkedrequest", "Can put parked requests through the intake again"),
+        ]
+        default_permissions = ["view", "delete"]
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.reason}"

@@ -1,0 +1,119 @@
+"""The service in figures, each of a cost that does not grow with the tables."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from delayed_queue.notifications import queries
+from delayed_queue.notifications.ids import first_id_at, time_of
+from delayed_queue.notifications.models import ParkedRequest, Priority, Status
+from delayed_queue.notifications.services import LANES, fetch
+from delayed_queue.observe.overview import Count, QueueDepth, cap_for, depths
+
+CAP: Final = 10_000
+CALLS: Final = 5_000
+PARKED_CAP: Final = 1_000
+MINUTE: Final = timedelta(minutes=1)
+PERIOD: Final = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderFigures:
+    """What one provider did with the newest calls."""
+
+    name: str
+    sent: int
+    refused: int
+    failed: int
+    doubtful: int
+    sent_lately: int
+    median_ms: int | None
+    slow_ms: int | None
+    last_failure_at: datetime | None
+    last_error: str
+
+    @property
+    def calls(self) -> int:
+        return self.sent + self.refused + self.failed + self.doubtful
+
+    @property
+    def share_failing(self) -> float:
+        """The share of calls that say something of the provider: a refusal is the recipient's."""
+        judged = self.sent + self.failed + self.doubtful
+        return (self.failed + self.doubtful) / judged if judged else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The newest calls of providers, the seconds they span, and the figures of each provider."""
+
+    span: float
+    is_cut: bool
+    providers: Sequence[ProviderFigures]
+
+    @property
+    def sent_per_second(self) -> float:
+        """The rate over the last minute, or over the newest calls if they span less."""
+        sent = sum(each.sent_lately for each in self.providers)
+        return sent / min(self.span, MINUTE.total_seconds())
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A queue of the dispatcher."""
+
+    priority: str
+    channel: str
+    depth: QueueDepth
+
+
+def states() -> dict[Status, Count]:
+    """Return how many notifications there are in each state, counted to a cap."""
+    statuses = [each.value for each in Status]
+    rows = fetch(queries.STATES, {"statuses": statuses, "cap": CAP})
+    return {Status(status): Count(found, found >= CAP) for status, found in rows}
+
+
+def accepted_per_second(now: datetime | None = None) -> float:
+    """Return the rate of intake over the last minute, or over the newest of a greater number."""
+    now = now or datetime.now(UTC)
+    rows = fetch(queries.ACCEPTED, {"since": first_id_at(now - MINUTE), "cap": CALLS})
+    count, first = rows[0]
+    if count < CALLS:
+        return float(count) / MINUTE.total_seconds()
+    span = (now - time_of(uuid.UUID(first))).total_seconds()
+    return float(count) / max(span, 0.001)
+
+
+def calls() -> Calls:
+    """Return what providers did in the last quarter of an hour, or in their newest calls."""
+    rows = fetch(queries.PROVIDERS, {"period": PERIOD, "cap": CALLS})
+    figures = [ProviderFigures(*row[:10]) for row in rows]
+    counted, span = rows[0][10:] if rows else (0, 0)
+    is_cut = counted >= CALLS
+    seconds = float(span) if is_cut else PERIOD.total_seconds()
+    return Calls(max(seconds, 0.001), is_cut, figures)
+
+
+def lanes() -> list[Lane]:
+    """Return the queues of the dispatcher, urgent ones first."""
+    kinds = {queue.kind: lane for lane, queue in LANES.items()}
+    found = [Lane(*kinds[each.kind], each) for each in depths(list(kinds), cap=cap_for(len(kinds)))]
+    order = list(Priority)
+    return sorted(found, key=lambda lane: (order.index(Priority(lane.priority)), lane.channel))
+
+
+def oldest_due(found: Sequence[Lane]) -> timedelta | None:
+    """Return how long the notification that waits longest has been due."""
+    ages = [each.depth.oldest_due_age for each in found if each.depth.oldest_due_age is not None]
+    return max(ages, default=None)
+
+
+def parked() -> Count:
+    """Return how many requests are parked, counted to a cap."""
+    found = ParkedRequest.objects.order_by("parked_at", "id")[:PARKED_CAP].count()
+    return Count(found, found >= PARKED_CAP)

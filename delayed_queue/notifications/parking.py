@@ -1,0 +1,193 @@
+"""From a broker's messages to rows: accepted or parked, all in one transaction, none lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+from django.db import DataError, IntegrityError, transaction
+
+from delayed_queue.db.resilience import is_unavailable
+from delayed_queue.http.api import Problem
+from delayed_queue.http.api.parsing import parse
+from delayed_queue.notifications import intake, sql
+from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.intake import Refused
+from delayed_queue.notifications.models import ParkedRequest, Source
+from delayed_queue.notifications.services import execute
+from delayed_queue.notifications.validation import FieldError
+
+JSON: Final = "application/json"
+ENCODINGS: Final = ("", "utf-8", "utf8", "binary", "us-ascii")
+DEPTH: Final = 32
+MAX_SHOWN: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A message as the broker delivered it; ``broken`` says that it cannot even be read."""
+
+    body: bytes = field(repr=False)
+    content_type: str = JSON
+    encoding: str = ""
+    message_id: str = ""
+    broken: str = ""
+
+    def digest_for(self, tenant: str) -> bytes:
+        parts = (tenant, self.content_type, self.encoding, self.message_id)
+        return sha256("\n".join(parts).encode("utf-8", "replace") + b"\n" + self.body).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of a batch."""
+
+    accepted: int = 0
+    duplicates: int = 0
+    parked: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.accepted + other.accepted,
+            self.duplicates + other.duplicates,
+            self.parked + other.parked,
+        )
+
+
+def take(messages: Sequence[Incoming], *, tenant: str, origin: str) -> Tally:
+    """Store the valid requests and park the others, in one transaction; acknowledge after it.
+
+    Raises only what says that the database is away: then nothing was stored, and the messages
+    are to come again. Whatever else one message causes is its own end, in the parking.
+    """
+    try:
+        return _take(messages, tenant, origin)
+    # One that no check foresaw must not stop the others, or come back for ever.
+    except Exception as error:
+        if is_unavailable(error):
+            raise
+        if len(messages) > 1:
+            return sum((take([each], tenant=tenant, origin=origin) for each in messages), Tally())
+        return _park_alone(messages[0], origin, tenant, type(error).__name__)
+
+
+def _take(messages: Sequence[Incoming], tenant: str, origin: str) -> Tally:
+    read = [(each, read_body(each)) for each in messages]
+    sound = [(each, raw) for each, raw in read if not isinstance(raw, Refused)]
+    with transaction.atomic():
+        answers = intake.accept(
+            [raw for _, raw in sound],
+            tenant=tenant,
+            source=Source.BROKER,
+            fallback_keys=[each.message_id for each, _ in sound],
+        )
+        refused = [(each, raw) for each, raw in read if isinstance(raw, Refused)]
+        pairs = zip((each for each, _ in sound), answers, strict=True)
+        taken = [answer for answer in answers if not isinstance(answer, Refused)]
+        refused += [(each, answer) for each, answer in pairs if isinstance(answer, Refused)]
+        park(refused, origin, tenant)
+    duplicates = sum(each.is_duplicate for each in taken)
+    return Tally(len(taken) - duplicates, duplicates, len(refused))
+
+
+def read_body(message: Incoming) -> Any:
+    """Return the JSON value of a message, read as strictly as REST does; else a Refused."""
+    try:
+        if reason := _unreadable(message):
+            return _refused(reason)
+        return parse(message.body, DEPTH)
+    except Problem as problem:
+        return _refused(f"is malformed JSON: {problem.detail}")
+
+
+def _unreadable(message: Incoming) -> str:
+    # Nothing but JSON is decoded, ever: to unpickle is to run what the sender likes.
+    kind = message.content_type.partition(";")[0].strip().lower()
+    if message.broken:
+        return message.broken
+    if kind not in (JSON, ""):
+        return f"has the content type {_shown(kind)}, not {JSON}"
+    if message.encoding.lower() not in ENCODINGS:
+        return f"is encoded in {_shown(message.encoding)}, not in UTF-8"
+    most = get_settings().BODY_BYTES
+    return f"has more than {most} bytes" if len(message.body) > most else ""
+
+
+def _shown(text: str) -> str:
+    return repr(text[:40])
+
+
+def _refused(message: str) -> Refused:
+    return Refused([FieldError("", message)])
+
+
+def park(refused: Iterable[tuple[Incoming, Refused]], origin: str, tenant: str) -> None:
+    """Keep messages with what is wrong with them, each different one of a tenant once."""
+    pairs = [(each.digest_for(tenant), each, answer) for each, answer in refused]
+    times = Counter(digest for digest, _, _ in pairs)
+    # In one order everywhere: two consumers never wait for each other.
+    rows = sorted({digest: (each, answer) for digest, each, answer in pairs}.items())
+    kept = [row for _, row in rows]
+    if not kept:
+        return
+    params: dict[str, Any] = {
+        "origin": origin[:MAX_SHOWN],
+        "tenant": tenant,
+        "digests": [digest for digest, _ in rows],
+        "message_ids": [_storable(each.message_id) for each, _ in kept],
+        "content_types": [_storable(each.content_type) for each, _ in kept],
+        "bodies": [each.body for each, _ in kept],
+        "reasons": [_reason(answer) for _, answer in kept],
+        "errors": [json.dumps([e.as_dict() for e in answer.errors]) for _, answer in kept],
+        "times": [times[digest] for digest, _ in rows],
+    }
+    execute(sql.PARK, params)
+
+
+def _reason(answer: Refused) -> str:
+    first = answer.errors[0]
+    return f"{first.path or 'the message'} {first.message}"[:MAX_SHOWN]
+
+
+def _storable(text: str) -> str:
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()[:MAX_SHOWN]
+
+
+def _park_alone(message: Incoming, origin: str, tenant: str, error: str) -> Tally:
+    with transaction.atomic():
+        park([(message, _refused(f"cannot be stored: {error}"))], origin, tenant)
+    return Tally(parked=1)
+
+
+def retry_parked(pk: int) -> bool:
+    """Put a parked request through the intake again; accepted, it leaves the parking."""
+    try:
+        return _retry_parked(pk)
+    # What was parked because the database refused it, and is refused again.
+    except (IntegrityError, DataError):
+        return False
+
+
+@transaction.atomic
+def _retry_parked(pk: int) -> bool:
+    parked = ParkedRequest.objects.select_for_update().filter(pk=pk).first()
+    if parked is None:
+        return False
+    message = Incoming(bytes(parked.body), parked.content_type, "", parked.message_id)
+    raw = read_body(message)
+    if isinstance(raw, Refused):
+        return False
+    answers = intake.accept(
+        [raw],
+        tenant=parked.tenant or get_settings().BROKER_TENANT,
+        source=Source.BROKER,
+        fallback_keys=[parked.message_id],
+    )
+    if isinstance(answers[0], Refused):
+        return False
+    parked.delete()
+    return True

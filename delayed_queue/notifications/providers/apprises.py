@@ -1,0 +1,47 @@
+"""Any of the services that Apprise knows, as a provider."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
+
+from apprise import Apprise
+
+from delayed_queue.notifications.providers.base import Outcome, Verdict, failed, is_late
+from delayed_queue.notifications.services import Begun
+
+
+class AppriseProvider:
+    """Sends to the Apprise URL, in which ``{recipient}`` is filled in.
+
+    Apprise says yes or no and not why, and its no includes time-outs after the data was sent. So
+    every failure is ambiguous, and put to use with that in mind.
+    """
+
+    is_idempotent = False
+
+    def __init__(
+        self, name: str, *, url: str, threads: int = 10, repeats_in_doubt: bool = False
+    ) -> None:
+        self.name = name
+        self.repeats_in_doubt = repeats_in_doubt
+        self._url = url
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"provider-{name}")
+
+    async def send(self, begun: Begun) -> Outcome:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.send_now, begun)
+
+    def send_now(self, begun: Begun) -> Outcome:
+        """Send; blocks."""
+        if is_late(begun):
+            return Outcome(Verdict.LATE)
+        service = Apprise()
+        if not service.add(self._url.replace("{recipient}", quote(begun.recipient, safe=""))):
+            return failed(Verdict.PERMANENT, "no such service")
+        if service.notify(body=begun.body, title=begun.subject):
+            return Outcome(Verdict.ACCEPTED, "sent")
+        return failed(Verdict.AMBIGUOUS, "not sent")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,190 @@
+"""Email through Django's backends: a kept connection for each thread, one message per call."""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from email.utils import parseaddr
+from typing import Any, Final
+
+import django
+from django.core.mail import EmailMultiAlternatives
+from django.utils.module_loading import import_string
+
+from delayed_queue.notifications.providers.base import Outcome, Verdict, cleaned, failed, is_late
+from delayed_queue.notifications.providers.smtp import TrackedBackend
+from delayed_queue.notifications.services import Begun
+
+TRACKED: Final = "delayed_queue.notifications.providers.smtp.TrackedBackend"
+# From 6.1 on Django takes a backend without a name for one of before its mailers, and warns.
+_NAMED: Final = {"alias": "notifications", "host": "localhost"} if django.VERSION >= (6, 1) else {}
+# After so long without a message a connection is asked whether it still stands.
+IDLE_SECONDS: Final = 5.0
+# Refusals that are about our account and not about the message.
+_ACCOUNT: Final = frozenset({421, 454, 530, 534, 535, 538})
+_TOO_LARGE: Final = 552
+
+
+@dataclass(slots=True)
+class _Kept:
+    backend: Any
+    used_at: float
+
+
+class EmailProvider:
+    """Sends by SMTP, or by any other backend of Django's; its options go to the backend.
+
+    The Message-ID is that of the notification at every attempt, so that whoever gets it twice
+    can tell. SMTP has no idempotency key, so a message whose fate is unknown is not repeated,
+    unless ``repeats_in_doubt``. ``timeout`` bounds each answer of the server, in seconds.
+    """
+
+    is_idempotent = False
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        sender: str,
+        backend: str = TRACKED,
+        threads: int = 50,
+        timeout: float = 10.0,
+        repeats_in_doubt: bool = False,
+        **options: Any,
+    ) -> None:
+        self.name = name
+        self.repeats_in_doubt = repeats_in_doubt
+        self._sender = sender
+        self._domain = parseaddr(sender)[1].rpartition("@")[2] or "localhost"
+        self._backend = backend
+        self._options = options
+        if backend == TRACKED:
+            self._options = {**_NAMED, **options, "timeout": timeout}
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"provider-{name}")
+        self._local = threading.local()
+        self._kept: list[_Kept] = []
+
+    async def send(self, begun: Begun) -> Outcome:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.send_now, begun)
+
+    def message_id(self, begun: Begun) -> str:
+        return f"<{begun.id}@{self._domain}>"
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for kept in self._kept:
+            _abandon(kept.backend)
+
+    def send_now(self, begun: Begun) -> Outcome:
+        """Send on this thread's connection; blocks."""
+        # Here and not before: it may have waited for a thread.
+        if is_late(begun):
+            return Outcome(Verdict.LATE)
+        kept = self._connected()
+        is_new = kept.used_at == 0.0
+        outcome, is_lost = self._try(kept, begun)
+        # A server may hang up on an idle connection at any moment; nothing was sent then.
+        if is_lost and not is_new and outcome.verdict is Verdict.TRANSIENT:
+            outcome, _ = self._try(kept, begun)
+        kept.used_at = time.monotonic()
+        return outcome
+
+    def _connected(self) -> _Kept:
+        kept: _Kept | None = getattr(self._local, "kept", None)
+        if kept is None:
+            backend = import_string(self._backend)(**self._options)
+            kept = self._local.kept = _Kept(backend, 0.0)
+            self._kept.append(kept)
+        elif time.monotonic() - kept.used_at > IDLE_SECONDS and not _is_alive(kept.backend):
+            _abandon(kept.backend)
+        return kept
+
+    def _try(self, kept: _Kept, begun: Begun) -> tuple[Outcome, bool]:
+        """Return the outcome, and whether the connection was lost."""
+        try:
+            # Opened here, so that send_messages() leaves it open.
+            kept.backend.open()
+        except (smtplib.SMTPException, OSError) as error:
+            _abandon(kept.backend)
+            return _unopened(error), False
+        try:
+            kept.backend.send_messages([self._message(begun)])
+        except (smtplib.SMTPException, OSError) as error:
+            outcome = _outcome_of(error, may_have_sent=_may_have_sent(kept.backend))
+            is_lost = not isinstance(
+                error, smtplib.SMTPResponseException | smtplib.SMTPRecipientsRefused
+            )
+            if is_lost or outcome.code == "421":
+                _abandon(kept.backend)
+            return outcome, is_lost
+        except ValueError as error:  # a header or an address that cannot be written
+            return failed(Verdict.PERMANENT, error), False
+        return Outcome(Verdict.ACCEPTED, "250", self.message_id(begun)), False
+
+    def _message(self, begun: Begun) -> EmailMultiAlternatives:
+        message = EmailMultiAlternatives(
+            begun.subject, begun.body, self._sender, [begun.recipient],
+            headers={"Message-ID": self.message_id(begun)},
+        )  # fmt: skip
+        if begun.html:
+            message.attach_alternative(begun.html, "text/html")
+        return message
+
+
+def _is_alive(backend: Any) -> bool:
+    return backend.is_alive() if isinstance(backend, TrackedBackend) else True
+
+
+def _may_have_sent(backend: Any) -> bool:
+    # Of another backend nobody knows.
+    return backend.may_have_sent if isinstance(backend, TrackedBackend) else True
+
+
+def _abandon(backend: Any) -> None:
+    if isinstance(backend, TrackedBackend):
+        backend.abandon()
+
+
+def _unopened(error: Exception) -> Outcome:
+    """Return what it means that the server, or its login, refuses us: nothing about a message.
+
+    Whatever the code: 554 to all who connect and no STARTTLS today are no reason to give up mails.
+    """
+    if isinstance(error, smtplib.SMTPResponseException):
+        answered = _answered(Verdict.TRANSIENT, error.smtp_code, error.smtp_error)
+        return replace(answered, blames_provider=True)
+    return failed(Verdict.TRANSIENT, error)
+
+
+def _outcome_of(error: Exception, *, may_have_sent: bool) -> Outcome:
+    """Return what the server's refusal, or its silence, means."""
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        [(code, text)] = error.recipients.values()
+        return _refused(code, text)
+    if isinstance(error, smtplib.SMTPSenderRefused) and error.smtp_code != _TOO_LARGE:
+        # Whom we send as is not the recipient's fault: another provider may take it.
+        return _answered(Verdict.TRANSIENT, error.smtp_code, error.smtp_error)
+    if isinstance(error, smtplib.SMTPResponseException):
+        return _refused(error.smtp_code, error.smtp_error)
+    if isinstance(error, smtplib.SMTPNotSupportedError):
+        return failed(Verdict.PERMANENT, error)
+    never_left = isinstance(error, ConnectionRefusedError | socket.gaierror)
+    is_open = may_have_sent and not never_left
+    return failed(Verdict.AMBIGUOUS if is_open else Verdict.TRANSIENT, error)
+
+
+def _refused(code: int, text: Any) -> Outcome:
+    is_permanent = code >= 500 and code not in _ACCOUNT
+    return _answered(Verdict.PERMANENT if is_permanent else Verdict.TRANSIENT, code, text)
+
+
+def _answered(verdict: Verdict, code: int, text: Any) -> Outcome:
+    shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+    is_account = code in _ACCOUNT
+    # 450 is about one mailbox, and greylisting wants the same server again; neither is an outage.
+    return Outcome(verdict, str(code), detail=cleaned(shown), blames_provider=is_account)

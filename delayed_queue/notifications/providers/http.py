@@ -1,0 +1,212 @@
+"""A generic SMS provider over HTTP: one POST of JSON or a form, its answer read by a table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from aiohttp import (
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+    TraceConfig,
+)
+
+from delayed_queue.notifications.providers.base import (
+    Outcome,
+    Verdict,
+    cleaned,
+    failed,
+    shown_code,
+)
+from delayed_queue.notifications.services import Begun
+
+MAX_ANSWER: Final = 64 * 1024
+MAX_WAIT: Final = timedelta(hours=1)
+FIELDS: Final = {"to": "{recipient}", "text": "{body}", "reference": "{id}"}
+
+# What a status means where the provider's table says nothing. Our account, our address and their
+# outage are no fault of the message: another provider may take it. 500, 502 and 504 leave open
+# whether the request was acted on, and so does 409, said of a key whose first request still runs.
+STATUSES: Final[Mapping[int, Verdict]] = {
+    **dict.fromkeys(range(200, 300), Verdict.ACCEPTED),
+    **dict.fromkeys(range(300, 400), Verdict.TRANSIENT),
+    **dict.fromkeys((401, 402, 403, 407, 408, 421, 425, 429, 501, 503, 505), Verdict.TRANSIENT),
+    **dict.fromkeys((409, 500, 502, 504), Verdict.AMBIGUOUS),
+}
+
+
+@dataclass(slots=True)
+class _Wire:
+    """How far one call has come: sent, and what of its answer has arrived."""
+
+    is_sent: bool = False
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the answer is no 2xx, whatever becomes of its body."""
+        return self.status != 0 and not 200 <= self.status <= 299
+
+
+class HttpSmsProvider:
+    """POSTs ``fields``, whose ``{recipient}``, ``{body}`` and ``{id}`` are filled in.
+
+    ``encoding`` is "json" or "form". ``idempotency_header`` carries the notification's id, for
+    providers that know one. ``codes`` says what the values of the answer's ``code_field`` mean,
+    and what a status does, written as text: {"201": "accepted", "blocked": "permanent"}.
+    ``id_field`` is where the provider's own id stands. Times are in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        url: str,
+        fields: Mapping[str, str] = FIELDS,
+        encoding: str = "json",
+        headers: Mapping[str, str] | None = None,
+        idempotency_header: str = "",
+        id_field: str = "id",
+        code_field: str = "code",
+        codes: Mapping[str, str] | None = None,
+        connect_timeout: float = 3.0,
+        timeout: float = 10.0,
+        repeats_in_doubt: bool = False,
+    ) -> None:
+        self.name = name
+        self.is_idempotent = bool(idempotency_header)
+        self.repeats_in_doubt = repeats_in_doubt
+        self._url = url
+        self._fields = dict(fields)
+        self._is_json = encoding == "json"
+        self._headers = dict(headers or {})
+        self._idempotency_header = idempotency_header
+        self._id_field, self._code_field = id_field, code_field
+        self._codes = {code: Verdict(verdict) for code, verdict in (codes or {}).items()}
+        self._connect_timeout, self._timeout = connect_timeout, timeout
+        self._sessions: dict[asyncio.AbstractEventLoop, tuple[ClientSession, Any]] = {}
+
+    async def send(self, begun: Begun) -> Outcome:
+        session = await self._session()
+        wire = _Wire()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._post(session, begun, wire)
+        except (ClientError, OSError, TimeoutError) as error:
+            if not wire.is_refused:
+                return failed(Verdict.AMBIGUOUS if wire.is_sent else Verdict.TRANSIENT, error)
+        return self._read(wire)
+
+    async def _post(self, session: ClientSession, begun: Begun, wire: _Wire) -> None:
+        filled = self._filled(begun)
+        content: dict[str, Any] = {"json": filled} if self._is_json else {"data": filled}
+        async with session.post(
+            self._url, headers=self._headers_for(begun), allow_redirects=False,
+            trace_request_ctx=wire, **content,
+        ) as response:  # fmt: skip
+            wire.status, wire.headers = response.status, response.headers
+            # To its end: what has arrived first may be half of it, and lack the code.
+            while len(wire.body) < MAX_ANSWER:
+                chunk = await response.content.read(MAX_ANSWER - len(wire.body))
+                if not chunk:
+                    return
+                wire.body += chunk
+
+    def _filled(self, begun: Begun) -> dict[str, str]:
+        # Not str.format: it would let a field reach into the objects.
+        values = {"{recipient}": begun.recipient, "{body}": begun.body, "{id}": str(begun.id)}
+        return {name: values.get(field, field) for name, field in self._fields.items()}
+
+    def _headers_for(self, begun: Begun) -> dict[str, str]:
+        if not self._idempotency_header:
+            return self._headers
+        return {**self._headers, self._idempotency_header: str(begun.id)}
+
+    def _read(self, wire: _Wire) -> Outcome:
+        status, text = wire.status, wire.body.decode("utf-8", "replace")
+        answer = _object_of(text)
+        code = str(answer.get(self._code_field, ""))
+        verdict, shown = self._verdict(status, code), shown_code(code) or str(status)
+        if verdict is Verdict.ACCEPTED:
+            return Outcome(verdict, shown, str(answer.get(self._id_field, ""))[:200])
+        return Outcome(
+            verdict, shown, retry_after=_wait_of(wire.headers),
+            detail=cleaned(text), blames_provider=status >= 500 or status in (401, 402, 403),
+        )  # fmt: skip
+
+    def _verdict(self, status: int, code: str) -> Verdict:
+        for known in (code, str(status)):
+            if known in self._codes:
+                return self._codes[known]
+        return STATUSES.get(status, Verdict.PERMANENT)
+
+    # Connections
+
+    async def _session(self) -> ClientSession:
+        loop = asyncio.get_running_loop()
+        if loop not in self._sessions:
+            session = self._new_session()
+            keeper = self._closing(loop, session)
+            self._sessions[loop] = session, keeper
+            # Started, so that the loop knows it: at its end it closes what it knows.
+            await anext(keeper)
+        return self._sessions[loop][0]
+
+    def _new_session(self) -> ClientSession:
+        trace = TraceConfig()
+        trace.on_request_headers_sent.append(_note_sent)
+        return ClientSession(
+            connector=TCPConnector(limit=0),
+            cookie_jar=DummyCookieJar(),
+            timeout=ClientTimeout(total=None, connect=self._connect_timeout, ceil_threshold=1e9),
+            # 64 KiB of it would be 64 MiB of what they stand for.
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
+            trace_configs=[trace],
+        )
+
+    async def _closing(
+        self, loop: asyncio.AbstractEventLoop, session: ClientSession
+    ) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            self._sessions.pop(loop, None)
+            await session.close()
+
+    async def aclose(self) -> None:
+        """Close the running loop's connections."""
+        found = self._sessions.get(asyncio.get_running_loop())
+        if found is not None:
+            await found[1].aclose()
+
+    def close(self) -> None:
+        """Nothing: each loop closes its own connections as it ends."""
+
+
+async def _note_sent(session: ClientSession, context: Any, params: Any) -> None:
+    context.trace_request_ctx.is_sent = True
+
+
+def _object_of(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _wait_of(headers: Mapping[str, str]) -> timedelta | None:
+    asked = headers.get("Retry-After", "").strip()
+    if not (asked.isascii() and asked.isdigit() and len(asked) < 10):
+        return None
+    return min(timedelta(seconds=int(asked)), MAX_WAIT)

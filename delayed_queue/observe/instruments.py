@@ -1,0 +1,159 @@
+"""Instruments: what a project hangs around offers and handlers, as metrics and traces do."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Protocol
+
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from delayed_queue.conf import INSTRUMENT_METHODS, SETTING, get_settings, is_instrument
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.handlers import Handler, HandlerFunction, Reject, Snooze
+from delayed_queue.messages import Envelope
+
+logger = logging.getLogger("delayed_queue")
+
+Headers = Mapping[str, Any]
+
+
+class Instrument(Protocol):
+    """What an entry of the setting ``INSTRUMENTS`` must have.
+
+    Neither method can break what it watches: what it raises is logged, and changes nothing.
+    """
+
+    def offering(self, queue: str, headers: Headers | None) -> Headers | None:
+        """Return the headers to offer with: those given, perhaps with more."""
+
+    def handling(self, envelope: Envelope) -> AbstractContextManager[Any]:
+        """Return what to enter around one call of a handler.
+
+        Its exit sees the handler's error, and cannot hide it. It is entered and left in one
+        thread, in one task where the handler is asynchronous.
+        """
+
+
+@lru_cache(maxsize=1)
+def get_instruments() -> tuple[Instrument, ...]:
+    """Return the instruments of the settings, made once; the first is the outermost."""
+    return tuple(load(each) for each in get_settings().INSTRUMENTS)
+
+
+def load(entry: Any) -> Instrument:
+    """Return the instrument of an entry: a dotted path is imported, and a class called."""
+    try:
+        found = import_string(entry) if isinstance(entry, str) else entry
+        made: Instrument = found() if isinstance(found, type) else found
+    except Exception as error:
+        # The caller's module, or an extra that is not installed: either says what it lacks.
+        raise InvalidConfiguration(
+            f"The instrument {entry!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if not is_instrument(made):
+        raise InvalidConfiguration(
+            f"The instrument {entry!r} has no {' and '.join(INSTRUMENT_METHODS)} to call."
+        )
+    return made
+
+
+def headers_for(queue: str, headers: Headers | None) -> Headers | None:
+    """Return the headers that a message is offered with."""
+    for each in get_instruments():
+        try:
+            headers = each.offering(queue, headers)
+        # The project's own code, which only watches: the offer goes on without it.
+        except Exception as error:
+            _report(each, error)
+    return headers
+
+
+def ending(error: BaseException | None) -> str:
+    """Return the word for how a handler ended: done, snoozed, rejected or failed."""
+    if error is None:
+        return "done"
+    if isinstance(error, Snooze):
+        return "snoozed"
+    return "rejected" if isinstance(error, Reject) else "failed"
+
+
+def wrap(handler: Handler) -> HandlerFunction:
+    """Return the handler's function inside the instruments; the function itself without any."""
+    chosen = get_instruments()
+    if not chosen:
+        return handler.function
+    return _around_async(handler, chosen) if handler.is_async else _around(handler, chosen)
+
+
+def _around(handler: Handler, chosen: tuple[Instrument, ...]) -> HandlerFunction:
+    @functools.wraps(handler.function)
+    def instrumented(envelope: Envelope) -> Any:
+        with _Handling(envelope, chosen):
+            return handler.function(envelope)
+
+    return instrumented
+
+
+def _around_async(handler: Handler, chosen: tuple[Instrument, ...]) -> HandlerFunction:
+    @functools.wraps(handler.function)
+    async def instrumented(envelope: Envelope) -> Any:
+        with _Handling(envelope, chosen):
+            return await handler.function(envelope)
+
+    return instrumented
+
+
+class _Handling:
+    """The contexts of all instruments around one call, none of which can change its end."""
+
+    __slots__ = ("_chosen", "_entered", "_envelope")
+
+    def __init__(self, envelope: Envelope, chosen: tuple[Instrument, ...]) -> None:
+        self._envelope = envelope
+        self._chosen = chosen
+        self._entered: list[tuple[Instrument, AbstractContextManager[Any]]] = []
+
+    def __enter__(self) -> None:
+        for each in self._chosen:
+            try:
+                context = each.handling(self._envelope)
+                context.__enter__()
+            # As with offers: the handler runs unwatched by this one.
+            except Exception as error:
+                _report(each, error)
+            else:
+                self._entered.append((each, context))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for each, context in reversed(self._entered):
+            try:
+                # The answer is left aside: a failure that it hid would be acknowledged.
+                context.__exit__(kind, error, trace)
+            # Nor may it change how the handler ended; the handler's own error comes by here too.
+            except Exception as raised:
+                if raised is not error:
+                    _report(each, raised)
+
+
+def _report(instrument: Instrument, error: Exception) -> None:
+    logger.error("event=instrument_failed instrument=%s", type(instrument).__qualname__,
+                 exc_info=error)  # fmt: skip
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == SETTING:
+        get_instruments.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="delayed_queue.observe.instruments")

@@ -1,0 +1,215 @@
+"""Prometheus metrics: an instrument for workers, a collector for queues, their exposition."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from django.db import DEFAULT_DB_ALIAS, Error
+
+from delayed_queue.db.resilience import drop_if_lost
+from delayed_queue.exceptions import DelayedQueueError, needing
+from delayed_queue.messages import Envelope
+from delayed_queue.observe import signals
+from delayed_queue.observe.instruments import Headers, ending
+from delayed_queue.observe.overview import QueueDepth, measure
+
+with needing("metrics", "delayed_queue.observe.metrics"):
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+    from prometheus_client.registry import Collector
+
+_DURATIONS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_LATENESS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3, 5, 10, 30, 60, 300, 900, 3600)
+_ENDS: Final = {
+    "leased": "Messages that workers leased.",
+    "acknowledged": "Messages that were handled and deleted.",
+    "failed": "Attempts that failed and are to be repeated.",
+    "dead": "Messages that became dead letters in a worker.",
+}
+
+
+class PrometheusInstrument:
+    """Measures the handlers of this process, and counts what becomes of its messages.
+
+    Any number of instruments of one registry share its metrics, and nothing is counted twice.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._metrics = _metrics_of(registry)
+
+    def offering(self, queue: str, headers: Headers | None) -> Headers | None:
+        return headers
+
+    @contextmanager
+    def handling(self, envelope: Envelope) -> Iterator[None]:
+        metrics, queue = self._metrics, envelope.queue
+        # The database's clock set the due time, this host's clock reads it: small skews show.
+        metrics.lateness.labels(queue).observe(max(time.time() - envelope.due_at_ms / 1000, 0))
+        outcome = ending(None)
+        started_at = time.perf_counter()
+        try:
+            with metrics.in_progress.labels(queue).track_inprogress():
+                yield
+        except BaseException as error:
+            outcome = ending(error)
+            raise
+        finally:
+            metrics.duration.labels(queue, outcome).observe(time.perf_counter() - started_at)
+
+
+class _Metrics:
+    """The metrics of one registry, and the receivers of signals that count."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.duration = Histogram(
+            "delayed_queue_handler_duration_seconds", "How long handlers ran, by their ends.",
+            ["queue", "outcome"], buckets=_DURATIONS, registry=registry,
+        )  # fmt: skip
+        self.lateness = Histogram(
+            "delayed_queue_lateness_seconds", "How long after their due time handlers started.",
+            ["queue"], buckets=_LATENESS, registry=registry,
+        )  # fmt: skip
+        self.in_progress = Gauge(
+            "delayed_queue_handlers_in_progress", "Handlers that are running.",
+            ["queue"], multiprocess_mode="livesum", registry=registry,
+        )  # fmt: skip
+        self._counters = {
+            name: Counter(f"delayed_queue_messages_{name}", text, ["queue"], registry=registry)
+            for name, text in _ENDS.items()
+        }
+        signals.leased.connect(self._leased)
+        signals.acknowledged.connect(self._acknowledged)
+        signals.failed.connect(self._failed)
+        signals.dead.connect(self._dead)
+
+    def _leased(self, *, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
+        self._count("leased", envelopes)
+
+    def _acknowledged(self, *, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
+        self._count("acknowledged", envelopes)
+
+    def _failed(self, *, envelope: Envelope, **kwargs: Any) -> None:
+        self._count("failed", [envelope])
+
+    def _dead(self, *, envelope: Envelope, **kwargs: Any) -> None:
+        self._count("dead", [envelope])
+
+    def _count(self, name: str, envelopes: Iterable[Envelope]) -> None:
+        for queue, count in Tally(each.queue for each in envelopes).items():
+            self._counters[name].labels(queue).inc(count)
+
+
+_known: Final[WeakKeyDictionary[CollectorRegistry, _Metrics]] = WeakKeyDictionary()
+_lock: Final = threading.Lock()
+
+
+def _metrics_of(registry: CollectorRegistry) -> _Metrics:
+    """Return the registry's metrics: a registry refuses to have the same names twice."""
+    with _lock:
+        if registry not in _known:
+            _known[registry] = _Metrics(registry)
+        return _known[registry]
+
+
+class QueueCollector(Collector):
+    """Counts queues when it is scraped, in one statement and no further than a cap.
+
+    ``queues`` names those to count; without it, all with messages, dead letters or a handler,
+    at most a hundred. When the database cannot be asked, ``delayed_queue_up`` is 0 and the
+    other metrics of the scrape are there all the same.
+    """
+
+    def __init__(
+        self, queues: Iterable[str] = (), *, cap: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> None:
+        self._queues = tuple(queues)
+        self._cap = cap
+        self._using = using
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: without this, registering would ask the database for what there is."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        found = self._depths()
+        up = GaugeMetricFamily(
+            "delayed_queue_up", "Whether the database answered.", labels=["database"]
+        )
+        up.add_metric([self._using], found is not None)
+        return [up, *_families(found or [])]
+
+    def _depths(self) -> list[QueueDepth] | None:
+        try:
+            # Nobody else would: outside a request, a lost connection is not replaced.
+            drop_if_lost(self._using)
+            return measure(self._queues, cap=self._cap, using=self._using)[0]
+        except (Error, DelayedQueueError):
+            return None
+
+
+def _families(found: list[QueueDepth]) -> list[Metric]:
+    names = ["queue", "kind"]
+    messages = GaugeMetricFamily(
+        "delayed_queue_messages", "Messages in the queue.", labels=[*names, "state"]
+    )
+    letters = GaugeMetricFamily(
+        "delayed_queue_dead_letters", "Dead letters of the queue.", labels=names
+    )
+    age = GaugeMetricFamily(
+        "delayed_queue_oldest_due_age_seconds", "How late the earliest due message is.",
+        labels=names,
+    )  # fmt: skip
+    cut = GaugeMetricFamily(
+        "delayed_queue_counts_cut", "Whether a count of the queue stopped at its cap.",
+        labels=names,
+    )  # fmt: skip
+    for each in found:
+        labels = [each.name.queue, each.kind]
+        for state in ("due", "scheduled", "leased"):
+            messages.add_metric([*labels, state], each.counts[state].value)
+        letters.add_metric(labels, each.dead.value)
+        late_by = each.oldest_due_age
+        age.add_metric(labels, 0 if late_by is None else late_by.total_seconds())
+        cut.add_metric(labels, any(count.is_cut for count in each.counts.values()))
+    return [messages, letters, age, cut]
+
+
+class _Process(Collector):
+    """The metrics of this process, as a part of another registry."""
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        return REGISTRY.collect()
+
+
+def exposition(*collectors: Collector, accept: str = "") -> tuple[bytes, str]:
+    """Return the body and the content type of a scrape: this process and those collectors.
+
+    With ``PROMETHEUS_MULTIPROC_DIR`` set, of all the processes that share the directory.
+    """
+    registry = CollectorRegistry()
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    else:
+        registry.register(_Process())
+    for each in collectors:
+        registry.register(each)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def forget_process(pid: int) -> None:
+    """Have the gauges of a process that ended no longer count; its counters stay."""
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        mark_process_dead(pid)  # type: ignore[no-untyped-call]

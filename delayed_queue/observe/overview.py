@@ -1,0 +1,180 @@
+"""The queues that there are and how full they are, at a bounded cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import Final, NamedTuple
+
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.codecs import codec_named, kind_of
+from delayed_queue.handlers import Handler, registry
+from delayed_queue.hooks import hooks
+from delayed_queue.messages import MAX_MILLISECONDS, MILLISECOND
+from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
+from delayed_queue.queue.store.inspect import OverviewRow
+
+MAX_KINDS: Final = 100
+LEASE_CAP: Final = 10_000
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_CAPS: Final = (10_000, 5_000, 2_000, 1_000)
+# Of messages counted at once, over all queues: with many queues each is counted less far.
+_BUDGET: Final = 60_000
+
+
+class KindName(NamedTuple):
+    """A kind in the words of the code that uses it."""
+
+    queue: str
+    codec: str
+
+
+class Count(NamedTuple):
+    """How many were counted, and whether counting stopped there."""
+
+    value: int
+    is_cut: bool
+
+    def __str__(self) -> str:
+        return f"{self.value:,}+" if self.is_cut else f"{self.value:,}"
+
+
+class QueueDepth(NamedTuple):
+    """How full a queue is."""
+
+    kind: str
+    due: Count
+    scheduled: Count
+    leased: Count
+    dead: Count
+    oldest_due_age: timedelta | None
+
+    @property
+    def name(self) -> KindName:
+        return name_of(self.kind)
+
+    @property
+    def counts(self) -> dict[str, Count]:
+        return {
+            "due": self.due,
+            "scheduled": self.scheduled,
+            "leased": self.leased,
+            "dead": self.dead,
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(each.value for each in self.counts.values())
+
+
+def handler_of(kind: str) -> Handler | None:
+    return next((each for each in registry if each.kind == kind), None)
+
+
+def name_of(kind: str) -> KindName:
+    """Return the queue's name and codec; a foreign service's kind is its own name."""
+    handler = handler_of(kind)
+    if handler is not None:
+        return KindName(handler.queue, handler.codec.name)
+    queue, bar, codec = kind.rpartition("|")
+    return KindName(queue, codec) if bar else KindName(kind, "")
+
+
+def find_kinds(
+    using: str = DEFAULT_DB_ALIAS, *, also: Sequence[str] = ()
+) -> tuple[list[str], bool]:
+    """Return the kinds with messages, dead letters or a handler, and whether some are left out."""
+    found = [
+        *Message.objects.kinds(MAX_KINDS + 1, using=using),
+        *DeadLetter.objects.kinds(MAX_KINDS + 1, using=using),
+        *(handler.kind for handler in registry),
+        *also,
+    ]
+    distinct = list(dict.fromkeys(found))
+    return distinct[:MAX_KINDS], len(distinct) > MAX_KINDS
+
+
+def measure(
+    names: Sequence[str] = (), *, cap: int | None = None, using: str = DEFAULT_DB_ALIAS
+) -> tuple[list[QueueDepth], bool]:
+    """Return the depths of the named queues, and whether some are left out.
+
+    Without names, of all queues there are, at most a hundred. A name may be a kind, too.
+    """
+    if not names:
+        kinds, is_cut = find_kinds(using)
+        return depths(kinds, cap=cap, using=using), is_cut
+    candidates = [_kinds_named(name) for name in dict.fromkeys(names)]
+    distinct = list(dict.fromkeys(chain.from_iterable(candidates)))
+    # Most of the candidates do not exist, so they are not what bounds the cost.
+    counted = depths(distinct, cap=cap or cap_for(len(candidates)), using=using)
+    by_kind = {each.kind: each for each in counted}
+    chosen = chain.from_iterable(_present(kinds, by_kind) for kinds in candidates)
+    return list(dict.fromkeys(chosen)), False
+
+
+def is_known(name: str, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Return whether anything is stored, handled, scheduled or paused under the queue's name.
+
+    A kind in full, as a service elsewhere may have it, is taken at its word: ``orders|avro``, or
+    the digest of a JVM service. When it is empty, nothing here knows of it.
+    """
+    kinds = _kinds_named(name)
+    if "|" in name or _DIGEST.fullmatch(name) or any(map(handler_of, kinds)):
+        return True
+    named = (
+        Schedule.objects.using(using).filter(kind__in=kinds),
+        PausedQueue.objects.using(using).filter(kind__in=kinds),
+    )
+    if any(rows.exists() for rows in named) or any(ask(name, using) for ask in hooks.is_queue):
+        return True
+    return not all(each.is_empty for each in depths(kinds, cap=1, using=using))
+
+
+def _kinds_named(name: str) -> list[str]:
+    """Return the kinds that a queue of that name may have, the likeliest first."""
+    handled = [each.kind for each in registry if each.queue == name]
+    usual = [kind_of(name, codec_named(codec)) for codec in ("json", "text", "bytes")]
+    return list(
+        dict.fromkeys([*handled, name, *usual] if "|" in name else [*handled, *usual, name])
+    )
+
+
+def _present(kinds: list[str], by_kind: dict[str, QueueDepth]) -> list[QueueDepth]:
+    """Return those that have something or are handled here; the first when none is."""
+    found = [by_kind[kind] for kind in kinds]
+    present = [each for each in found if not each.is_empty or handler_of(each.kind)]
+    return present or found[:1]
+
+
+def cap_for(queues: int) -> int:
+    """Return how far each count of so many queues goes."""
+    return next((cap for cap in _CAPS if cap * queues <= _BUDGET), _CAPS[-1])
+
+
+def depths(
+    kinds: Sequence[str], *, cap: int | None = None, using: str = DEFAULT_DB_ALIAS
+) -> list[QueueDepth]:
+    """Count the messages of each kind, no further than the cap; sorted by kind."""
+    chosen = cap_for(len(kinds)) if cap is None else cap
+    rows = Message.objects.overview(kinds, chosen, lease_cap=LEASE_CAP, using=using)
+    return sorted(_depth(row, chosen) for row in rows)
+
+
+def _depth(row: OverviewRow, cap: int) -> QueueDepth:
+    return QueueDepth(
+        kind=row.kind,
+        due=Count(row.due, row.due >= cap),
+        scheduled=Count(row.scheduled, row.read >= cap),
+        leased=Count(row.leased, row.held >= LEASE_CAP),
+        dead=Count(row.dead, row.dead >= cap),
+        oldest_due_age=_span(row.oldest_due_age),
+    )
+
+
+def _span(milliseconds: int | None) -> timedelta | None:
+    # A foreign service may store any 64-bit instant, further back than a timedelta reaches.
+    return None if milliseconds is None else min(milliseconds, MAX_MILLISECONDS) * MILLISECOND

@@ -1,0 +1,117 @@
+"""OpenTelemetry traces: from the offer of a message to each run of its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from delayed_queue import __version__
+from delayed_queue.exceptions import needing
+from delayed_queue.messages import Envelope
+from delayed_queue.observe.instruments import Headers, ending
+
+with needing("metrics", "delayed_queue.observe.tracing"):
+    from opentelemetry import context, trace
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+# Trace context only, whatever is configured globally: baggage would store the caller's
+# values beside the message.
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+
+
+class OpenTelemetryInstrument:
+    """Writes the trace context of an offer into its headers, and traces handlers under it.
+
+    A handler's span is linked to the offer's, and its child. ``link=True`` starts a trace of
+    its own instead: for messages so much delayed that no trace stays open for them.
+    Spans have ids and never payloads. ``record_exceptions=False`` leaves out the texts of errors
+    too, and keeps their types.
+    """
+
+    def __init__(
+        self,
+        *,
+        link: bool = False,
+        record_exceptions: bool = True,
+        tracer_provider: TracerProvider | None = None,
+    ) -> None:
+        self._link = link
+        self._record_exceptions = record_exceptions
+        self._tracer = trace.get_tracer("delayed_queue", __version__, tracer_provider)
+
+    def offering(self, queue: str, headers: Headers | None) -> Headers | None:
+        if headers is not None and _PROPAGATOR.fields & headers.keys():
+            return headers  # the caller has chosen the trace
+        span = self._tracer.start_span(
+            f"offer {queue}",
+            kind=SpanKind.PRODUCER,
+            attributes={**_destination(queue), **_operation("create", "offer")},
+        )
+        # Ended before the message is stored: what it stands for is the message, not the call.
+        span.end()
+        carrier: dict[str, str] = {}
+        _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
+        return {**(headers or {}), **carrier} if carrier else headers
+
+    @contextmanager
+    def handling(self, envelope: Envelope) -> Iterator[None]:
+        with self._span(envelope) as span:
+            try:
+                yield
+            except BaseException as error:
+                self._note(span, error)
+                raise
+            span.set_attribute("delayed_queue.outcome", ending(None))
+
+    def _span(self, envelope: Envelope) -> Any:
+        offered = _PROPAGATOR.extract(_carrier(envelope.headers), context.Context())
+        origin = trace.get_current_span(offered).get_span_context()
+        return self._tracer.start_as_current_span(
+            f"handle {envelope.queue}",
+            context=context.Context() if self._link else offered,
+            kind=SpanKind.CONSUMER,
+            attributes=_attributes(envelope),
+            links=[Link(origin)] if origin.is_valid else [],
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+
+    def _note(self, span: Span, error: BaseException) -> None:
+        """Note how the handler ended; Snooze and Reject are answers, not errors."""
+        outcome = ending(error)
+        span.set_attribute("delayed_queue.outcome", outcome)
+        if outcome == "failed":
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(Status(StatusCode.ERROR))
+            if self._record_exceptions:
+                span.record_exception(error)
+
+
+def _carrier(headers: Mapping[str, Any]) -> dict[str, str]:
+    # Headers are any JSON that any service wrote.
+    return {
+        name: value
+        for name in _PROPAGATOR.fields
+        if isinstance(value := headers.get(name), str)
+    }  # fmt: skip
+
+
+def _destination(queue: str) -> dict[str, str]:
+    return {"messaging.system": "delayed_queue", "messaging.destination.name": queue}
+
+
+def _operation(kind: str, name: str) -> dict[str, str]:
+    return {"messaging.operation.type": kind, "messaging.operation.name": name}
+
+
+def _attributes(envelope: Envelope) -> dict[str, str | int]:
+    return {
+        **_destination(envelope.queue),
+        **_operation("process", "handle"),
+        "messaging.message.id": envelope.key,
+        "delayed_queue.attempt": envelope.attempt,
+        "delayed_queue.lease": envelope.lease_id,
+        "delayed_queue.delivery_type": envelope.delivery_type.value,
+    }

@@ -1,0 +1,1 @@
+"""The queue: offer, claim, settle, consume, inspect."""

@@ -1,0 +1,122 @@
+"""What every part of a queue stands on: its configuration, its clock, its transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from django.db import DEFAULT_DB_ALIAS, transaction
+
+from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
+from delayed_queue.conf import check_interval, check_lease, get_settings
+from delayed_queue.db.plans import plan_each_time
+from delayed_queue.db.resilience import Lost, drop_if_lost, repeat
+from delayed_queue.db.statements import check_constraints
+from delayed_queue.db.wakeups import channel_of
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.handlers import check_claim
+from delayed_queue.messages import MILLISECOND, to_milliseconds
+from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
+from delayed_queue.queue.savepoints import HandlerBlock
+from delayed_queue.retries import RetryPolicy
+
+T = TypeVar("T")
+
+
+class QueueBase:
+    """The configuration of a queue, and the five things the in-memory queue does otherwise."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        codec: str | Codec = "json",
+        using: str = DEFAULT_DB_ALIAS,
+        lease_duration: timedelta | None = None,
+        poll_interval: timedelta | None = None,
+        retry_policy: RetryPolicy | None = None,
+        clock: Callable[[], datetime] | None = None,
+        kind: str | None = None,
+        claim: str = "fast",
+    ) -> None:
+        defaults = get_settings()
+        self._messages = Message.objects
+        self._letters = DeadLetter.objects
+        self._schedules = Schedule.objects
+        self._pauses = PausedQueue.objects
+        self.name = check_kind(name)
+        self.codec = codec_named(codec)
+        self.kind = check_kind(kind_of(name, self.codec) if kind is None else kind)
+        self.using = using
+        self.lease_duration = check_lease(
+            defaults.LEASE_DURATION if lease_duration is None else lease_duration
+        )
+        self.poll_interval = check_interval(
+            defaults.POLL_INTERVAL if poll_interval is None else poll_interval
+        )
+        self.retry_policy = defaults.RETRY_POLICY if retry_policy is None else retry_policy
+        if not isinstance(self.retry_policy, RetryPolicy):
+            raise InvalidConfiguration(f"retry_policy is {retry_policy!r}, not a RetryPolicy.")
+        self.clock = clock
+        self.claim = check_claim(claim)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.kind}>"
+
+    # What the in-memory queue replaces
+
+    def _now(self) -> int | None:
+        """Return the clock's instant; None leaves it to the database."""
+        return None if self.clock is None else to_milliseconds(self._local_now())
+
+    def _local_now(self) -> datetime:
+        if self.clock is None:
+            return datetime.now(UTC)
+        now = self.clock()
+        if now.utcoffset() is None:
+            raise InvalidConfiguration(f"The clock returned {now!r}, not an aware datetime.")
+        return now
+
+    def _repeat(
+        self,
+        call: Callable[[], T],
+        *,
+        doubt: Callable[[T], bool] | None = None,
+        truth: Callable[[Lost], T] | None = None,
+    ) -> T:
+        return repeat(self.using, call, doubt=doubt, truth=truth)
+
+    def _transaction(self, *, durable: bool = False) -> Any:
+        if durable:
+            drop_if_lost(self.using)
+            plan_each_time(self.using)
+        return transaction.atomic(using=self.using, durable=durable)
+
+    def _handler_block(self) -> Any:
+        """Return a context manager that undoes what its block wrote when it raises."""
+        return HandlerBlock(self.using)
+
+    def _check_effects(self) -> None:
+        """Raise now what would undo a handler's effects later, when it could not be counted.
+
+        That is a deferred constraint, as Django's foreign keys are, which the commit checks; or
+        a rollback that was asked for inside, which the end of an atomic block does in silence.
+        """
+        check_constraints(self.using)
+
+    def _is_soon(self, schedule: int | None, delay: int) -> bool:
+        """Return whether a sleeping poller could be late for the message unless woken."""
+        if schedule is not None:
+            delay = schedule - to_milliseconds(self._local_now())
+        return delay * MILLISECOND <= self.poll_interval
+
+    def _wake(self) -> None:
+        """Tell sleeping pollers to look again; outside a transaction, in one of its own."""
+        if get_settings().NOTIFY:
+            self._messages.notify(channel_of(self.kind), using=self.using)
+
+
+def nothing(answer: Any) -> bool:
+    """Doubt answers that say nothing was there: an earlier, lost try may have taken it."""
+    return not answer

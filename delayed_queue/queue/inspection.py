@@ -1,0 +1,173 @@
+"""Reading, dropping, counting, and the dead letters of a queue."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from delayed_queue.codecs import decode
+from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration
+from delayed_queue.messages import (
+    MILLISECOND,
+    MessageState,
+    OfferOutcome,
+    QueueStats,
+    StoredMessage,
+    check_key,
+    from_milliseconds,
+)
+from delayed_queue.queue.base import QueueBase, nothing
+from delayed_queue.queue.batches import outcome_of
+from delayed_queue.queue.doubts import redrive_again
+from delayed_queue.queue.store.inspect import StoredRow
+
+DROP_ALL_CONFIRMATION: Final = "Yes, please, I know what I'm doing!"
+STATS_CAP: Final = 10_000
+_BITE: Final = 1000
+
+
+class Inspection(QueueBase):
+    """The operator's side of a queue."""
+
+    def read(self, key: str) -> StoredMessage | None:
+        """Return the message as it stands, without leasing it; None when there is none."""
+        check_key(key)
+        row = self._repeat(
+            lambda: self._messages.read(self.kind, key, now=self._now(), using=self.using)
+        )
+        return None if row is None else self._stored(key, row)
+
+    def _stored(self, key: str, row: StoredRow) -> StoredMessage:
+        return StoredMessage(
+            key=key,
+            queue=self.name,
+            state=_state(row),
+            attempts=row.attempts,
+            scheduled_at=from_milliseconds(row.scheduled_at),
+            scheduled_at_initially=from_milliseconds(row.scheduled_at_initially),
+            created_at=from_milliseconds(row.created_at),
+            lease_id=row.lease_id,
+            headers=json.loads(row.headers) if row.headers else {},
+            last_error=row.last_error or "",
+            data=row.payload,
+            decode=partial(decode, self.codec),
+        )
+
+    def contains_message(self, key: str) -> bool:
+        """Return whether a message is stored under the key, in any state."""
+        check_key(key)
+        return self._repeat(lambda: self._messages.has_key(self.kind, key, using=self.using))
+
+    def drop_message(self, key: str) -> bool:
+        """Delete the message whatever its state; return whether there was one.
+
+        Raises OutcomeUnknown when the connection was lost meanwhile and no message is there.
+        """
+        check_key(key)
+        dropped: bool = self._repeat(
+            lambda: self._messages.drop(self.kind, key, using=self.using), doubt=nothing
+        )
+        return dropped
+
+    def drop_all_messages(self, confirm: str) -> int:
+        """Delete every message of this queue, leased ones too; return how many.
+
+        Raises OutcomeUnknown when the connection was lost meanwhile and no message is there.
+        """
+        if confirm != DROP_ALL_CONFIRMATION:
+            raise ConfirmationRequired(
+                f"To drop every message of {self.name!r}, pass {DROP_ALL_CONFIRMATION!r}."
+            )
+        dropped: int = self._repeat(
+            lambda: self._messages.drop_all(self.kind, using=self.using), doubt=nothing
+        )
+        return dropped
+
+    def stats(self, cap: int = STATS_CAP) -> QueueStats:
+        """Count the queue's messages by state; each count stops at ``cap``."""
+        if type(cap) is not int or not 1 <= cap <= 1_000_000:
+            raise InvalidConfiguration(f"cap must be from 1 to 1000000, not {cap!r}.")
+        row = self._repeat(
+            lambda: self._messages.stats(self.kind, cap, now=self._now(), using=self.using)
+        )
+        age = None if row.oldest_due_age is None else row.oldest_due_age * MILLISECOND
+        return QueueStats(row.due, row.scheduled, row.leased, row.dead, age, cap)
+
+    def redrive(
+        self, letter_ids: Sequence[int], *, overwrite: bool = False
+    ) -> dict[int, OfferOutcome]:
+        """Offer those dead letters again, due now; return the outcome of each one found.
+
+        IGNORED stayed dead: its key lives again, or a newer letter of that key was redriven.
+        ``overwrite`` replaces the living message instead. Where the queue is a topic, the letters'
+        jobs are locked to the end of the transaction, of more than 200 the whole topic; it waits
+        for calls that are adding, deleting or kicking them. Raises OutcomeUnknown when the
+        connection was lost meanwhile and a letter is not there.
+        """
+        call = partial(
+            self._letters.redrive,
+            letter_ids,
+            overwrite=overwrite,
+            kind=self.kind,
+            now=self._now(),
+            using=self.using,
+        )
+        again = partial(redrive_again, letter_ids, call, kind=self.kind, using=self.using)
+        rows = self._repeat(call, truth=again)
+        if rows:
+            self._wake()
+        return {row.id: outcome_of(row.created) for row in rows}
+
+    def redrive_all(
+        self, *, reason: str | None = None, overwrite: bool = False
+    ) -> Counter[OfferOutcome]:
+        """Redrive all dead letters whose reason starts with the text, a thousand at a time.
+
+        Of a topic two hundred. All there are when it begins: those that die again meanwhile wait
+        for the next call. Of several letters of one key the newest is offered; the others stay
+        dead, IGNORED, overwriting or not.
+        """
+        ids, older = self._newest_ids(reason)
+        outcomes = Counter({OfferOutcome.IGNORED: older} if older else {})
+        size = self._repeat(lambda: self._letters.bite(self.kind, using=self.using))
+        for start in range(0, len(ids), size):
+            bite = ids[start : start + size]
+            outcomes.update(self.redrive(bite, overwrite=overwrite).values())
+        return outcomes
+
+    def _newest_ids(self, reason: str | None) -> tuple[Sequence[int], int]:
+        """Return the letters that are the newest of their keys, and how many are not."""
+        next_letters = partial(
+            self._letters.next_letters, self.kind, reason=reason, limit=_BITE, using=self.using
+        )
+        # Eight bytes each: ten million letters fit.
+        ids, found, last = array("q"), 0, 0
+        while bite := self._repeat(partial(next_letters, after=last)):
+            ids.extend(each.id for each in bite if each.is_newest)
+            found, last = found + len(bite), bite[-1].id
+        return ids, found - len(ids)
+
+    def prune_dead_letters(self, older_than: timedelta) -> int:
+        """Delete dead letters that died longer ago than that, a thousand at a time."""
+        if not isinstance(older_than, timedelta) or older_than < timedelta(0):
+            raise InvalidConfiguration(f"older_than must be a timedelta ≥ 0, not {older_than!r}.")
+        age = older_than // MILLISECOND
+        total = 0
+        while bite := self._repeat(
+            lambda: self._letters.prune(
+                self.kind, age, limit=_BITE, now=self._now(), using=self.using
+            )
+        ):
+            total += bite
+        return total
+
+
+def _state(row: StoredRow) -> MessageState:
+    if row.scheduled_at <= row.now:
+        return MessageState.DUE
+    return MessageState.SCHEDULED if row.lease_id is None else MessageState.LEASED

@@ -1,0 +1,189 @@
+"""Putting messages into a queue, one by one and in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from delayed_queue.codecs import encode
+from delayed_queue.conf import get_settings
+from delayed_queue.db.resilience import Lost
+from delayed_queue.db.wakeups import channel_of
+from delayed_queue.exceptions import InvalidMessage, OutcomeUnknown
+from delayed_queue.messages import (
+    OfferOutcome,
+    ScheduledMessage,
+    check_delay,
+    check_key,
+    check_schedule,
+    encode_headers,
+)
+from delayed_queue.observe.instruments import headers_for
+from delayed_queue.queue.base import QueueBase
+from delayed_queue.queue.batches import PreparedOffer, outcome_of, prepared_chunks, rounds
+from delayed_queue.queue.doubts import find_out
+from delayed_queue.queue.store.offer import Offered
+
+
+class Offering(QueueBase):
+    """The producer's side of a queue."""
+
+    def offer_or_update(
+        self,
+        key: str,
+        payload: Any,
+        schedule_at: datetime | None = None,
+        *,
+        delay: timedelta | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> OfferOutcome:
+        """Put the message, or replace payload and schedule of the one stored under its key.
+
+        An update ends a lease on the stored message and starts its attempts anew. The same
+        payload bytes and first schedule are IGNORED, even while leased. Without ``schedule_at``
+        or ``delay`` the message is due at once; ``delay`` counts from the database's now.
+        """
+        return self._offer(key, payload, schedule_at, delay, headers, can_update=True)
+
+    def offer_if_not_exists(
+        self,
+        key: str,
+        payload: Any,
+        schedule_at: datetime | None = None,
+        *,
+        delay: timedelta | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> OfferOutcome:
+        """Put the message unless its key is stored already; then it is IGNORED, untouched."""
+        return self._offer(key, payload, schedule_at, delay, headers, can_update=False)
+
+    def _offer(
+        self,
+        key: str,
+        payload: Any,
+        schedule_at: datetime | None,
+        delay: timedelta | None,
+        headers: Mapping[str, Any] | None,
+        *,
+        can_update: bool,
+    ) -> OfferOutcome:
+        if schedule_at is not None and delay is not None:
+            raise InvalidMessage("Give schedule_at or delay, not both.")
+        schedule = check_schedule(schedule_at)
+        wait = check_delay(delay, self._local_now()) or 0
+        is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
+        check_key(key)
+        data, sealed = encode(self.codec, payload), encode_headers(headers_for(self.name, headers))
+        now, channel = self._now(), channel_of(self.kind) if is_announced else None
+        offer = partial(
+            self._messages.offer,
+            self.kind,
+            key,
+            data,
+            can_update=can_update,
+            schedule_at=schedule,
+            delay=wait,
+            headers=sealed,
+            now=now,
+            channel=channel,
+            using=self.using,
+        )
+
+        def truth(lost: Lost) -> bool | None:
+            offers = [Offered(key, self.kind, data, schedule, wait, sealed)]
+            return self._offer_again(lost, offers, now, channel, can_update=can_update).get(key)
+
+        return outcome_of(self._repeat(offer, truth=truth))
+
+    def _offer_again(
+        self,
+        lost: Lost,
+        offers: Sequence[Offered],
+        now: int | None,
+        channel: str | None,
+        *,
+        can_update: bool,
+    ) -> dict[str, bool]:
+        """Offer what the lost try has not; return the flags of all that are known to be written."""
+        created, again = find_out(
+            lost,
+            offers,
+            can_update=can_update,
+            clock=self._now,
+            began_at=now,
+            using=self.using,
+        )
+        written = {row.key: True for row in created}
+        if again:
+            keys, _, payloads, schedules, _, headers = map(list, zip(*again, strict=True))
+            written |= self._messages.offer_batch(
+                self.kind,
+                keys,
+                payloads,
+                schedules,
+                headers,
+                can_update=can_update,
+                now=self._now(),
+                channel=channel,
+                using=self.using,
+            )
+        return written
+
+    def offer_batch(self, messages: Iterable[ScheduledMessage]) -> list[OfferOutcome]:
+        """Offer many messages with one statement per 1000; return their outcomes in order.
+
+        Each chunk commits by itself unless a transaction is open. A sequence is validated as a
+        whole before anything is sent; any other iterable chunk by chunk, as it is read.
+        """
+        outcomes: list[OfferOutcome] = []
+        for chunk in prepared_chunks(self.name, self.codec, messages):
+            try:
+                outcomes.extend(self._offer_chunk(chunk))
+            except OutcomeUnknown as error:
+                if not outcomes:
+                    raise
+                raise OutcomeUnknown(
+                    f"{error} The first {len(outcomes)} of the batch are stored."
+                ) from error.__cause__
+        return outcomes
+
+    def _offer_chunk(self, chunk: list[PreparedOffer]) -> list[OfferOutcome]:
+        outcomes = [OfferOutcome.IGNORED] * len(chunk)
+        channel = channel_of(self.kind) if self._is_announced(chunk) else None
+        groups = list(rounds(chunk))
+        for group in groups:
+            created = self._offer_group(group, channel if group is groups[-1] else None)
+            for offer in group:
+                outcomes[offer.position] = outcome_of(created.get(offer.key))
+        return outcomes
+
+    def _is_announced(self, chunk: list[PreparedOffer]) -> bool:
+        return get_settings().NOTIFY and any(self._is_soon(offer.schedule_at, 0) for offer in chunk)
+
+    def _offer_group(self, group: list[PreparedOffer], channel: str | None) -> dict[str, bool]:
+        """Offer messages of distinct keys; wake the channel's listeners in the same round trip."""
+        _, keys, payloads, schedules, headers, can_update = zip(*group, strict=True)
+        now = self._now()
+        offer = partial(
+            self._messages.offer_batch,
+            self.kind,
+            list(keys),
+            list(payloads),
+            list(schedules),
+            list(headers),
+            can_update=can_update[0],
+            now=now,
+            channel=channel,
+            using=self.using,
+        )
+
+        def truth(lost: Lost) -> dict[str, bool]:
+            offers = [
+                Offered(each.key, self.kind, each.payload, each.schedule_at, 0, each.headers)
+                for each in group
+            ]
+            return self._offer_again(lost, offers, now, channel, can_update=can_update[0])
+
+        return self._repeat(offer, truth=truth)

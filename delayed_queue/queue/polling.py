@@ -1,0 +1,209 @@
+"""Taking messages out of a queue: polling with a lease, waiting, consuming in a transaction."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import Error, OperationalError
+
+from delayed_queue.codecs import decode
+from delayed_queue.db.wakeups import Listener, StopSignal
+from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
+from delayed_queue.handlers import HandlerSignal, error_text
+from delayed_queue.messages import MILLISECOND, Batch, Envelope
+from delayed_queue.observe.logs import log_poll
+from delayed_queue.queue.leasing import Leasing
+from delayed_queue.queue.store.claim import LeasedRow
+from delayed_queue.queue.store.consume import ConsumedRow
+
+
+class Polling(Leasing):
+    """The consumer's side of a queue."""
+
+    def try_poll(self) -> Envelope | None:
+        """Lease the earliest due message, or return None when none is due."""
+        batch = self.try_poll_many(1)
+        return batch[0] if batch else None
+
+    def try_poll_many(self, limit: int) -> Batch:
+        """Lease up to ``limit`` of the earliest due messages under one lease id.
+
+        A message whose payload does not decode becomes a dead letter and is not returned. On a
+        queue with ``claim="strict"`` it waits while another of the queue is being made, which in
+        a transaction of the caller's lasts to its end.
+        """
+        lease_id = ""
+        envelopes: list[Envelope] = []
+        while limit > 0 and not envelopes:
+            lease_id, rows = self._repeat(partial(self._claim, limit))
+            log_poll(self.name, [row.key for row in rows])
+            if not rows:
+                break
+            envelopes = self.open_rows(rows, lease_id)
+        return Batch(tuple(envelopes), lease_id, self)
+
+    def _claim(self, limit: int) -> tuple[str, list[LeasedRow]]:
+        # A new lease for each try: one whose answer was lost may have leased messages that
+        # nobody has seen, and acknowledging this batch must not delete them.
+        lease_id = str(uuid.uuid4())
+        return lease_id, self._messages.claim(
+            self.kind,
+            limit,
+            lease_id,
+            self.lease_duration // MILLISECOND,
+            strict=self.claim == "strict",
+            now=self._now(),
+            using=self.using,
+        )
+
+    def open_rows(self, rows: Sequence[tuple[Any, ...]], lease_id: str) -> list[Envelope]:
+        """Decode leased rows into envelopes; bury those that do not decode (Q22)."""
+        envelopes = []
+        for row in rows:
+            try:
+                envelopes.append(self.envelope_of(row, lease_id))
+            except PayloadNotDecodable as error:
+                self._bury_undecodable(row[0], lease_id, error)
+        return envelopes
+
+    def envelope_of(self, row: tuple[Any, ...], lease_id: str) -> Envelope:
+        """Decode a row as a claim returns it; raises PayloadNotDecodable."""
+        headers = row[7]
+        # By place: fast for plain rows too, and a worker opens every message here.
+        return Envelope(
+            row[1],
+            decode(self.codec, row[2]),
+            self.name,
+            row[6],
+            lease_id,
+            row[0],
+            row[3],
+            row[4],
+            row[5],
+            json.loads(headers) if headers else {},
+            self,
+        )
+
+    def _bury_undecodable(self, row_id: int, lease_id: str, error: PayloadNotDecodable) -> None:
+        text = error_text(error)
+        self._repeat(partial(self._bury, lease_id, [row_id], "payload not decodable", text))
+
+    def poll(
+        self, timeout: timedelta | float | None = None, *, stop: StopSignal | None = None
+    ) -> Envelope | None:
+        """Wait for a message that is due, and lease it.
+
+        Returns None only when the timeout (a timedelta, or seconds) has passed or ``stop`` was
+        set. Sleeps until a NOTIFY, the next due time or the poll interval, whichever is first.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + seconds_of(timeout)
+        nap: float | None = None
+        with self._listener() as listener:
+            while True:
+                envelope = self._try_poll_until(stop)
+                left = deadline - time.monotonic()
+                if envelope is not None or left <= 0 or _stopped(stop):
+                    return envelope
+                if nap is None:
+                    # Look again after this: what fell due since the look above is neither
+                    # in its answer nor in this one, which counts only what is still to come.
+                    nap = self.seconds_to_next_look()
+                    continue
+                listener.wait(min(nap, left), stop)
+                nap = None
+
+    def _try_poll_until(self, stop: StopSignal | None) -> Envelope | None:
+        if stop is None:
+            return self.try_poll()
+        try:
+            with stop.cancelling(self.using):
+                # Asked in here: when it was set earlier, there was nothing to cancel.
+                return None if stop.is_set() else self.try_poll()
+        except OperationalError:
+            # query_canceled: the stop signal ended the statement, and nothing was leased.
+            if stop.is_set():
+                return None
+            raise
+
+    def seconds_to_next_look(self) -> float:
+        """Return how long a poller may sleep: to the next due time or the poll interval."""
+        horizon = self.poll_interval // MILLISECOND
+        next_due = self._repeat(
+            lambda: self._messages.next_due(self.kind, horizon, now=self._now(), using=self.using)
+        )
+        return self.poll_interval.total_seconds() if next_due is None else next_due / 1000
+
+    @contextmanager
+    def consume(self) -> Iterator[Envelope | None]:
+        """Handle the earliest due message and delete it in one transaction.
+
+        Yields None when nothing is due. If the block raises, what it wrote on this connection
+        is rolled back, the attempt is counted and the message retried or buried by policy,
+        all in that same transaction; the error then leaves the block, except ``Snooze``,
+        ``Retry`` and ``Reject``. Cannot be used inside a transaction: the count must commit with
+        it.
+        """
+        failure: BaseException | None = None
+        with self._transaction(durable=True):
+            row, envelope = self._take()
+            try:
+                with self._handler_block():
+                    yield envelope
+                    if envelope is not None:
+                        self._check_effects()
+            # A handler may raise anything; the count must be written before it goes on.
+            except Exception as error:
+                failure = error
+                if row is not None and envelope is not None:
+                    self._count_failure(row, envelope, error)
+        if failure is not None and not isinstance(failure, HandlerSignal):
+            raise failure
+
+    def _take(self) -> tuple[ConsumedRow, Envelope] | tuple[None, None]:
+        """Take out the earliest due message that decodes; bury the ones before it."""
+        while True:
+            rows = self._messages.consume(self.kind, 1, now=self._now(), using=self.using)
+            if not rows:
+                return None, None
+            lease_id = str(uuid.uuid4())
+            try:
+                return rows[0], self.envelope_of(rows[0], lease_id)
+            except PayloadNotDecodable as error:
+                self._restore(rows[0], lease_id)
+                self._bury_undecodable(rows[0].id, lease_id, error)
+
+    def _count_failure(self, row: ConsumedRow, envelope: Envelope, error: Exception) -> None:
+        """Put the message back and settle the failure; if that fails too, all is rolled back."""
+        try:
+            self._restore(row, envelope.lease_id)
+            self.fail(envelope, error)
+        except Error as lost:
+            # The connection is gone, often for the reason that the handler's error tells.
+            if isinstance(error, HandlerSignal):
+                raise
+            raise error from lost
+
+    def _restore(self, row: ConsumedRow, lease_id: str) -> None:
+        self._messages.restore(self.kind, row, lease_id, using=self.using)
+
+    def _listener(self) -> Listener:
+        return Listener([self.kind], self.using)
+
+
+def _stopped(stop: StopSignal | None) -> bool:
+    return stop is not None and stop.is_set()
+
+
+def seconds_of(timeout: timedelta | float) -> float:
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if not isinstance(seconds, int | float) or not seconds >= 0:
+        raise InvalidConfiguration(f"A timeout is seconds ≥ 0 or a timedelta, not {timeout!r}.")
+    return seconds

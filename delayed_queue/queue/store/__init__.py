@@ -1,0 +1,1 @@
+"""The statements of the queue, each beside the method that runs it."""

@@ -1,0 +1,356 @@
+"""Claim due messages: the statement of a lease, and what a worker asks beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
+
+from delayed_queue import db
+from delayed_queue.db.sql import CLOCK
+from delayed_queue.queue.store.fragments import (
+    DELIVERED,
+)
+
+if TYPE_CHECKING:
+    from delayed_queue.db.statements import Row, Step
+
+# Lock the earliest due messages, passing rows that others hold (Q17), and return their ids.
+# Two equal limits, against two mistakes of the planner. One it cannot see, (SELECT …), it takes
+# for a tenth of the rows: on a table never analyzed it expects so few that it would rather sort
+# all that are due than walk the index. One it can see tells it how few are wanted of a table
+# larger than the cache, where a tenth would be worth a sort. The inner one locks the rows.
+# "floor" lets who knows that nothing earlier is left step over what was deleted there: while
+# any session holds an old snapshot, the index keeps an entry for each, and a claim from the
+# start would read them all again.
+# Whether the queue is paused does not depend on the row: it is asked once, before the first.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n;
+# paused_kind, or the one page of that table.
+_SELECTED: Final[LiteralString] = """
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND "scheduledAt" >= %(floor)s::bigint
+                AND "scheduledAt" <= (SELECT now FROM clock)
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)"""
+_IN_ORDER: Final[LiteralString] = """
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(limit)s::integer)
+            FOR UPDATE SKIP LOCKED
+        ) AS due
+        LIMIT %(limit)s::integer"""
+_EARLIEST_DUE: Final[LiteralString] = _SELECTED + _IN_ORDER
+
+# The lock of a strict claim: one per kind, until the end of the transaction, so that it asks
+# nothing of a pooler and dies with its holder. The number keeps it apart from an application's
+# own advisory locks; kinds with one hash would wait for each other, and nothing worse.
+_LOCK: Final[LiteralString] = "hashtextextended(%(kind)s::text, 7310600482201519)"
+
+# Only once nobody else is claiming: waited for, or else no row is found. An InitPlan that is run
+# before the first row is read. The snapshot is older than the lock, which does no harm: a row
+# that the holder before us leased meanwhile is looked at again in its newest version when it is
+# locked, and is not due any more; it does not count for the limit.
+_ALONE: Final[LiteralString] = (
+    """
+                AND (
+                    SELECT CASE
+                        WHEN %(waits)s::boolean THEN pg_advisory_xact_lock("""
+    + _LOCK
+    + """) IS NOT NULL
+                        ELSE pg_try_advisory_xact_lock("""
+    + _LOCK
+    + """)
+                    END
+                )"""
+)
+
+# Lease the earliest due messages. The inner select is an ARRAY(...) InitPlan, so it runs once
+# and its LIMIT holds under every plan; as `id IN (SELECT …)` a nested loop may run it again and
+# lease more than the limit (Q18). "dueAt" keeps the time the lease overwrites, for the order of
+# the answer and for lateness. A message whose last lease ran out unsettled may have killed who
+# held it: it gets a lease id of its own, by which a worker keeps it apart.
+# The rows come in no order: sorting them is cheaper for the caller than a CTE is here.
+# Reads: as _EARLIEST_DUE, then the primary key.
+_LEASE: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "lockUuid" = CASE
+        WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
+    END,
+    "dueAt" = "scheduledAt",
+    "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
+    """
+    + DELIVERED
+    + """
+WHERE id = ANY (ARRAY("""
+)
+_LEASED: Final[LiteralString] = """
+))
+RETURNING
+    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
+    headers::text, "lockUuid" = %(retaken_id)s::varchar
+"""
+CLAIM: Final[LiteralString] = _LEASE + _EARLIEST_DUE + _LEASED
+
+# The same behind a message, and none whose url begins in one of these ways: they are being put off
+# (PUT_OFF_BACKLOG), and would be leased in vain. What is passed over is read, so no more than
+# "looked" messages are; if there are more, a row without a key says where the next claim goes on.
+# Reads: as CLAIM.
+CLAIM_PASSING: Final[LiteralString] = (
+    CLOCK
+    + """,
+looked AS MATERIALIZED (
+    SELECT due_at, id
+    FROM (
+        SELECT "scheduledAt" AS due_at, id
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
+            AND "scheduledAt" <= (SELECT now FROM clock)
+            AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
+        ORDER BY "scheduledAt", id
+        LIMIT (SELECT %(looked)s::integer)
+    ) AS due
+    OFFSET %(looked)s::integer - 1
+    LIMIT 1
+),
+leased AS (
+    UPDATE delayed_queue
+    SET "lockUuid" = CASE
+            WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
+        END,
+        "dueAt" = "scheduledAt",
+        "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
+        """
+    + DELIVERED
+    + """
+    WHERE id = ANY (ARRAY(
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
+                AND ("scheduledAt", id) <= (
+                    COALESCE((SELECT due_at FROM looked), (SELECT now FROM clock)),
+                    COALESCE((SELECT id FROM looked), 9223372036854775807)
+                )
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
+                AND ((headers ->> 'url') || '/' ^@ ANY (%(passed)b::text[])) IS NOT TRUE"""
+    + _IN_ORDER
+    + """
+    ))
+    RETURNING
+        id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
+        headers::text, "lockUuid" = %(retaken_id)s::varchar AS "isRetaken"
+)
+SELECT
+    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts, headers,
+    "isRetaken"
+FROM leased
+UNION ALL
+SELECT id, NULL, NULL, NULL, due_at, NULL, NULL, NULL, NULL
+FROM looked
+"""
+)
+
+# The same, and no two at a time: of two claims of two that meet two messages, CLAIM may give
+# each one, because each passes over what the other has just locked; here one gets both and the
+# other none (N6). Still one statement. Reads: as CLAIM.
+CLAIM_STRICT: Final[LiteralString] = _LEASE + _SELECTED + _ALONE + _IN_ORDER + _LEASED
+
+# Whether a strict claim may be made now; then the lock is ours until the transaction ends, and
+# CLAIM_STRICT takes it again. Asked by who must tell "nothing is due" from "not my turn".
+TRY_ALONE: Final[LiteralString] = (
+    """
+SELECT pg_try_advisory_xact_lock("""
+    + _LOCK
+    + """)
+"""
+)
+
+# For each of the kinds that has a message within the horizon, from its floor on: the milliseconds
+# until the earliest is due, none or fewer when it is. One descent for each kind, for workers that
+# watch many queues of which most have nothing.
+# Reads: delayed_queue__KindPlusScheduledAtIndex.
+NEXT_DUE_OF_KINDS: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT asked.kind, earliest.due_at - (SELECT now FROM clock)
+FROM unnest(%(kinds)b::text[], %(floors)b::bigint[]) AS asked (kind, floor)
+CROSS JOIN LATERAL (
+    SELECT "scheduledAt" AS due_at
+    FROM delayed_queue
+    WHERE "pKind" = asked.kind
+        AND "scheduledAt" >= asked.floor
+        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
+    ORDER BY "scheduledAt", id
+    LIMIT 1
+) AS earliest
+"""
+)
+
+# Milliseconds until the next message that is not yet due; no row when none is within the
+# horizon, beyond which nobody asks: leases of handled messages leave entries there that are
+# dead, and under an old snapshot every look would read them. Due messages are left out on
+# purpose: one that another transaction holds would make its waiters spin.
+# Reads: delayed_queue__KindPlusScheduledAtIndex.
+NEXT_DUE: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT "scheduledAt" - (SELECT now FROM clock)
+FROM delayed_queue
+WHERE "pKind" = %(kind)s
+    AND "scheduledAt" > (SELECT now FROM clock)
+    AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
+ORDER BY "scheduledAt", id
+LIMIT 1
+"""
+)
+
+# Give up waiting for another transaction's lock after so many milliseconds, until the end of
+# this transaction: an operator's page must not hang behind a handler that holds a message.
+LIMIT_WAITS: Final[LiteralString] = """
+SELECT set_config('lock_timeout', %(milliseconds)s::integer::text, true)
+"""
+
+
+class LeasedRow(NamedTuple):
+    """A row as a claim returns it. A named tuple: it costs a third of a dataclass to make."""
+
+    id: int
+    key: str
+    payload: bytes
+    scheduled_at: int
+    due_at: int
+    leased_until: int
+    attempts: int
+    headers: str | None
+    is_retaken: bool = False
+
+
+# Below any time: a claim from the start of the queue.
+NO_FLOOR: Final = -(2**63 - 1)
+
+# The order of a claim: the due time, then the id.
+_ORDER: Final = itemgetter(4, 0)
+
+
+def claiming(
+    kind: str,
+    limit: int,
+    lease_id: str,
+    retaken_id: str,
+    lease: int,
+    *,
+    floor: int = NO_FLOOR,
+    now: int | None = None,
+    strict: bool = False,
+    waits: bool = False,
+) -> Step:
+    """Lease up to ``limit`` of the earliest due messages from the floor on.
+
+    Those whose last lease ran out unsettled come under ``retaken_id``, the others under
+    ``lease_id``. Answered by rows as of ``LeasedRow``, in no order. A strict one is the only one
+    at a time: it waits for its turn, or finds nothing when it is not.
+    """
+    params = {
+        "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
+        "lease": lease, "floor": floor, "now": now,
+    }  # fmt: skip
+    return (CLAIM_STRICT, params | {"waits": waits}) if strict else (CLAIM, params)
+
+
+def claiming_past(
+    kind: str, limit: int, lease_id: str, retaken_id: str, lease: int, passed: Sequence[str],
+    after: tuple[int, int], looked: int, *, now: int | None = None,
+) -> Step:  # fmt: skip
+    """Lease as ``claiming`` does behind a due time and id, but nothing with such a url.
+
+    ``passed`` are beginnings of urls that reach at least to the sign behind the host. At most so
+    many messages are looked at; ``without_edge`` reads the answer.
+    """
+    params = {
+        "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
+        "lease": lease, "passed": list(passed), "after": after[0], "after_id": after[1],
+        "looked": looked, "now": now,
+    }  # fmt: skip
+    return CLAIM_PASSING, params
+
+
+def without_edge(rows: list[Row]) -> tuple[list[Row], tuple[int, int] | None]:
+    """Return what ``claiming_past`` leased, and behind which due time and id there is more."""
+    edges = [(row[4], row[0]) for row in rows if row[1] is None]
+    return [row for row in rows if row[1] is not None], edges[0] if edges else None
+
+
+def trying_alone(kind: str) -> Step:
+    """Answered by whether a strict claim behind it, in the same transaction, has its turn."""
+    return TRY_ALONE, {"kind": kind}
+
+
+def earliest_first(rows: list[Row]) -> list[Row]:
+    """Put the rows of a claim in order, in place."""
+    rows.sort(key=_ORDER)
+    return rows
+
+
+def limiting_waits(milliseconds: int) -> Step:
+    """Have waits for locks of the steps that follow fail after so long."""
+    return LIMIT_WAITS, {"milliseconds": milliseconds}
+
+
+def looking_ahead(kind: str, horizon: int) -> Step:
+    """Answered by the milliseconds until the next message due within the horizon, if any."""
+    return NEXT_DUE, {"kind": kind, "horizon": horizon, "now": None}
+
+
+class ClaimStore:
+    """What leases messages."""
+
+    def claim(
+        self,
+        kind: str,
+        limit: int,
+        lease_id: str,
+        lease: int,
+        *,
+        strict: bool = False,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> list[LeasedRow]:
+        """Lease up to ``limit`` of the earliest due messages, earliest first.
+
+        A strict claim waits until no other of the kind is being made.
+        """
+        statement, params = claiming(
+            kind, limit, lease_id, lease_id, lease, now=now, strict=strict, waits=True
+        )
+        return list(map(LeasedRow._make, earliest_first(db.fetch(using, statement, params))))
+
+    def next_due_of_kinds(
+        self,
+        kinds: Sequence[str],
+        floors: Sequence[int],
+        horizon: int,
+        *,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> dict[str, int]:
+        """Return the milliseconds until each of the kinds has something due, where it has."""
+        params = {"kinds": list(kinds), "floors": list(floors), "horizon": horizon, "now": now}
+        return dict(db.fetch(using, NEXT_DUE_OF_KINDS, params))
+
+    def next_due(
+        self, kind: str, horizon: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
+    ) -> int | None:
+        """Return the milliseconds until the next message, if it falls due within the horizon."""
+        rows = db.fetch(using, NEXT_DUE, {"kind": kind, "horizon": horizon, "now": now})
+        return rows[0][0] if rows else None
+
+    def limit_waits(self, milliseconds: int, *, using: str = db.DEFAULT_ALIAS) -> None:
+        """Have waits for locks fail after so long, until the open transaction ends."""
+        db.fetch(using, LIMIT_WAITS, {"milliseconds": milliseconds})

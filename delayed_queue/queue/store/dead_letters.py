@@ -1,0 +1,281 @@
+"""The dead letters: redriving, listing, pruning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, LiteralString, NamedTuple, TypeVar
+
+from django.db import DEFAULT_DB_ALIAS, models
+
+from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.statements import Step, execute, fetch, fetch_all
+from delayed_queue.hooks import hooks
+from delayed_queue.queue.store.fragments import OFFERED_AGAIN, REPLACE, TOPIC
+
+# The kinds of a topic are one family, in which a key is one job; any other kind is one for itself.
+_FAMILY: Final[LiteralString] = "COALESCE(" + TOPIC + """ || '|', "pKind")"""
+
+# Put dead letters back, due now, as first attempts. Several letters of one key: the newest is
+# offered, the others stay. %(overwrite)s decides about a key that lives again meanwhile.
+# A row for each letter found: created true or false, or NULL for one that stayed dead. A letter
+# whose key lives in another kind of its family stays dead, overwriting or not. To run behind
+# LOCK_JOBS_OF_LETTERS: a job that is being put into another kind could not be seen.
+# A NULL kind stands for any. Inside COALESCE no index serves the comparison: what is wanted are a
+# few ids, not all the letters of the kind.
+# Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
+REDRIVE: Final[LiteralString] = (
+    CLOCK
+    + """,
+locked AS MATERIALIZED (
+    SELECT
+        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", """
+    + _FAMILY
+    + """ AS family
+    FROM delayed_queue_dead_letter
+    WHERE id = ANY (%(ids)b::bigint[])
+        AND COALESCE("pKind" = %(kind)s::text, true)
+    ORDER BY id
+    FOR UPDATE SKIP LOCKED
+),
+newest AS MATERIALIZED (
+    SELECT DISTINCT ON ("pKey", family)
+        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", family
+    FROM locked
+    ORDER BY "pKey", family, id DESC
+),"""
+    + OFFERED_AGAIN
+    + """
+    WHERE COALESCE(
+            (
+                SELECT false
+                FROM delayed_queue AS living
+                WHERE living."pKey" = newest."pKey"
+                    AND living."pKind" <> newest."pKind"
+                    AND """
+    + _FAMILY
+    + """ = newest.family
+                LIMIT 1
+            ),
+            true
+        )
+    ORDER BY "pKey" COLLATE "C", "pKind"
+"""
+    + REPLACE
+    + """
+    WHERE %(overwrite)s::boolean
+    RETURNING "pKey", "pKind", xmax = 0 AS created
+),
+redriven AS (
+    DELETE FROM delayed_queue_dead_letter AS letter
+    USING newest, offered
+    WHERE letter.id = newest.id
+        AND newest."pKey" = offered."pKey"
+        AND newest."pKind" = offered."pKind"
+    RETURNING letter.id, offered.created
+)
+SELECT locked.id, redriven.created, locked."pKind"
+FROM locked
+LEFT JOIN redriven ON redriven.id = locked.id
+"""
+)
+
+# The next dead letters to redrive, in id order after the last seen one; a NULL reason stands for
+# any, because starts_with is strict. Inside COALESCE the planner expects it to keep half of the
+# rows, bare next to none, for which it would rather sort all that the kind has.
+# Of each, whether it is the newest of its key that is wanted: the others are not to be redriven,
+# or the older of two that are in different bites would come back, and the newer find it living.
+# Of a page only the last of a key is looked up: a key may have died many times.
+# Reads: dead_letter_kind_id, or the primary key where the kind has much of the table;
+# dead_letter_key.
+DEAD_LETTER_IDS: Final[LiteralString] = """
+SELECT
+    id,
+    CASE WHEN id = last_of_key THEN NOT EXISTS (
+        SELECT 1
+        FROM delayed_queue_dead_letter AS newer
+        WHERE newer."pKey" = page."pKey"
+            AND COALESCE(newer."pKind" = %(kind)s::text, false)
+            AND COALESCE(newer.id > page.id, false)
+            AND COALESCE(starts_with(newer.reason, %(reason)s::text), true)
+    ) ELSE false END
+FROM (
+    SELECT id, "pKey", max(id) OVER (PARTITION BY "pKey") AS last_of_key
+    FROM (
+        SELECT id, "pKey"
+        FROM (
+            SELECT id, "pKey"
+            FROM delayed_queue_dead_letter
+            WHERE "pKind" = %(kind)s
+                AND id > %(after)s::bigint
+                AND COALESCE(starts_with(reason, %(reason)s::text), true)
+            ORDER BY id
+            LIMIT (SELECT %(limit)s::integer)
+        ) AS next
+        ORDER BY id
+        LIMIT %(limit)s::integer
+    ) AS bounded
+) AS page
+ORDER BY id
+"""
+
+# Delete dead letters that died longer ago than the age, one bounded bite at a time, without
+# waiting for rows that a redrive holds. Two limits as in _EARLIEST_DUE.
+# Reads: dead_letter_kind_died.
+PRUNE_DEAD_LETTERS: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_dead_letter
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM (
+        SELECT id
+        FROM delayed_queue_dead_letter
+        WHERE "pKind" = %(kind)s
+            AND "diedAt" < (SELECT now FROM clock) - %(age)s::bigint
+        ORDER BY "diedAt", id
+        LIMIT (SELECT %(limit)s::integer)
+        FOR UPDATE SKIP LOCKED
+    ) AS oldest
+    LIMIT %(limit)s::integer
+))
+"""
+)
+
+# Delete dead letters by id, from the admin. Reads: the primary key.
+DROP_DEAD_LETTERS: Final[LiteralString] = """
+DELETE FROM delayed_queue_dead_letter
+WHERE id = ANY (%(ids)b::bigint[])
+"""
+
+# KINDS for the dead letters. Reads: dead_letter_kind_died.
+DEAD_LETTER_KINDS: Final[LiteralString] = """
+WITH RECURSIVE kinds (kind, position) AS (
+    (
+        SELECT "pKind", 1
+        FROM delayed_queue_dead_letter
+        ORDER BY "pKind", "diedAt", id
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT
+        (
+            SELECT "pKind"
+            FROM delayed_queue_dead_letter
+            WHERE "pKind" > kinds.kind
+            ORDER BY "pKind", "diedAt", id
+            LIMIT 1
+        ),
+        position + 1
+    FROM kinds
+    WHERE kind IS NOT NULL
+        AND position < %(limit)s::integer
+)
+SELECT kind
+FROM kinds
+WHERE kind IS NOT NULL
+"""
+
+# How many of those dead letters there are. Inside COALESCE no index serves the comparison, as in
+# REDRIVE. Reads: the primary key of the dead letters.
+COUNT_LETTERS: Final[LiteralString] = """
+SELECT count(*)
+FROM delayed_queue_dead_letter
+WHERE id = ANY (%(ids)b::bigint[])
+    AND COALESCE("pKind" = %(kind)s::text, true)
+"""
+
+M = TypeVar("M", bound=models.Model)
+_BITE: Final = 1000
+
+
+class RedrivenRow(NamedTuple):
+    """A dead letter: created or updated in its queue, or (None) still dead."""
+
+    id: int
+    created: bool | None
+    kind: str
+
+
+class ListedRow(NamedTuple):
+    """A dead letter, and whether it is the newest of its key among those that were asked for."""
+
+    id: int
+    is_newest: bool
+
+
+def _guarding(ids: Sequence[int], kind: str | None) -> list[Step]:
+    return [step for guard in hooks.redrive_guards for step in guard.locks(ids, kind)]
+
+
+class DeadLetterManager(models.Manager[M]):
+    """The dead letters' statements, in the manner of MessageManager."""
+
+    def redrive(
+        self,
+        ids: Sequence[int],
+        *,
+        overwrite: bool = False,
+        kind: str | None = None,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[RedrivenRow]:
+        """Offer those letters again; the ones not returned do not exist, or are locked.
+
+        Under the locks of the jobs they belong to, in one round trip.
+        """
+        params = {"ids": list(ids), "overwrite": overwrite, "kind": kind, "now": now}
+        steps = [*_guarding(ids, kind), (REDRIVE, params)]
+        return list(map(RedrivenRow._make, fetch_all(using, steps)[-1]))
+
+    def count_of(
+        self, ids: Sequence[int], *, kind: str | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> int:
+        """Return how many of those letters there are, of the kind if one is given."""
+        found: int = fetch(using, COUNT_LETTERS, {"ids": list(ids), "kind": kind})[0][0]
+        return found
+
+    def bite(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
+        """Return how many letters of the kind to redrive at a time, as guards allow."""
+        limits = [guard.most_at_once(kind, using) for guard in hooks.redrive_guards]
+        return min([_BITE, *(each for each in limits if each is not None)])
+
+    def hold_jobs(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Hold until the end of the transaction what ``redrive`` holds.
+
+        For those who lock the letters before it: others take these locks first, then the letters.
+        """
+        if steps := _guarding(ids, None):
+            fetch_all(using, steps)
+
+    def next_letters(
+        self,
+        kind: str,
+        *,
+        after: int = 0,
+        reason: str | None = None,
+        limit: int = 1000,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[ListedRow]:
+        """Return the next letters in id order whose reason starts with the given text."""
+        params = {"kind": kind, "after": after, "reason": reason, "limit": limit}
+        return list(map(ListedRow._make, fetch(using, DEAD_LETTER_IDS, params)))
+
+    def kinds(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
+        """Return the kinds that have dead letters, at most ``limit``, in the index's order."""
+        return [row[0] for row in fetch(using, DEAD_LETTER_KINDS, {"limit": limit})]
+
+    def prune(
+        self,
+        kind: str,
+        age: int,
+        *,
+        limit: int = 1000,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> int:
+        """Delete up to ``limit`` letters that died longer ago than that; return how many."""
+        params = {"kind": kind, "age": age, "limit": limit, "now": now}
+        return execute(using, PRUNE_DEAD_LETTERS, params)
+
+    def drop(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> int:
+        return execute(using, DROP_DEAD_LETTERS, {"ids": list(ids)})

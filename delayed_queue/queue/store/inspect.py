@@ -1,0 +1,342 @@
+"""Read, count and drop messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from delayed_queue import db
+from delayed_queue.db.sql import CLOCK
+from delayed_queue.queue.store.fragments import ATTEMPTS, HEADERS, LAST_ERROR
+
+# Report one message without leasing it, with the instant that its state is judged by.
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+READ: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid", """
+    + ATTEMPTS
+    + """, ("""
+    + HEADERS
+    + """)::text, """
+    + LAST_ERROR
+    + """, payload, now
+FROM delayed_queue
+CROSS JOIN clock
+WHERE "pKey" = %(key)s
+    AND "pKind" = %(kind)s
+"""
+)
+
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+CONTAINS: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT 1
+    FROM delayed_queue
+    WHERE "pKey" = %(key)s
+        AND "pKind" = %(kind)s
+)
+"""
+
+# Delete by key whatever its state; the acknowledgement of a leased one then finds nothing.
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+DROP: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE "pKey" = %(key)s
+    AND "pKind" = %(kind)s
+"""
+
+# Reads: delayed_queue__KindPlusScheduledAtIndex, or the table when the kind fills most of it.
+DROP_ALL: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE "pKind" = %(kind)s
+"""
+
+# Counts that each stop at the cap, so the cost is bounded however full the queue is (Q32); the
+# limits are doubled for the reason given at EARLIEST_DUE. Leases are counted among the first
+# messages that are not due, and in the lock index, which holds the rows in flight of all queues:
+# the larger count is right or, like "scheduled" plus "leased", has reached the cap.
+# Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
+# dead_letter_kind_died.
+STATS: Final[LiteralString] = (
+    CLOCK
+    + """,
+later AS MATERIALIZED (
+    SELECT count(*) FILTER (WHERE "lockUuid" IS NULL) AS scheduled, count("lockUuid") AS leased
+    FROM (
+        SELECT "lockUuid"
+        FROM (
+            SELECT "lockUuid"
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND "scheduledAt" > (SELECT now FROM clock)
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(cap)s::integer)
+        ) AS first
+        LIMIT %(cap)s::integer
+    ) AS capped
+)
+SELECT
+    (
+        SELECT count(*)
+        FROM (
+            SELECT 1
+            FROM (
+                SELECT 1
+                FROM delayed_queue
+                WHERE "pKind" = %(kind)s
+                    AND "scheduledAt" <= (SELECT now FROM clock)
+                ORDER BY "scheduledAt", id
+                LIMIT (SELECT %(cap)s::integer)
+            ) AS first
+            LIMIT %(cap)s::integer
+        ) AS capped
+    ) AS due,
+    later.scheduled,
+    GREATEST(
+        later.leased,
+        (
+            SELECT count(*)
+            FROM (
+                SELECT "pKind", "scheduledAt"
+                FROM (
+                    SELECT "pKind", "scheduledAt"
+                    FROM delayed_queue
+                    WHERE "lockUuid" IS NOT NULL
+                    ORDER BY "lockUuid", id
+                    LIMIT (SELECT %(cap)s::integer)
+                ) AS first
+                LIMIT %(cap)s::integer
+            ) AS held
+            WHERE "pKind" = %(kind)s
+                AND "scheduledAt" > (SELECT now FROM clock)
+        )
+    ) AS leased,
+    (
+        SELECT count(*)
+        FROM (
+            SELECT 1
+            FROM (
+                SELECT 1
+                FROM delayed_queue_dead_letter
+                WHERE "pKind" = %(kind)s
+                ORDER BY "diedAt", id
+                LIMIT (SELECT %(cap)s::integer)
+            ) AS first
+            LIMIT %(cap)s::integer
+        ) AS capped
+    ) AS dead,
+    (
+        SELECT (SELECT now FROM clock) - "scheduledAt"
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND "scheduledAt" <= (SELECT now FROM clock)
+        ORDER BY "scheduledAt", id
+        LIMIT 1
+    ) AS oldest_due_age
+FROM later
+"""
+)
+
+# The distinct kinds, at most %(limit)s, by a loose index scan: one descent for each kind, however
+# many messages it has, where DISTINCT would read all of them.
+# Reads: delayed_queue__KindPlusScheduledAtIndex, whose order the inner selects name in full.
+KINDS: Final[LiteralString] = """
+WITH RECURSIVE kinds (kind, position) AS (
+    (
+        SELECT "pKind", 1
+        FROM delayed_queue
+        ORDER BY "pKind", "scheduledAt", id
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT
+        (
+            SELECT "pKind"
+            FROM delayed_queue
+            WHERE "pKind" > kinds.kind
+            ORDER BY "pKind", "scheduledAt", id
+            LIMIT 1
+        ),
+        position + 1
+    FROM kinds
+    WHERE kind IS NOT NULL
+        AND position < %(limit)s::integer
+)
+SELECT kind
+FROM kinds
+WHERE kind IS NOT NULL
+"""
+
+# STATS for many kinds at once. The leases are read once for all of them, in an order that does
+# not follow the kind: %(lease_cap)s bounds their sum, so when "held" has reached it, every
+# count of leases may be too small. "read" is how many messages that are not yet due were looked
+# at, leased ones too: when it has reached the cap, there may be more scheduled ones behind.
+# Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
+# dead_letter_kind_died.
+OVERVIEW: Final[LiteralString] = (
+    CLOCK
+    + """,
+held AS MATERIALIZED (
+    SELECT kind, leased_until
+    FROM (
+        SELECT "pKind" AS kind, "scheduledAt" AS leased_until
+        FROM delayed_queue
+        WHERE "lockUuid" IS NOT NULL
+        ORDER BY "lockUuid", id
+        LIMIT (SELECT %(lease_cap)s::integer)
+    ) AS first
+    LIMIT %(lease_cap)s::integer
+)
+SELECT
+    queue.kind,
+    (
+        SELECT count(*)
+        FROM (
+            SELECT 1
+            FROM (
+                SELECT 1
+                FROM delayed_queue
+                WHERE "pKind" = queue.kind
+                    AND "scheduledAt" <= (SELECT now FROM clock)
+                ORDER BY "scheduledAt", id
+                LIMIT (SELECT %(cap)s::integer)
+            ) AS first
+            LIMIT %(cap)s::integer
+        ) AS capped
+    ) AS due,
+    later.scheduled,
+    later.read,
+    (
+        SELECT count(*)
+        FROM held
+        WHERE kind = queue.kind
+            AND leased_until > (SELECT now FROM clock)
+    ) AS leased,
+    (
+        SELECT count(*)
+        FROM (
+            SELECT 1
+            FROM (
+                SELECT 1
+                FROM delayed_queue_dead_letter
+                WHERE "pKind" = queue.kind
+                ORDER BY "diedAt", id
+                LIMIT (SELECT %(cap)s::integer)
+            ) AS first
+            LIMIT %(cap)s::integer
+        ) AS capped
+    ) AS dead,
+    (
+        SELECT (SELECT now FROM clock) - "scheduledAt"
+        FROM delayed_queue
+        WHERE "pKind" = queue.kind
+            AND "scheduledAt" <= (SELECT now FROM clock)
+        ORDER BY "scheduledAt", id
+        LIMIT 1
+    ) AS oldest_due_age,
+    (SELECT count(*) FROM held) AS held
+FROM unnest(%(kinds)s::text[]) AS queue (kind)
+CROSS JOIN LATERAL (
+    SELECT
+        count(*) AS read,
+        count(*) FILTER (WHERE "lockUuid" IS NULL) AS scheduled
+    FROM (
+        SELECT "lockUuid"
+        FROM (
+            SELECT "lockUuid"
+            FROM delayed_queue
+            WHERE "pKind" = queue.kind
+                AND "scheduledAt" > (SELECT now FROM clock)
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(cap)s::integer)
+        ) AS first
+        LIMIT %(cap)s::integer
+    ) AS ahead
+) AS later
+"""
+)
+
+
+class StoredRow(NamedTuple):
+    """A row as READ returns it, with the instant to judge its state by."""
+
+    scheduled_at: int
+    scheduled_at_initially: int
+    created_at: int
+    lease_id: str | None
+    attempts: int
+    headers: str | None
+    last_error: str | None
+    payload: bytes
+    now: int
+
+
+class StatsRow(NamedTuple):
+    """The counts of a queue, each at most the cap, and the age of the oldest due message."""
+
+    due: int
+    scheduled: int
+    leased: int
+    dead: int
+    oldest_due_age: int | None
+
+
+class OverviewRow(NamedTuple):
+    """The counts of one queue among many, and what tells whether a count was cut off."""
+
+    kind: str
+    due: int
+    scheduled: int
+    read: int
+    leased: int
+    dead: int
+    oldest_due_age: int | None
+    held: int
+
+
+class InspectStore:
+    """What reads, counts and drops messages."""
+
+    def read(
+        self, kind: str, key: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
+    ) -> StoredRow | None:
+        rows = db.fetch(using, READ, {"kind": kind, "key": key, "now": now})
+        return StoredRow._make(rows[0]) if rows else None
+
+    def has_key(self, kind: str, key: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
+        return bool(db.fetch(using, CONTAINS, {"kind": kind, "key": key})[0][0])
+
+    def drop(self, kind: str, key: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
+        """Delete the message whatever its state; return whether there was one."""
+        return db.execute(using, DROP, {"kind": kind, "key": key}) == 1
+
+    def drop_all(self, kind: str, *, using: str = db.DEFAULT_ALIAS) -> int:
+        return db.execute(using, DROP_ALL, {"kind": kind})
+
+    def stats(
+        self, kind: str, cap: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
+    ) -> StatsRow:
+        return StatsRow._make(db.fetch(using, STATS, {"kind": kind, "cap": cap, "now": now})[0])
+
+    def kinds(self, limit: int, *, using: str = db.DEFAULT_ALIAS) -> list[str]:
+        """Return the kinds that have messages, at most ``limit``, in the index's order."""
+        return [row[0] for row in db.fetch(using, KINDS, {"limit": limit})]
+
+    def overview(
+        self,
+        kinds: Sequence[str],
+        cap: int,
+        *,
+        lease_cap: int,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> list[OverviewRow]:
+        """Count each kind's messages, each count at most ``cap``, in any order."""
+        params = {"kinds": list(kinds), "cap": cap, "lease_cap": lease_cap, "now": now}
+        return list(map(OverviewRow._make, db.fetch(using, OVERVIEW, params)))
+
+    def notify(self, channel: str, *, using: str = db.DEFAULT_ALIAS) -> None:
+        """Wake the listeners of a channel, at the commit of the open transaction if any."""
+        db.notify(using, channel)

@@ -1,0 +1,242 @@
+"""Offer messages: the statements, and the methods that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from delayed_queue import db
+from delayed_queue.db.sql import CLOCK, ONE_PLAN
+from delayed_queue.queue.store.fragments import HEADERS, IF_CHANGED, REPLACE
+
+# Put or update one message. CREATED is a row whose xmax is 0, UPDATED one with an xmax (ON
+# CONFLICT locks the old version first, and its successor carries that lock); no row is IGNORED:
+# same payload bytes and same first schedule (Q2, Q3). One statement, so a re-offer that races
+# an acknowledgement is either before it or after it, and never loops (Q7).
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+OFFER_OR_UPDATE: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue AS stored (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+    "versionAt"
+)
+SELECT
+    %(key)s,
+    %(kind)s,
+    %(payload)s::bytea,
+    COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
+    COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
+    now,
+    %(headers)s::jsonb,
+    now
+FROM clock"""
+    + REPLACE
+    + IF_CHANGED
+    + """
+RETURNING xmax = 0 AS created
+"""
+)
+
+# Put one message unless its key exists; a returned row is CREATED, none is IGNORED (Q1).
+# DO NOTHING waits for a transaction that is deleting the key, so after it there is room (Q7).
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+OFFER_IF_NOT_EXISTS: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+    "versionAt"
+)
+SELECT
+    %(key)s,
+    %(kind)s,
+    %(payload)s::bytea,
+    COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
+    COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
+    now,
+    %(headers)s::jsonb,
+    now
+FROM clock
+ON CONFLICT ("pKey", "pKind") DO NOTHING
+RETURNING true AS created
+"""
+)
+
+# Ids are drawn in input order (inner query), rows are inserted, and so locked, in key order
+# (outer query): equal schedules are delivered as they were offered (Q15), and two batches with
+# the same keys in opposite order cannot deadlock. Keys must be distinct within one statement.
+_BATCH_SOURCE: Final[LiteralString] = """
+INSERT INTO delayed_queue AS stored (
+    id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+    "versionAt"
+)
+SELECT id, key, %(kind)s, payload, due_at, due_at, created_at, headers, created_at
+FROM (
+    SELECT
+        nextval('delayed_queue_id_seq') AS id,
+        offered.key,
+        offered.payload,
+        COALESCE(offered.schedule_at, (SELECT now FROM clock)) AS due_at,
+        (SELECT now FROM clock) AS created_at,
+        offered.headers
+    FROM unnest(
+        %(keys)b::text[], %(payloads)b::bytea[], %(schedules)b::bigint[], %(headers)s::jsonb[]
+    ) AS offered (key, payload, schedule_at, headers)
+) AS numbered
+ORDER BY key COLLATE "C"
+"""
+
+# OFFER_OR_UPDATE for a chunk; keys without a returned row are IGNORED. A key that another
+# transaction inserts meanwhile is waited for and costs only itself (Q13).
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+OFFER_BATCH_OR_UPDATE: Final[LiteralString] = (
+    CLOCK
+    + _BATCH_SOURCE
+    + REPLACE
+    + IF_CHANGED
+    + """
+RETURNING "pKey", xmax = 0 AS created
+"""
+)
+
+# OFFER_IF_NOT_EXISTS for a chunk.
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+OFFER_BATCH_IF_NOT_EXISTS: Final[LiteralString] = (
+    CLOCK
+    + _BATCH_SOURCE
+    + """
+ON CONFLICT ("pKey", "pKind") DO NOTHING
+RETURNING "pKey", true AS created
+"""
+)
+
+# What is stored under the keys of offers, a row for each in their order: whether it has just their
+# content, its first schedule, its creation (NULL where nothing is), and the clock. The clock is
+# read behind the snapshot: what is not there, and not due by that clock, nobody has handled.
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+STORED_OFFERS: Final[LiteralString] = (
+    """
+SELECT
+    offered.key,
+    COALESCE(
+        stored.payload = offered.payload
+        AND stored.headers IS NOT DISTINCT FROM offered.headers,
+        false
+    ),
+    stored."scheduledAtInitially",
+    stored."createdAt",
+    COALESCE(%(now)s::bigint, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+FROM unnest(
+    %(keys)b::text[], %(kinds)b::text[], %(payloads)b::bytea[], %(headers)s::jsonb[]
+) WITH ORDINALITY AS offered (key, kind, payload, headers, place)
+LEFT JOIN LATERAL (
+    SELECT payload, """
+    + HEADERS
+    + """ AS headers, "scheduledAtInitially", "createdAt"
+    FROM delayed_queue
+    WHERE "pKey" = offered.key
+        AND "pKind" = offered.kind
+    OFFSET 0
+) AS stored ON true
+ORDER BY place
+"""
+)
+
+ONE_PLAN.update(
+    (OFFER_OR_UPDATE, OFFER_IF_NOT_EXISTS, OFFER_BATCH_OR_UPDATE, OFFER_BATCH_IF_NOT_EXISTS)
+)
+
+
+class Offered(NamedTuple):
+    """A message as it is offered; either the schedule or the delay counts, in milliseconds."""
+
+    key: str
+    kind: str
+    payload: bytes
+    schedule_at: int | None
+    delay: int
+    headers: str | None
+
+
+class FoundOffer(NamedTuple):
+    """What is stored under the key of an offer: whether just that; None where nothing is."""
+
+    key: str
+    is_same: bool
+    scheduled_at_initially: int | None
+    created_at: int | None
+    now: int
+
+
+class OfferStore:
+    """What puts messages into a queue."""
+
+    def offer(
+        self,
+        kind: str,
+        key: str,
+        payload: bytes,
+        *,
+        can_update: bool,
+        schedule_at: int | None = None,
+        delay: int = 0,
+        headers: str | None = None,
+        now: int | None = None,
+        channel: str | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> bool | None:
+        """Return True when the row was created, False when updated, None when ignored.
+
+        ``channel`` is the one whose listeners are to be woken.
+        """
+        statement = OFFER_OR_UPDATE if can_update else OFFER_IF_NOT_EXISTS
+        params = {
+            "kind": kind, "key": key, "payload": payload, "schedule_at": schedule_at,
+            "delay": delay, "headers": headers, "now": now,
+        }  # fmt: skip
+        if channel is None:
+            rows = db.fetch(using, statement, params)
+        else:
+            rows = db.fetch_and_notify(using, statement, params, channel)
+        return rows[0][0] if rows else None
+
+    def offer_batch(
+        self,
+        kind: str,
+        keys: list[str],
+        payloads: list[bytes],
+        schedules: list[int | None],
+        headers: list[str | None],
+        *,
+        can_update: bool,
+        now: int | None = None,
+        channel: str | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> dict[str, bool]:
+        """Return, for each key that was written, whether it was created; keys are distinct.
+
+        ``channel`` is the one whose listeners are to be woken.
+        """
+        statement = OFFER_BATCH_OR_UPDATE if can_update else OFFER_BATCH_IF_NOT_EXISTS
+        params = {
+            "kind": kind, "keys": keys, "payloads": payloads, "schedules": schedules,
+            "headers": headers, "now": now,
+        }  # fmt: skip
+        channels = [] if channel is None else [channel]
+        (rows,) = db.fetch_all_and_notify(using, [(statement, params)], channels)
+        return dict(rows)
+
+    def find_offers(
+        self,
+        offers: Sequence[Offered],
+        *,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> list[FoundOffer]:
+        """Return for each offer what is stored under its key."""
+        keys, kinds, payloads, _, _, headers = map(list, zip(*offers, strict=True))
+        params = {
+            "keys": keys, "kinds": kinds, "payloads": payloads, "headers": headers, "now": now
+        }  # fmt: skip
+        return list(map(FoundOffer._make, db.fetch(using, STORED_OFFERS, params)))

@@ -1,0 +1,388 @@
+"""End and change leases: every write names the lease that it ends."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
+
+from delayed_queue import db
+from delayed_queue.db.sql import CLOCK
+from delayed_queue.queue.store.fragments import (
+    ATTEMPTS,
+    FIRST_ERROR,
+    HEADERS,
+    LAST_ERROR,
+    TAKEN_OVER,
+)
+
+if TYPE_CHECKING:
+    from delayed_queue.db.statements import Step
+
+# Delete some members of a lease (or, with a NULL lease, rows that are not leased).
+# Reads: the primary key; the lease is a filter on rows already found.
+ACKNOWLEDGE: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
+RETURNING id
+"""
+
+# Delete some members of several leases, all of which belong to the caller.
+# Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
+ACKNOWLEDGE_MEMBERS: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = ANY (%(lease_ids)b::text[])
+RETURNING id
+"""
+
+# Delete all that is still under some leases, each handled to its last member.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+ACKNOWLEDGE_LEASES: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
+RETURNING id
+"""
+
+# Delete all that is still under a lease. Members that were updated, dropped, released or
+# leased again no longer carry it (Q24).
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+ACKNOWLEDGE_LEASE: Final[LiteralString] = """
+DELETE FROM delayed_queue
+WHERE "lockUuid" = %(lease_id)s
+"""
+
+# Give messages back, due after the delay; %(refund)s takes deliveries that were none off the
+# count (a snooze, a message nobody has begun). With a NULL delay they are due when they were before
+# the lease, so that what was not begun does not go behind a long backlog. With a NULL lease it
+# moves rows that are not leased: "deliver now".
+# Reads: the primary key.
+RELEASE: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = COALESCE(
+        (SELECT now FROM clock) + %(delay)s::bigint, "dueAt", (SELECT now FROM clock)
+    ),
+    "lockUuid" = NULL,
+    attempts = GREATEST(attempts - %(refund)s::integer, 0),
+    "firstError" = COALESCE("firstError", %(error)s::text),
+    "lastError" = COALESCE(%(error)s::text, "lastError")
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
+RETURNING id
+"""
+)
+
+# Give back all that is under leases whose messages nobody has seen, but the named ones: the
+# delivery is taken off the count.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+RELEASE_LEASES: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = (SELECT now FROM clock),
+    "lockUuid" = NULL,
+    attempts = GREATEST(attempts - 1, 0)
+WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
+    AND id <> ALL (%(ids)b::bigint[])
+RETURNING id
+"""
+)
+
+# End leases whose holder is gone. What had been begun, and what was under the leases of suspects,
+# carries a mark from now on: the id of a lease that nobody holds, by which those who claim it see
+# that a delivery ended without an answer. Of what had not been begun the delivery is taken off the
+# count; of what had, unless the refund is 0, all but the first: so however often an innocent
+# message is beside one that kills its process, it loses one attempt at most.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+GIVE_BACK: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = (SELECT now FROM clock),
+    "lockUuid" = CASE
+        WHEN id = ANY (%(begun)b::bigint[]) OR "lockUuid" = ANY (%(suspects)b::text[])
+        THEN %(mark)s::varchar
+    END,
+    attempts = CASE
+        WHEN id = ANY (%(begun)b::bigint[]) THEN GREATEST(attempts - %(refund)s::integer, 1)
+        ELSE GREATEST(attempts - 1, 0)
+    END
+WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
+RETURNING id
+"""
+)
+
+# Mark what a dead process had begun in a transaction that its death rolled back, and count that
+# delivery: always, or (count 0) only if it is the first, as above. It was due, so one that is
+# not is left alone: somebody has leased it by now, or updated it to another time.
+# Reads: the primary key.
+COUNT_CRASH: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET attempts = GREATEST("""
+    + ATTEMPTS
+    + """ + %(count)s::integer, 1),
+    """
+    + TAKEN_OVER
+    + """,
+    "lockUuid" = %(lease_id)s,
+    "dueAt" = "scheduledAt",
+    "scheduledAt" = (SELECT now FROM clock)
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "scheduledAt" <= (SELECT now FROM clock)
+RETURNING id
+"""
+)
+
+# Those of the messages that another transaction holds at this moment: a write would wait for it.
+# The locks taken on the others end with the statement.
+# Reads: the primary key.
+HELD: Final[LiteralString] = """
+WITH free AS (
+    SELECT id
+    FROM delayed_queue
+    WHERE id = ANY (%(ids)b::bigint[])
+    FOR UPDATE SKIP LOCKED
+)
+SELECT id
+FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND id NOT IN (SELECT id FROM free)
+"""
+
+# Prolong leases, never shorten them. Several leases at once, so that a worker renews all it
+# holds in one statement (W3): a row matches only if it is one of the named messages *and* is
+# under one of the named leases, both of which belong to the caller.
+# Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
+EXTEND: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = GREATEST("scheduledAt", (SELECT now FROM clock) + %(lease)s::bigint)
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = ANY (%(lease_ids)b::text[])
+RETURNING id, "lockUuid", "scheduledAt"
+"""
+)
+
+# Move messages to the dead letters in one statement: in the queue or there, never both, never
+# neither (Q28). Reads: the primary key.
+BURY: Final[LiteralString] = (
+    CLOCK
+    + """,
+buried AS (
+    DELETE FROM delayed_queue
+    WHERE id = ANY (%(ids)b::bigint[])
+        AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
+    RETURNING
+        id, "pKind", "pKey", payload, """
+    + HEADERS
+    + """ AS headers, """
+    + ATTEMPTS
+    + """ AS attempts, """
+    + FIRST_ERROR
+    + """ AS "firstError", """
+    + LAST_ERROR
+    + """ AS "lastError",
+        "scheduledAtInitially", "createdAt"
+),
+kept AS (
+    INSERT INTO delayed_queue_dead_letter (
+        "pKind", "pKey", payload, headers, attempts, reason, "firstError", "lastError",
+        "scheduledAtInitially", "createdAt", "diedAt"
+    )
+    SELECT
+        "pKind", "pKey", payload, headers, attempts, %(reason)s,
+        COALESCE("firstError", %(error)s::text),
+        COALESCE(%(error)s::text, "lastError"),
+        "scheduledAtInitially", "createdAt", (SELECT now FROM clock)
+    FROM buried
+)
+SELECT id
+FROM buried
+"""
+)
+
+# Members of a lease as they are now, of one kind, in the order in which they fell due: those that
+# were settled, updated or leased again meanwhile are not among them. The kind is compared as an
+# expression, so that no index of it is read in place of these.
+# Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
+LEASED_MEMBERS: Final[LiteralString] = """
+SELECT
+    id, "pKey", payload, "scheduledAtInitially", COALESCE("dueAt", "scheduledAt"), "scheduledAt",
+    attempts, headers::text
+FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = %(lease_id)s
+    AND "pKind" || '' = %(kind)s
+ORDER BY COALESCE("dueAt", "scheduledAt"), id
+"""
+
+# Hold messages that are still under their leases until the end of the transaction: who deletes,
+# updates or extends one waits for it. One that somebody is changing is passed over, as are those
+# that are gone. Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
+HOLD_LEASED: Final[LiteralString] = """
+SELECT id, "lockUuid"
+FROM delayed_queue
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = ANY (%(lease_ids)b::text[])
+FOR SHARE SKIP LOCKED
+"""
+
+
+class ExtendedRow(NamedTuple):
+    """A lease that was prolonged."""
+
+    id: int
+    lease_id: str
+    leased_until: int
+
+
+def acknowledging_leases(lease_ids: Sequence[str]) -> Step:
+    """Delete all that is still under the leases; answered by the ids deleted."""
+    return ACKNOWLEDGE_LEASES, {"lease_ids": list(lease_ids)}
+
+
+def acknowledging_members(lease_ids: Sequence[str], ids: Sequence[int]) -> Step:
+    """Delete those messages that are still under the leases; answered by the ids deleted."""
+    return ACKNOWLEDGE_MEMBERS, {"lease_ids": list(lease_ids), "ids": list(ids)}
+
+
+def releasing(
+    lease_id: str, ids: Sequence[int], delay: int | None, refund: int, error: str | None
+) -> Step:
+    """End the lease of messages, due again after the delay; answered by their ids.
+
+    Without a delay they are due when they were.
+    """
+    params = {
+        "lease_id": lease_id, "ids": list(ids), "delay": delay, "refund": refund,
+        "error": error, "now": None,
+    }  # fmt: skip
+    return RELEASE, params
+
+
+def burying(lease_id: str, message_id: int, reason: str, error: str | None) -> Step:
+    """Move a message to the dead letters; answered by its id."""
+    params = {
+        "lease_id": lease_id, "ids": [message_id], "reason": reason, "error": error, "now": None
+    }  # fmt: skip
+    return BURY, params
+
+
+def returning_leases(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> Step:
+    """Give back, uncounted, all that is under leases that no answer told of."""
+    params = {
+        "lease_ids": [*lease_ids, *suspects], "begun": [], "suspects": list(suspects),
+        "refund": 1, "mark": str(uuid.uuid4()), "now": None,
+    }  # fmt: skip
+    return GIVE_BACK, params
+
+
+class SettleStore:
+    """What ends and changes leases."""
+
+    def acknowledge(
+        self, lease_id: str | None, ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS
+    ) -> list[int]:
+        """Delete those messages that are under the lease; return their ids."""
+        params = {"lease_id": lease_id, "ids": list(ids)}
+        return [row[0] for row in db.fetch(using, ACKNOWLEDGE, params)]
+
+    def acknowledge_lease(self, lease_id: str, *, using: str = db.DEFAULT_ALIAS) -> int:
+        """Delete all messages under the lease; return how many."""
+        return db.execute(using, ACKNOWLEDGE_LEASE, {"lease_id": lease_id})
+
+    def release(
+        self,
+        lease_id: str | None,
+        ids: Sequence[int],
+        *,
+        delay: int | None = 0,
+        refund: int = 0,
+        error: str | None = None,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> list[int]:
+        """End the lease of those messages, due again after the delay; return their ids.
+
+        Without a delay they are due when they were before the lease.
+        """
+        params = {
+            "lease_id": lease_id, "ids": list(ids), "delay": delay, "refund": refund,
+            "error": error, "now": now,
+        }  # fmt: skip
+        return [row[0] for row in db.fetch(using, RELEASE, params)]
+
+    def extend(
+        self,
+        lease_ids: Sequence[str],
+        ids: Sequence[int],
+        lease: int,
+        *,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> list[ExtendedRow]:
+        """Prolong those messages' leases; the ones not returned are lost."""
+        params = {"lease_ids": list(lease_ids), "ids": list(ids), "lease": lease, "now": now}
+        return list(map(ExtendedRow._make, db.fetch(using, EXTEND, params)))
+
+    def give_back(
+        self,
+        lease_ids: Sequence[str],
+        *,
+        begun: Sequence[int],
+        suspects: Sequence[str],
+        counts: bool,
+        mark: str,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> int:
+        """End a dead process's leases now, and mark what it had begun and its ``suspects``."""
+        params = {
+            "lease_ids": list(lease_ids), "begun": list(begun), "suspects": list(suspects),
+            "refund": 0 if counts else 1, "mark": mark, "now": None,
+        }  # fmt: skip
+        return db.execute(using, GIVE_BACK, params)
+
+    def count_crash(
+        self, mark: str, begun: Sequence[int], *, counts: bool, using: str = db.DEFAULT_ALIAS
+    ) -> int:
+        """Mark messages that nobody holds, and count the delivery that a crash rolled back."""
+        count = 1 if counts else 0
+        params = {"lease_id": mark, "ids": list(begun), "count": count, "now": None}
+        return db.execute(using, COUNT_CRASH, params)
+
+    def held(self, ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS) -> list[int]:
+        """Return those messages that another transaction holds, so that a write would wait."""
+        return [row[0] for row in db.fetch(using, HELD, {"ids": list(ids)})]
+
+    def hold(
+        self, lease_ids: Sequence[str], ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS
+    ) -> list[tuple[int, str]]:
+        """Hold those messages to the end of the transaction; return the ids and leases of the held.
+
+        The others are gone, or no longer under their lease, or somebody is changing them.
+        """
+        params = {"lease_ids": list(set(lease_ids)), "ids": list(ids)}
+        rows = db.fetch_at_once(using, HOLD_LEASED, params)
+        return [(row[0], row[1]) for row in rows]
+
+    def bury(
+        self,
+        lease_id: str | None,
+        ids: Sequence[int],
+        reason: str,
+        *,
+        error: str | None = None,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> list[int]:
+        """Move those messages to the dead letters; return their ids."""
+        params = {
+            "lease_id": lease_id, "ids": list(ids), "reason": reason, "error": error, "now": now
+        }  # fmt: skip
+        return [row[0] for row in db.fetch(using, BURY, params)]

@@ -1,0 +1,161 @@
+"""The pipeline's reports: the last one, its plots, and the few before it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+
+from delayed_queue.admin.rows import find
+from delayed_queue.spark.jobs.console import cell, span
+from delayed_queue.spark.models import PipelineReport
+
+if TYPE_CHECKING:
+    _Base = admin.ModelAdmin[Any]
+else:
+    _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
+
+_PLOTS: Final = {
+    "lateness": "Lateness by kind",
+    "throughput": "Throughput",
+    "backlog": "Backlog, and when it falls due",
+    "reasons": "Why messages died",
+}
+_LISTED: Final = 30
+_BACKLOG: Final = ("Due then", "Within 1 h", "Within 6 h", "Within 24 h", "Later")
+_SPANS: Final = ("p50", "p95", "p99", "max")
+
+
+@admin.register(PipelineReport)
+class PipelineReportAdmin(_Base):
+    """One page; ``manage.py queuepipeline report`` makes what it shows."""
+
+    class Media:
+        css = {"all": ["delayed_queue/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_urls(self) -> list[URLPattern]:
+        plot = self.admin_site.admin_view(self.plot_view)
+        name = "delayed_queue_spark_pipelinereport_plot"
+        return [path("<int:pk>/<slug:plot>.png", plot, name=name), *super().get_urls()]
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        return self._page(request, None)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        return self._page(request, object_id)
+
+    def plot_view(self, request: HttpRequest, pk: int, plot: str) -> HttpResponse:
+        """Answer with a plot as PNG."""
+        self._check(request)
+        found = self._report(request, str(pk))
+        data = found.plots.get(plot) if found is not None and plot in _PLOTS else None
+        if data is None:
+            raise Http404
+        try:
+            image = base64.b64decode(data, validate=True)
+        except binascii.Error:
+            raise Http404 from None
+        # What is under this address never changes.
+        headers = {"Cache-Control": "private, max-age=86400, immutable"}
+        return HttpResponse(image, content_type="image/png", headers=headers)
+
+    def _check(self, request: HttpRequest) -> None:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+
+    def _report(self, request: HttpRequest, object_id: str | None) -> PipelineReport | None:
+        rows = self.get_queryset(request)
+        if object_id is None:
+            return rows.order_by("-id").first()
+        found: PipelineReport | None = find(rows, object_id)
+        return found
+
+    def _page(self, request: HttpRequest, object_id: str | None) -> HttpResponse:
+        self._check(request)
+        report = self._report(request, object_id)
+        if object_id is not None and report is None:
+            raise Http404
+        rows = self.get_queryset(request).order_by("-id").values_list("id", "created_at")
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Pipeline report",
+            "opts": self.opts,
+            "media": self.media,
+            "report": report,
+            "earlier": list(rows[:_LISTED]),
+            **({} if report is None else _shown(report)),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/delayed_queue_spark/report.html", context)
+
+
+def _shown(report: PipelineReport) -> dict[str, Any]:
+    figures = report.figures
+    return {
+        "kinds": [_kind(each) for each in figures.get("kinds", ())],
+        "reasons": [
+            {**each, "messages": cell(each["messages"])} for each in figures.get("reasons", ())
+        ],
+        "backlog": [_backlog(each) for each in figures.get("backlog", ())],
+        "since": _instant(figures.get("since")),
+        "until": _instant(figures.get("until")),
+        "plots": [(name, title) for name, title in _PLOTS.items() if name in report.plots],
+    }
+
+
+def _instant(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _kind(each: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": each["kind"],
+        "counts": [
+            (label, cell(each[name]))
+            for label, name in (("Ended", "messages"), ("Done", "done"), ("Dead", "dead"))
+        ],
+        "has_dead": each["dead"] > 0,
+        "rates": [
+            (label, f"{each[name]:.2%}")
+            for label, name in (("Failed", "failure_rate"), ("Again", "redelivery_rate"))
+        ],
+        "spans": [
+            *_spans("Late", each["lateness_seconds"]),
+            *_spans("Took", each["latency_seconds"]),
+        ],
+    }
+
+
+def _spans(what: str, found: Mapping[str, float] | None) -> list[tuple[str, str]]:
+    return [(f"{what} {each}", "—" if found is None else span(found[each])) for each in _SPANS]
+
+
+def _backlog(each: Mapping[str, Any]) -> dict[str, Any]:
+    hours = each["hours"]
+    counts = (each["due"], hours[0], sum(hours[:6]), sum(hours), each["later"])
+    return {"kind": each["kind"], "counts": list(zip(_BACKLOG, map(cell, counts), strict=True))}

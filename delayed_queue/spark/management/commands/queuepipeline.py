@@ -1,0 +1,39 @@
+"""``manage.py queuepipeline``: a shell around ``python -m delayed_queue.spark``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import REMAINDER, ArgumentParser
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from delayed_queue.exceptions import needing
+from delayed_queue.management.base import QueueCommand
+from delayed_queue.spark.conf import spark_settings
+
+
+class Command(QueueCommand):
+    help = (
+        "Fill, drain, archive, replay and measure queues on Spark: import, drain, archive, "
+        "replay, snapshot, report, doctor, bundle, main. Each has its own --help."
+    )
+    # They ask the database, and Spark is slow enough to start.
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument(
+            "arguments", nargs=REMAINDER, metavar="COMMAND …", help="as of delayed_queue.spark"
+        )
+
+    def handle(self, **options: Any) -> None:
+        with needing("spark", "queuepipeline"):
+            from delayed_queue.spark import cli
+            from delayed_queue.spark.connecting import VARIABLE, dsn_from_django
+        # Through the environment: arguments are seen by everybody on the machine, and by Spark.
+        os.environ[VARIABLE] = dsn_from_django(connections[options["database"]].settings_dict)
+        code = cli.main(options["arguments"] or ["--help"], spark_settings())
+        if code:
+            sys.exit(code)

@@ -1,0 +1,181 @@
+"""What jobs offered, what is staged, archives and reports."""
+
+from __future__ import annotations
+
+from django.db import migrations, models
+
+import delayed_queue.db.fields
+from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
+
+# What is staged is of no use after a crash: the job that staged it has died with its connection.
+UNLOGGED = "ALTER TABLE delayed_queue_offer_stage SET UNLOGGED"
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = [("delayed_queue", "0001_initial")]
+
+    operations = [
+        TAKE_TURN,
+        CreateModelOnce(
+            name="OfferLedger",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("job", models.CharField(db_collation="C", max_length=200)),
+                ("batch", models.BigIntegerField()),
+                ("partition", models.IntegerField()),
+                ("chunk", models.IntegerField()),
+                ("digest", models.CharField(db_collation="C", max_length=64)),
+                ("rows", models.BigIntegerField()),
+                ("created", models.BigIntegerField(db_default=0)),
+                ("updated", models.BigIntegerField(db_default=0)),
+                (
+                    "recorded_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="recordedAt"),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_offer_ledger",
+                "default_permissions": [],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("job", "batch", "partition", "chunk", "digest"),
+                        name="offer_ledger_chunk",
+                    )
+                ],
+                "indexes": [
+                    models.Index(fields=["recorded_at", "id"], name="offer_ledger_recorded")
+                ],
+            },
+        ),
+        CreateModelOnce(
+            name="OfferStage",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("job", models.CharField(db_collation="C", max_length=200)),
+                ("attempt", models.CharField(db_collation="C", max_length=36)),
+                ("partition", models.IntegerField()),
+                ("position", models.BigIntegerField()),
+                ("key", models.TextField(db_collation="C")),
+                ("payload", models.BinaryField()),
+                ("due_at", delayed_queue.db.fields.EpochMillisecondField(db_column="dueAt")),
+                ("headers", models.JSONField(blank=True, null=True)),
+                (
+                    "recorded_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="recordedAt"),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_offer_stage",
+                "default_permissions": [],
+                "indexes": [
+                    models.Index(fields=["job", "attempt"], name="offer_stage_attempt"),
+                    models.Index(fields=["recorded_at", "id"], name="offer_stage_recorded"),
+                ],
+            },
+        ),
+        migrations.RunSQL(UNLOGGED, reverse_sql=migrations.RunSQL.noop),
+        CreateModelOnce(
+            name="ArchiveManifest",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("source", models.TextField()),
+                ("key_column", models.TextField(db_column="keyColumn")),
+                ("age_column", models.TextField(db_column="ageColumn")),
+                ("lower", models.TextField()),
+                ("upper", models.TextField()),
+                (
+                    "only",
+                    models.JSONField(db_default=models.Value({}, models.JSONField())),
+                ),
+                ("cutoff", delayed_queue.db.fields.EpochMillisecondField()),
+                ("expected", models.BigIntegerField()),
+                ("destination", models.TextField()),
+                (
+                    "state",
+                    models.TextField(
+                        choices=[
+                            ("planned", "Planned"),
+                            ("staged", "Staged"),
+                            ("published", "Published"),
+                            ("pruned", "Pruned"),
+                        ],
+                        db_default="planned",
+                    ),
+                ),
+                ("staging", models.TextField(db_default="")),
+                ("rows", models.BigIntegerField(null=True)),
+                ("digest", models.TextField(db_default="")),
+                (
+                    "files",
+                    models.JSONField(db_default=models.Value([], models.JSONField())),
+                ),
+                ("deleted", models.BigIntegerField(db_default=0)),
+                ("changed", models.BigIntegerField(db_default=0)),
+                ("holder", models.TextField(db_default="")),
+                (
+                    "held_until",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="heldUntil"),
+                ),
+                (
+                    "created_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                ),
+                (
+                    "finished_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        db_column="finishedAt", null=True
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_archive",
+                "default_permissions": ["view"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("state", "pruned"), _negated=True),
+                        fields=("source",),
+                        name="archive_unfinished",
+                    )
+                ],
+            },
+        ),
+        CreateModelOnce(
+            name="PipelineReport",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "created_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                ),
+                ("figures", models.JSONField()),
+                (
+                    "plots",
+                    models.JSONField(db_default=models.Value({}, models.JSONField())),
+                ),
+            ],
+            options={"db_table": "delayed_queue_report", "default_permissions": ["view"]},
+        ),
+        END_TURN,
+    ]

@@ -1,0 +1,211 @@
+"""Manifests of archives, and what is read and deleted of the tables that are archived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, LiteralString
+
+from delayed_queue.db.sql import CLOCK
+
+# Begin an archive of the next stretch of a table. One that is unfinished blocks it: no row is
+# ever archived by two at once. No row is returned then.
+# Reads: archive_unfinished.
+PLAN_ARCHIVE: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_archive (
+    source, "keyColumn", "ageColumn", lower, upper, "only", cutoff, expected, destination,
+    "createdAt", holder, "heldUntil"
+)
+SELECT
+    %(source)s, %(key)s, %(age)s, %(lower)s, %(upper)s, %(only)s::jsonb, %(cutoff)s::bigint,
+    %(expected)s::bigint, %(destination)s, now, %(holder)s, now + %(lease)s::bigint
+FROM clock
+ON CONFLICT (source) WHERE state <> 'pruned' DO NOTHING
+RETURNING id
+"""
+)
+
+# The archive of a table that is not finished, and for how long its holder may still be at work.
+# Reads: archive_unfinished.
+UNFINISHED_ARCHIVE: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    id, source, "keyColumn", "ageColumn", lower, upper, "only"::text, cutoff, expected, destination,
+    state, staging, rows, digest, deleted, holder, "heldUntil" - (SELECT now FROM clock)
+FROM delayed_queue_archive
+WHERE source = %(source)s
+    AND state <> 'pruned'
+"""
+)
+
+# Take an archive over from a holder that is dead or silent, or stay its holder.
+# Reads: the primary key.
+HOLD_ARCHIVE: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_archive
+SET holder = %(holder)s,
+    "heldUntil" = (SELECT now FROM clock) + %(lease)s::bigint
+WHERE id = %(id)s
+    AND state <> 'pruned'
+    AND (holder IN (%(holder)s, %(dead)s) OR "heldUntil" <= (SELECT now FROM clock))
+RETURNING id
+"""
+)
+
+# One step on, or back, by the holder alone: who lost the archive meanwhile changes nothing.
+# Reads: the primary key.
+ADVANCE_ARCHIVE: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_archive
+SET state = %(to)s,
+    staging = COALESCE(%(staging)s::text, staging),
+    rows = COALESCE(%(rows)s::bigint, rows),
+    digest = COALESCE(%(digest)s::text, digest),
+    files = COALESCE(%(files)s::jsonb, files),
+    changed = COALESCE(%(changed)s::bigint, changed),
+    "finishedAt" = CASE WHEN %(to)s::text = 'pruned' THEN (SELECT now FROM clock) END
+WHERE id = %(id)s
+    AND holder = %(holder)s
+    AND state = %(state)s
+RETURNING id
+"""
+)
+
+# Count a bite of deleted rows, in the transaction that deletes it; no row means that the archive
+# was lost, and the deletion must be rolled back.
+# Reads: the primary key.
+COUNT_PRUNED: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_archive
+SET deleted = deleted + %(deleted)s::bigint,
+    "heldUntil" = (SELECT now FROM clock) + %(lease)s::bigint
+WHERE id = %(id)s
+    AND holder = %(holder)s
+    AND state = 'published'
+RETURNING id
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A statement over a table of the operator's choice; its names are filled in, quoted."""
+
+    text: LiteralString
+
+
+# The first rows that are old enough, by key, and where to cut them into pieces: the first key of
+# each piece, the last of all, and how many there are. The primary key is walked from its start,
+# where the old rows are; behind the last of them it is read to its end, once in a command.
+BOUNDS: Final = Template("""
+SELECT key::text, place, total
+FROM (
+    SELECT key, row_number() OVER (ORDER BY key) AS place, count(*) OVER () AS total
+    FROM (
+        SELECT {key} AS key
+        FROM {table}
+        WHERE {age} < {cutoff}
+            AND {only}
+        ORDER BY {key}
+        LIMIT %(limit)s::bigint
+    ) AS oldest
+) AS numbered
+WHERE place %% %(piece)s::bigint = 1
+    OR %(piece)s::bigint = 1
+    OR place = total
+ORDER BY place
+""")
+
+# A piece of them, each row with a digest of all that it holds.
+READ_PIECE: Final = Template("""
+SELECT {columns}, md5(archived_row::text)
+FROM {table} AS archived_row
+WHERE {key} >= %(lower)s::{type}
+    AND {key} <= %(upper)s::{type}
+    AND ({key} < %(upper)s::{type} OR %(is_last)s)
+    AND {age} < {cutoff}
+    AND {only}
+ORDER BY {key}
+""")
+
+# How many rows the whole stretch has.
+COUNT_RANGE: Final = Template("""
+SELECT count(*)
+FROM {table}
+WHERE {key} >= %(lower)s::{type}
+    AND {key} <= %(upper)s::{type}
+    AND {age} < {cutoff}
+    AND {only}
+""")
+
+# Delete archived rows that are still as they were archived; one that was changed since stays, and
+# is archived the next time. By key, so nothing is deleted that is not in the file: a range could
+# hold a row that was committed after it was read.
+DELETE_ARCHIVED: Final = Template("""
+DELETE FROM {table} AS archived_row
+USING unnest(%(keys)s::text[], %(digests)s::text[]) AS archived (key, digest)
+WHERE archived_row.{key} = archived.key::{type}
+    AND md5(archived_row::text) = archived.digest
+""")
+
+# How many of them are still there.
+COUNT_KEPT: Final = Template("""
+SELECT count(*)
+FROM {table}
+WHERE {key} = ANY (%(keys)s::text[]::{type}[])
+""")
+
+# The columns of a table, in its order, and whether one is the primary key.
+COLUMNS: Final = Template("""
+SELECT
+    attribute.attname,
+    format_type(attribute.atttypid, NULL),
+    EXISTS (
+        SELECT 1
+        FROM pg_catalog.pg_index AS index
+        WHERE index.indrelid = attribute.attrelid
+            AND index.indisprimary
+            AND index.indnkeyatts = 1
+            AND attribute.attnum = index.indkey[0]
+    )
+FROM pg_catalog.pg_attribute AS attribute
+WHERE attribute.attrelid = to_regclass(quote_ident(%(table)s))
+    AND attribute.attnum > 0
+    AND NOT attribute.attisdropped
+ORDER BY attribute.attnum
+""")
+
+# That the text of a row, and so its digest, depends on nothing that a session may set.
+STEADY_TEXT: Final[Template] = Template("""
+SELECT
+    set_config('TimeZone', 'UTC', false),
+    set_config('DateStyle', 'ISO, YMD', false),
+    set_config('IntervalStyle', 'postgres', false),
+    set_config('bytea_output', 'hex', false),
+    set_config('extra_float_digits', '1', false)
+""")
+
+# How many messages there are, of a kind or of all: by this a snapshot's files are checked.
+COUNT_MESSAGES: Final[Template] = Template("""
+SELECT count(*)
+FROM delayed_queue
+WHERE %(kind)s::text IS NULL
+    OR "pKind" = %(kind)s
+""")
+
+# Which of the tables that the pipeline needs are there.
+PRESENT: Final[Template] = Template("""
+SELECT name, to_regclass(name) IS NOT NULL
+FROM unnest(ARRAY[
+    'delayed_queue', 'delayed_queue_dead_letter', 'delayed_queue_offer_ledger',
+    'delayed_queue_archive', 'delayed_queue_report'
+]) AS needed (name)
+""")
+
+# The name of this transaction's snapshot, by which others see what it sees while it lasts.
+EXPORT_SNAPSHOT: Final[Template] = Template("SELECT pg_export_snapshot()")

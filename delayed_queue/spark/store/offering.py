@@ -1,0 +1,241 @@
+"""Offering through Spark, exactly once per chunk."""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from delayed_queue.db.sql import CLOCK
+from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
+
+# Claim one chunk of a job, in the transaction that offers it: a returned id says that no attempt
+# has offered these rows at this place before. A twin that is offering them at this moment is
+# waited for, and takes the claim with it if it fails. Nothing is claimed of a batch that is
+# closed: a task that Spark gave up on, and that lives on, finds the door shut.
+# The claim is by content: an attempt that was not deterministic brings other rows, which have
+# never been offered, and they are not taken for the old ones. What COPY brings is created whole or
+# not at all, and counted at once.
+# Reads: offer_ledger_chunk.
+CLAIM_CHUNK: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_offer_ledger (
+    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
+)
+SELECT
+    %(job)s::varchar, %(batch)s::bigint, %(partition)s::integer, %(chunk)s::integer,
+    %(digest)s::varchar, %(rows)s::bigint, %(created)s::bigint, 0, now
+FROM clock
+WHERE NOT EXISTS (
+    SELECT 1
+    FROM delayed_queue_offer_ledger
+    WHERE job = %(job)s::varchar
+        AND batch = %(batch)s::bigint
+        AND "partition" = -1
+)
+ON CONFLICT (job, batch, "partition", chunk, digest) DO NOTHING
+RETURNING id
+"""
+)
+
+# Note that a job begins, and return when it first did: repeated after a crash it goes on from
+# there. The note has no rows, and so counts for nothing; the first one stands.
+# Reads: offer_ledger_chunk.
+OPEN_JOB: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_offer_ledger AS ledger (
+    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
+)
+SELECT
+    %(job)s::varchar, 0, -2, 0, '', 0, 0, 0, now
+FROM clock
+ON CONFLICT (job, batch, "partition", chunk, digest) DO UPDATE
+SET "rows" = ledger."rows"
+RETURNING "recordedAt"
+"""
+)
+
+# What became of a claimed chunk, in the same transaction. Reads: the primary key.
+SETTLE_CHUNK: Final[LiteralString] = """
+UPDATE delayed_queue_offer_ledger
+SET created = %(created)s::bigint,
+    updated = %(updated)s::bigint
+WHERE id = %(id)s::bigint
+"""
+
+# Say that a batch of a job is done, and how many rows it was given; the first closing stands.
+# Reads: offer_ledger_chunk.
+CLOSE_JOB: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_offer_ledger (
+    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
+)
+SELECT
+    %(job)s::varchar, %(batch)s::bigint, -1, 0, '', %(rows)s::bigint, 0, 0, now
+FROM clock
+ON CONFLICT (job, batch, "partition", chunk, digest) DO NOTHING
+RETURNING id
+"""
+)
+
+# Reads: offer_ledger_chunk.
+IS_CLOSED: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT 1
+    FROM delayed_queue_offer_ledger
+    WHERE job = %(job)s::varchar
+        AND batch = %(batch)s::bigint
+        AND "partition" = -1
+)
+"""
+
+# Add a job up, over all its batches: what it created and updated, what is left of the rows it
+# was given, and whether every batch is closed. Of an open batch only the chunks that were offered
+# are known. One row, with zeros and NULL for a job that nobody knows.
+# Reads: offer_ledger_chunk.
+COUNT_JOB: Final[LiteralString] = """
+SELECT
+    COALESCE(sum(created), 0)::bigint,
+    COALESCE(sum(updated), 0)::bigint,
+    COALESCE(sum(GREATEST(offered - created - updated, 0)), 0)::bigint,
+    bool_and(is_closed)
+FROM (
+    SELECT
+        sum(created) AS created,
+        sum(updated) AS updated,
+        COALESCE(max("rows") FILTER (WHERE "partition" = -1), sum("rows")) AS offered,
+        bool_or("partition" = -1) AS is_closed
+    FROM delayed_queue_offer_ledger
+    WHERE job = %(job)s::varchar
+    GROUP BY batch
+) AS batches
+"""
+
+
+def _forgetting(table: LiteralString) -> LiteralString:
+    # One bounded bite at a time; two limits as in _EARLIEST_DUE.
+    return (
+        CLOCK
+        + f"""
+DELETE FROM {table}
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM (
+        SELECT id
+        FROM {table}
+        WHERE "recordedAt" < (SELECT now FROM clock) - %(age)s::bigint
+        ORDER BY "recordedAt", id
+        LIMIT (SELECT %(limit)s::integer)
+        FOR UPDATE SKIP LOCKED
+    ) AS oldest
+    LIMIT %(limit)s::integer
+))
+RETURNING id
+"""
+    )
+
+
+# Forget what is older than the age.
+# Reads: offer_ledger_recorded, then the primary key.
+PRUNE_LEDGER: Final[LiteralString] = _forgetting("delayed_queue_offer_ledger")
+
+# The rows of a chunk whose keys exist in part, from the session's own table, in key order: two
+# jobs with the same keys cannot deadlock, and ids, rows and index entries come in one order.
+# A key that comes twice has turns: a statement cannot touch a row twice, and the second meets
+# what the first one wrote (Q12).
+_MERGE_SOURCE: Final[LiteralString] = """
+WITH offered AS (
+    INSERT INTO delayed_queue AS stored (
+        "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+        "versionAt"
+    )
+    SELECT key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers, %(now)s::bigint
+    FROM pg_temp.delayed_queue_offered
+    WHERE turn = %(turn)s::integer
+    ORDER BY key COLLATE "C"
+"""
+_COUNT_OFFERED: Final[LiteralString] = """
+    RETURNING xmax = 0 AS created
+)
+SELECT count(*) FILTER (WHERE created), count(*) FILTER (WHERE NOT created)
+FROM offered
+"""
+
+# OFFER_BATCH_IF_NOT_EXISTS over staged rows. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+MERGE_IF_NOT_EXISTS: Final[LiteralString] = (
+    _MERGE_SOURCE
+    + """
+    ON CONFLICT ("pKey", "pKind") DO NOTHING"""
+    + _COUNT_OFFERED
+)
+
+# OFFER_BATCH_OR_UPDATE over staged rows. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+MERGE_OR_UPDATE: Final[LiteralString] = _MERGE_SOURCE + REPLACE + IF_CHANGED + _COUNT_OFFERED
+
+# How many rows the attempts that count have staged, and how often the most repeated key comes.
+# Reads: offer_stage_attempt.
+COUNT_STAGED: Final[LiteralString] = """
+SELECT COALESCE(sum(number), 0)::bigint, COALESCE(max(number), 0)::bigint
+FROM (
+    SELECT count(*) AS number
+    FROM delayed_queue_offer_stage
+    WHERE job = %(job)s::varchar
+        AND attempt = ANY (%(attempts)s::varchar[])
+    GROUP BY key
+) AS keys
+"""
+
+# What all tasks of a job have staged, so that it is offered as a whole or not at all; ids as in
+# OFFER_BATCH_OR_UPDATE. Rows of attempts that failed, or were a twin's, are staged and left out.
+# Reads: offer_stage_attempt.
+_STAGE_SOURCE: Final[LiteralString] = """
+WITH offered AS (
+    INSERT INTO delayed_queue AS stored (
+        id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
+        "versionAt"
+    )
+    SELECT id, key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers, %(now)s::bigint
+    FROM (
+        SELECT
+            nextval('delayed_queue_id_seq') AS id, key, payload, due_at, headers
+        FROM (
+            SELECT key, payload, due_at, headers
+            FROM (
+                SELECT
+                    "partition", "position", key, payload, "dueAt" AS due_at, headers,
+                    row_number() OVER (
+                        PARTITION BY key
+                        ORDER BY "partition", "position"
+                    ) - 1 AS turn
+                FROM delayed_queue_offer_stage
+                WHERE job = %(job)s::varchar
+                    AND attempt = ANY (%(attempts)s::varchar[])
+            ) AS staged
+            WHERE turn = %(turn)s::integer
+            ORDER BY "partition", "position"
+        ) AS in_order
+    ) AS numbered
+    ORDER BY key COLLATE "C"
+"""
+
+# MERGE_IF_NOT_EXISTS for a whole job. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+MERGE_STAGE_IF_NOT_EXISTS: Final[LiteralString] = (
+    _STAGE_SOURCE
+    + """
+    ON CONFLICT ("pKey", "pKind") DO NOTHING"""
+    + _COUNT_OFFERED
+)
+
+# MERGE_OR_UPDATE for a whole job. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+MERGE_STAGE_OR_UPDATE: Final[LiteralString] = _STAGE_SOURCE + REPLACE + IF_CHANGED + _COUNT_OFFERED
+
+# Reads: offer_stage_attempt.
+CLEAR_STAGE: Final[LiteralString] = """
+DELETE FROM delayed_queue_offer_stage
+WHERE job = %(job)s::varchar
+"""
+
+# Forget what jobs have staged whose driver died before it could merge or clear it.
+# Reads: offer_stage_recorded, then the primary key.
+PRUNE_STAGE: Final[LiteralString] = _forgetting("delayed_queue_offer_stage")

@@ -1,0 +1,210 @@
+"""Reading through Spark, and leasing for its streams."""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from delayed_queue.db.sql import CLOCK
+from delayed_queue.queue.store.fragments import ATTEMPTS, DELIVERED, HEADERS
+
+# What a job asks before it starts: the database's clock, which is the job's own from here on; how
+# many connections are left to its role and how many there are; whether the tables are there.
+# Reads: no table of ours.
+LOOK_AROUND: Final[LiteralString] = """
+SELECT
+    floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint,
+    current_setting('max_connections')::integer
+        - current_setting('superuser_reserved_connections')::integer,
+    (
+        SELECT count(*)
+        FROM pg_stat_get_activity(NULL)
+        WHERE datid <> 0
+    ),
+    to_regclass('delayed_queue') IS NOT NULL,
+    to_regclass('delayed_queue_offer_ledger') IS NOT NULL
+"""
+
+# Which database this is: its name, and the number that its server has kept since it was set up,
+# also as a standby that took over. Reads: no table of ours.
+WHICH_DATABASE: Final[LiteralString] = """
+SELECT current_database()::text, system_identifier::text
+FROM pg_control_system()
+"""
+
+# The first and the last id, from which ranges are cut, and the instant that states are judged by.
+# Reads: the primary key, its two ends.
+ID_RANGE: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    (SELECT id FROM delayed_queue ORDER BY id LIMIT 1),
+    (SELECT id FROM delayed_queue ORDER BY id DESC LIMIT 1),
+    now
+FROM clock
+"""
+)
+
+_COLUMNS: Final[LiteralString] = (
+    """
+SELECT
+    id,
+    "pKey"::text AS key,
+    "pKind"::text AS kind,
+    payload,
+    "scheduledAt" AS scheduled_at,
+    "scheduledAtInitially" AS scheduled_at_initially,
+    "createdAt" AS created_at,
+    CASE
+        WHEN "scheduledAt" <= %(now)s::bigint THEN 'due'
+        WHEN "lockUuid" IS NULL THEN 'scheduled'
+        ELSE 'leased'
+    END AS state,
+    """
+    + ATTEMPTS
+    + """ AS attempts,
+    "lockUuid"::text AS lock_uuid,
+    ("""
+    + HEADERS
+    + """)::text AS headers,
+    "dueAt" AS due_at
+FROM delayed_queue"""
+)
+
+# The messages of a range of ids, whatever their state. Wrapped in a SELECT of the columns and
+# filters that are wanted, into which PostgreSQL folds it: what is not wanted is not read.
+# Reads: the primary key.
+READ_RANGE: Final[LiteralString] = (
+    _COLUMNS
+    + """
+WHERE id >= %(first)s::bigint
+    AND id < %(last)s::bigint
+"""
+)
+
+# The messages of a kind under a lease, within a range of ids; wrapped as READ_RANGE is. A pure
+# read, so that a task and its repetition agree. The kind is compared as an expression, here and
+# below, so that the index of all that is due of it is not read in place of the lease's.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+READ_LEASED: Final[LiteralString] = (
+    _COLUMNS
+    + """
+WHERE "lockUuid" = %(lease_id)s
+    AND "pKind" || '' = %(kind)s
+    AND id >= %(first)s::bigint
+    AND id < %(last)s::bigint
+"""
+)
+
+# Lease the earliest due messages for one batch of a stream, as CLAIM does, but return only how
+# many they are: a task reads them where it runs, not through the driver. "cutoff" is when a query
+# that takes what is there began, so that it ends although more arrives, and NULL for one that
+# goes on. Two limits as in _EARLIEST_DUE.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, then the primary key; paused_kind.
+LEASE_DUE: Final[LiteralString] = (
+    CLOCK
+    + """,
+leased AS (
+    UPDATE delayed_queue
+    SET "lockUuid" = %(lease_id)s::varchar,
+        "dueAt" = "scheduledAt",
+        "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
+        """
+    + DELIVERED
+    + """
+    WHERE id = ANY (ARRAY(
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND "scheduledAt" <= (SELECT LEAST(now, %(cutoff)s::bigint) FROM clock)
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(limit)s::integer)
+            FOR UPDATE SKIP LOCKED
+        ) AS due
+        LIMIT %(limit)s::integer
+    ))
+    RETURNING id
+)
+SELECT count(*)
+FROM leased
+"""
+)
+
+# The first and the last id under a lease, from which the tasks of a batch are cut, and the instant
+# that states are judged by. Reads: delayed_queue__LockUuidPlusIdIndex, its two ends.
+LEASED_RANGE: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    (
+        SELECT id
+        FROM delayed_queue
+        WHERE "lockUuid" = %(lease_id)s
+        ORDER BY "lockUuid", id
+        LIMIT 1
+    ),
+    (
+        SELECT id
+        FROM delayed_queue
+        WHERE "lockUuid" = %(lease_id)s
+        ORDER BY "lockUuid" DESC, id DESC
+        LIMIT 1
+    ),
+    now
+FROM clock
+"""
+)
+
+# Count a delivery of a message by a task that is repeated, because the one before has died and it
+# may be the message that kills; of one that is no longer under the lease, nothing.
+# Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
+COUNT_DELIVERY: Final[LiteralString] = """
+UPDATE delayed_queue
+SET attempts = attempts + 1
+WHERE id = %(id)s::bigint
+    AND "lockUuid" = %(lease_id)s
+RETURNING attempts
+"""
+
+# Prolong a lease that a batch is still working under, never shorten it; also one that ran out,
+# as long as nobody has taken its messages. Reads: delayed_queue__LockUuidPlusIdIndex.
+RENEW_LEASE: Final[LiteralString] = (
+    CLOCK
+    + """,
+renewed AS (
+    UPDATE delayed_queue
+    SET "scheduledAt" = GREATEST(
+        "scheduledAt", (SELECT now FROM clock) + %(lease)s::bigint
+    )
+    WHERE "lockUuid" = %(lease_id)s
+    RETURNING id
+)
+SELECT count(*)
+FROM renewed
+"""
+)
+
+# Take over a lease of a kind from a process that is gone. The batch that it was at work on keeps
+# its id, and is delivered once more; what it had leased ahead, which nobody has seen, gets a new
+# one. Both ids are looked for then: a repetition finds what the first try has moved.
+# Reads: delayed_queue__LockUuidPlusIdIndex.
+TAKE_OVER_LEASE: Final[LiteralString] = (
+    CLOCK
+    + """,
+taken AS (
+    UPDATE delayed_queue
+    SET "lockUuid" = %(lease_id)s::varchar,
+        "scheduledAt" = GREATEST(
+            "scheduledAt", (SELECT now FROM clock) + %(lease)s::bigint
+        ),
+        attempts = attempts + %(deliveries)s::integer
+    WHERE "lockUuid" = ANY (%(lease_ids)s::text[])
+        AND "pKind" || '' = %(kind)s
+    RETURNING id
+)
+SELECT count(*)
+FROM taken
+"""
+)

@@ -1,0 +1,22 @@
+"""Workers: processes that claim messages and run their handlers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from delayed_queue.worker.options import WorkerOptions as WorkerOptions
+    from delayed_queue.worker.tally import Tally as Tally
+    from delayed_queue.worker.worker import Worker as Worker
+
+# On first use: the models need the store of this room, and not its worker.
+_HOMES = {"Tally": "tally", "Worker": "worker", "WorkerOptions": "options"}
+
+__all__ = ["Tally", "Worker", "WorkerOptions"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

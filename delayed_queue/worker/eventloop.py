@@ -1,0 +1,217 @@
+"""The event loop of a worker, in a thread of its own: what runs ``async def`` handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import repeat
+from typing import Final
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.exceptions import HandlerTimeout
+from delayed_queue.messages import Envelope
+from delayed_queue.worker.board import Board
+from delayed_queue.worker.claims import Claim
+from delayed_queue.worker.executor import TIDY_SECONDS, tidy_connections
+from delayed_queue.worker.lanes import Lane
+from delayed_queue.worker.pools import (
+    FIRST_WINDOW,
+    GREED,
+    SLOW_WINDOW,
+    SOON_SECONDS,
+    Pool,
+    Work,
+    emptied,
+)
+
+# How long the end of a process waits for cancelled handlers.
+CANCEL_SECONDS: Final = 1.0
+
+
+class EventLoop(Pool):
+    """One loop that runs up to ``capacity`` handlers at a time, each as a task.
+
+    Django's async ORM does its work in one thread behind the loop; that thread's connections
+    are looked after like those of the handler threads.
+    """
+
+    def __init__(self, capacity: int, bell: Doorbell, board: Board, first_seat: int) -> None:
+        super().__init__(capacity, bell, board, first_seat)
+        self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
+        self._inbox: deque[Work] = deque()
+        # What was taken from the inbox while its lane had its share of the seats.
+        self._parked: dict[Lane, deque[Work]] = {}
+        self._free_seats = list(range(first_seat, first_seat + capacity))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_tidy = asyncio.Event()
+        self._is_stopped = False
+
+    def start(self) -> None:
+        # Not earlier: a loop that never runs would be left open.
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+
+    def submit(self, claim: Claim, envelopes: Iterable[Envelope]) -> None:
+        self._inbox.extend(zip(repeat(claim), envelopes))
+        self._submitted_at = time.monotonic()
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def waiting(self) -> int:
+        return len(self._inbox) + sum(map(len, list(self._parked.values())))
+
+    def take_back(self) -> list[Work]:
+        inboxes = [self._inbox, *list(self._parked.values())]
+        taken = [work for inbox in inboxes for work in emptied(inbox)]
+        if taken:
+            # The loop may have been about to begin one, found none, and left others waiting.
+            self._loop.call_soon_threadsafe(self._begin)
+        return taken
+
+    def stop(self, seconds: float) -> None:
+        """Cancel what still runs; its messages were given back by now."""
+        self._is_stopped = True
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            # What is cancelled ends soon; a process that did not wait would pull the threads from
+            # under its last steps.
+            self._thread.join(max(seconds, CANCEL_SECONDS))
+
+    # In the loop's thread
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        keeper = self._loop.create_task(self._keep_tidy())
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._end(keeper))
+            self._loop.close()
+
+    async def _end(self, keeper: asyncio.Task[None]) -> None:
+        tasks = [keeper, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # What is to be closed with the loop, while there are connections to write on.
+        await self._loop.shutdown_asyncgens()
+        # A process that ends without waiting for us has no threads left for the rest.
+        with suppress(RuntimeError):
+            await sync_to_async(connections.close_all)()
+            # As asyncio.run() does: what lives as long as the loop, like its callback client.
+            await self._loop.shutdown_asyncgens()
+            await self._loop.shutdown_default_executor()
+
+    def _begin(self) -> None:
+        """Start as many of the waiting handlers as there are free seats."""
+        while self._free_seats and (work := self._next()) is not None:
+            claim, envelope = work
+            if claim.is_overdue(envelope, time.monotonic()):
+                claim.leave(envelope)
+                continue
+            claim.lane.running += 1
+            task = self._loop.create_task(self._handle(claim, envelope, self._free_seats.pop()))
+            # The loop itself holds tasks only weakly.
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _next(self) -> Work | None:
+        """Return what may begin; of a lane that has its share of the seats, nothing."""
+        try:
+            for lane, parked in list(self._parked.items()):
+                if not parked:  # all of it was taken back
+                    del self._parked[lane]
+                elif self._may_run(lane):
+                    return self._unpark(lane)
+            while True:
+                work = self._inbox.popleft()
+                lane = work[0].lane
+                if lane not in self._parked and self._may_run(lane):
+                    return work
+                self._parked.setdefault(lane, deque()).append(work)
+        except IndexError:
+            return None
+
+    def _may_run(self, lane: Lane) -> bool:
+        """Return whether a lane leaves seats for others.
+
+        The first message of a lane may always run; its next ones within its window, as long as
+        ``GREED`` times the seats left free are more than it has.
+        """
+        if not lane.is_shared or not lane.running:
+            return True
+        return lane.running < min(lane.window, GREED * (len(self._free_seats) - 1))
+
+    def _note_time(self, lane: Lane, spent: float, *, is_done: bool) -> None:
+        """Widen the window of a lane that gives seats back soon, narrow that of one that does not.
+
+        Seats cannot be taken back, so a lane that may be stuck is found out with few. One that is
+        slow and does its work has up to half of them.
+        """
+        first = max(self.capacity * FIRST_WINDOW, 1)
+        if spent < SOON_SECONDS:
+            lane.window = min(lane.window + 1, self.capacity)
+        elif is_done:
+            most = max(lane.window / 2, self.capacity * SLOW_WINDOW, first)
+            lane.window = min(lane.window + 1, most)
+        else:
+            lane.window = max(lane.window / 2, first)
+
+    def _unpark(self, lane: Lane) -> Work:
+        parked = self._parked.pop(lane)
+        work = parked.popleft()
+        if parked:
+            self._parked[lane] = parked  # behind the others: they take turns
+        return work
+
+    async def _handle(self, claim: Claim, envelope: Envelope, seat: int) -> None:
+        began_at, is_done = time.monotonic(), False
+        self._board.mark(seat, is_suspect=claim.is_suspect)
+        self._board.take(seat, envelope.message_id)
+        try:
+            await self._call(claim, envelope)
+        # Everything, as in the threads: no answer would leave the message leased for ever. But
+        # what was cancelled at the end has none: it was given back.
+        except BaseException as error:
+            if not self._is_stopped:
+                claim.failures.append((envelope, error))
+        else:
+            is_done = True
+            claim.done.append(envelope.message_id)
+        finally:
+            self._board.take(seat, 0)
+            self._free_seats.append(seat)
+            claim.lane.running -= 1
+            if claim.lane.is_shared:
+                self._note_time(claim.lane, time.monotonic() - began_at, is_done=is_done)
+        self._is_tidy.set()
+        self._begin()
+        self._ended(began_at)
+
+    async def _call(self, claim: Claim, envelope: Envelope) -> None:
+        if claim.timeout is None:
+            await claim.call(envelope)
+            return
+        limit = asyncio.timeout(claim.timeout)
+        try:
+            async with limit:
+                await claim.call(envelope)
+        except TimeoutError as error:
+            if limit.expired():
+                raise HandlerTimeout(f"took longer than {claim.timeout} s") from error
+            raise
+
+    async def _keep_tidy(self) -> None:
+        """Look after the connections of the thread behind, once a second while it is used."""
+        tidy = sync_to_async(tidy_connections)
+        while True:
+            await self._is_tidy.wait()
+            self._is_tidy.clear()
+            await tidy(idle=True)
+            await asyncio.sleep(TIDY_SECONDS)

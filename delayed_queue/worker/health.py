@@ -1,0 +1,250 @@
+"""The health of a worker: whether its claim loops turn, told by a file and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import socketserver
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from django.db import connections
+
+logger = logging.getLogger("delayed_queue")
+
+Exposition = Callable[..., tuple[bytes, str]]
+_JSON: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessHealth:
+    """One process of a worker; ``turned_seconds_ago`` is the age of its loop's last turn."""
+
+    process: int
+    pid: int
+    turned_seconds_ago: float
+    in_flight: int
+    done: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """A worker's health: of its claim loops, since a process may live and do nothing."""
+
+    worker: str
+    healthy: bool
+    processes: tuple[ProcessHealth, ...]
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class HealthFile:
+    """A file with the last report, for probes that run a command.
+
+    It is replaced as a whole, so a reader never sees half of one, and at most once per
+    ``interval`` seconds unless the health has changed. Its age is that of the news.
+    """
+
+    def __init__(self, path: str | Path, *, interval: float = 1.0) -> None:
+        self._path = Path(path)
+        self._interval = interval
+        self._written_at = -float("inf")
+        self._was_healthy: bool | None = None
+
+    def write(self, report: HealthReport) -> None:
+        """Replace the file, if it is time. Raises OSError where it cannot be written."""
+        now = time.monotonic()
+        if report.healthy is self._was_healthy and now - self._written_at < self._interval:
+            return
+        self._replace(report.as_json())
+        self._written_at, self._was_healthy = now, report.healthy
+
+    def remove(self) -> None:
+        """Delete the file: a worker that has stopped is not healthy."""
+        self._path.unlink(missing_ok=True)
+
+    def _replace(self, text: str) -> None:
+        handle, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(name).chmod(0o644)  # the probe may be another user
+            Path(name).replace(self._path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def problems_of_file(path: str | Path, max_age: timedelta) -> list[str]:
+    """Return what is wrong by a worker's health file; an empty list when it is healthy."""
+    try:
+        age = time.time() - Path(path).stat().st_mtime
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        is_healthy = found["healthy"] is True
+    except OSError as error:
+        return [f"the health file cannot be read: {error}"]
+    except (ValueError, KeyError, TypeError):
+        return [f"{path} is no health file of a worker"]
+    problems = [] if is_healthy else [f"the worker {found.get('worker')} says it is unhealthy"]
+    if age > max_age.total_seconds():
+        problems.append(f"the health file is {age:.0f} s old; at most {max_age} is allowed")
+    return problems
+
+
+class HealthServer:
+    """Serves ``GET /healthz`` and, with prometheus-client, ``GET /metrics``, from threads.
+
+    200 says that the worker is healthy, 503 that it is not. It listens from its making on, so
+    that an address in use is an error at start-up; port 0 takes a free one. No connection may
+    last longer than ``time_limit`` seconds.
+    """
+
+    def __init__(
+        self, host: str, port: int, report: Callable[[], HealthReport], *, time_limit: float = 5.0
+    ) -> None:
+        self._server = _Server(host, port, report, time_limit)
+        self._thread = threading.Thread(
+            target=partial(self._server.serve_forever, poll_interval=min(0.5, time_limit)),
+            name="health-server",
+            daemon=True,
+        )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._server.socket.getsockname()[:2]
+        return host, port
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """An HTTP server that knows how long each connection has been open."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, host: str, port: int, report: Callable[[], HealthReport], time_limit: float
+    ) -> None:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        self.address_family, *_, address = found[0]
+        self.report = report
+        self.exposition = _exposition()
+        self.time_limit = time_limit
+        self._opened: dict[socket.socket, float] = {}
+        super().__init__((str(address[0]), int(address[1])), _Request)
+
+    def server_bind(self) -> None:
+        # HTTPServer would ask the name service for the host's name, and may wait for it long.
+        socketserver.TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._opened[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._opened.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections that are open too long; a time-out of each read would admit drips."""
+        latest = time.monotonic() - self.time_limit
+        for request, opened_at in list(self._opened.items()):
+            if opened_at < latest:
+                self._opened.pop(request, None)
+                _end(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Close without an answer; say so when that is not the client's doing."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            logger.error("event=health_request_failed", exc_info=error)
+
+
+def _end(request: socket.socket) -> None:
+    try:
+        request.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has ended by itself
+
+
+class _Request(BaseHTTPRequestHandler):
+    """One request; the connection is closed after it."""
+
+    server: _Server
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self.command == "GET":
+            return True
+        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, b"", "text/plain", Allow="GET")
+        return False
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/healthz":
+            self._healthz()
+        elif path == "/metrics" and self.server.exposition is not None:
+            self._metrics(self.server.exposition)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, b"", "text/plain")
+
+    def _healthz(self) -> None:
+        report = self.server.report()
+        status = HTTPStatus.OK if report.healthy else HTTPStatus.SERVICE_UNAVAILABLE
+        self._answer(status, report.as_json().encode(), _JSON)
+
+    def _metrics(self, exposition: Exposition) -> None:
+        try:
+            body, content_type = exposition(accept=self.headers.get("Accept", ""))
+        finally:
+            # A collector may have asked the database from this thread, which ends here.
+            connections.close_all()
+        self._answer(HTTPStatus.OK, body, content_type)
+
+    def _answer(self, status: HTTPStatus, body: bytes, content_type: str, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "delayed_queue"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 # the name it has
+        """Write nothing: a probe every few seconds is no news."""
+
+
+def _exposition() -> Exposition | None:
+    if find_spec("prometheus_client") is None:
+        return None
+    found: Exposition = import_module("delayed_queue.observe.metrics").exposition
+    return found

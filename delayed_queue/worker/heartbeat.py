@@ -1,0 +1,165 @@
+"""The heartbeat: a thread that tells operators what the worker does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from django.db import Error, connections
+
+import delayed_queue
+from delayed_queue.db.resilience import through_conflicts
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import Worker
+from delayed_queue.worker.store import WorkerCounts
+
+logger = logging.getLogger("delayed_queue")
+
+BEAT: Final = timedelta(seconds=10)
+# How long a worker may be silent before an operator is told so; nothing else follows from it.
+ALIVE: Final = 3 * BEAT
+# Of a lease's id nobody can tell its holder; so the holder says which are its own.
+MAX_LEASES: Final = 20
+_SILENT_FOR_GOOD: Final = timedelta(days=1)
+_BEATS_PER_PRUNE: Final = 360
+_MAX_PRUNED: Final = 100
+# A worker that stops waits no longer than this for its row to go.
+_PATIENCE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a worker is and has done so far; ``lease_ids`` are what it holds, oldest first."""
+
+    name: str
+    process: int = 0
+    queues: Sequence[str] = ()
+    in_flight: int = 0
+    done: int = 0
+    failed: int = 0
+    dead: int = 0
+    lost: int = 0
+    done_by_queue: Mapping[str, int] = field(default_factory=dict)
+    lease_ids: Sequence[str] = ()
+
+    @property
+    def counts(self) -> WorkerCounts:
+        return WorkerCounts(self.in_flight, self.done, self.failed, self.dead, self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """How much was done by when, on the monotonic clock."""
+
+    at: float
+    done: Mapping[str, int]
+
+    def rates_since(self, before: _Measure) -> dict[str, float]:
+        """Return messages per second for each queue that handled any."""
+        seconds = max(self.at - before.at, 0.001)
+        gained = {name: done - before.done.get(name, 0) for name, done in self.done.items()}
+        return {name: round(more / seconds, 3) for name, more in gained.items() if more > 0}
+
+
+class Heartbeat:
+    """Keeps the worker's row, on a thread and a connection of its own.
+
+    Nothing depends on it: while the database is away it says so once and goes on, and a row that
+    somebody removed is written anew. ``describe`` is called on that thread.
+    """
+
+    def __init__(
+        self, using: str, describe: Callable[[], Snapshot], *, interval: timedelta = BEAT
+    ) -> None:
+        self._using = using
+        self._describe = describe
+        self._interval = interval.total_seconds()
+        self._id: int | None = None
+        self._queues: Sequence[str] = ()
+        self._started_at: int | None = None
+        self._before: _Measure | None = None
+        self._beats = 0
+        self._is_failing = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Remove the row; give up on it rather than hold up the end of the worker."""
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        try:
+            self._attempt(self._beat)
+            while not self._stopped.wait(self._interval):
+                self._attempt(self._beat)
+            self._attempt(self._retire)
+        finally:
+            connections.close_all()
+
+    def _attempt(self, call: Callable[[], None]) -> None:
+        try:
+            through_conflicts(call)
+        except Error as error:
+            if not self._is_failing:
+                logger.warning("event=heartbeat_failed error=%s", type(error).__name__)
+            self._is_failing = True
+            # The next one connects anew: this connection may be what has failed.
+            connections[self._using].close()
+        else:
+            self._is_failing = False
+
+    def _beat(self) -> None:
+        snapshot = self._describe()
+        measure = _Measure(time.monotonic(), dict(snapshot.done_by_queue))
+        if self._id is not None and self._queues != snapshot.queues:
+            # It serves others than when it enlisted; what a row says of that never changes.
+            self._retire()
+            self._id = None
+        if self._id is None or not self._tell(self._id, snapshot, measure):
+            self._enlist(snapshot)
+            self._tell(self._id or 0, snapshot, measure)
+        self._before = measure
+        self._prune_at_times()
+
+    def _tell(self, worker_id: int, snapshot: Snapshot, measure: _Measure) -> bool:
+        return Worker.objects.beat(
+            worker_id,
+            snapshot.counts,
+            rates={} if self._before is None else measure.rates_since(self._before),
+            lease_ids=snapshot.lease_ids[-MAX_LEASES:],
+            using=self._using,
+        )
+
+    def _enlist(self, snapshot: Snapshot) -> None:
+        self._queues = snapshot.queues
+        self._id, self._started_at = Worker.objects.enlist(
+            snapshot.name,
+            socket.gethostname(),
+            os.getpid(),
+            process=snapshot.process,
+            queues=snapshot.queues,
+            version=delayed_queue.__version__,
+            started_at=self._started_at,
+            using=self._using,
+        )
+
+    def _prune_at_times(self) -> None:
+        if self._beats % _BEATS_PER_PRUNE == 0:
+            Worker.objects.prune(_SILENT_FOR_GOOD // MILLISECOND, _MAX_PRUNED, using=self._using)
+        self._beats += 1
+
+    def _retire(self) -> None:
+        if self._id is not None:
+            Worker.objects.retire(self._id, using=self._using)

@@ -1,0 +1,188 @@
+"""Settling: what is written about handled messages, as many as can be in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from delayed_queue.codecs import channel_of
+from delayed_queue.conf import get_settings
+from delayed_queue.db.statements import Step
+from delayed_queue.handlers import Snooze, Verdict, judge, storable
+from delayed_queue.messages import MILLISECOND, Envelope
+from delayed_queue.observe import signals
+from delayed_queue.queue.store.settle import (
+    acknowledging_leases,
+    acknowledging_members,
+    burying,
+    releasing,
+)
+from delayed_queue.worker.claims import Claim, NotBegun
+from delayed_queue.worker.lanes import Lane
+from delayed_queue.worker.tally import Tally
+
+# Failures are written one statement each, or for those put off alike, so many in a round trip.
+MOST_FAILURES: Final = 100
+Rows = list[tuple[Any, ...]]
+
+
+class _Failure(NamedTuple):
+    """A message whose handler did not return, and what becomes of it."""
+
+    claim: Claim
+    envelope: Envelope
+    error: BaseException
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A statement, what to note once its transaction has committed, and whom to wake then."""
+
+    step: Step
+    note: Callable[[Rows], None]
+    channel: str | None = None
+
+
+def channels_of(settlements: Iterable[Settlement]) -> list[str]:
+    """Return whom to wake once they are written: each once."""
+    channels = {each.channel: None for each in settlements if each.channel is not None}
+    return list(channels) if get_settings().NOTIFY else []
+
+
+class Settler:
+    """Turns what handlers answered into statements, and their answers into counts and signals.
+
+    Nothing is noted before the commit: after an outage the same is written again, not handled
+    again. ``is_in_doubt`` says that the last commit may have happened although no answer came;
+    then what is gone is taken for settled by it, and not for lost.
+    """
+
+    def __init__(self, sender: Any, tally: Tally) -> None:
+        self._sender = sender
+        self._tally = tally
+        self.is_in_doubt = False
+
+    def settlements(self, claims: Iterable[Claim]) -> list[Settlement]:
+        """Return what there is to write: at most two statements for all that went well."""
+        whole: list[Claim] = []
+        parts: list[tuple[Claim, list[int]]] = []
+        failures: list[tuple[Claim, Envelope, BaseException]] = []
+        for claim in claims:
+            if not claim.has_unwritten:
+                continue
+            if claim.is_wholly_done:
+                whole.append(claim)
+            elif len(claim.done) > claim.acknowledged:
+                parts.append((claim, claim.done[claim.acknowledged :]))
+            if len(claim.failures) > claim.judged:
+                failures.extend((claim, *each) for each in claim.failures[claim.judged :])
+        found = []
+        if whole:
+            found.append(self._of_whole(whole))
+        if parts:
+            found.append(self._of_parts(parts))
+        found.extend(map(self._of_failures, self._alike(failures)))
+        return found
+
+    def _alike(
+        self, failures: list[tuple[Claim, Envelope, BaseException]]
+    ) -> Iterable[list[_Failure]]:
+        """Return the first failures, together those that were put off alike: a statement each.
+
+        In their order, and none before another of its claim: a claim counts how far it is settled.
+        """
+        groups: dict[Any, list[_Failure]] = {}
+        for claim, envelope, error in failures:
+            verdict = judge(error, envelope.attempt, claim.lane.policy)
+            alike = isinstance(error, Snooze)
+            put_off = (envelope.lease_id, type(error), verdict.delay)
+            key = put_off if alike else envelope.message_id
+            if key not in groups and len(groups) == MOST_FAILURES:
+                break
+            groups.setdefault(key, []).append(_Failure(claim, envelope, error, verdict))
+        return groups.values()
+
+    def _of_whole(self, claims: list[Claim]) -> Settlement:
+        step = acknowledging_leases([claim.lease_id for claim in claims])
+        return Settlement(step, partial(self._note_done, [(each, each.done) for each in claims]))
+
+    def _of_parts(self, parts: list[tuple[Claim, list[int]]]) -> Settlement:
+        ids = [message_id for _, some in parts for message_id in some]
+        step = acknowledging_members([claim.lease_id for claim, _ in parts], ids)
+        return Settlement(step, partial(self._note_done, parts))
+
+    def _note_done(self, parts: list[tuple[Claim, list[int]]], rows: Rows) -> None:
+        wanted = sum(len(ids) for _, ids in parts)
+        # Nearly always all are deleted; only otherwise is it worth asking which.
+        are_all_deleted = self.is_in_doubt or len(rows) == wanted
+        deleted = None if are_all_deleted else {row[0] for row in rows}
+        for claim, ids in parts:
+            claim.acknowledged += len(ids)
+            done = ids if deleted is None else [each for each in ids if each in deleted]
+            self._tally.done += len(done)
+            self._tally.lost += len(ids) - len(done)
+            claim.lane.done += len(done)
+            self._announce_done(claim, done)
+
+    def _announce_done(self, claim: Claim, done: list[int]) -> None:
+        if done and signals.acknowledged.has_listeners():
+            ids = set(done)
+            envelopes = [each for each in claim.envelopes if each.message_id in ids]
+            signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
+
+    def _of_failures(self, alike: list[_Failure]) -> Settlement:
+        claim, envelope, error, verdict = alike[0]
+        note, text = partial(self._note_failures, alike), verdict.error or None
+        if verdict.delay is None:
+            reason = storable(verdict.reason) or "rejected"
+            return Settlement(
+                burying(envelope.lease_id, envelope.message_id, reason, text), note
+            )  # fmt: skip
+        ids = [each.envelope.message_id for each in alike]
+        if isinstance(error, NotBegun):
+            step = releasing(envelope.lease_id, ids, None, 1, None)
+            return Settlement(step, note, channel_of(claim.lane.queue.kind))
+        delay, refund = verdict.delay // MILLISECOND, 0 if verdict.counts else 1
+        return Settlement(releasing(envelope.lease_id, ids, delay, refund, text), note)
+
+    def _note_failures(self, alike: list[_Failure], rows: Rows) -> None:
+        written = {row[0] for row in rows}
+        for claim, envelope, error, verdict in alike:
+            claim.judged += 1
+            if envelope.message_id in written or self.is_in_doubt:
+                self.count_failure(claim.lane, envelope, error, verdict)
+            else:
+                self._tally.lost += 1
+
+    def count_failure(
+        self, lane: Lane, envelope: Envelope, error: BaseException, verdict: Verdict
+    ) -> None:
+        """Count and announce a failure that was written, and be there when it is due again."""
+        if verdict.delay is None:
+            self._tally.dead += 1
+            signals.announce(
+                signals.dead, self._sender, envelope=envelope, reason=verdict.reason
+            )  # fmt: skip
+            return
+        if isinstance(error, NotBegun):
+            lane.look_back()
+            return
+        if verdict.counts:
+            self._tally.failed += 1
+            signals.announce(
+                signals.failed, self._sender, envelope=envelope, error=error, delay=verdict.delay
+            )
+        else:
+            self._tally.snoozed += 1
+        if verdict.delay <= lane.queue.poll_interval:
+            lane.wake()
+
+    def count_done(self, lane: Lane, envelopes: list[Envelope]) -> None:
+        """Count and announce what a transaction handled and deleted."""
+        self._tally.done += len(envelopes)
+        lane.done += len(envelopes)
+        if envelopes:
+            signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)

@@ -1,0 +1,178 @@
+"""The rows of workers: the statements, and the manager that runs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final, LiteralString, NamedTuple, TypeVar
+
+from django.db import DEFAULT_DB_ALIAS, models
+
+from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.statements import execute, fetch
+
+# A new row for each call: the same worker may have one that it lost sight of, and PRUNE_WORKERS
+# removes that. Reads: nothing.
+ENLIST: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_worker (
+    name, host, pid, process, queues, version, "startedAt", "heartbeatAt"
+)
+SELECT
+    %(name)s, %(host)s, %(pid)s, %(process)s, %(queues)s::jsonb, %(version)s,
+    COALESCE(%(started_at)s::bigint, now), now
+FROM clock
+RETURNING id, "startedAt"
+"""
+)
+
+# Say that the worker lives, and what it has done. No row: somebody removed it, and the worker
+# enlists anew. Reads: the primary key.
+BEAT: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_worker
+SET "heartbeatAt" = (SELECT now FROM clock),
+    "inFlight" = %(in_flight)s,
+    done = %(done)s,
+    failed = %(failed)s,
+    dead = %(dead)s,
+    lost = %(lost)s,
+    rates = %(rates)s::jsonb,
+    "leaseIds" = %(lease_ids)s::jsonb
+WHERE id = %(id)s
+"""
+)
+
+# Reads: the primary key.
+RETIRE: Final[LiteralString] = """
+DELETE FROM delayed_queue_worker
+WHERE id = %(id)s
+"""
+
+# Delete rows that have been silent for longer than the age, the most silent first, passing over
+# those that another prune or a late heartbeat holds. Their messages are none of its business:
+# leases run out by themselves. Reads: worker_heartbeat, then the primary key.
+PRUNE_WORKERS: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_worker
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM delayed_queue_worker
+    WHERE "heartbeatAt" < (SELECT now FROM clock) - %(age)s::bigint
+    ORDER BY "heartbeatAt", id
+    LIMIT (SELECT %(limit)s::integer)
+    FOR UPDATE SKIP LOCKED
+))
+"""
+)
+
+# For each queue name, how many workers serve it that gave a sign of life within the age, and how
+# many messages per second they have handled of late. Of so many workers at most; the limit is one
+# that the planner cannot see, for the reason given at _EARLIEST_DUE. Reads: worker_heartbeat.
+THROUGHPUT: Final[LiteralString] = (
+    CLOCK
+    + """,
+alive AS MATERIALIZED (
+    SELECT queues, rates
+    FROM delayed_queue_worker
+    WHERE "heartbeatAt" > (SELECT now FROM clock) - %(age)s::bigint
+    ORDER BY "heartbeatAt" DESC, id DESC
+    LIMIT (SELECT %(limit)s::integer)
+)
+SELECT queue.name, count(*), COALESCE(sum((rates ->> queue.name)::float8), 0)
+FROM alive
+CROSS JOIN LATERAL jsonb_array_elements_text(queues) AS queue (name)
+GROUP BY queue.name
+"""
+)
+
+MAX_SUMMED: Final = 10_000
+
+M = TypeVar("M", bound=models.Model)
+
+
+class WorkerCounts(NamedTuple):
+    """What a worker holds and has done since it started."""
+
+    in_flight: int = 0
+    done: int = 0
+    failed: int = 0
+    dead: int = 0
+    lost: int = 0
+
+
+class EnlistedRow(NamedTuple):
+    """A worker's new row, and when the worker started."""
+
+    id: int
+    started_at: int
+
+
+class ThroughputRow(NamedTuple):
+    """A queue by its name: how many live workers serve it, and their messages per second."""
+
+    queue: str
+    workers: int
+    rate: float
+
+
+class WorkerManager(models.Manager[M]):
+    """The statements of the heartbeat, in the manner of MessageManager."""
+
+    def enlist(
+        self,
+        name: str,
+        host: str,
+        pid: int,
+        *,
+        process: int = 0,
+        queues: Sequence[str] = (),
+        version: str = "",
+        started_at: int | None = None,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> EnlistedRow:
+        """Add a worker's row; ``started_at`` keeps the time of one that was lost."""
+        params = {
+            "name": name, "host": host, "pid": pid, "process": process,
+            "queues": json.dumps(list(queues)), "version": version, "started_at": started_at,
+            "now": now,
+        }  # fmt: skip
+        return EnlistedRow._make(fetch(using, ENLIST, params)[0])
+
+    def beat(
+        self,
+        id: int,  # noqa: A002 - the column's name, as in every other row
+        counts: WorkerCounts,
+        *,
+        rates: Mapping[str, float] | None = None,
+        lease_ids: Sequence[str] = (),
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:
+        """Say that the worker lives; False when its row is gone and it must enlist anew."""
+        params = {
+            **counts._asdict(), "id": id, "rates": json.dumps(dict(rates or {})),
+            "lease_ids": json.dumps(list(lease_ids)), "now": now,
+        }  # fmt: skip
+        return execute(using, BEAT, params) > 0
+
+    def retire(self, id: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:  # noqa: A002
+        """Remove the worker's row; return whether it was there."""
+        return execute(using, RETIRE, {"id": id}) > 0
+
+    def prune(
+        self, age: int, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> int:
+        """Remove up to ``limit`` rows that have been silent for longer; return how many."""
+        return execute(using, PRUNE_WORKERS, {"age": age, "limit": limit, "now": now})
+
+    def throughput(
+        self, age: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> list[ThroughputRow]:
+        """Sum up the workers that gave a sign of life within the age, by queue."""
+        rows = fetch(using, THROUGHPUT, {"age": age, "limit": MAX_SUMMED, "now": now})
+        return [ThroughputRow._make(row) for row in rows]

@@ -1,0 +1,246 @@
+"""The supervisor: starts worker processes, watches them, and starts them again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import Final
+
+from delayed_queue.db.wakeups import StopSignal
+from delayed_queue.observe.logs import quoted
+from delayed_queue.worker.autopsy import Remains, give_back
+from delayed_queue.worker.board import COUNTERS
+from delayed_queue.worker.children import Child
+from delayed_queue.worker.outlets import Place, forget_metrics, totals_of
+from delayed_queue.worker.progress import Totals
+from delayed_queue.worker.reloading import SourceWatch
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.watchdog import limit_of
+
+logger = logging.getLogger("delayed_queue")
+
+TICK_SECONDS: Final = 0.5
+# A claim that was on its way when its process died may commit after the look at its leases.
+SECOND_LOOK_SECONDS: Final = 1.0
+# What a child is given to say good-bye beyond its shutdown timeout.
+GRACE_SECONDS: Final = 5.0
+# For how long suspects are alone once a process has died with several messages in hand; twice as
+# long each time that this did not tell which of them it was.
+ALONE_SECONDS: Final = 10.0
+# After so many deaths before the first turn of its loop there is no point in going on.
+MOST_EARLY_DEATHS: Final = 3
+
+# Exit codes: the configuration or the schema does not fit, so that starting again is in vain;
+# and "start me again", of a worker whose threads are used up by handlers that never return.
+EXIT_CONFIGURATION: Final = 78
+EXIT_RECYCLE: Final = 75
+# The database refuses the worker; and, of one that was to end by itself, it stayed away.
+EXIT_REFUSED: Final = 77
+EXIT_UNAVAILABLE: Final = 69
+_FINAL: Final = frozenset({EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNAVAILABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorOptions:
+    """``arguments``: the command line of a child. ``seats``: as of its board.
+
+    ``ends``: whether a child that exits with 0 is done (burst, max_messages), not to be
+    replaced. ``reload``: replace the children when a source file has changed.
+    """
+
+    processes: int
+    arguments: Sequence[str]
+    seats: int
+    using: str
+    shutdown_timeout: timedelta
+    ends: bool = False
+    reload: bool = False
+    worker_id: str = ""
+
+
+class Supervisor:
+    """Keeps so many processes alive; ``run()`` returns the exit code.
+
+    It has no database connection but for the moment after a death: then it gives back what the
+    dead process held, and counts the delivery that may have killed it. It needs no process to
+    live: when it is killed, they finish what they have in hand and end.
+    """
+
+    def __init__(self, options: SupervisorOptions) -> None:
+        self.options = options
+        self.children = [
+            Child(index, options.seats, options.arguments)
+            for index in range(1, options.processes + 1)
+        ]
+        self._bell = StopSignal()
+        self._watch = SourceWatch() if options.reload else None
+        self._second_looks: list[tuple[float, Remains]] = []
+        self._alone_seconds = self._isolated_at = 0.0
+        self._kill_at: float | None = None
+        self._is_reloading = False
+        self._exit_code = 0
+
+    def __str__(self) -> str:
+        return self.options.worker_id
+
+    @property
+    def tally(self) -> Tally:
+        sums = [child.counters() for child in self.children]
+        return Tally(**{name: sum(each[name] for each in sums) for name in COUNTERS[:-1]})
+
+    def places(self) -> list[Place]:
+        """Return the processes, for who judges their health; may be asked from another thread."""
+        return [
+            Place(each.index, each.pid, each.board, each.started_at, each.is_finished)
+            for each in self.children
+        ]
+
+    def totals(self) -> Totals:
+        return totals_of([child.counters() for child in self.children])
+
+    def run(self) -> int:
+        """Run until stopped, or until every process is done."""
+        try:
+            while not self._is_over():
+                self._tick()
+                select.select([self._bell], [], [], TICK_SECONDS)
+                self._bell.silence()
+            self._look_again(force=True)
+        finally:
+            for child in self.children:
+                child.signal(signal.SIGKILL)
+                child.close()
+        return self._exit_code
+
+    # Signals
+
+    def listen_to_signals(self) -> None:
+        """The first SIGTERM or SIGINT drains; the second kills the processes where they stand."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, self._exit_now)
+            self.stop()
+
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, stop)
+        signal.signal(signal.SIGCHLD, lambda number, frame: self._bell.ring())
+
+    def _exit_now(self, number: int, frame: FrameType | None) -> None:
+        for child in self.children:
+            child.signal(signal.SIGKILL)
+        os._exit(128 + number)  # the leases are safe with the database
+
+    def stop(self) -> None:
+        """Have the processes finish what they have in hand; kill those that take too long."""
+        self._bell.set()
+        patience = self.options.shutdown_timeout.total_seconds() + GRACE_SECONDS
+        self._kill_at = time.monotonic() + patience
+        for child in self.children:
+            child.signal(signal.SIGTERM)
+
+    # One tick
+
+    def _is_over(self) -> bool:
+        if any(child.is_running for child in self.children):
+            return False
+        return self._bell.is_set() or all(child.is_finished for child in self.children)
+
+    def _tick(self) -> None:
+        for child in self.children:
+            self._look_after(child)
+        self._look_again()
+        if self._watch is not None and self._watch.has_changed():
+            self._reload()
+        if self._kill_at is not None and time.monotonic() > self._kill_at:
+            for child in self.children:
+                child.signal(signal.SIGKILL)
+
+    def _look_after(self, child: Child) -> None:
+        if child.is_running:
+            pid, code = child.pid, child.reap()
+            if code is None:
+                self._watch_over(child)
+            else:
+                forget_metrics(pid)
+                self._note_end(child, code)
+        elif self._may_start(child):
+            child.start()
+            if self._bell.is_set():  # while it was being started, so that it was not told
+                child.signal(signal.SIGTERM)
+
+    def _may_start(self, child: Child) -> bool:
+        is_wanted = not self._bell.is_set() and not child.is_finished
+        return is_wanted and time.monotonic() >= child.start_at
+
+    def _watch_over(self, child: Child) -> None:
+        """Kill a process whose claim loop stands still; it is then replaced like any other."""
+        limit = limit_of(child.board)
+        stood = time.monotonic() - max(child.board.turned_at, child.started_at)
+        if stood > limit:
+            logger.error(
+                "event=loop_stands worker=%s process=%s pid=%s seconds=%.0f",
+                quoted(str(self)), child.index, child.pid, stood,
+            )  # fmt: skip
+            child.signal(signal.SIGKILL)
+
+    def _note_end(self, child: Child, code: int) -> None:
+        remains = Remains.of(child.board)
+        # A process that has turned drains when it is told to; until then the signal ends it.
+        was_told = code == -signal.SIGTERM and not child.board.turned_at
+        crashed = code not in (0, EXIT_RECYCLE) and not was_told
+        child.bury(crashed=crashed)
+        if crashed:
+            self._isolate_suspects(child, remains)
+            self._note_crash(child, code, remains)
+        elif code == 0 and self.options.ends and not self._is_reloading:
+            child.is_finished = True
+        if all(each.is_running is False for each in self.children):
+            self._is_reloading = False
+
+    def _note_crash(self, child: Child, code: int, remains: Remains) -> None:
+        logger.error(
+            "event=process_died worker=%s process=%s exit_code=%s in_hand=%s",
+            quoted(str(self)), child.index, code, len(remains.in_hand),
+        )  # fmt: skip
+        give_back(remains, self.options.using)
+        if remains.lease_ids:
+            self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, remains))
+        is_hopeless = child.early_deaths >= MOST_EARLY_DEATHS and self._watch is None
+        if (code in _FINAL or is_hopeless) and not self._bell.is_set():
+            self._exit_code = code if code > 0 else 1
+            self.stop()
+
+    def _isolate_suspects(self, child: Child, remains: Remains) -> None:
+        """Have messages that a process died with be alone, so that the next death tells of whom."""
+        if len(remains.in_hand) < 2:
+            return
+        was_alone = child.started_at > self._isolated_at > 0
+        if was_alone and any(each.is_suspect for each in remains.in_hand):
+            self._alone_seconds *= 2  # the others came when it had been alone for so long
+        else:
+            self._alone_seconds = max(self._alone_seconds, ALONE_SECONDS)
+        self._isolated_at = time.monotonic()
+        for each in self.children:
+            each.board.isolate(self._alone_seconds)
+
+    def _look_again(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        for look in [each for each in self._second_looks if force or each[0] <= now]:
+            self._second_looks.remove(look)
+            give_back(look[1].leased(), self.options.using)
+
+    def _reload(self) -> None:
+        logger.info("event=reload worker=%s", quoted(str(self)))
+        self._is_reloading = True
+        for child in self.children:
+            child.early_deaths = 0
+            child.start_at = 0.0
+            child.signal(signal.SIGTERM)

@@ -1,0 +1,400 @@
+"""The worker: one process's claim loop."""
+
+from __future__ import annotations
+
+import logging
+import random
+import select
+import time
+from collections import Counter, defaultdict
+from datetime import timedelta
+from typing import Final
+
+from django.db import Error, connections
+
+from delayed_queue.conf import get_settings
+from delayed_queue.cron.keeper import CronKeeper, CronThread
+from delayed_queue.db.plans import keep_plans
+from delayed_queue.db.resilience import through_conflicts
+from delayed_queue.db.statements import run
+from delayed_queue.db.wakeups import Doorbell, Listener, StopSignal
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.handlers import Registry, judge, registry
+from delayed_queue.messages import Envelope
+from delayed_queue.observe import signals
+from delayed_queue.observe.logs import described, quoted
+from delayed_queue.queue.store.claim import limiting_waits
+from delayed_queue.queue.store.settle import returning_leases
+from delayed_queue.worker.board import Board
+from delayed_queue.worker.claims import Claim
+from delayed_queue.worker.dispatcher import ClaimPlan, Dispatcher
+from delayed_queue.worker.fleet import Fleet
+from delayed_queue.worker.heartbeat import Heartbeat, Snapshot
+from delayed_queue.worker.lanes import Lane, lanes_of, shortest_lease
+from delayed_queue.worker.leasekeeper import LeaseKeeper
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.outages import Outage
+from delayed_queue.worker.pools import GATHER_SECONDS
+from delayed_queue.worker.puttingoff import LOCK_WAIT_MS, PuttingOff, waited_too_long
+from delayed_queue.worker.schema import check_schema
+from delayed_queue.worker.settling import Settlement, Settler, channels_of
+from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.transactions import Job
+
+logger = logging.getLogger("delayed_queue")
+
+# How often a worker that never sleeps asks for notifications, which are for its other queues.
+HEARING_SECONDS: Final = 0.05
+
+
+class Worker:
+    """One process's worth of claiming and handling; ``run()`` returns when it was stopped.
+
+    The thread that runs it owns the database side: in each turn one round trip that writes
+    what was handled since the last and leases what there is room for. Handlers run in the
+    pools: threads, and an event loop for those that are ``async def``. ``stop()`` may be called
+    from a signal handler or another thread.
+    """
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        handlers: Registry = registry,
+        board: Board | None = None,
+        process: int = 0,
+    ) -> None:
+        self.options = options
+        self.tally = Tally()
+        self._board = board or Board.private(seats_of(options))
+        self._stop = StopSignal()
+        self._bell = Doorbell()
+        lanes = lanes_of(options, handlers)
+        self._fleet = Fleet(options, handlers, [lane.queue.kind for lane in lanes])
+        self._keeper = LeaseKeeper(options.using, shortest_lease(lanes))
+        self._dispatcher = Dispatcher(
+            self, options, lanes, self._fleet, self._keeper, self._bell, self._board
+        )  # fmt: skip
+        self._settler = Settler(self, self.tally)
+        self._putting_off = PuttingOff(options.using, self._keeper)
+        self._cron = CronThread(CronKeeper(options.using), options.using)
+        self._process = process
+        self._heartbeat = Heartbeat(options.using, self.describe)
+        # Leases asked for by a claim whose answer never came, of others and of suspects.
+        self._unanswered: list[ClaimPlan] = []
+        self._exchanged_at = self._heard_at = 0.0
+        self._stuck = 0
+        self._outage = Outage(options.using, is_finite=options.burst)
+
+    def __str__(self) -> str:
+        return self.options.worker_id
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return self._dispatcher.all_lanes
+
+    @property
+    def queues(self) -> list[str]:
+        return list(dict.fromkeys(lane.queue.name for lane in self.lanes))
+
+    @property
+    def serves(self) -> list[str]:
+        """What there is to say of it before it has asked its sources."""
+        return [*self.queues, *(f"the {name}" for name in self._fleet.names)]
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether as many threads are stuck in handlers as the process was to have."""
+        return self._stuck >= self.options.concurrency
+
+    @property
+    def in_flight(self) -> int:
+        return self._dispatcher.in_flight
+
+    def describe(self) -> Snapshot:
+        """Return what an operator is shown; may be asked from another thread."""
+        tally = self.tally
+        done: Counter[str] = Counter()
+        for lane in self.lanes:
+            done[lane.queue.name] += lane.done
+        return Snapshot(
+            name=str(self),
+            process=self._process,
+            queues=self.queues,
+            in_flight=self.in_flight,
+            done=tally.done,
+            failed=tally.failed,
+            dead=tally.dead,
+            lost=tally.lost,
+            done_by_queue=done,
+            lease_ids=list(dict.fromkeys(each.lease_id for each in self._keeper.claims())),
+        )
+
+    def stop(self) -> None:
+        """Claim no more; finish what is in flight, within the shutdown timeout."""
+        self._stop.set()
+
+    def run(self) -> Tally:
+        """Work until stopped, drained (burst), or done with max_messages."""
+        keep_plans()
+        try:
+            self._dispatcher.start()
+            self._keeper.start()
+            self._heartbeat.start()
+            if self.options.cron and not self.options.burst:
+                self._cron.start()
+            signals.announce(signals.worker_started, self)
+            self._loop()
+        finally:
+            self._wind_down()
+            signals.announce(signals.worker_stopped, self)
+            keep_plans(keep=False)
+        return self.tally
+
+    def _loop(self) -> None:
+        # An outage must not end the worker: each turn of this loop is one reconnection.
+        while not self._is_over():
+            try:
+                if self._outage.is_at_start:
+                    check_schema(self.options.using)
+                with Listener(self._kinds(), self.options.using) as listener:
+                    self._dispatcher.note_heads()
+                    while not self._is_over():
+                        self._turn(listener)
+            except (Error, ResourceUnavailable) as error:
+                self._sit_out(error)
+
+    def _kinds(self) -> list[str]:
+        return [*self._fleet.bells, *(lane.queue.kind for lane in self.lanes)]
+
+    def _look_after_fleet(self, listener: Listener) -> None:
+        """Take on the lanes that came, let go of those that went, and look for those that doze."""
+        if self._fleet.ask():
+            listener.listen_to(self._kinds())
+            self._keeper.shorten(shortest_lease(self.lanes))
+        self._fleet.scout()
+
+    def _sit_out(self, error: Exception) -> None:
+        self._board.turn()
+        self._outage.note(error)
+        connections[self.options.using].close()
+        self._wake_lanes()  # what was announced meanwhile, nobody heard
+        select.select([self._stop], [], [], random.uniform(0.1, 1.0))  # noqa: S311 # one by one
+
+    def _turn(self, listener: Listener) -> None:
+        self._board.turn()
+        self._give_up_late_ones()
+        self._note_jobs()
+        self._dispatcher.tend()
+        if not self._stop.is_set():
+            self._look_after_fleet(listener)
+        claimed = self._exchange(self._plan())
+        now = time.monotonic()
+        if now - self._heard_at > HEARING_SECONDS:
+            self._heard_at = now
+            if listener.heard():
+                self._wake_lanes(listener.announced())
+        if not claimed and not self._is_over():
+            self._sleep(listener)
+
+    def _give_up_late_ones(self) -> None:
+        self._stuck = self._dispatcher.executor.give_up_late_ones()
+        if self.is_used_up and not self._stop.is_set():
+            logger.error("event=threads_stuck worker=%s threads=%s", quoted(str(self)), self._stuck)
+            self.stop()
+
+    def _plan(self) -> ClaimPlan | None:
+        return None if self._stop.is_set() else self._dispatcher.plan()
+
+    def _is_over(self) -> bool:
+        if self._stop.is_set():
+            return True
+        if self._dispatcher.room_left == 0:
+            return not self._has_work()
+        return self.options.burst and self._is_drained()
+
+    def _is_drained(self) -> bool:
+        now = time.monotonic()
+        is_quiet = now < self._fleet.next_at and all(now < lane.look_at for lane in self.lanes)
+        return is_quiet and not self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(self._keeper.claims()) or self._dispatcher.has_jobs
+
+    # One round trip
+
+    def _exchange(self, plan: ClaimPlan | None) -> int:
+        """Write what was handled and make the claim; return how many messages it brought."""
+        self._putting_off.try_again()
+        settlements = self._settler.settlements(self._keeper.claims())
+        is_idle = not settlements and not self._unanswered
+        if plan is None and (is_idle or self._is_gathering()):
+            return 0
+        self._tell_board(plan)
+        try:
+            return through_conflicts(lambda: self._run(settlements, plan))
+        except (Error, ResourceUnavailable) as error:
+            if waited_too_long(error):
+                self._unanswered = []  # they may be what is held; their leases run out
+                return self._putting_off.begin()
+            self._settler.is_in_doubt = True
+            if plan is not None:
+                self._unanswered.append(plan)
+            raise
+
+    def _run(self, settlements: list[Settlement], plan: ClaimPlan | None) -> int:
+        returned = [(each.lease_id, each.retaken_id) for each in self._unanswered]
+        steps = [returning_leases(*zip(*returned, strict=True))] if returned else []
+        steps += [each.step for each in settlements]
+        # Claims pass over what others hold, but these would wait for it.
+        waits = [limiting_waits(LOCK_WAIT_MS)] if steps else []
+        if plan is not None:
+            steps += plan.steps
+        answers = run(self.options.using, [*waits, *steps], channels_of(settlements))[len(waits) :]
+        self._exchanged_at = time.monotonic()
+        self._outage.end()
+        self._unanswered = []
+        self._note(settlements, answers[len(returned) > 0 :])
+        return 0 if plan is None else self._dispatcher.accept(plan, answers)
+
+    def _is_gathering(self) -> bool:
+        """Return whether more results are about to come that can be written together."""
+        is_recent = time.monotonic() - self._exchanged_at < GATHER_SECONDS
+        return is_recent and any(pool.waiting() for pool in self._dispatcher.pools)
+
+    def _tell_board(self, plan: ClaimPlan | None) -> None:
+        """Say what will be held if this process dies before the next round trip."""
+        asked = self._unanswered if plan is None else [plan, *self._unanswered]
+        held = [each.lease_id for each in asked]
+        suspects = [each.retaken_id for each in asked]
+        for claim in self._keeper.claims():
+            (suspects if claim.is_suspect else held).append(claim.lease_id)
+        # Once each: suspects of one lease are a claim each, and the board's room is limited.
+        self._board.hold(list(dict.fromkeys(held)), list(dict.fromkeys(suspects)))
+        self._board.count((*self.tally.counts, self.in_flight))
+
+    def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
+        for settlement, rows in zip(settlements, answers, strict=False):
+            settlement.note(rows)
+        self._settler.is_in_doubt = False
+        if settlements:
+            for claim in self._keeper.claims():
+                if claim.is_settled:
+                    self._keeper.forget(claim)
+
+    def _note_jobs(self) -> None:
+        """Count what the transactions did that ended."""
+        while self._dispatcher.jobs_ended:
+            self._note_job(self._dispatcher.jobs_ended.popleft())
+
+    def _note_job(self, job: Job) -> None:
+        self._dispatcher.end_job(job)
+        self._settler.count_done(job.lane, job.done)
+        for envelope, error in job.failures:
+            verdict = judge(error, envelope.attempt, job.lane.policy)
+            self._settler.count_failure(job.lane, envelope, error, verdict)
+        if job.error is not None:
+            raise job.error
+
+    # Sleeping and stopping
+
+    def _sleep(self, listener: Listener) -> None:
+        """Sleep until a handler ends, a message may be due, or the worker is stopped."""
+        pools = self._dispatcher.pools
+        for pool in pools:
+            pool.worker_sleeps()
+        try:
+            nap = self._nap()
+            if nap > 0 and listener.wait(nap, self._stop, self._bell):
+                self._wake_lanes(listener.announced())
+            self._bell.silence()
+        finally:
+            for pool in pools:
+                pool.worker_woke()
+
+    def _nap(self) -> float:
+        if self._dispatcher.jobs_ended:
+            return 0
+        if any(claim.has_unwritten for claim in self._keeper.claims()):
+            return GATHER_SECONDS if self._is_gathering() else 0
+        if self._dispatcher.executor.rouse_if_stalled():
+            return GATHER_SECONDS
+        return max(min(self._naps()), 0)
+
+    def _naps(self) -> list[float]:
+        now = time.monotonic()
+        timeouts = {claim.timeout for claim in self._keeper.claims()}
+        return [
+            *(min(each / 4, 1.0) for each in timeouts if each is not None),
+            self.options.poll_interval.total_seconds(),
+            get_settings().WATCHDOG.total_seconds() / 4,
+            self._putting_off.nap(),
+            *(pool.nap() for pool in self._dispatcher.pools),
+            self._dispatcher.looks_at() - now,
+            self._fleet.next_at - now,
+        ]
+
+    def _wake_lanes(self, kinds: set[str] | None = None) -> None:
+        for lane in self._dispatcher.lanes:
+            if kinds is None or lane.queue.kind in kinds:
+                lane.wake()
+        self._fleet.wake(kinds)
+
+    def _wind_down(self) -> None:
+        """Give back what was not started, finish what was, give back what does not finish."""
+        self._cron.stop()
+        try:
+            self._give_back_unstarted()
+            if self._has_work() or self._unanswered:
+                self._finish(self.options.shutdown_timeout)
+            for claim in self._keeper.claims():
+                self._give_back(claim, list(claim.in_hand()), refund=0)
+        except (Error, ResourceUnavailable) as error:
+            # Nothing is lost: the leases run out.
+            logger.warning("event=shutdown_incomplete error=%s", described(error))
+        finally:
+            self._keeper.stop()
+            self._heartbeat.stop()
+            self._dispatcher.stop(1.0 if not self._has_work() else 0.0)
+            self._tell_board(None)
+            connections[self.options.using].close()
+
+    def _give_back_unstarted(self) -> None:
+        by_claim: dict[Claim, list[Envelope]] = defaultdict(list)
+        for claim, envelope in self._dispatcher.take_back():
+            by_claim[claim].append(envelope)
+        for claim, envelopes in by_claim.items():
+            self._give_back(claim, envelopes, refund=1)
+
+    def _finish(self, timeout: timedelta) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        with Listener([], self.options.using) as listener:
+            while True:
+                self._board.turn()
+                self._give_up_late_ones()
+                self._note_jobs()
+                self._exchange(None)
+                left = deadline - time.monotonic()
+                if not self._has_work() or left <= 0:
+                    return
+                self._await_results(listener, min(left, 1.0))
+
+    def _await_results(self, listener: Listener, seconds: float) -> None:
+        for pool in self._dispatcher.pools:
+            pool.worker_sleeps()
+        if not any(claim.has_unwritten for claim in self._keeper.claims()):
+            listener.wait(seconds, self._bell)
+        self._bell.silence()
+
+    def _give_back(self, claim: Claim, envelopes: list[Envelope], *, refund: int) -> None:
+        """Release leases so that others take the messages at once."""
+        ids = [each.message_id for each in envelopes]
+        claim.remove(envelopes)
+        if claim.is_settled:
+            self._keeper.forget(claim)
+        if ids:
+            claim.lane.queue.give_back(claim.lease_id, ids, refund=refund)
+
+
+def seats_of(options: WorkerOptions) -> int:
+    """Return how many messages a process may have in hand at a time."""
+    return options.concurrency + options.async_concurrency
