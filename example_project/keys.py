@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
 
-from example_project.postgres import default_directory
+from example_project.postgres import default_directory, make_directory
 
 ADVICE = "Set the SECRET_KEY environment variable, to 50 random characters or more"
 
@@ -35,7 +35,7 @@ def _read(path: Path) -> str:
 
 
 def _make(path: Path) -> str:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(path.parent)
     made = path.with_name(f"{path.name}.{os.getpid()}")
     descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

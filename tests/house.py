@@ -85,7 +85,10 @@ def longest_chain() -> list[str]:
         nexts = {
             each if each in paths else each.rpartition(".")[0] for each in loaded_by(paths[name])
         }
-        return (name, *max((chain(each) for each in nexts - {name}), key=len, default=()))
+        longest: tuple[str, ...] = ()
+        for each in nexts - {name}:
+            longest = max(longest, chain(each), key=len)
+        return (name, *longest)
 
     return list(max((chain(name) for name in sorted(paths)), key=len))
 

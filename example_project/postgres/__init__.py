@@ -9,6 +9,7 @@ from example_project.postgres.server import (
     ServerStatus,
     database_url,
     default_directory,
+    make_directory,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "default_directory",
     "find_binaries",
     "installed_binaries",
+    "make_directory",
 ]

@@ -61,6 +61,18 @@ def default_directory() -> Path:
     return Path(platformdirs.user_data_dir("delayed_queue")) / "pg"
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it that are missing.
+
+    Of root's the server's account has to come through, whatever the umask; what is inside is
+    private.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o755 if is_root() else 0o700)
+
+
 def database_url(*, user: str, password: str, host: str, port: int | str, name: str) -> str:
     """Return the URL of a database; a host that is a directory is its socket's."""
     login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
@@ -330,11 +342,7 @@ class EmbeddedPostgres:
             (self.socket_directory / alias).symlink_to(name)
 
     def _make_home(self) -> None:
-        missing = [each for each in (self.home, *self.home.parents) if not each.exists()]
-        for directory in reversed(missing):
-            directory.mkdir(exist_ok=True)
-            # The account has to come through, whatever the umask; what is inside is private.
-            directory.chmod(0o755 if self._account else 0o700)
+        make_directory(self.home)
 
     def _make_private(self, directory: Path) -> None:
         """Make the directory the server's own; refuse one that somebody else made."""

@@ -348,13 +348,13 @@ class TestProcesses:
 def test_without_the_library_the_extra_is_named(
     module: str, package: str, settings: LazySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, f"delayed_queue.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"delayed_queue.observe.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # importing it fails
-    settings.DELAYED_QUEUE = {"INSTRUMENTS": [f"delayed_queue.{module}.Instrument"]}
+    settings.DELAYED_QUEUE = {"INSTRUMENTS": [f"delayed_queue.observe.{module}.Instrument"]}
     [message] = check_instruments()
     assert isinstance(message, Error)
     assert (
-        f"delayed_queue.{module} needs the extra [metrics]: "
+        f"delayed_queue.observe.{module} needs the extra [metrics]: "
         f"pip install 'django-delayed-queue[metrics]' (" in message.msg
     )
     assert package in message.msg

@@ -42,6 +42,14 @@ def test_debug_is_off_and_the_key_is_one_of_this_machine_in_a_file_of_its_owner(
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
+def test_the_account_of_the_server_comes_through_the_directory_of_the_key(tmp_path):
+    """The key is made before the server, and root's server runs as somebody else."""
+    home = tmp_path / "not yet" / "there"
+    assert run("-c", SHOW, directory=home).returncode == 0
+    expected = 0o755 if os.geteuid() == 0 else 0o700
+    assert [each.stat().st_mode & 0o777 for each in (home.parent, home)] == [expected] * 2
+
+
 def test_without_a_key_nothing_comes_up_on_a_server_elsewhere(tmp_path):
     done = run("-c", SHOW, directory=tmp_path, DATABASE_URL=SERVER)
     assert done.returncode
