@@ -53,7 +53,7 @@ def names(requirements: list[Any]) -> set[str]:
 def test_all_is_every_extra_and_nothing_else(metadata: dict[str, Any]):
     extras = dict(metadata["extras_require"])
     everything = extras.pop("all")
-    assert extras.keys() == {"api", "callbacks", "spark", "spark-jre", "metrics"}
+    assert extras.keys() == {"api", "callbacks", "metrics", "notifications", "spark", "spark-jre"}
     assert set(everything) == {each for extra in extras.values() for each in extra}
 
 
