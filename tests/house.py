@@ -90,7 +90,8 @@ def longest_chain() -> list[str]:
             longest = max(longest, chain(each), key=len)
         return (name, *longest)
 
-    return list(max((chain(name) for name in sorted(paths)), key=len))
+    found = max([chain(name) for name in sorted(paths)], key=len)
+    return list(found)
 
 
 def queue_only() -> tuple[int, int]:
