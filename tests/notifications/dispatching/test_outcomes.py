@@ -286,7 +286,7 @@ def is_no_transaction_open() -> bool:
             " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
             " AND (xact_start IS NOT NULL OR state <> 'idle')"
         )
-        return cursor.fetchone() == (0,)
+        return bool(cursor.fetchone() == (0,))
 
 
 def test_n7_no_transaction_is_open_while_a_provider_is_called(
