@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 DEFAULT_ALIAS: Final = "default"
 
 
+_RUNNERS: Final = (
+    "execute", "fetch", "fetch_all", "fetch_all_and_notify", "fetch_and_notify", "fetch_and_save",
+    "fetch_at_once", "notify",
+)  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
+    if name not in _RUNNERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f"{__name__}.statements"), name)
     globals()[name] = found  # asked for once
     return found

@@ -50,6 +50,12 @@ def test_the_core_imports_without_django():
     assert run(f"{REFUSE_DJANGO}\n{imports}\nprint('imported')") == "imported\n"
 
 
+def test_what_runs_statements_is_not_loaded_by_a_question():
+    """Pickling and debuggers ask modules for names that they may not have."""
+    code = "from delayed_queue import db\nprint(hasattr(db, '__wrapped__'), hasattr(db, 'connect'))"
+    assert run(REFUSE_DJANGO + code) == "False False\n"
+
+
 def test_the_refusal_refuses():
     code = """
 try:

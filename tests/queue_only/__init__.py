@@ -1,0 +1,1 @@
+"""A project that installs the queue and none of its wings."""
