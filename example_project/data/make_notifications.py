@@ -1,7 +1,7 @@
 """Make ``notifications.jsonl``: 10,000 requests of a shop and a bank, the same at every run.
 
 ``python example_project/data/make_notifications.py [FILE]``; how a line is read is told in
-``delayed_queue/notifications/samples.py``.
+``example_project/samples.py``.
 """
 
 from __future__ import annotations

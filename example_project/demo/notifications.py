@@ -42,7 +42,6 @@ from delayed_queue.notifications.models import (
     Status,
     queue_name,
 )
-from delayed_queue.notifications.samples import Sample, read_samples, set_up
 from delayed_queue.notifications.services import LANES
 from example_project.demo.fakes import FakeHook, FakeSms, FakeSmtp, is_signed
 from example_project.demo.stage import (
@@ -62,6 +61,7 @@ from example_project.demo.stage import (
     none_of,
     stopped,
 )
+from example_project.samples import Sample, read_samples, set_up
 
 # The file's minute, and at least so long for fewer requests.
 SECONDS, LEAST_SECONDS, ALL = 24.0, 8.0, 10_000

@@ -33,7 +33,6 @@ from delayed_queue.notifications.models import (
     Status,
     queue_name,
 )
-from delayed_queue.notifications.samples import set_up
 from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.spark.models import ArchiveManifest
 from delayed_queue.spark.settings import SparkSettings
@@ -53,6 +52,7 @@ from example_project.demo.stage import (
     stopped,
 )
 from example_project.models import ExpiredVoucher
+from example_project.samples import set_up
 from example_project.shop import VOUCHERS_QUEUE_NAME, vouchers
 
 TENANT: Final = "demo-spring"

@@ -21,7 +21,6 @@ from delayed_queue.notifications.models import (
     Status,
 )
 from delayed_queue.notifications.parking import Tally
-from delayed_queue.notifications.samples import read_samples, set_up
 from example_project.demo import notifications
 from example_project.demo.notifications import (
     KINDS,
@@ -40,6 +39,7 @@ from example_project.demo.notifications import (
     read_traffic,
     way_of,
 )
+from example_project.samples import read_samples, set_up
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

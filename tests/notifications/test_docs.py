@@ -11,9 +11,9 @@ from django.contrib.auth.models import Permission
 
 from delayed_queue.notifications.api import api
 from delayed_queue.notifications.conf import NotificationSettings
-from delayed_queue.notifications.samples import read_samples
 from delayed_queue.notifications.tags import register
 from delayed_queue.notifications.validation import FIELDS
+from example_project.samples import read_samples
 from tests import documents
 
 GUIDE: Final = documents.DOCS / "guides" / "notifications.md"

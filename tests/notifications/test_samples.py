@@ -13,9 +13,9 @@ from delayed_queue.http.api import Problem
 from delayed_queue.http.api.parsing import parse
 from delayed_queue.notifications.catalogue import StoredTemplates
 from delayed_queue.notifications.models import Suppression, Template
-from delayed_queue.notifications.samples import FILE, Sample, read_samples
 from delayed_queue.notifications.validation import Request, validate
 from example_project.data import make_notifications
+from example_project.samples import FILE, Sample, read_samples
 
 NOW = datetime.now(UTC)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from delayed_queue.notifications.samples import set_up
+from example_project.samples import set_up
 
 
 class Command(BaseCommand):
