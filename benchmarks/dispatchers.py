@@ -39,7 +39,7 @@ WITH wanted AS (
         AS wanted (id, channel, recipient)
 ),
 stored AS (
-    INSERT INTO notifications_notification (
+    INSERT INTO delayed_queue_notification (
         id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
         subject, body, html, send_at, dedupe_key, callback_url, status, attempts, provider,
         provider_id, outcome, error_class
@@ -61,7 +61,7 @@ FROM stored, (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
 DEAD: Final[LiteralString] = """
 SELECT relname, n_dead_tup, pg_total_relation_size(relid)
 FROM pg_stat_user_tables
-WHERE relname IN ('delayed_queue', 'notifications_notification')
+WHERE relname IN ('delayed_queue', 'delayed_queue_notification')
 """
 
 
@@ -134,7 +134,7 @@ class Bench:
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
             while not stop.wait(2.0):
                 dead = {row[0]: row[1:] for row in connection.execute(DEAD)}
-                queue, stored = dead["delayed_queue"], dead["notifications_notification"]
+                queue, stored = dead["delayed_queue"], dead["delayed_queue_notification"]
                 self.samples.append((time.monotonic() - began_at, queue[0], stored[0], queue[1]))
 
 

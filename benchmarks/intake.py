@@ -34,7 +34,7 @@ from example_project.postgres import database_url
 ROOT: Final = Path(__file__).resolve().parent.parent
 BATCH: Final = 1000
 BARE: Final[LiteralString] = """
-INSERT INTO notifications_notification (
+INSERT INTO delayed_queue_notification (
     id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
     subject, body, html, send_at, dedupe_key, callback_url, status, attempts, provider,
     provider_id, outcome, error_class
@@ -158,8 +158,7 @@ def _calls(port: int, token: str, count: int, ends_at: float) -> int:
 
 
 def _consumed(url: str, count: int) -> float:
-    from delayed_queue.notifications.consumer import Consumer
-    from delayed_queue.notifications.publishing import publish
+    from delayed_queue.notifications.broker import Consumer, publish
 
     queue = f"bench-{uuid.uuid4()}"
     publish((request(each) for each in range(count)), url, queue)

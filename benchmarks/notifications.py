@@ -24,13 +24,13 @@ SELECT
     percentile_cont(ARRAY[0.5, 0.99, 1.0]) WITHIN GROUP (
         ORDER BY extract(epoch FROM ended_at - created_at)
     )
-FROM notifications_notification
+FROM delayed_queue_notification
 WHERE started_at IS NOT NULL
     AND priority = %(priority)s
 """
 # A tenth of a campaign is worth nothing after half a minute.
 SHORT_LIVED: Final[LiteralString] = """
-UPDATE notifications_notification
+UPDATE delayed_queue_notification
 SET expires_at = clock_timestamp() + interval '30 seconds'
 WHERE get_byte(uuid_send(id), 15) % 10 = 0
 """
@@ -39,17 +39,17 @@ SELECT
     count(*) FILTER (WHERE status = 'EXPIRED'),
     count(*) FILTER (WHERE status = 'SUCCESSFULLY_PROCESSED'),
     count(*) FILTER (WHERE status = 'SUCCESSFULLY_PROCESSED' AND started_at > expires_at)
-FROM notifications_notification
+FROM delayed_queue_notification
 WHERE expires_at IS NOT NULL
 """
 STATUSES: Final[LiteralString] = """
 SELECT status, count(*)
-FROM notifications_notification
+FROM delayed_queue_notification
 GROUP BY status
 """
 SIZE: Final[LiteralString] = """
-SELECT pg_total_relation_size('notifications_notification')
-    + pg_total_relation_size('notifications_delivery')
+SELECT pg_total_relation_size('delayed_queue_notification')
+    + pg_total_relation_size('delayed_queue_notification_delivery')
 """
 
 
@@ -91,7 +91,9 @@ def _sustained(bench: Bench) -> tuple[Table, list[Line]]:
     with dispatchers(bench), watched(bench):
         bench.at_rate(50, 3)  # the processes have started
         bench.wait_for(bench.offered, 60)
-        bench.connection.execute("TRUNCATE notifications_notification, notifications_delivery")
+        bench.connection.execute(
+            "TRUNCATE delayed_queue_notification, delayed_queue_notification_delivery"
+        )
         before = bench.offered
         began_at = time.monotonic()
         bench.at_rate(options.rate, options.seconds)

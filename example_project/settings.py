@@ -115,6 +115,19 @@ LOGGING = {
     },
 }
 
+
+def _providers() -> dict[str, Any]:
+    """Return what sends notifications, and when again; by default they are written to the log."""
+    found: dict[str, Any] = {}
+    # For each channel, as JSON: docs/guides/dispatching.md.
+    if env.str("NOTIFICATION_PROVIDERS", default=""):
+        found["PROVIDERS"] = env.json("NOTIFICATION_PROVIDERS")
+    # Waits before each further attempt, as in "5s 10s 1m".
+    if env.str("NOTIFICATION_RETRIES", default=""):
+        found["RETRY"] = RetryPolicy.ladder(env.str("NOTIFICATION_RETRIES"), jitter=0.1)
+    return found
+
+
 DELAYED_QUEUE: dict[str, Any] = {
     # Other queues, such as those of orders and notifications, are not reached over HTTP.
     "API": {
@@ -128,6 +141,12 @@ DELAYED_QUEUE: dict[str, Any] = {
         "ALLOWED_PORTS": env.list("CALLBACK_PORTS", cast=int, default=[]),
         "BREAKER_PAUSE": timedelta(seconds=env.float("CALLBACK_BREAKER_PAUSE", default=30.0)),
     },
+    "NOTIFICATIONS": {
+        "BROKER_URL": env.str("AMQP_URL", default="memory://"),
+        "BROKER_QUEUE": env.str("AMQP_QUEUE", default="notifications"),
+        "HASH_KEY": env.str("NOTIFICATIONS_HASH_KEY", default=""),
+        **_providers(),
+    },
     # Notifications that no dispatcher will end: those that can be told at once, and those that are
     # found by going through all that are open.
     "CRON": [
@@ -135,19 +154,3 @@ DELAYED_QUEUE: dict[str, Any] = {
         {"queue": "notifications-sweeps", "key_prefix": "lost", "schedule": "*/10 * * * *"},
     ],
 }
-
-# The notification service; where the keys are explained: delayed_queue/notifications/conf.py.
-NOTIFICATIONS: dict[str, Any] = {
-    "BROKER_URL": env.str("AMQP_URL", default="memory://"),
-    "BROKER_QUEUE": env.str("AMQP_QUEUE", default="notifications"),
-    "HASH_KEY": env.str("NOTIFICATIONS_HASH_KEY", default=""),
-}
-
-# The providers of each channel, as JSON: see docs/guides/notifications.md. Without, what would be
-# sent is written to the log.
-DISPATCH: dict[str, Any] = {}
-if env.str("NOTIFICATION_PROVIDERS", default=""):
-    DISPATCH["PROVIDERS"] = env.json("NOTIFICATION_PROVIDERS")
-# Waits before each further attempt, as in "5s 10s 1m".
-if env.str("NOTIFICATION_RETRIES", default=""):
-    DISPATCH["RETRY"] = RetryPolicy.ladder(env.str("NOTIFICATION_RETRIES"), jitter=0.1)

@@ -34,7 +34,8 @@ LADDER: Final = "15s 3m 10m 30m 1h 3h 6h"
 # The models of which operators make rows themselves.
 ADDED: Final = (
     "delayed_queue_schedule", "delayed_queue_topic", "delayed_queue_apitoken",
-    "delayed_queue_endpoint", "notifications_template", "notifications_suppression",
+    "delayed_queue_endpoint", "delayed_queue_notification_template",
+    "delayed_queue_notification_suppression",
 )  # fmt: skip
 PIXEL: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg"
@@ -229,7 +230,7 @@ PARTS: Final = (
 def pages() -> dict[str, str]:
     """Return the path of each page of the admin by a name for it."""
     found = {"index": reverse("admin:index"), "queues": reverse("admin:delayed_queue_queues"),
-             "at-a-glance": reverse("admin:notifications_dashboard")}  # fmt: skip
+             "at-a-glance": reverse("admin:delayed_queue_notifications_dashboard")}  # fmt: skip
     models = [each for each in admin.site._registry if each._meta.app_label != "auth"]
     for app in {model._meta.app_label for model in models}:
         found[f"app-{app}"] = reverse("admin:app_list", args=[app])

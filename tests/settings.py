@@ -25,9 +25,10 @@ INSTALLED_APPS = [*INSTALLED_APPS, "tests.workerapp"]
 EVERY_TOPIC = [f"{each}*" for each in string.ascii_letters + string.digits + "_"]
 # Without the schedules of the example project, and with callbacks only where a test asks for them:
 # tests declare their own.
-DELAYED_QUEUE = {"API": {"TOPICS": EVERY_TOPIC}} | (
-    {"CALLBACKS": DELAYED_QUEUE["CALLBACKS"]} if env.bool("CALLBACKS", default=False) else {}
-)
+DELAYED_QUEUE = {
+    "API": {"TOPICS": EVERY_TOPIC},
+    "NOTIFICATIONS": DELAYED_QUEUE["NOTIFICATIONS"],
+} | ({"CALLBACKS": DELAYED_QUEUE["CALLBACKS"]} if env.bool("CALLBACKS", default=False) else {})
 if _deadline := env.float("BACKOFF_SECONDS", default=0.0):
     DELAYED_QUEUE["BACKOFF"] = Backoff(deadline=timedelta(seconds=_deadline))
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayed_queue.admin.letters import DeadLetterAdmin
+from delayed_queue.admin.dead_letters import DeadLetterAdmin
 from delayed_queue.admin.messages import MessageAdmin
 from delayed_queue.admin.schedules import ScheduleAdmin
 from delayed_queue.admin.workers import WorkerAdmin

@@ -1,9 +1,9 @@
-"""A model admin that shows rows and offers operations on them, and lets nothing be typed."""
+"""Model admins that show rows and offer operations on them, and let nothing be typed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
@@ -16,16 +16,25 @@ from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
-from delayed_queue.admin.filters import chosen_kind
-from delayed_queue.admin.formats import quiet
-from delayed_queue.admin.keysets import Keyset, KeysetChangeList
+from delayed_queue.admin import formats
+from delayed_queue.admin.filters import KIND, chosen_kind
+from delayed_queue.admin.formats import MAX_READ, quiet, show_payload
+from delayed_queue.admin.lists import (
+    DatabaseClock,
+    Keyset,
+    KeysetChangeList,
+    LetterRow,
+    MessageRow,
+    as_read,
+    find,
+    is_id,
+)
 from delayed_queue.admin.operations import Call, Operation, Report
-from delayed_queue.admin.payloads import MAX_READ, show_payload
-from delayed_queue.admin.rows import as_read, find, is_id
 from delayed_queue.hooks import hooks
 from delayed_queue.observe.overview import name_of
 
@@ -284,3 +293,108 @@ def _head_of(column: str) -> Func:
     return Func(
         F(column), Value(1), Value(MAX_READ), function="substring", output_field=BinaryField()
     )
+
+
+class KeyedRowAdmin(QueueModelAdmin):
+    """Columns and fields of a row that is, or was, a message."""
+
+    @admin.display(description="key")
+    def key_column(self, row: MessageRow | LetterRow) -> SafeString:
+        return formats.key_label(row.key)
+
+    @admin.display(description="queue")
+    def queue_column(self, row: MessageRow | LetterRow) -> SafeString:
+        return formats.kind_label(row.kind)
+
+    @admin.display(description="attempts")
+    def attempts_column(self, row: MessageRow | LetterRow) -> int:
+        return row.attempts
+
+    # The detail page
+
+    @admin.display(description="queue")
+    def queue(self, row: MessageRow | LetterRow) -> SafeString:
+        url = f"../../?{urlencode({KIND: row.kind})}"
+        return format_html('<a href="{}">{}</a>', url, formats.kind_label(row.kind))
+
+    @admin.display(description="key")
+    def key_shown(self, row: MessageRow | LetterRow) -> SafeString:
+        return formats.key_label(row.key)
+
+    @admin.display(description="first error")
+    def first_failure(self, row: MessageRow | LetterRow) -> SafeString:
+        return formats.error_block(row.first_error)
+
+    @admin.display(description="last error")
+    def last_failure(self, row: MessageRow | LetterRow) -> SafeString:
+        return formats.error_block(row.last_error)
+
+    @admin.display(description="headers")
+    def headers_shown(self, row: MessageRow | LetterRow) -> SafeString:
+        return formats.headers_block(row.headers)
+
+
+_NEWEST_FIRST: Final = Keyset(descending=True)
+
+
+class RecordAdmin(QueueModelAdmin):
+    """Pages of a table whose rows have a name in ``name_field``; the newest first."""
+
+    name_field = "name"
+    list_filter: ClassVar[tuple[Any, ...]] = ()
+    search_fields: ClassVar[tuple[str, ...]] = ()  # type: ignore[assignment]
+
+    def keyset_of(self, request: HttpRequest) -> Keyset:
+        return _NEWEST_FIRST
+
+    def token_of(self, row: Any) -> str:
+        return str(row.id)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        found: QuerySet[Any] = admin.ModelAdmin.get_queryset(self, request)
+        annotated: QuerySet[Any] = found.annotate(read_at=DatabaseClock())
+        return annotated.annotate(key=F(self.name_field)) if self.name_field != "key" else annotated
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        return find(self.get_queryset(request), object_id)
+
+
+class WithForm(QueueModelAdmin):
+    """Rows that an operator makes: a form to add one, then pages like the others'.
+
+    The template has the buttons of the form where there is one, those of operations elsewhere.
+    """
+
+    change_list_template = "admin/delayed_queue/schedule_list.html"
+    change_form_template = "admin/delayed_queue/schedule_detail.html"
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: Any,
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> HttpResponse:
+        if obj is not None:
+            return super().render_change_form(request, context, add, change, form_url, obj)
+        return admin.ModelAdmin.render_change_form(
+            self, request, context, add, change, form_url, obj
+        )
+
+
+class MadeByForm(WithForm, RecordAdmin):
+    """Records that an operator makes, and that no form changes any more."""
+
+    add_fields: tuple[str, ...] = ()
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        name = f"{self.opts.app_label}.add_{self.opts.model_name}"
+        return bool(request.user.has_perm(name))
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return self.add_fields if obj is None else self.readonly_fields
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return () if obj is None else self.readonly_fields

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from delayed_queue.admin.formats import LEASE
-from delayed_queue.admin.rows import DatabaseClock, RowState, find
+from delayed_queue.admin.lists import DatabaseClock, RowState, find
 from delayed_queue.models import Worker
 from delayed_queue.observe.overview import MAX_KINDS, name_of
 

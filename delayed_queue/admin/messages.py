@@ -1,10 +1,14 @@
-"""The messages: what is scheduled, due and leased."""
+"""The messages: what is scheduled, due and leased, and what can be done to them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple, cast
 
+from django import forms
 from django.contrib import admin
+from django.contrib.admin.models import CHANGE, DELETION
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
 from django.utils.html import format_html
@@ -12,6 +16,7 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.base import KeyedRowAdmin
 from delayed_queue.admin.filters import (
     KIND,
     STATE,
@@ -22,12 +27,247 @@ from delayed_queue.admin.filters import (
     WorkerFilter,
     chosen_kind,
 )
-from delayed_queue.admin.keyed import KeyedRowAdmin
-from delayed_queue.admin.keysets import Keyset
-from delayed_queue.admin.message_operations import MESSAGE_OPERATIONS, Seen
+from delayed_queue.admin.formats import human
+from delayed_queue.admin.lists import Keyset, MessageRow, RowState, state_of
+from delayed_queue.admin.operations import (
+    Call,
+    Entry,
+    Operation,
+    ReasonForm,
+    Report,
+    lock,
+    record,
+    wake,
+)
 from delayed_queue.admin.overview import queues_view
-from delayed_queue.admin.rows import MessageRow, RowState, state_of
+from delayed_queue.conf import get_settings
+from delayed_queue.handlers import storable
+from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
+from delayed_queue.observe.overview import handler_of
+from delayed_queue.queue.managers import MessageManager
+
+CHANGED: Final = "changed meanwhile"
+_MAX_BIGINT: Final = 2**63
+
+
+class Seen(NamedTuple):
+    """A message as an operator saw it, which is all that an operation may act on.
+
+    The lease fences against workers, the time of creation against an offer that replaced the
+    message under its key while no lease was involved.
+    """
+
+    id: int
+    created_ms: int
+    lease_id: str | None
+
+    @property
+    def token(self) -> str:
+        text = f"{self.id}.{self.created_ms}"
+        return text if self.lease_id is None else f"{text}.{self.lease_id}"
+
+    @classmethod
+    def of(cls, row: MessageRow) -> Seen:
+        return cls(row.id, row.created_ms, row.lease_id)
+
+    @classmethod
+    def parse(cls, token: str) -> Seen | None:
+        """Return what a page's token says; None for what no page has written."""
+        parts = token.split(".", 2)
+        try:
+            id_, created_ms = map(int, parts[:2])
+        except ValueError:
+            return None
+        if not 0 < id_ < _MAX_BIGINT:
+            return None
+        return cls(id_, created_ms, parts[2] if len(parts) > 2 else None)
+
+
+class Group(NamedTuple):
+    """Messages of one queue under one lease, or under none."""
+
+    kind: str
+    lease_id: str | None
+
+
+class MessageOperation(Operation):
+    """An operation on messages under the lease that was seen."""
+
+    past: str
+    flag = CHANGE
+    wakes = False
+
+    def refusal(self, row: MessageRow) -> str:
+        """Return why the operation does not apply to the row; empty when it does."""
+        return ""
+
+    def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        """Change those rows, if the lease still holds them; return the ids of the changed."""
+        raise NotImplementedError
+
+    def note(self, group: Group) -> str:
+        return ""
+
+    def fits(self, row: Any) -> bool:
+        return not self.refusal(row)
+
+    def run(self, call: Call) -> Report:
+        report = Report(self.past)
+        with call.transaction():
+            entries: list[Entry] = []
+            for group, rows in self._ready(call, report).items():
+                done = set(self.apply(group, [row.id for row in rows], call))
+                entries += self._settle(group, rows, done, call, report)
+            record(call, self.flag, entries)
+            if self.wakes:
+                wake({entry.row.kind for entry in entries}, call.using)
+        return report
+
+    def _ready(self, call: Call, report: Report) -> dict[Group, list[MessageRow]]:
+        """Lock the rows that still are what was seen and that the operation applies to."""
+        parsed = [seen for seen in map(Seen.parse, call.tokens) if seen is not None]
+        seen = {each.id: each for each in parsed}
+        ready: dict[Group, list[MessageRow]] = {}
+        for row in cast("list[MessageRow]", lock(call, list(seen), report)):
+            why = self.refusal(row) if Seen.of(row) == seen[row.id] else CHANGED
+            if why:
+                report.leave(why, row.key)
+            else:
+                ready.setdefault(Group(row.kind, row.lease_id), []).append(row)
+        return ready
+
+    def _settle(
+        self, group: Group, rows: list[MessageRow], done: set[int], call: Call, report: Report
+    ) -> list[Entry]:
+        changed = [row for row in rows if row.id in done]
+        report.changed += [row.key for row in changed]
+        for row in rows:
+            if row.id not in done:
+                report.leave(CHANGED, row.key)
+        note = self.note(group) if changed else ""
+        if note and note not in report.notes:
+            report.notes.append(note)
+        return [Entry(row, self._audit(row, call)) for row in changed]
+
+    def _audit(self, row: MessageRow, call: Call) -> str:
+        reason = call.options.get("reason")
+        text = f"{self.past}. Queue {row.kind}, key {row.key!r}, lease {row.lease_id or 'none'}."
+        return f"{text} Reason: {reason}" if reason else text
+
+
+def _messages() -> MessageManager[Message]:
+    return Message.objects
+
+
+def _is_leased(row: MessageRow) -> bool:
+    return row.lease_id is not None
+
+
+class Release(MessageOperation):
+    name = "release"
+    label = "Release the lease"
+    help = "Take the message from its holder: due again now. A handler still at it runs twice."
+    permission = "delayed_queue.release_message"
+    past = "Released"
+    wakes = True
+
+    def refusal(self, row: MessageRow) -> str:
+        return "" if _is_leased(row) else "not leased"
+
+    def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        return _messages().release(group.lease_id, ids, using=call.using)
+
+
+class Extend(MessageOperation):
+    name = "extend"
+    label = "Extend the lease"
+    help = "Give the holder more time: a full lease from now, never less than it has."
+    permission = "delayed_queue.extend_message"
+    past = "Extended"
+
+    def refusal(self, row: MessageRow) -> str:
+        return "" if _is_leased(row) else "not leased"
+
+    def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        lease = lease_of(group.kind) // MILLISECOND
+        rows = _messages().extend([group.lease_id or ""], ids, lease, using=call.using)
+        return [row.id for row in rows]
+
+    def note(self, group: Group) -> str:
+        return f"Leases now last at least {human(lease_of(group.kind))}."
+
+
+def lease_of(kind: str) -> timedelta:
+    """Return how long a lease of that kind lasts: its handler's, else the setting's."""
+    handler = handler_of(kind)
+    chosen = handler.lease if handler is not None else None
+    return get_settings().LEASE_DURATION if chosen is None else chosen
+
+
+class Deliver(MessageOperation):
+    name = "deliver"
+    label = "Deliver now"
+    help = "Make a scheduled message due at once."
+    permission = "delayed_queue.deliver_message"
+    past = "Made due"
+    wakes = True
+
+    def refusal(self, row: MessageRow) -> str:
+        if _is_leased(row):
+            return "leased, release it instead"
+        return "" if state_of(row) is RowState.SCHEDULED else "due already"
+
+    def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        return _messages().release(None, ids, using=call.using)
+
+
+class Reject(MessageOperation):
+    name = "reject"
+    label = "Reject"
+    help = "Move the message to the dead letters, from where it can be redriven."
+    permission = "delayed_queue.reject_message"
+    warning = (
+        "These messages move to the dead letters, from where they can be redriven. A handler "
+        "that is at one of them now is not stopped, but its acknowledgement changes nothing."
+    )
+    form_class = ReasonForm
+    past = "Rejected"
+    flag = DELETION
+
+    def form(self, data: Any, username: str) -> forms.Form:
+        return ReasonForm(data, initial={"reason": f"rejected by {username}"})
+
+    def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        reason = storable(call.options["reason"])
+        return _messages().bury(group.lease_id, ids, reason, using=call.using)
+
+
+class Drop(MessageOperation):
+    name = "drop"
+    label = "Drop"
+    help = "Delete the message for good."
+    permission = "delayed_queue.drop_message"
+    warning = (
+        "These messages are deleted for good; nothing brings them back. To keep them for later, "
+        "reject them instead. A handler that is at one of them now is not stopped."
+    )
+    is_destructive = True
+    past = "Dropped"
+    flag = DELETION
+
+    def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        return _messages().acknowledge(group.lease_id, ids, using=call.using)
+
+
+MESSAGE_OPERATIONS: Final[tuple[Operation, ...]] = (
+    Release(),
+    Extend(),
+    Deliver(),
+    Reject(),
+    Drop(),
+)
+
 
 _NEXT = {
     RowState.SCHEDULED: "falls due",

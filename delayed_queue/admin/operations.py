@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from django import forms
@@ -12,9 +13,18 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router, transaction
 
-from delayed_queue.admin.rows import is_id
+from delayed_queue.admin.lists import is_id
+from delayed_queue.conf import get_settings
+from delayed_queue.db.wakeups import channel_of
 from delayed_queue.models import Message
 from delayed_queue.queue.managers import MessageManager
+
+
+class ReasonForm(forms.Form):
+    """Why messages are rejected; kept with the dead letter."""
+
+    reason = forms.CharField(max_length=500, widget=forms.Textarea(attrs={"rows": 3}))
+
 
 GONE: Final = "no longer there"
 BUSY: Final = "held by another transaction just now, try again"
@@ -194,3 +204,16 @@ class Switch(Operation):
 
     def follow(self, row: Any, call: Call, report: Report) -> None:
         """Do what must wait until the change has committed."""
+
+
+def wake(kinds: Collection[str], using: str) -> None:
+    """Tell sleeping workers of the kinds to look, once the change is there to be seen.
+
+    After the commit and by itself, because NOTIFY makes the commits of the whole database wait
+    for each other; should it fail, workers look at their next interval anyway.
+    """
+    if not get_settings().NOTIFY:
+        return
+    for kind in kinds:
+        notify = partial(Message.objects.notify, channel_of(kind), using=using)
+        transaction.on_commit(notify, using=using, robust=True)

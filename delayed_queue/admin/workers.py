@@ -18,8 +18,7 @@ from django.utils.text import Truncator
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.filters import WORKER
-from delayed_queue.admin.keysets import Keyset
-from delayed_queue.admin.rows import DatabaseClock, as_read, find
+from delayed_queue.admin.lists import DatabaseClock, Keyset, as_read, find
 from delayed_queue.models import Message, Worker
 from delayed_queue.worker.heartbeat import ALIVE, MAX_LEASES
 

@@ -1,14 +1,15 @@
-"""The providers of each channel, in order, made from the settings dict ``DISPATCH``."""
+"""The providers of each channel, in order, made from the settings, each behind a circuit."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final
 
 from django.conf import settings
@@ -16,56 +17,72 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from delayed_queue import RetryPolicy
+from delayed_queue.conf import SETTING
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.callbacks.signing import PREFIX, sign
 from delayed_queue.http.rates import SharedRate
-from delayed_queue.notifications.circuits import Circuit
+from delayed_queue.notifications.conf import KEY, get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH, Channel
 from delayed_queue.notifications.providers import Provider
 
-SETTING: Final = "DISPATCH"
+
+class Circuit:
+    """Closed until so many failures came in a row; then open for the pause.
+
+    After the pause one call is let through at a time, and decides: it closes the circuit, or
+    opens it again. Each process has its own: it costs nothing to ask, and a process learns of an
+    outage after ``failures`` calls.
+    """
+
+    def __init__(self, failures: int, pause: timedelta) -> None:
+        self._most = failures
+        self._pause = pause.total_seconds()
+        self._failures = 0
+        self._closed_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._failures >= self._most
+
+    def left(self) -> timedelta:
+        """Return how long the provider is left alone; lets no call through."""
+        seconds = self._closed_at - time.monotonic() if self.is_open else 0.0
+        return timedelta(seconds=max(seconds, 0.0))
+
+    def wait(self) -> timedelta:
+        """Return zero and let a call through, or how long the provider is left alone."""
+        if not self.is_open:
+            return timedelta(0)
+        now = time.monotonic()
+        if now < self._closed_at:
+            return timedelta(seconds=self._closed_at - now)
+        # The probe: others wait as long again, unless it ends earlier.
+        self._closed_at = now + self._pause
+        return timedelta(0)
+
+    def spare(self) -> None:
+        """Note that the call that was let through is not made: another may be, at once."""
+        if self.is_open:
+            self._closed_at = time.monotonic()
+
+    def note(self, *, is_failure: bool) -> None:
+        """Note how a call ended."""
+        if not is_failure:
+            self._failures = 0
+            return
+        self._failures += 1
+        if self.is_open:
+            self._closed_at = time.monotonic() + self._pause
+
+
 _PACKAGE: Final = "delayed_queue.notifications.providers"
 KINDS: Final = {
     "apprise": f"{_PACKAGE}.apprises.AppriseProvider",
-    "console": f"{_PACKAGE}.console.ConsoleProvider",
+    "console": f"{_PACKAGE}.base.ConsoleProvider",
     "email": f"{_PACKAGE}.email.EmailProvider",
     "http": f"{_PACKAGE}.http.HttpSmsProvider",
     "webhook": f"{_PACKAGE}.webhook.WebhookProvider",
 }
-_CONSOLE: Final = {channel.value: [{"kind": "console", "name": "console"}] for channel in Channel}
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchSettings:
-    """Every key of ``DISPATCH``, in upper case.
-
-    ``PROVIDERS``: for each channel its providers in order of preference, each a dict of ``kind``
-    (or a dotted path), ``name``, perhaps ``rate`` (per second, burst), and the kind's options.
-    ``RETRY``: when to try again after a transient failure, and how often.
-    ``THROTTLE``: for each channel, how many a second one recipient gets, and how many at once.
-    ``LEASE``: how long a dispatcher that died is waited for.
-    ``CLAIM``: "fast", or "strict" where one batch must not be split between two dispatchers.
-    ``GATHER``: how long what is to be written waits for more of it.
-    ``WAIT``: how long a dispatcher waits in place for a provider's rate, before it snoozes.
-    ``SECRETS``: what webhooks and callbacks are signed with, the newest first; empty derives one
-    from ``SECRET_KEY``.
-    ``CIRCUIT_FAILURES``, ``CIRCUIT_PAUSE``: after how many failures of a provider in a row it is
-    left alone, and for how long.
-    """
-
-    PROVIDERS: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=lambda: _CONSOLE)
-    RETRY: RetryPolicy = field(
-        default_factory=lambda: RetryPolicy.exponential(timedelta(seconds=5), max_attempts=8)
-    )
-    THROTTLE: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    LEASE: timedelta = timedelta(minutes=1)
-    CLAIM: str = "fast"
-    GATHER: timedelta = timedelta(milliseconds=5)
-    WAIT: timedelta = timedelta(milliseconds=500)
-    SECRETS: Sequence[str] = ()
-    CIRCUIT_FAILURES: int = 30
-    CIRCUIT_PAUSE: timedelta = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +96,6 @@ class Route:
     @property
     def name(self) -> str:
         return self.provider.name
-
-
-@lru_cache(maxsize=1)
-def get_settings() -> DispatchSettings:
-    """Return the settings; raises ImproperlyConfigured for an unknown key or channel."""
-    configured: dict[str, Any] = getattr(settings, SETTING, {})
-    _check_known(SETTING, configured, {each.name for each in fields(DispatchSettings)})
-    made = DispatchSettings(**configured)
-    _check_known("PROVIDERS", made.PROVIDERS, set(Channel.values))
-    _check_known("THROTTLE", made.THROTTLE, set(Channel.values))
-    return made
-
-
-def _check_known(what: str, given: Mapping[str, Any], known: set[str]) -> None:
-    if unknown := sorted(set(given) - known):
-        raise ImproperlyConfigured(f"{what} has unknown keys: {', '.join(unknown)}.")
 
 
 @cache
@@ -124,7 +125,7 @@ def check_dispatch() -> None:
             throttle_of(channel, b"")
         sign(signing_secrets(), "check", 0, b"")
     except (TypeError, InvalidConfiguration) as error:
-        raise ImproperlyConfigured(f"{SETTING}: {error}") from None
+        raise ImproperlyConfigured(f"{KEY}: {error}") from None
 
 
 def unserved_channels() -> list[str]:
@@ -179,7 +180,6 @@ def close_routes() -> None:
 def _forget(*, setting: str, **_: Any) -> None:
     if setting == SETTING:
         routes_of.cache_clear()
-        get_settings.cache_clear()
 
 
 setting_changed.connect(_forget)

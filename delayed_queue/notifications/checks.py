@@ -1,24 +1,21 @@
-"""System checks: settings that cannot be used, and what a deployment should not forget."""
+"""System checks: providers that cannot be used, and what a deployment should not forget."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
 
+from delayed_queue.conf import SETTING, find_problems
 from delayed_queue.notifications.conf import get_settings
 
 
-@register
-def check_settings(**_: Any) -> list[CheckMessage]:
-    """Refuse unknown keys of ``NOTIFICATIONS``, and values that contradict each other."""
-    try:
-        get_settings()
-    except ImproperlyConfigured as error:
-        return [checks.Error(str(error), id="notifications.E001")]
-    return []
+def _can_be_used() -> bool:
+    """Return whether the settings can; a check of the core says what is wrong with them."""
+    return not find_problems(getattr(settings, SETTING, {}))
 
 
 @register
@@ -27,15 +24,17 @@ def check_providers(**_: Any) -> list[CheckMessage]:
     # Not above: few commands need what providers import.
     from delayed_queue.notifications.channels import check_dispatch, unserved_channels
 
+    if not _can_be_used():
+        return []
     try:
         check_dispatch()
     except ImproperlyConfigured as error:
-        return [checks.Error(str(error), id="notifications.E002")]
+        return [checks.Error(str(error), id="delayed_queue.E008")]
     return [
         checks.Warning(
             f"The channel {channel} has no provider: what is accepted for it will fail.",
-            hint="Add one to DISPATCH['PROVIDERS'] (NOTIFICATION_PROVIDERS).",
-            id="notifications.W002",
+            hint="Add one to DELAYED_QUEUE['NOTIFICATIONS']['PROVIDERS'].",
+            id="delayed_queue.W008",
         )
         for channel in unserved_channels()
     ]
@@ -44,12 +43,12 @@ def check_providers(**_: Any) -> list[CheckMessage]:
 @register(deploy=True)
 def check_hash_key(**_: Any) -> list[CheckMessage]:
     """Warn where opt-outs would be forgotten with the next ``SECRET_KEY``."""
-    if check_settings() or get_settings().HASH_KEY:
+    if not _can_be_used() or get_settings().HASH_KEY:
         return []
     return [
         checks.Warning(
             "The recipients' hashes depend on SECRET_KEY: when it changes, nobody is suppressed.",
-            hint="Set NOTIFICATIONS['HASH_KEY'] (NOTIFICATIONS_HASH_KEY).",
-            id="notifications.W001",
+            hint="Set DELAYED_QUEUE['NOTIFICATIONS']['HASH_KEY'].",
+            id="delayed_queue.W009",
         )
     ]

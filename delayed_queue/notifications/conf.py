@@ -1,22 +1,25 @@
-"""The settings dict ``NOTIFICATIONS`` as one frozen dataclass."""
+"""The section ``NOTIFICATIONS`` of the settings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, Final
 
-from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
+from delayed_queue.conf import register_section, section
+from delayed_queue.handlers import CLAIMS
+from delayed_queue.retries import RetryPolicy
+from delayed_queue.sections import KIB, MIB, Rule, RuledSection, between, counts, each
 
-SETTING: Final = "NOTIFICATIONS"
+KEY: Final = "NOTIFICATIONS"
+CHANNELS: Final = ("email", "sms", "webhook")
+CONSOLES: Final = {channel: [{"kind": "console", "name": "console"}] for channel in CHANNELS}
 
 
 @dataclass(frozen=True, slots=True)
 class NotificationSettings:
-    """Every key of ``NOTIFICATIONS``, in upper case.
+    """Every key of ``DELAYED_QUEUE["NOTIFICATIONS"]``, in upper case.
 
     ``DEDUPE_WINDOW``: how long a ``dedupeKey`` stands for the first request that had it.
     ``MAX_AHEAD``: how far in the future ``sendAt`` and ``expiresAt`` may lie.
@@ -28,37 +31,121 @@ class NotificationSettings:
     ``BROKER_TENANT``: whose notifications those of the broker are.
     ``BROKER_BATCH``: the most messages it takes before it commits and acknowledges.
     ``RETENTION``: how long ended notifications are kept by ``prunenotifications``.
+    ``PROVIDERS``: for each channel its providers in order of preference, each a dict of ``kind``
+    (or a dotted path), ``name``, perhaps ``rate`` (per second, burst), and the kind's options.
+    ``RETRY``: when to try again after a transient failure, and how often.
+    ``THROTTLE``: for each channel, how many a second one recipient gets, and how many at once.
+    ``LEASE``: how long a dispatcher that died is waited for.
+    ``CLAIM``: "fast", or "strict" where one batch must not be split between two dispatchers.
+    ``GATHER``: how long what is to be written waits for more of it.
+    ``WAIT``: how long a dispatcher waits in place for a provider's rate, before it snoozes.
+    ``SECRETS``: what webhooks and callbacks are signed with, the newest first; empty derives one
+    from ``SECRET_KEY``.
+    ``CIRCUIT_FAILURES``, ``CIRCUIT_PAUSE``: after how many failures of a provider in a row it is
+    left alone, and for how long.
     """
 
     DEDUPE_WINDOW: timedelta = timedelta(hours=24)
     MAX_AHEAD: timedelta = timedelta(days=366)
-    HASH_KEY: str = ""
-    BODY_BYTES: int = 256 * 1024
-    BULK_BYTES: int = 8 * 1024 * 1024
+    HASH_KEY: str = field(default="", repr=False)
+    BODY_BYTES: int = 256 * KIB
+    BULK_BYTES: int = 8 * MIB
     BULK_ITEMS: int = 1000
-    BROKER_URL: str = "memory://"
+    BROKER_URL: str = field(default="memory://", repr=False)
     BROKER_QUEUE: str = "notifications"
     BROKER_TENANT: str = "broker"
     BROKER_BATCH: int = 200
     RETENTION: timedelta = timedelta(days=90)
+    PROVIDERS: Mapping[str, Sequence[Mapping[str, Any]]] = field(
+        default_factory=lambda: CONSOLES, repr=False
+    )
+    RETRY: RetryPolicy = field(
+        default_factory=lambda: RetryPolicy.exponential(timedelta(seconds=5), max_attempts=8)
+    )
+    THROTTLE: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    LEASE: timedelta = timedelta(minutes=1)
+    CLAIM: str = "fast"
+    GATHER: timedelta = timedelta(milliseconds=5)
+    WAIT: timedelta = timedelta(milliseconds=500)
+    SECRETS: Sequence[str] = field(default=(), repr=False)
+    CIRCUIT_FAILURES: int = 30
+    CIRCUIT_PAUSE: timedelta = timedelta(seconds=5)
 
 
-@lru_cache(maxsize=1)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _by_channel(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, Mapping)
+        and set(value) <= set(CHANNELS)
+        and all(map(accepts, value.values()))
+    )
+
+
+def _is_limit(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
+
+
+def _of_up_to(most: timedelta, words: str) -> Rule:
+    return Rule(between(timedelta(0), most), f"It must be a timedelta of up to {words}.")
+
+
+_YEARS: Final = _of_up_to(timedelta(days=3650), "3650 days")
+_SHORT: Final = _of_up_to(timedelta(minutes=1), "a minute")
+RULES: Final[Mapping[str, Rule]] = {
+    "DEDUPE_WINDOW": _YEARS,
+    "MAX_AHEAD": _YEARS,
+    "HASH_KEY": Rule(_is_text, "It must be a text."),
+    "BODY_BYTES": counts(KIB, 16 * MIB),
+    "BULK_BYTES": counts(KIB, 64 * MIB),
+    "BULK_ITEMS": counts(1, 10_000),
+    "BROKER_URL": Rule(_is_name, "It must be a url, as in 'amqp://…'."),
+    "BROKER_QUEUE": Rule(_is_name, "It must be the name of a queue."),
+    "BROKER_TENANT": Rule(_is_name, "It must be the name of a tenant."),
+    "BROKER_BATCH": counts(1, 10_000),
+    "RETENTION": _YEARS,
+    "PROVIDERS": Rule(
+        _by_channel(each(lambda entry: isinstance(entry, Mapping))),
+        f"It must be a dict of {', '.join(CHANNELS)}, with a list of dicts for each.",
+    ),
+    "RETRY": Rule(lambda value: isinstance(value, RetryPolicy), "It must be a RetryPolicy."),
+    "THROTTLE": Rule(
+        _by_channel(_is_limit),
+        f"It must be a dict of {', '.join(CHANNELS)}, with (per second, burst) for each.",
+    ),
+    "LEASE": Rule(
+        between(timedelta(seconds=1), timedelta(days=1)),
+        "It must be a timedelta from a second to a day.",
+    ),
+    "CLAIM": Rule(lambda value: value in CLAIMS, f"It must be one of {', '.join(CLAIMS)}."),
+    "GATHER": _SHORT,
+    "WAIT": _SHORT,
+    "SECRETS": Rule(each(_is_text), "It must be a list of texts."),
+    "CIRCUIT_FAILURES": counts(1, 1_000_000),
+    "CIRCUIT_PAUSE": _of_up_to(timedelta(days=1), "a day"),
+}
+
+
+class _Section(RuledSection):
+    """The section, in which two values may also contradict each other."""
+
+    def wrongs(self, value: Any) -> Iterator[tuple[str, str]]:
+        found = list(super().wrongs(value))
+        yield from found
+        if not found and (made := self.made(value)).RETENTION < made.DEDUPE_WINDOW:
+            yield "['RETENTION'] cannot be used.", "It must not be below DEDUPE_WINDOW."
+
+
+register_section(KEY, _Section(NotificationSettings, RULES))
+
+
 def get_settings() -> NotificationSettings:
-    """Return the settings; raises ImproperlyConfigured for what cannot be used."""
-    configured: dict[str, Any] = getattr(settings, SETTING, {})
-    known = {each.name for each in fields(NotificationSettings)}
-    if unknown := sorted(set(configured) - known):
-        raise ImproperlyConfigured(f"{SETTING} has unknown keys: {', '.join(unknown)}.")
-    found = NotificationSettings(**configured)
-    if found.RETENTION < found.DEDUPE_WINDOW:
-        raise ImproperlyConfigured(f"{SETTING}: RETENTION must not be below DEDUPE_WINDOW.")
+    """Return the section in force; raises InvalidConfiguration for what cannot be used."""
+    found: NotificationSettings = section(KEY)
     return found
-
-
-def _forget(*, setting: str, **_: Any) -> None:
-    if setting == SETTING:
-        get_settings.cache_clear()
-
-
-setting_changed.connect(_forget)

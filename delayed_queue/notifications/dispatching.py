@@ -19,7 +19,8 @@ from delayed_queue import Envelope, Retry, Snooze
 from delayed_queue.db.resilience import repeat
 from delayed_queue.http.rates import Hold
 from delayed_queue.notifications import services
-from delayed_queue.notifications.channels import Route, get_settings, routes_of, throttle_of
+from delayed_queue.notifications.channels import Route, routes_of, throttle_of
+from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.providers.base import is_late

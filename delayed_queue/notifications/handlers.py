@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from delayed_queue import Envelope, RetryPolicy, handler
 from delayed_queue.notifications import services
-from delayed_queue.notifications.channels import close_routes, get_settings
+from delayed_queue.notifications.channels import close_routes
+from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.models import Channel, Priority, queue_name
 from delayed_queue.notifications.telling import tell

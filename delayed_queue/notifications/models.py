@@ -85,6 +85,7 @@ class Notification(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
+        db_table = "delayed_queue_notification"
         constraints = [
             models.CheckConstraint(
                 name="notification_status", condition=Q(status__in=Status.values)
@@ -175,6 +176,7 @@ class Delivery(models.Model):
     duration_ms = models.IntegerField(null=True, blank=True)
 
     class Meta:
+        db_table = "delayed_queue_notification_delivery"
         verbose_name_plural = "deliveries"
         constraints = [
             models.CheckConstraint(
@@ -202,6 +204,7 @@ class Template(models.Model):
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        db_table = "delayed_queue_notification_template"
         constraints = [
             models.UniqueConstraint(
                 fields=["name", "channel", "version"], name="notification_template_version"
@@ -230,6 +233,7 @@ class Suppression(models.Model):
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        db_table = "delayed_queue_notification_suppression"
         constraints = [
             models.UniqueConstraint(
                 fields=["channel", "recipient_hash", "category"], name="notification_suppression"
@@ -250,6 +254,7 @@ class DedupeClaim(models.Model):
     until = models.DateTimeField(help_text="From then on the key is free again.")
 
     class Meta:
+        db_table = "delayed_queue_notification_dedupe"
         constraints = [
             models.UniqueConstraint(fields=["tenant", "key"], name="notification_dedupe"),
         ]
@@ -280,6 +285,7 @@ class ParkedRequest(models.Model):
     parked_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        db_table = "delayed_queue_notification_parked"
         constraints = [
             models.UniqueConstraint(fields=["digest"], name="notification_parked_digest"),
         ]

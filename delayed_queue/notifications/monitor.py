@@ -6,9 +6,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, LiteralString
 
-from delayed_queue.notifications import queries
 from delayed_queue.notifications.ids import first_id_at, time_of
 from delayed_queue.notifications.models import ParkedRequest, Priority, Status
 from delayed_queue.notifications.services import LANES, fetch
@@ -19,6 +18,68 @@ CALLS: Final = 5_000
 PARKED_CAP: Final = 1_000
 MINUTE: Final = timedelta(minutes=1)
 PERIOD: Final = timedelta(minutes=15)
+
+# How many there are in each state, counted no further than a cap. Reads: notification_status_id.
+STATES: Final[LiteralString] = """
+SELECT wanted.status, counted.found
+FROM unnest(%(statuses)s::text[]) AS wanted (status)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS found
+    FROM (
+        SELECT 1
+        FROM delayed_queue_notification AS n
+        WHERE (n.status, n.id) >= (wanted.status, '00000000-0000-0000-0000-000000000000'::uuid)
+            AND n.status <= wanted.status
+        ORDER BY n.status, n.id
+        LIMIT %(cap)s
+    ) AS few
+) AS counted
+"""
+
+# How many were accepted since a moment, by the time in their ids, counted no further than a cap;
+# and the first id among those counted, from which a rate can be told when the cap was reached.
+# Reads: the primary key.
+ACCEPTED: Final[LiteralString] = """
+SELECT count(*), min(id::text)
+FROM (
+    SELECT id
+    FROM delayed_queue_notification
+    WHERE id >= %(since)s::uuid
+    ORDER BY id DESC
+    LIMIT %(cap)s
+) AS latest
+"""
+
+# What providers did lately: of the newest calls, at most a cap, those since a moment, by provider;
+# with the seconds they span, and the last failure. Reads: notification_delivery_at.
+PROVIDERS: Final[LiteralString] = """
+WITH latest AS MATERIALIZED (
+    SELECT id, at, provider, outcome, error_class, duration_ms
+    FROM delayed_queue_notification_delivery
+    WHERE at >= statement_timestamp() - %(period)s::interval
+    ORDER BY at DESC, id DESC
+    LIMIT %(cap)s
+)
+SELECT
+    provider,
+    count(*) FILTER (WHERE outcome = 'sent') AS sent,
+    count(*) FILTER (WHERE outcome = 'refused') AS refused,
+    count(*) FILTER (WHERE outcome = 'failed') AS failed,
+    count(*) FILTER (WHERE outcome IN ('ambiguous', 'unfinished')) AS doubtful,
+    count(*) FILTER (
+        WHERE outcome = 'sent' AND at >= statement_timestamp() - INTERVAL '1 minute'
+    ) AS sent_lately,
+    percentile_disc(0.5) WITHIN GROUP (ORDER BY duration_ms) AS median_ms,
+    percentile_disc(0.95) WITHIN GROUP (ORDER BY duration_ms) AS slow_ms,
+    max(at) FILTER (WHERE outcome <> 'sent') AS last_failure_at,
+    COALESCE((array_agg(error_class ORDER BY id DESC) FILTER (WHERE outcome <> 'sent'))[1], '')
+        AS last_error,
+    (SELECT count(*) FROM latest) AS counted,
+    (SELECT EXTRACT(EPOCH FROM statement_timestamp() - min(at)) FROM latest) AS span
+FROM latest
+GROUP BY provider
+ORDER BY provider
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +135,14 @@ class Lane:
 def states() -> dict[Status, Count]:
     """Return how many notifications there are in each state, counted to a cap."""
     statuses = [each.value for each in Status]
-    rows = fetch(queries.STATES, {"statuses": statuses, "cap": CAP})
+    rows = fetch(STATES, {"statuses": statuses, "cap": CAP})
     return {Status(status): Count(found, found >= CAP) for status, found in rows}
 
 
 def accepted_per_second(now: datetime | None = None) -> float:
     """Return the rate of intake over the last minute, or over the newest of a greater number."""
     now = now or datetime.now(UTC)
-    rows = fetch(queries.ACCEPTED, {"since": first_id_at(now - MINUTE), "cap": CALLS})
+    rows = fetch(ACCEPTED, {"since": first_id_at(now - MINUTE), "cap": CALLS})
     count, first = rows[0]
     if count < CALLS:
         return float(count) / MINUTE.total_seconds()
@@ -91,7 +152,7 @@ def accepted_per_second(now: datetime | None = None) -> float:
 
 def calls() -> Calls:
     """Return what providers did in the last quarter of an hour, or in their newest calls."""
-    rows = fetch(queries.PROVIDERS, {"period": PERIOD, "cap": CALLS})
+    rows = fetch(PROVIDERS, {"period": PERIOD, "cap": CALLS})
     figures = [ProviderFigures(*row[:10]) for row in rows]
     counted, span = rows[0][10:] if rows else (0, 0)
     is_cut = counted >= CALLS

@@ -13,7 +13,7 @@ from django.db import DataError, IntegrityError, transaction
 
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.http.api import Problem
-from delayed_queue.http.api.parsing import parse
+from delayed_queue.http.api.bodies import parse
 from delayed_queue.notifications import intake, sql
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import Refused

@@ -18,7 +18,7 @@ from django.db import connection, transaction
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.handlers import storable
-from delayed_queue.notifications import sql, sweeping
+from delayed_queue.notifications import sql
 from delayed_queue.notifications.models import (
     MAX_NAME_LENGTH,
     Channel,
@@ -284,14 +284,14 @@ def retry(id_: uuid.UUID, *, even_in_doubt: bool = True) -> bool:
 @transaction.atomic
 def expire_overdue(limit: int = SWEEP_LIMIT) -> int:
     """Mark waiting notifications whose time is over; return how many, at most the limit."""
-    return _tell(fetch(sweeping.EXPIRE, {"limit": limit}))
+    return _tell(fetch(sql.EXPIRE, {"limit": limit}))
 
 
 @transaction.atomic
 def fail_dead(limit: int = SWEEP_LIMIT) -> int:
     """Fail open notifications whose message became a dead letter; return how many."""
     kinds = [queue.kind for queue in LANES.values()]
-    return sum(_tell(fetch(sweeping.FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
+    return sum(_tell(fetch(sql.FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
 
 
 def fail_lost(limit: int = SWEEP_LIMIT) -> int:
@@ -311,7 +311,7 @@ def _without_message(status: Status, limit: int) -> Iterator[list[uuid.UUID]]:
     after = uuid.UUID(int=0)
     while True:
         params = {"status": status.value, "after": after, "limit": limit}
-        rows = fetch(sweeping.WITHOUT_MESSAGE, params)
+        rows = fetch(sql.WITHOUT_MESSAGE, params)
         yield [id_ for id_, is_lost in rows if is_lost]
         if len(rows) < limit:
             return
@@ -320,7 +320,7 @@ def _without_message(status: Status, limit: int) -> Iterator[list[uuid.UUID]]:
 
 @transaction.atomic
 def _fail_lost(ids: list[uuid.UUID]) -> int:
-    return _tell(fetch(sweeping.FAIL_LOST, {"ids": ids}))
+    return _tell(fetch(sql.FAIL_LOST, {"ids": ids}))
 
 
 def _tell(ended: list[tuple[Any, ...]]) -> int:

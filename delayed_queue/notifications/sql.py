@@ -1,10 +1,28 @@
-"""Every hot statement of the service: each transition names the state it leads out of."""
+"""Every statement that moves a notification on: each names the states it leads out of."""
 
 from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.notifications import fragments
+# A delivery for each of ``held`` that was taken in hand by somebody who never wrote how it ended:
+# the provider may have seen it.
+INTERRUPTED: Final[LiteralString] = """
+interrupted AS (
+    INSERT INTO delayed_queue_notification_delivery (
+        notification_id, attempt, provider, provider_id, outcome, error_class, detail
+    )
+    SELECT id, attempts, '', '', 'unfinished', '', ''
+    FROM held
+    WHERE was_interrupted
+)"""
+
+# What tells a row of the templates, as ``t``, from any other that there ever was, and from itself
+# before any UPDATE, also one by hand: by the transaction that wrote it and where it lies. A
+# VACUUM FULL changes it too, and then the template is read once more. Ids alone begin anew in
+# another database, such as one that was restored.
+STAMP: Final[LiteralString] = """
+    concat_ws(' ', t.id, t.xmin, t.ctid, extract(epoch FROM t.created_at))"""
+
 
 # Take notifications in hand, for the leases of their messages. A row comes back for each that is
 # still open, PROCESSING under its lease, with what is to become of it: sent, or ended as expired
@@ -39,14 +57,14 @@ held AS MATERIALIZED (
             WHEN n.expires_at <= clock_timestamp() THEN 'EXPIRED'
             WHEN EXISTS (
                 SELECT 1
-                FROM notifications_suppression AS s
+                FROM delayed_queue_notification_suppression AS s
                 WHERE s.channel = n.channel
                     AND s.recipient_hash = n.recipient_hash
                     AND s.category IN ('', n.category)
             ) THEN 'CANCELLED'
             ELSE 'PROCESSING'
         END AS verdict
-    FROM notifications_notification AS n
+    FROM delayed_queue_notification AS n
     JOIN asked ON asked.id = n.id
     WHERE n.status IN ('ENQUEUED', 'PROCESSING')
         AND (
@@ -58,9 +76,9 @@ held AS MATERIALIZED (
     ORDER BY n.id
     FOR UPDATE OF n
 ),"""
-    + fragments.INTERRUPTED
+    + INTERRUPTED
     + """
-UPDATE notifications_notification AS n
+UPDATE delayed_queue_notification AS n
 SET
     status = 'PROCESSING',
     lease_id = held.lease_id,
@@ -80,7 +98,7 @@ RETURNING
 # message. Fenced like SETTLE; no row comes back when the lease was lost, and then none may be.
 # Reads: the primary key.
 TURN_TO: Final[LiteralString] = """
-UPDATE notifications_notification
+UPDATE delayed_queue_notification
 SET provider = %(provider)s
 WHERE id = %(id)s
     AND status = 'PROCESSING'
@@ -122,14 +140,14 @@ held AS MATERIALIZED (
             ELSE settled.outcome
         END AS outcome,
         settled.error_class
-    FROM notifications_notification AS n
+    FROM delayed_queue_notification AS n
     JOIN settled ON settled.id = n.id AND settled.lease_id = n.lease_id
     WHERE n.status = 'PROCESSING'
     ORDER BY n.id
     FOR UPDATE OF n
 ),
 recorded AS (
-    INSERT INTO notifications_delivery (
+    INSERT INTO delayed_queue_notification_delivery (
         notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
     )
     SELECT
@@ -143,14 +161,14 @@ recorded AS (
     )
     WHERE (
             SELECT TRUE
-            FROM notifications_delivery AS d
+            FROM delayed_queue_notification_delivery AS d
             WHERE d.notification_id = call.notification_id
                 AND d.attempt = call.attempt
                 AND d.provider = call.provider
             LIMIT 1
         ) IS NULL
 )
-UPDATE notifications_notification AS n
+UPDATE delayed_queue_notification AS n
 SET
     status = held.status,
     lease_id = NULL,
@@ -168,7 +186,7 @@ RETURNING n.id, n.status
 # be asked for again may have been sent by the first call, and goes on saying so.
 # Reads: the primary key.
 CANCEL: Final[LiteralString] = """
-UPDATE notifications_notification
+UPDATE delayed_queue_notification
 SET
     status = 'CANCELLED',
     ended_at = clock_timestamp(),
@@ -181,7 +199,7 @@ RETURNING priority, channel, callback_url
 # Let what failed be tried again, unless it would come too late; and what may have been sent only
 # for who says so. Reads: the primary key.
 RETRY: Final[LiteralString] = """
-UPDATE notifications_notification
+UPDATE delayed_queue_notification
 SET status = 'ENQUEUED', ended_at = NULL, outcome = '', error_class = ''
 WHERE id = %(id)s::uuid
     AND status = 'FAILED'
@@ -195,7 +213,7 @@ RETURNING priority, channel
 # once exactly one wins. The caller sorts the keys, so that two batches never wait for each other,
 # and names each only once. Reads: notification_dedupe.
 CLAIM_KEYS: Final[LiteralString] = """
-INSERT INTO notifications_dedupeclaim AS held (tenant, key, notification_id, until)
+INSERT INTO delayed_queue_notification_dedupe AS held (tenant, key, notification_id, until)
 SELECT %(tenant)s::text, key, id, statement_timestamp() + %(window)s::interval
 FROM unnest(%(keys)s::text[], %(ids)s::uuid[]) AS asked (key, id)
 ON CONFLICT (tenant, key) DO UPDATE
@@ -207,8 +225,8 @@ RETURNING key
 # The notifications that hold those keys. Reads: notification_dedupe, the primary key.
 HOLDERS: Final[LiteralString] = """
 SELECT held.key, n.id, n.status
-FROM notifications_dedupeclaim AS held
-JOIN notifications_notification AS n ON n.id = held.notification_id
+FROM delayed_queue_notification_dedupe AS held
+JOIN delayed_queue_notification AS n ON n.id = held.notification_id
 WHERE held.tenant = %(tenant)s
     AND held.key = ANY (%(keys)s::text[])
 """
@@ -219,7 +237,7 @@ WHERE held.tenant = %(tenant)s
 # Asked of each request, for what was never analyzed the planner would read from end to end.
 # Reads: notification_suppression, notification_dedupe.
 INSERT: Final[LiteralString] = """
-INSERT INTO notifications_notification (
+INSERT INTO delayed_queue_notification (
     id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
     template_version, subject, body, html, send_at, expires_at, dedupe_key, callback_url, status,
     outcome, ended_at, attempts, provider, provider_id, error_class
@@ -245,7 +263,7 @@ FROM unnest(
 CROSS JOIN LATERAL (
     SELECT EXISTS (
         SELECT 1
-        FROM notifications_suppression AS s
+        FROM delayed_queue_notification_suppression AS s
         WHERE s.channel = request.channel
             AND s.recipient_hash = request.recipient_hash
             AND s.category IN ('', request.category)
@@ -254,7 +272,7 @@ CROSS JOIN LATERAL (
 WHERE claim = ''
     OR (
         SELECT held.notification_id
-        FROM notifications_dedupeclaim AS held
+        FROM delayed_queue_notification_dedupe AS held
         WHERE held.tenant = %(tenant)s::text
             AND held.key = claim
     ) = id
@@ -268,9 +286,9 @@ FIND_TEMPLATE: Final[LiteralString] = (
     """
 SELECT
     t.name, t.channel, t.version, t.category, t.subject, t.body, t.html,"""
-    + fragments.STAMP
+    + STAMP
     + """
-FROM notifications_template AS t
+FROM delayed_queue_notification_template AS t
 WHERE t.name = %(name)s::text
     AND t.channel = %(channel)s::text
     AND t.version <= COALESCE(%(version)s::int, 2147483647)
@@ -290,9 +308,9 @@ FROM unnest(
 ) AS known (name, channel, version, stamp)
 WHERE known.stamp IS DISTINCT FROM (
         SELECT"""
-    + fragments.STAMP
+    + STAMP
     + """
-        FROM notifications_template AS t
+        FROM delayed_queue_notification_template AS t
         WHERE t.name = known.name
             AND t.channel = known.channel
             AND t.version <= COALESCE(known.version, 2147483647)
@@ -306,7 +324,7 @@ WHERE known.stamp IS DISTINCT FROM (
 # Keep broker's messages that are no valid requests; one that is kept already is counted.
 # Reads: notification_parked_digest.
 PARK: Final[LiteralString] = """
-INSERT INTO notifications_parkedrequest AS parked (
+INSERT INTO delayed_queue_notification_parked AS parked (
     digest, origin, tenant, message_id, content_type, body, reason, errors, times
 )
 SELECT digest, %(origin)s, %(tenant)s, message_id, content_type, body, reason, errors, times
@@ -321,3 +339,136 @@ SET
     reason = EXCLUDED.reason,
     errors = EXCLUDED.errors
 """
+
+
+# Mark a bounded number of waiting notifications whose time is over, so that lists tell the truth
+# before a dispatcher comes to them; the queue's messages then find nothing to do. What another
+# transaction holds is being sent, cancelled or expired. Reads: notification_expires.
+EXPIRE: Final[LiteralString] = """
+UPDATE delayed_queue_notification
+SET
+    status = 'EXPIRED',
+    ended_at = clock_timestamp(),
+    outcome = CASE WHEN outcome = 'in doubt' THEN 'expired, in doubt' ELSE 'expired' END
+WHERE id = ANY (ARRAY(
+        SELECT id
+        FROM delayed_queue_notification
+        WHERE status = 'ENQUEUED'
+            AND expires_at <= statement_timestamp()
+        ORDER BY expires_at
+        LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    ))
+RETURNING id, status, callback_url
+"""
+
+# Fail what is still open though its message became a dead letter: of a handler that killed its
+# process each time, nobody else writes the end. One that was PROCESSING may have been sent, and a
+# delivery tells so. Looks at the newest letters of one queue only, and locks in the order of ids.
+# Whether its message lives is asked of each letter: NOT EXISTS may be a join with all messages.
+# Reads: dead_letter_kind_died, the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
+FAIL_DEAD: Final[LiteralString] = (
+    """
+WITH letter AS MATERIALIZED (
+    SELECT "pKey", reason
+    FROM delayed_queue_dead_letter
+    WHERE "pKind" = %(kind)s
+        AND "pKey" ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+    ORDER BY "diedAt" DESC, id DESC
+    LIMIT %(limit)s
+),
+held AS MATERIALIZED (
+    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted, letter.reason
+    FROM delayed_queue_notification AS n
+    JOIN letter ON n.id = letter."pKey"::uuid
+    WHERE n.status IN ('ENQUEUED', 'PROCESSING')
+        AND (
+            SELECT TRUE
+            FROM delayed_queue AS m
+            WHERE m."pKey" = letter."pKey"
+                AND m."pKind" = %(kind)s
+        ) IS NULL
+    ORDER BY n.id
+    FOR UPDATE OF n
+),"""
+    + INTERRUPTED
+    + """
+UPDATE delayed_queue_notification AS n
+SET
+    status = 'FAILED',
+    lease_id = NULL,
+    ended_at = clock_timestamp(),
+    outcome = 'given up: ' || held.reason
+        || CASE
+            WHEN held.was_interrupted OR n.outcome = 'in doubt' THEN ', in doubt'
+            ELSE ''
+        END
+FROM held
+WHERE n.id = held.id
+RETURNING n.id, n.status, n.callback_url
+"""
+)
+
+# Of the next open notifications in one state those that have no message, so that no dispatcher will
+# ever come to them: somebody dropped it on the page of its queue, or it was one of more dead
+# letters than FAIL_DEAD looks at. Locks nothing, so what it finds is only suspected. A row for each
+# that was looked at, to go on from the last. Whether there is a message is asked of each, as above.
+# Reads: notification_status_id, delayed_queue__PKeyPlusKindUniqueIndex.
+WITHOUT_MESSAGE: Final[LiteralString] = """
+SELECT
+    waiting.id,
+    (
+        SELECT TRUE
+        FROM delayed_queue AS m
+        WHERE m."pKey" = waiting.id::text
+            AND m."pKind"
+                = 'notifications-' || waiting.priority || '-' || waiting.channel || '|json'
+    ) IS NULL AS is_lost
+FROM (
+    SELECT id, priority, channel
+    FROM delayed_queue_notification
+    WHERE (status, id) > (%(status)s, %(after)s::uuid)
+        AND status <= %(status)s
+    ORDER BY status, id
+    LIMIT %(limit)s
+) AS waiting
+ORDER BY waiting.id
+"""
+
+# Fail those of them that still have no message, looked at anew: by now one may have been retried.
+# One that was PROCESSING may have been sent, and a delivery tells so. Locks in the order of ids.
+# Joined rather than "id = ANY": with that, PostgreSQL 15 reads all that are open to find those few.
+# Reads: the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
+FAIL_LOST: Final[LiteralString] = (
+    """
+WITH held AS MATERIALIZED (
+    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted
+    FROM unnest(%(ids)s::uuid[]) AS lost (id)
+    JOIN delayed_queue_notification AS n ON n.id = lost.id
+    WHERE n.status IN ('ENQUEUED', 'PROCESSING')
+        AND (
+            SELECT TRUE
+            FROM delayed_queue AS m
+            WHERE m."pKey" = n.id::text
+                AND m."pKind" = 'notifications-' || n.priority || '-' || n.channel || '|json'
+        ) IS NULL
+    ORDER BY n.id
+    FOR UPDATE OF n
+),"""
+    + INTERRUPTED
+    + """
+UPDATE delayed_queue_notification AS n
+SET
+    status = 'FAILED',
+    lease_id = NULL,
+    ended_at = clock_timestamp(),
+    outcome = 'its message is gone'
+        || CASE
+            WHEN held.was_interrupted OR n.outcome = 'in doubt' THEN ', in doubt'
+            ELSE ''
+        END
+FROM held
+WHERE n.id = held.id
+RETURNING n.id, n.status, n.callback_url
+"""
+)

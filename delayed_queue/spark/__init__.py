@@ -15,16 +15,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from delayed_queue.spark.connecting import dsn_from_django as dsn_from_django
+    from delayed_queue.spark.database import dsn_from_django as dsn_from_django
     from delayed_queue.spark.draining import acknowledge_checkpoint as acknowledge_checkpoint
     from delayed_queue.spark.draining import drain as drain
-    from delayed_queue.spark.jobs.lakes import claim_lake as claim_lake
-    from delayed_queue.spark.jobs.lakes import read_lake as read_lake
+    from delayed_queue.spark.jobs.files import claim_lake as claim_lake
+    from delayed_queue.spark.jobs.files import read_lake as read_lake
     from delayed_queue.spark.ledger import Counts as Counts
     from delayed_queue.spark.ledger import counts as counts
+    from delayed_queue.spark.reader import consistent_snapshot as consistent_snapshot
     from delayed_queue.spark.session import build_session as build_session
     from delayed_queue.spark.session import register as register
-    from delayed_queue.spark.snapshots import consistent_snapshot as consistent_snapshot
     from delayed_queue.spark.source import DelayedQueueDataSource as DelayedQueueDataSource
 
 _HOMES = {
@@ -32,12 +32,12 @@ _HOMES = {
     "DelayedQueueDataSource": "source",
     "acknowledge_checkpoint": "draining",
     "build_session": "session",
-    "claim_lake": "jobs.lakes",
-    "consistent_snapshot": "snapshots",
+    "claim_lake": "jobs.files",
+    "consistent_snapshot": "reader",
     "counts": "ledger",
     "drain": "draining",
-    "dsn_from_django": "connecting",
-    "read_lake": "jobs.lakes",
+    "dsn_from_django": "database",
+    "read_lake": "jobs.files",
     "register": "session",
 }
 

@@ -14,7 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 
-from delayed_queue.admin.rows import find
+from delayed_queue.admin.lists import find
 from delayed_queue.spark.jobs.console import cell, span
 from delayed_queue.spark.models import PipelineReport
 

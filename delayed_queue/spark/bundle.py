@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import delayed_queue
-from delayed_queue.spark.private import private_directory
+from delayed_queue.spark.starting import private_directory
 
 _PACKAGE: Final = Path(delayed_queue.__file__).parent
 # What executors never import: Django's side.

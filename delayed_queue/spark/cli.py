@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import Final, NoReturn
 
 from delayed_queue.spark.commands import COMMANDS
-from delayed_queue.spark.commands.arguments import pair, whole
-from delayed_queue.spark.commands.command import FAILED
+from delayed_queue.spark.commands.arguments import FAILED, pair, whole
 from delayed_queue.spark.errors import sentence_of
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.stopping import Stopping, signals
+from delayed_queue.spark.starting import Stopping, signals
 
 _PROGRAM: Final = "python -m delayed_queue.spark"
 

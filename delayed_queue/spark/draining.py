@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
-from delayed_queue.spark.drivers import Session
-from delayed_queue.spark.links import Link
+from delayed_queue.spark.database import Link, Session
 from delayed_queue.spark.options import Options
 
 if TYPE_CHECKING:

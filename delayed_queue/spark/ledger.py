@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from delayed_queue.spark.connecting import connect
-from delayed_queue.spark.drivers import Session
+from delayed_queue.spark.database import Session, connect
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.offering import (
     CLOSE_JOB,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.spark.connecting import VARIABLE
-from delayed_queue.spark.room import TASKS
+from delayed_queue.spark.database import TASKS, VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

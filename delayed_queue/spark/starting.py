@@ -1,23 +1,83 @@
-"""A session for a command: as the settings and the command line say, quietly, with patience."""
+"""How a command starts its session and is stopped: as settings say, quietly."""
 
 from __future__ import annotations
 
 import os
+import signal
+import stat
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.spark.jobs.console import Console
-from delayed_queue.spark.private import private_directory
 from delayed_queue.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def private_directory() -> Path:
+    """Return a directory in the temporary one that nobody else can write to.
+
+    What lies in the temporary directory itself under a name that can be known before may be
+    anybody's: raises ResourceUnavailable where another user has taken the name.
+    """
+    path = Path(tempfile.gettempdir()) / f"delayed_queue-{os.getuid()}"
+    path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+    found = path.lstat()
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not is_own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ResourceUnavailable(
+            f"{path} can be written to by other users: remove it, or set TMPDIR."
+        )
+    return path
+
+
+class Stopping:
+    """Ctrl-C and SIGTERM: an event for who looks at it, an exception for everybody else."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.is_gentle = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        is_first = not self.event.is_set()
+        self.event.set()
+        if not (self.is_gentle and is_first):
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def gently(self) -> Iterator[threading.Event]:
+        """Let the block end by itself when the event is set; a second signal does not wait."""
+        self.is_gentle = True
+        if threading.current_thread() is threading.main_thread():
+            # Spark's session has put a handler of its own over ours, which cancels everything.
+            signal.signal(signal.SIGINT, self)
+        try:
+            yield self.event
+        finally:
+            self.is_gentle = False
+
+
+@contextmanager
+def signals(stopping: Stopping) -> Iterator[None]:
+    """Have the signals answered by ``stopping`` in the block; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, stopping) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 _GREETINGS: Final = (
     b"WARNING: Using incubator modules",

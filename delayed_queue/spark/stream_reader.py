@@ -15,13 +15,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.spark.connecting import connect
-from delayed_queue.spark.drivers import DriverError
-from delayed_queue.spark.leases import Leases
+from delayed_queue.spark.database import DriverError, connect, look_around
+from delayed_queue.spark.leases import Leases, Owner, check_offset, owner_of
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.owners import Owner, check_offset, owner_of
 from delayed_queue.spark.reader import IdRange, ranges, read_columns
-from delayed_queue.spark.room import look_around
 from delayed_queue.spark.schema import check_read
 from delayed_queue.spark.store.streaming import READ_LEASED
 

@@ -11,12 +11,10 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.connecting import connect
+from delayed_queue.spark.database import Link, connect, look_around
 from delayed_queue.spark.ledger import JobKey, claim_closing, prune_ledger
-from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import Job, PartitionOffers
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.room import look_around
 from delayed_queue.spark.schema import check_written
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from delayed_queue.http.tokens import create_token
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications import intake, services
 from delayed_queue.notifications.api import TOPIC
+from delayed_queue.notifications.broker import Consumer
 from delayed_queue.notifications.channels import signing_secrets
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.consumer import Consumer
 from delayed_queue.notifications.intake import Refused
 from delayed_queue.notifications.models import (
     FINAL_STATUSES,

@@ -62,7 +62,7 @@ SERVING: Final = (
     "--no-cron", *(each for name in (*LANES, VOUCHERS_QUEUE_NAME) for each in ("--queue", name))
 )  # fmt: skip
 TARGET: Final = "delayed_queue.notifications.importing:import_rows"
-NOTIFICATIONS: Final = "notifications_notification"
+NOTIFICATIONS: Final = "delayed_queue_notification"
 # What the report is told of archived notifications.
 EVENTS: Final = (
     "channel=kind", "send_at=scheduled_at", "ended_at=finished_at", "status=outcome",
@@ -239,7 +239,7 @@ _ANSWER: Final = "answer "
 
 def serve(heard: Callable[[], bytes]) -> None:
     """Be that process: run what is heard, a JSON list a line, until an empty line comes."""
-    from delayed_queue.spark.connecting import VARIABLE, dsn_from_django
+    from delayed_queue.spark.database import VARIABLE, dsn_from_django
     from delayed_queue.spark.jobs.console import Console
     from delayed_queue.spark.starting import session
 

@@ -14,8 +14,7 @@ import psycopg
 import pytest
 from django.db import connections
 
-from delayed_queue.http.api.lines import Waiter, Wish
-from delayed_queue.http.api.waiting import Hub
+from delayed_queue.http.api.waiting import Hub, Waiter, Wish
 from tests.api.test_waiting import is_listening
 from tests.processes import wait_until
 

@@ -13,10 +13,10 @@ from django.test import Client
 
 from delayed_queue import suggestions
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.http.api import parsing
-from delayed_queue.http.api.parsing import lines_of, parse
+from delayed_queue.http.api import bodies
+from delayed_queue.http.api.bodies import lines_of, parse
 from delayed_queue.http.api.problems import MAX_ERRORS, Problem
-from delayed_queue.http.api.quick import MAX_BYTES
+from delayed_queue.http.api.service import MAX_BYTES
 from delayed_queue.http.callbacks.guard import check_url
 from delayed_queue.http.conf import ApiSettings
 from delayed_queue.http.jobs.jobs import job_from
@@ -177,7 +177,7 @@ def test_an_array_that_is_too_long_is_not_walked_through(monkeypatch: pytest.Mon
         walked.append(len(value))
         return 0
 
-    monkeypatch.setattr(parsing, "_checked", walk)
+    monkeypatch.setattr(bodies, "_checked", walk)
     parse(raw, LIMITS.DEPTH, most=1001)
     with pytest.raises(Problem, match="too_many_items"):
         parse(raw, LIMITS.DEPTH, most=1000)

@@ -15,8 +15,7 @@ from ninja import Field, Router, Schema, Status
 from delayed_queue import DelayedQueue, RetryPolicy
 from delayed_queue.http.api import Problem, make_api, requires, takes_body
 from delayed_queue.http.api.auth import demand
-from delayed_queue.http.api.lines import Wish
-from delayed_queue.http.api.waiting import hub
+from delayed_queue.http.api.waiting import Wish, hub
 from delayed_queue.messages import Envelope
 
 router = Router()

@@ -13,7 +13,7 @@ from delayed_queue import CronMessage, DelayedQueue
 from delayed_queue.cron.store import ScheduleManager
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.testing import ManualClock
-from delayed_queue.testing.schedules import InMemorySchedules
+from delayed_queue.testing.tables import InMemorySchedules
 from tests.contract.support import HOUR, MINUTE, MakeQueue, leased, polled_keys
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32

@@ -50,7 +50,10 @@ def proxied(
 
     The default alias itself, because Django's tests let no alias through that it does not know.
     """
-    settings.DELAYED_QUEUE = {"BACKOFF": BACKOFF, "API": {"TOPICS": EVERY_TOPIC}}
+    settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {
+        "BACKOFF": BACKOFF,
+        "API": {"TOPICS": EVERY_TOPIC},
+    }
     found = connections["default"].settings_dict
     kept = dict(found)
     options = {"sslmode": "disable", "gssencmode": "disable", **getattr(request, "param", {})}

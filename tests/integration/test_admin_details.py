@@ -14,8 +14,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue.admin.formats import human, relative, timeline
-from delayed_queue.admin.payloads import MAX_READ, show_payload
+from delayed_queue.admin.formats import MAX_READ, human, relative, show_payload, timeline
 from delayed_queue.models import Message
 from tests.factories import DeadLetterFactory, MessageFactory
 from tests.integration.admin_lists import MODELS

@@ -13,7 +13,7 @@ from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.db import connection
 from django.test import Client
 
-from delayed_queue.admin.schedule_rules import next_change, preview
+from delayed_queue.admin.schedule_forms import next_change, preview
 from delayed_queue.cron.keeper import CronEntry, CronKeeper
 from delayed_queue.cron.registry import crontab
 from delayed_queue.cron.rules import PeriodicSchedule

@@ -24,6 +24,7 @@ from delayed_queue import CronEntry
 from delayed_queue.cron.registry import crontab
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry
+from delayed_queue.notifications.conf import CONSOLES
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
 from tests import documents
@@ -35,7 +36,8 @@ IDS = {
     documents.code(row[0])
     for row in documents.table(documents.DOCS / "reference/settings.md", "id", "meaning")
 }
-SERVED: Final = {"API": {"TOPICS": ["orders"]}}
+HASHED: Final = {"NOTIFICATIONS": {"HASH_KEY": "a key"}}
+SERVED: Final = {"API": {"TOPICS": ["orders"]}} | HASHED
 
 
 def check(*arguments: str) -> str:
@@ -93,11 +95,11 @@ def provoke_e003(settings: Settings) -> None:
 
 
 def provoke_e004(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = {"API": {**SERVED["API"], "PUBLIC": True}}
+    settings.DELAYED_QUEUE = HASHED | {"API": {**SERVED["API"], "PUBLIC": True}}
 
 
 def provoke_e005(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = {"API": {**SERVED["API"], "DOCS": True}}
+    settings.DELAYED_QUEUE = HASHED | {"API": {**SERVED["API"], "DOCS": True}}
 
 
 def provoke_w005(settings: Settings) -> None:
@@ -107,12 +109,28 @@ def provoke_w005(settings: Settings) -> None:
 
 
 def provoke_w007(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = {}
+    settings.DELAYED_QUEUE = HASHED
+
+
+def provoke_e008(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = SERVED | {"NOTIFICATIONS": {"HASH_KEY": "k", "SECRETS": ["wrong"]}}
+
+
+def provoke_w008(settings: Settings) -> None:
+    consoles = {channel: CONSOLES[channel] for channel in ("email", "sms")}
+    settings.DELAYED_QUEUE = SERVED | {"NOTIFICATIONS": {"HASH_KEY": "k", "PROVIDERS": consoles}}
+
+
+def provoke_w009(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = {"API": SERVED["API"]}
 
 
 class TestEachId:
-    @pytest.mark.parametrize("name", ["E001", "E003", "E004", "E005", "W005", "W007"])
+    @pytest.mark.parametrize(
+        "name", ["E001", "E003", "E004", "E005", "E008", "W005", "W007", "W008", "W009"]
+    )
     def test_of_settings(self, name: str, settings: Settings) -> None:
+        settings.DELAYED_QUEUE = SERVED
         assert ids(check("--deploy")) == set()
         globals()[f"provoke_{name.lower()}"](settings)
         assert ids(check("--deploy")) == {f"delayed_queue.{name}"}
@@ -144,7 +162,7 @@ class TestEachId:
     @pytest.mark.usefixtures("without_ninja")
     def test_of_the_api_without_its_extra(self) -> None:
         said = check("--deploy")
-        assert ids(said) == {"delayed_queue.E007"}
+        assert ids(said) - {"delayed_queue.W009"} == {"delayed_queue.E007"}
         assert "needs the extra [api]: pip install 'django-delayed-queue[api]'" in said
 
     def test_every_id_of_the_page_has_a_case_here(self) -> None:

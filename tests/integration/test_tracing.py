@@ -150,7 +150,7 @@ class TestThroughAWorker:
     def test_each_attempt_is_a_child_of_the_offer(self, settings: LazySettings) -> None:
         traces = Traces()
         use(settings, traces)
-        settings.DELAYED_QUEUE |= {"RETRY_POLICY": RetryPolicy.ladder("0s")}
+        settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {"RETRY_POLICY": RetryPolicy.ladder("0s")}
         DelayedQueue("orders").offer_or_update("k", 1)
 
         def fail_once(envelope: Envelope) -> None:

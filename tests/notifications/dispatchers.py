@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any, Final
 
-from delayed_queue.notifications.channels import get_settings
+from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.handlers import LANES
 from delayed_queue.notifications.models import FINAL_STATUSES, Notification, Status

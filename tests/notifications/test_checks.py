@@ -7,24 +7,32 @@ from datetime import timedelta
 
 import pytest
 
-from delayed_queue.notifications.checks import check_hash_key, check_providers, check_settings
+from delayed_queue.checks import check_settings
+from delayed_queue.notifications.checks import check_hash_key, check_providers
+from tests.notifications.configured import configure
 from tests.processes import managed, wait_until
 
 
-@pytest.mark.parametrize("configured", [{"DEDUPE_WINDOWS": 1}, {"RETENTION": timedelta(hours=1)}])
-def test_settings_that_cannot_be_used_are_an_error(settings, configured):
-    settings.NOTIFICATIONS = configured
+@pytest.mark.parametrize(
+    "configured",
+    [
+        {"DEDUPE_WINDOWS": 1}, {"RETENTION": timedelta(hours=1)}, {"PROVIDER": {}},
+        {"PROVIDERS": {"fax": []}}, {"THROTTLE": {"fax": (1, 1)}}, {"HASH_KEY": 1},
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_used_are_an_error_and_nothing_else_is_said(settings, configured):
+    configure(settings, configured)
     (found,) = check_settings()
-    assert found.id == "notifications.E001"
+    assert found.id == "delayed_queue.E001"
     assert next(iter(configured)) in found.msg
-    assert check_hash_key() == []
+    assert check_hash_key() == check_providers() == []
 
 
 def test_a_deployment_without_a_key_for_hashes_is_warned(settings):
-    settings.NOTIFICATIONS = {}
-    assert [each.id for each in check_hash_key()] == ["notifications.W001"]
-    settings.NOTIFICATIONS = {"HASH_KEY": "of its own"}
-    assert check_settings() == check_hash_key() == []
+    configure(settings, {})
+    assert [each.id for each in check_hash_key()] == ["delayed_queue.W009"]
+    configure(settings, {"HASH_KEY": "of its own"})
+    assert check_hash_key() == []
 
 
 @pytest.mark.parametrize(
@@ -35,20 +43,19 @@ def test_a_deployment_without_a_key_for_hashes_is_warned(settings):
         {"PROVIDERS": {"sms": [{"kind": "console", "name": "a", "rate": [0, 1]}]}},
         {"THROTTLE": {"sms": (1, 0)}},
         {"SECRETS": ["s3cret"]},
-        {"PROVIDER": {}},
     ],
 )
 def test_what_would_fail_every_message_is_an_error_before_the_first(settings, configured):
-    settings.DISPATCH = configured
+    configure(settings, configured)
     (found,) = check_providers()
-    assert found.id == "notifications.E002"
+    assert found.id == "delayed_queue.E008"
     assert "s3cret" not in found.msg
 
 
 def test_a_channel_without_providers_is_warned_of(settings):
-    settings.DISPATCH = {"PROVIDERS": {"sms": [{"kind": "console", "name": "a"}]}}
-    assert [each.id for each in check_providers()] == ["notifications.W002"] * 2
-    settings.DISPATCH = {}
+    configure(settings, {"PROVIDERS": {"sms": [{"kind": "console", "name": "a"}]}})
+    assert [each.id for each in check_providers()] == ["delayed_queue.W008"] * 2
+    configure(settings, {})
     assert check_providers() == []
 
 

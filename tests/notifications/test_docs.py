@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from typing import Final
 
 import pytest
 from django.contrib.auth.models import Permission
 
 from delayed_queue.notifications.api import api
-from delayed_queue.notifications.conf import NotificationSettings
-from delayed_queue.notifications.tags import register
+from delayed_queue.notifications.rendering import register
 from delayed_queue.notifications.validation import FIELDS
 from example_project.samples import read_samples
 from tests import documents
@@ -25,12 +23,6 @@ def test_the_table_of_fields_has_every_field():
     assert [documents.code(row[0]) for row in rows] == list(FIELDS)
 
 
-def test_the_table_of_settings_has_every_key():
-    rows = documents.table(GUIDE, "key", "default", "meaning")
-    keys = [documents.code(row[0]) for row in rows]
-    assert keys == [each.name for each in fields(NotificationSettings)]
-
-
 def test_the_table_of_calls_has_every_call():
     rows = documents.table(GUIDE, "call", "verb", "answers")
     told = set(re.findall(r"/v1/[a-z{}/]+", " ".join(row[0] for row in rows)))
@@ -42,7 +34,7 @@ def test_the_table_of_calls_has_every_call():
 def test_the_permissions_exist():
     rows = documents.table(GUIDE, "permission", "allows")
     told = {documents.code(row[0]).partition(".")[2] for row in rows}
-    of_app = Permission.objects.filter(content_type__app_label="notifications")
+    of_app = Permission.objects.filter(content_type__app_label="delayed_queue_notifications")
     assert told <= set(of_app.values_list("codename", flat=True))
 
 

@@ -13,6 +13,7 @@ from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.intake import Accepted, Refused
 from delayed_queue.notifications.models import Notification, Source, Status, Suppression
 from delayed_queue.notifications.recipients import recipient_hash
+from tests.notifications.configured import configure
 from tests.notifications.requests import email, sms, template, webhook
 
 pytestmark = pytest.mark.django_db
@@ -95,7 +96,7 @@ def test_n9_duplicates_within_one_call_are_one():
 
 
 def test_n9_the_key_is_free_again_after_the_window(settings):
-    settings.NOTIFICATIONS = {"DEDUPE_WINDOW": timedelta(0)}
+    configure(settings, {"DEDUPE_WINDOW": timedelta(0)})
     first = accepted(email(dedupeKey="order-1"))
     # A transaction has one time for all its statements, so the window has ended by the next.
     assert accepted(email(dedupeKey="order-1")).id != first.id

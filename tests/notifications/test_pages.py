@@ -30,9 +30,9 @@ from tests.notifications.requests import template
 
 pytestmark = pytest.mark.django_db
 
-LIST = "/admin/notifications/notification/"
+LIST = "/admin/delayed_queue_notifications/notification/"
 DASHBOARD = f"{LIST}dashboard/"
-PARKED = "/admin/notifications/parkedrequest/"
+PARKED = "/admin/delayed_queue_notifications/parkedrequest/"
 SECRET = "<b>secret</b>"
 
 
@@ -41,7 +41,7 @@ def operator(*permissions: str) -> Client:
     number = get_user_model().objects.count()
     user = get_user_model().objects.create_user(f"operator-{number}", is_staff=True)
     chosen = Permission.objects.filter(
-        content_type__app_label="notifications", codename__in=permissions
+        content_type__app_label="delayed_queue_notifications", codename__in=permissions
     )
     assert chosen.count() == len(permissions)
     user.user_permissions.set(chosen)
@@ -103,7 +103,7 @@ def test_n12_no_page_without_its_permission(url):
 def test_n12_recipients_and_texts_are_for_those_who_may_see_them():
     notification = failed(body=SECRET, html=SECRET, subject=SECRET)
     html = page(operator("view_notification"), url_of(notification))
-    assert "needs the permission notifications.view_recipient" in html
+    assert "needs the permission delayed_queue_notifications.view_recipient" in html
     for text in ("ada@example.org", "secret", "no such user"):
         assert text not in html
 
@@ -321,13 +321,18 @@ def test_n9_templates_are_added_as_versions():
     client = operator("view_template", "add_template")
     good = {"name": "hello", "channel": "sms", "body": "Hello {{ name }}\r\n\r\nBye"}
     for _ in range(2):
-        assert client.post("/admin/notifications/template/add/", good).status_code == 302
+        assert (
+            client.post("/admin/delayed_queue_notifications/template/add/", good).status_code == 302
+        )
     assert list(Template.objects.values_list("version", flat=True)) == [1, 2]
     assert Template.objects.get(version=1).body == "Hello {{ name }}\n\nBye"
-    bad = client.post("/admin/notifications/template/add/", good | {"body": "{% include 'x' %}"})
+    bad = client.post(
+        "/admin/delayed_queue_notifications/template/add/", good | {"body": "{% include 'x' %}"}
+    )
     assert "does not compile" in bad.content.decode()
     html = page(
-        client, f"/admin/notifications/template/{Template.objects.get(version=1).pk}/change/"
+        client,
+        f"/admin/delayed_queue_notifications/template/{Template.objects.get(version=1).pk}/change/",
     )
     assert 'name="_save"' not in html
 
@@ -336,19 +341,21 @@ def test_n9_a_version_begins_with_the_one_before_it():
     first = template()
     first.save()
     client = operator("view_template", "add_template")
-    add = "/admin/notifications/template/add/"
-    html = page(client, f"/admin/notifications/template/{first.pk}/change/")
+    add = "/admin/delayed_queue_notifications/template/add/"
+    html = page(client, f"/admin/delayed_queue_notifications/template/{first.pk}/change/")
     assert f'href="{add}?from={first.pk}"' in html
     assert "Dear {{ name }}, welcome." in page(client, f"{add}?from={first.pk}")
     for wrong in ("x", "-1", "9" * 30, ""):
         assert "Dear" not in page(client, f"{add}?from={wrong}")
-    html = page(operator("view_template"), f"/admin/notifications/template/{first.pk}/change/")
+    html = page(
+        operator("view_template"), f"/admin/delayed_queue_notifications/template/{first.pk}/change/"
+    )
     assert "New version" not in html
 
 
 def test_n9_suppressions_are_added_by_recipient_and_kept_as_hashes():
     client = operator("view_suppression", "add_suppression", "delete_suppression")
-    add = "/admin/notifications/suppression/add/"
+    add = "/admin/delayed_queue_notifications/suppression/add/"
     data = {"channel": "email", "recipient": "Ada@example.org", "reason": "opt-out"}
     assert client.post(add, data).status_code == 302
     kept = Suppression.objects.get()
@@ -357,5 +364,5 @@ def test_n9_suppressions_are_added_by_recipient_and_kept_as_hashes():
         assert client.post(add, data | wrong).status_code == 200
     assert client.post(add, data | {"reason": "complaint"}).status_code == 302
     assert Suppression.objects.get().reason == "complaint"
-    html = page(client, "/admin/notifications/suppression/")
+    html = page(client, "/admin/delayed_queue_notifications/suppression/")
     assert "ada@example.org" not in html.lower()

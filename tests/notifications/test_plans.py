@@ -21,7 +21,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue.notifications import queries, sql, sweeping
+from delayed_queue.notifications import listing, monitor, pruning, sql
 from delayed_queue.notifications.ids import first_id_at
 from delayed_queue.notifications.listing import LAST_ID
 from delayed_queue.notifications.models import Status
@@ -33,8 +33,9 @@ pytestmark = pytest.mark.django_db
 
 ROWS: Final = int(os.environ.get("NOTIFICATION_ROWS", "200000"))
 TABLES: Final = (
-    "notifications_notification, notifications_delivery, notifications_suppression, "
-    "notifications_dedupeclaim, notifications_parkedrequest, notifications_template, "
+    "delayed_queue_notification, delayed_queue_notification_delivery, "
+    "delayed_queue_notification_suppression, delayed_queue_notification_dedupe, "
+    "delayed_queue_notification_parked, delayed_queue_notification_template, "
     "delayed_queue_dead_letter, delayed_queue"
 )
 COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
@@ -43,7 +44,7 @@ WARM: Final = {"effective_cache_size": "4GB"}
 # 97 % sent, 1 % each enqueued, processing and failed; nothing is cancelled or expired: looking for
 # what is not there must cost nothing. Ids ascend over a day. Two tenants, one of them rare.
 FILL: Final = f"""
-INSERT INTO notifications_notification (
+INSERT INTO delayed_queue_notification (
     id, tenant, source, channel, priority, category, recipient, recipient_hash, template, subject,
     body, html, send_at, expires_at, dedupe_key, callback_url, status, attempts, lease_id, provider,
     provider_id, outcome, error_class, created_at, ended_at
@@ -67,41 +68,42 @@ SELECT
 FROM generate_series(1, {ROWS}) AS n
 """  # noqa: S608 - numbers of our own
 FILL_OTHERS: Final = f"""
-INSERT INTO notifications_delivery (
+INSERT INTO delayed_queue_notification_delivery (
     notification_id, at, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
 )
 SELECT
     id, now() - row_number() OVER () * interval '10 ms', 1, 'smtp-' || length(recipient) %% 3, '',
     'sent', '', '', 100
-FROM notifications_notification;
-INSERT INTO notifications_suppression (channel, recipient_hash, category, reason)
+FROM delayed_queue_notification;
+INSERT INTO delayed_queue_notification_suppression (channel, recipient_hash, category, reason)
 SELECT
     'email', substring(sha256(convert_to('other' || n, 'UTF8')) FROM 1 FOR 16), 'offers', 'opt-out'
 FROM generate_series(1, {ROWS} / 4) AS n;
-INSERT INTO notifications_dedupeclaim (tenant, key, notification_id, until)
+INSERT INTO delayed_queue_notification_dedupe (tenant, key, notification_id, until)
 SELECT 'shop', 'key:' || recipient, id, now() + interval '1 hour'
-FROM notifications_notification;
-INSERT INTO notifications_parkedrequest (
+FROM delayed_queue_notification;
+INSERT INTO delayed_queue_notification_parked (
     digest, origin, message_id, content_type, body, reason, errors, times, parked_at
 )
 SELECT
     sha256(convert_to(n::text, 'UTF8')), 'notifications', '', '', 'x', 'malformed', '[]', 1,
     now() - n * interval '1 second'
 FROM generate_series(1, 20000) AS n;
-INSERT INTO notifications_template (name, channel, version, subject, body, html, category)
+INSERT INTO delayed_queue_notification_template
+    (name, channel, version, subject, body, html, category)
 SELECT 'template-' || n %% 1000, 'email', 1 + n / 1000, '', repeat('x', 2000), '', ''
 FROM generate_series(0, 19999) AS n;
 INSERT INTO delayed_queue_dead_letter (
     "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
 )
 SELECT 'notifications-normal-email|json', id::text, 'x', 1, 'crashed', 0, 0, 0
-FROM notifications_notification
+FROM delayed_queue_notification
 WHERE hashtext(recipient) %% 10 = 0;
 INSERT INTO delayed_queue (
     "pKind", "pKey", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
 )
 SELECT 'notifications-normal-email|json', id::text, 'x', 0, 0, 0
-FROM notifications_notification
+FROM delayed_queue_notification
 WHERE hashtext(recipient) %% 10 = 1;
 """  # noqa: S608
 
@@ -115,7 +117,7 @@ class Case:
     indexes: set[str] = field(default_factory=set)
 
 
-PRIMARY: Final = "notifications_notification_pkey"
+PRIMARY: Final = "delayed_queue_notification_pkey"
 # To a state and an id it leads to one row, as well as the primary key.
 BY_STATE: Final = "notification_status_id"
 STATES: Final = [each.value for each in Status]
@@ -142,7 +144,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
 def some(filled: psycopg.Connection[Any]) -> list[uuid.UUID]:
     """Fifty that wait, here and there in the table."""
     rows = filled.execute(
-        "SELECT id FROM notifications_notification WHERE status = 'ENQUEUED' "
+        "SELECT id FROM delayed_queue_notification WHERE status = 'ENQUEUED' "
         "ORDER BY recipient LIMIT %s",
         [SOME],
     )
@@ -189,7 +191,8 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
             {"id": one, "lease_id": new[0], "provider": "smtp"}, 2, {PRIMARY, BY_STATE}
         ),
         "SETTLE": Case(
-            settlement, 5 * SOME, {PRIMARY, BY_STATE, "notifications_delivery_notification_id_"}
+            settlement, 5 * SOME,
+            {PRIMARY, BY_STATE, "delayed_queue_notification_delivery_notification_id_"},
         ),
         "CANCEL": Case({"id": one, "reason": "cancelled"}, 2, {PRIMARY, BY_STATE}),
         "RETRY": Case({"id": one, "even_in_doubt": False}, 2, {PRIMARY, BY_STATE}),
@@ -228,23 +231,25 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "PRUNE": Case(
             {"before": LAST_ID, "after": uuid.UUID(int=0), "limit": SOME,
              "ended_before": datetime.now(UTC) + timedelta(days=1)},
-            4 * SOME, {PRIMARY, "notifications_delivery_notification_id_"},
+            4 * SOME, {PRIMARY, "delayed_queue_notification_delivery_notification_id_"},
         ),
         "PRUNE_KEYS": Case(
             {"limit": SOME}, 2 * SOME,
-            {"notifications_dedupeclaim_pkey", "notification_dedupe_until"},
+            {"delayed_queue_notification_dedupe_pkey", "notification_dedupe_until"},
         ),
         "PRUNE_PARKED": Case(
             {"before": datetime.now(UTC), "limit": SOME}, 2 * SOME,
-            {"notifications_parkedrequest_pkey", "notification_parked_at"},
+            {"delayed_queue_notification_parked_pkey", "notification_parked_at"},
         ),
     }  # fmt: skip
 
 
 STATEMENTS: Final = {
     name: text
-    for name, text in (vars(sql) | vars(sweeping) | vars(queries)).items()
-    if name.isupper()
+    for module in (listing, monitor, pruning, sql)
+    for name, text in vars(module).items()
+    if isinstance(text, str)
+    and text.strip().startswith(("SELECT", "WITH", "INSERT", "UPDATE", "DELETE"))
 }
 NAMES: Final = sorted(STATEMENTS)
 
@@ -277,7 +282,9 @@ def test_n12_a_page_costs_the_same_however_much_is_kept(filled, path):
     client = Client()
     client.force_login(user)
     with CaptureQueriesContext(connection) as queries:
-        assert client.get(f"/admin/notifications/notification/{path}").status_code == 200
+        assert (
+            client.get(f"/admin/delayed_queue_notifications/notification/{path}").status_code == 200
+        )
     for query in queries:
         if query["sql"].startswith(("SELECT", "WITH")):
             assert _rows_read(query["sql"]) <= 70_000, query["sql"]

@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 
 from delayed_queue.http.api import Problem
-from delayed_queue.http.api.parsing import parse
+from delayed_queue.http.api.bodies import parse
 from delayed_queue.notifications.catalogue import StoredTemplates
 from delayed_queue.notifications.models import Suppression, Template
 from delayed_queue.notifications.validation import Request, validate

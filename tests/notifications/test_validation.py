@@ -16,6 +16,7 @@ from delayed_queue import suggestions
 from delayed_queue.notifications.recipients import recipient_hash
 from delayed_queue.notifications.rendering import Compiled, compiled
 from delayed_queue.notifications.validation import FieldError, Request, validate
+from tests.notifications.configured import configure
 from tests.notifications.requests import email, sms, template, webhook
 
 NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)
@@ -339,7 +340,7 @@ def test_n9_spellings_of_one_address_have_one_hash():
 
 def test_n9_the_hash_needs_the_key(settings):
     before = recipient_hash("email", "ada@example.org")
-    settings.NOTIFICATIONS = {"HASH_KEY": "another", "RETENTION": timedelta(days=9)}
+    configure(settings, {"HASH_KEY": "another", "RETENTION": timedelta(days=9)})
     assert recipient_hash("email", "ada@example.org") != before
 
 

@@ -8,8 +8,7 @@ import psycopg
 import pytest
 
 from delayed_queue import DelayedQueue
-from delayed_queue.spark.jobs.manifests import ArchiveLost, Manifest, Manifests
-from delayed_queue.spark.jobs.tables import Table
+from delayed_queue.spark.jobs.tables import ArchiveLost, Manifest, Manifests, Table
 from delayed_queue.spark.models import ArchiveManifest
 from tests.races.concurrency import calling, raw_connection, wait_until_blocked
 

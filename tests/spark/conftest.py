@@ -12,8 +12,7 @@ import pytest
 from django.db import connections
 
 from delayed_queue import DelayedQueue
-from delayed_queue.spark.connecting import VARIABLE, dsn_from_django
-from delayed_queue.spark.room import TASKS
+from delayed_queue.spark.database import TASKS, VARIABLE, dsn_from_django
 from tests.processes import ROOT
 from tests.spark.support import QUIET
 

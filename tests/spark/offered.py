@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 
 from delayed_queue.spark import counts
+from delayed_queue.spark.database import Link
 from delayed_queue.spark.ledger import claim_closing
-from delayed_queue.spark.links import Link
 from delayed_queue.spark.offering import Job
 
 

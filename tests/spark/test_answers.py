@@ -12,7 +12,7 @@ from pyspark.sql.types import StructField, StructType
 
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.messages import MAX_MILLISECONDS, MIN_MILLISECONDS, from_milliseconds
-from delayed_queue.spark.answers import converted
+from delayed_queue.spark.arrow import converted
 from delayed_queue.spark.schema import read_schema, source_columns
 
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 
-from delayed_queue.spark.copying import encode_rows
-from delayed_queue.spark.drivers import DriverError, PsycopgSession
+from delayed_queue.spark.arrow import encode_rows
+from delayed_queue.spark.database import DriverError, PsycopgSession
 
 LONG: Final = st.integers(-(2**63), 2**63 - 1)
 SHORT: Final = st.integers(-(2**31), 2**31 - 1)

@@ -26,9 +26,8 @@ from pyspark.sql.datasource import (
 )
 
 from delayed_queue.messages import EPOCH, MAX_MILLISECONDS, MIN_MILLISECONDS, from_milliseconds
-from delayed_queue.spark.drivers import bound
-from delayed_queue.spark.filters import conditions_of
-from delayed_queue.spark.reader import wrap
+from delayed_queue.spark.database import bound
+from delayed_queue.spark.reader import conditions_of, wrap
 
 COMPARISONS: Final[dict[Any, Any]] = {
     EqualTo: operator.eq,

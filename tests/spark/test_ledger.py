@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from delayed_queue import DelayedQueue
 from delayed_queue.spark import counts
-from delayed_queue.spark.connecting import VARIABLE, connect
+from delayed_queue.spark.database import VARIABLE, Link, connect
 from delayed_queue.spark.ledger import prune_ledger
-from delayed_queue.spark.links import Link
 from delayed_queue.spark.models import OfferLedger
 from delayed_queue.spark.offering import Job, PartitionOffers
 from delayed_queue.spark.options import Options
@@ -164,7 +163,7 @@ class TestTwinsAtTheSameTime:
 
 def a_claim(one: Job) -> dict[str, Any]:
     """The claim that a task makes for one row of key "a"."""
-    from delayed_queue.spark.offers import offers_of
+    from delayed_queue.spark.offering import offers_of
 
     offers = offers_of(pa.Table.from_batches([rows(["a"])]), "json")
     return PartitionOffers(one, 0)._claim_of(0, offers)

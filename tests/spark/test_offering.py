@@ -16,9 +16,7 @@ from delayed_queue.codecs import channel_of
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
-from delayed_queue.spark.connecting import APPLICATION
-from delayed_queue.spark.drivers import DriverError
-from delayed_queue.spark.links import Link
+from delayed_queue.spark.database import APPLICATION, DriverError, Link
 from delayed_queue.spark.options import Options
 from tests.processes import wait_until
 from tests.spark.offered import at, close, is_anyone_waiting, letters, triple

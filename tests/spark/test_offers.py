@@ -23,12 +23,10 @@ from pyspark.sql.types import (
 from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.spark.drivers import bound
-from delayed_queue.spark.filters import Condition
-from delayed_queue.spark.offering import in_key_order
-from delayed_queue.spark.offers import chunks, digest_of, due_times, offers_of
+from delayed_queue.spark.database import bound
+from delayed_queue.spark.offering import chunks, digest_of, due_times, in_key_order, offers_of
 from delayed_queue.spark.options import parse_options
-from delayed_queue.spark.reader import ranges, wrap
+from delayed_queue.spark.reader import Condition, ranges, wrap
 from delayed_queue.spark.schema import check_read, check_written
 from delayed_queue.spark.store.streaming import READ_RANGE
 from tests.spark.support import NOW, rows

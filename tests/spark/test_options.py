@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, ResourceUnavailable
-from delayed_queue.spark.connecting import VARIABLE, connect, dsn_from_django, resolve_dsn
+from delayed_queue.spark.database import VARIABLE, connect, dsn_from_django, resolve_dsn
 from delayed_queue.spark.options import Options, parse_options
 
 SECRET = "hunter2-s3cret"  # searched for, everywhere

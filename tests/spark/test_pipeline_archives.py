@@ -19,9 +19,9 @@ from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration, TooManyConnections
 from delayed_queue.messages import Counts
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.spark.connecting import VARIABLE
+from delayed_queue.spark.database import VARIABLE
 from delayed_queue.spark.jobs import archives, replays
-from delayed_queue.spark.jobs.spreading import Spread
+from delayed_queue.spark.jobs.offers import Spread
 from delayed_queue.spark.jobs.tables import KNOWN
 from delayed_queue.spark.models import ArchiveManifest
 from example_project.postgres.server import EmbeddedPostgres

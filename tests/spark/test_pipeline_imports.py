@@ -17,8 +17,8 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.spark.jobs import imports
+from delayed_queue.spark.jobs.offers import Spread
 from delayed_queue.spark.jobs.records import Rules
-from delayed_queue.spark.jobs.spreading import Spread
 from tests.spark.pipelines import CONSOLE, TARGETS, lines, options, schedules
 from tests.spark.support import with_jvm
 

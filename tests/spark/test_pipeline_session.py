@@ -15,7 +15,7 @@ import pytest
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
 from delayed_queue.spark import cli, doctor, starting
-from delayed_queue.spark.commands.command import DONE, FAILED
+from delayed_queue.spark.commands.arguments import DONE, FAILED
 from delayed_queue.spark.settings import SparkSettings
 from tests.processes import wait_until
 from tests.spark.pipelines import CONSOLE

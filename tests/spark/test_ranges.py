@@ -8,8 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from delayed_queue.spark.connecting import connect
-from delayed_queue.spark.drivers import Session
+from delayed_queue.spark.database import Session, connect
 from delayed_queue.spark.options import parse_options
 from delayed_queue.spark.reader import BY_PAGES, wrap
 from delayed_queue.spark.store.streaming import ID_RANGE, READ_RANGE

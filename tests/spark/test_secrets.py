@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from delayed_queue import DelayedQueue
-from delayed_queue.spark.connecting import VARIABLE
+from delayed_queue.spark.database import VARIABLE
 from delayed_queue.spark.schema import read_schema
 from delayed_queue.spark.source import DelayedQueueDataSource
 from tests.processes import ROOT

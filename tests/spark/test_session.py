@@ -10,7 +10,7 @@ import pytest
 
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.spark import session
-from delayed_queue.spark.connecting import VARIABLE
+from delayed_queue.spark.database import VARIABLE
 from delayed_queue.spark.session import find_java_home
 
 

@@ -17,7 +17,7 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark import claim_lake, drain, read_lake
-from delayed_queue.spark.connecting import VARIABLE
+from delayed_queue.spark.database import VARIABLE
 from delayed_queue.spark.jobs import drains
 from delayed_queue.spark.jobs.handling import Handling
 from tests.spark.pipelines import CONSOLE, TARGETS

@@ -7,10 +7,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from delayed_queue.spark.links import Link
+from delayed_queue.spark.database import Link
 from delayed_queue.spark.models import OfferStage
 from delayed_queue.spark.offering import Job
-from delayed_queue.spark.staging import clear_stage, merge_staged, stage_all
+from delayed_queue.spark.writer import clear_stage, merge_staged, stage_all
 from tests.spark.offered import letters, triple
 from tests.spark.support import job, keys_of, rows
 

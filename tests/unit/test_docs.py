@@ -47,6 +47,7 @@ from delayed_queue.management.commands import installcron, runqueueworker
 from delayed_queue.messages import Batch, QueueStats, StoredMessage
 from delayed_queue.models import DeadLetter, Message, PausedQueue, Worker
 from delayed_queue.models import Schedule as StoredSchedule
+from delayed_queue.notifications.conf import CONSOLES, NotificationSettings
 from delayed_queue.observe import signals
 from delayed_queue.retries import Backoff
 from delayed_queue.spark.models import ArchiveManifest, OfferLedger, OfferStage, PipelineReport
@@ -72,6 +73,7 @@ VALUES: dict[str, Any] = {
     "timedelta": timedelta, "datetime": datetime, "UTC": UTC,
     "RetryPolicy": RetryPolicy, "Backoff": Backoff, "ApiSettings": ApiSettings,
     "CallbackSettings": CallbackSettings,
+    "NotificationSettings": NotificationSettings, "CONSOLES": CONSOLES,
 }  # fmt: skip
 
 
@@ -93,6 +95,7 @@ class TestSettings:
             ("field", Backoff),
             ("api key", ApiSettings),
             ("callbacks key", CallbackSettings),
+            ("notifications key", NotificationSettings),
             ("setting", SparkSettings),
         ],
         ids=str,
@@ -100,7 +103,12 @@ class TestSettings:
     def test_keys_and_defaults_are_those_of_the_code(self, header: str, cls: Any) -> None:
         rows = documents.table(SETTINGS, header, "default", "meaning")
         documented = {documents.code(row[0]): evaluated(documents.code(row[1])) for row in rows}
-        apps = {"API": ApiSettings(), "CALLBACKS": CallbackSettings(), "SPARK": {}}
+        apps = {
+            "API": ApiSettings(),
+            "CALLBACKS": CallbackSettings(),
+            "NOTIFICATIONS": NotificationSettings(),
+            "SPARK": {},
+        }
         assert documented == defaults_of(cls) | (apps if cls is QueueSettings else {})
 
     def test_arguments_of_an_entry_of_cron_are_those_of_the_code(self) -> None:
@@ -116,7 +124,7 @@ class TestSettings:
 
     def test_check_ids_are_those_of_the_code(self) -> None:
         rows = documents.table(SETTINGS, "id", "meaning")
-        files = (ROOT / "delayed_queue/checks.py", ROOT / "delayed_queue/http/checks.py")
+        files = (ROOT / "delayed_queue").rglob("checks.py")
         source = "".join(each.read_text(encoding="utf-8") for each in files)
         raised = set(re.findall(r'"(delayed_queue\.[EW]\d+)"', source))
         assert {documents.code(row[0]) for row in rows} == raised

@@ -24,9 +24,8 @@ from delayed_queue.testing import (
     assert_offered,
 )
 from delayed_queue.testing.clocks import START
-from delayed_queue.testing.letters import InMemoryLetters
 from delayed_queue.testing.messages import InMemoryMessages
-from delayed_queue.testing.pauses import InMemoryPauses
+from delayed_queue.testing.tables import InMemoryLetters, InMemoryPauses
 from tests.contract.support import HOUR, MINUTE, PATIENCE, SECOND, in_thread, watched_stop
 
 

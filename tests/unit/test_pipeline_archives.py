@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.archives import bites, ranges_of
 from delayed_queue.spark.jobs.files import FileDigest, digest_of
-from delayed_queue.spark.jobs.manifests import is_dead, new_holder
-from delayed_queue.spark.jobs.tables import named, parse_only
+from delayed_queue.spark.jobs.tables import is_dead, named, new_holder, parse_only
 
 
 class TestArchives:

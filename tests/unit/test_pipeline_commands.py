@@ -12,8 +12,7 @@ import pytest
 from delayed_queue.messages import Counts
 from delayed_queue.spark import cli
 from delayed_queue.spark.bundle import bundle
-from delayed_queue.spark.commands.command import DONE, FAILED
-from delayed_queue.spark.commands.queues import asked_name
+from delayed_queue.spark.commands.arguments import DONE, FAILED, asked_name
 from delayed_queue.spark.errors import sentence_of
 from delayed_queue.spark.jobs.console import Console, aligned
 

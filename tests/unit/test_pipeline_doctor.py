@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from delayed_queue.spark import cli, doctor
-from delayed_queue.spark.commands.command import FAILED
+from delayed_queue.spark.commands.arguments import FAILED
 from delayed_queue.spark.settings import SparkSettings
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.jobs import events
+from delayed_queue.spark.jobs import reports
+from delayed_queue.spark.jobs.functions import load
 from delayed_queue.spark.jobs.inputs import Block, check_columns, format_of, numbered
-from delayed_queue.spark.jobs.loading import load
 from delayed_queue.spark.jobs.records import (
     Checked,
     Checker,
@@ -164,9 +164,9 @@ class TestMapping:
             parse_mapping(["a=key", "b=key"])
 
     def test_of_events(self) -> None:
-        assert events.parse_mapping(["ended=finished_at"]) == {"finished_at": "ended"}
+        assert reports.parse_mapping(["ended=finished_at"]) == {"finished_at": "ended"}
         with pytest.raises(InvalidConfiguration, match="fields are kind"):
-            events.parse_mapping(["ended=end"])
+            reports.parse_mapping(["ended=end"])
 
     def test_a_missing_column_is_named_with_those_there_are(self) -> None:
         with pytest.raises(InvalidConfiguration, match="no column 'id'; it has a, b"):

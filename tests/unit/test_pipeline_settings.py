@@ -11,9 +11,8 @@ import pytest
 
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.spark.bundle import bundle
-from delayed_queue.spark.private import private_directory
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import conf_of, master_of
+from delayed_queue.spark.starting import conf_of, master_of, private_directory
 
 
 class TestSettings:

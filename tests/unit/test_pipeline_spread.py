@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import MAX_MILLISECONDS
-from delayed_queue.spark.jobs.spreading import Spread
+from delayed_queue.spark.jobs.offers import Spread
 
 
 class TestSpread:

@@ -14,9 +14,9 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.keysets import KeysetChangeList
+from delayed_queue.admin.base import MadeByForm
+from delayed_queue.admin.lists import KeysetChangeList
 from delayed_queue.admin.operations import Call, Report, Switch
-from delayed_queue.admin.records import MadeByForm
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.admin.hosts import breaker_state, note_recalled
 from delayed_queue.http.callbacks.recalling import recall_endpoint

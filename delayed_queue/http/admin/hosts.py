@@ -11,8 +11,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.operations import Call, Report, Switch
-from delayed_queue.admin.records import RecordAdmin
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
 from delayed_queue.http.callbacks.recalling import recall_host
 from delayed_queue.http.models import Host

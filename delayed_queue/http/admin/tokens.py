@@ -14,6 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.base import MadeByForm
 from delayed_queue.admin.operations import (
     Call,
     Entry,
@@ -23,7 +24,6 @@ from delayed_queue.admin.operations import (
     parse_ids,
     record,
 )
-from delayed_queue.admin.records import MadeByForm
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import EVERYTHING, VERBS, new_token

@@ -19,11 +19,11 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.base import MadeByForm
 from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.keysets import KeysetChangeList
+from delayed_queue.admin.lists import KeysetChangeList
 from delayed_queue.admin.operations import Call, Entry, Operation, Report, parse_ids, record
-from delayed_queue.admin.pausing import PauseForm
-from delayed_queue.admin.records import MadeByForm
+from delayed_queue.admin.overview import PauseForm
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.http.jobs.catalogue import configure_topic
 from delayed_queue.http.jobs.inspecting import pause_topic, resume_topic

@@ -11,7 +11,7 @@ from ninja import Path, Query, Schema
 from pydantic import ConfigDict, Field
 
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.http.api.parsing import parse
+from delayed_queue.http.api.bodies import parse
 from delayed_queue.http.api.problems import Problem
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.inspecting import TopicStats

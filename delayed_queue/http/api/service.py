@@ -1,15 +1,68 @@
-"""The job API: every module of ``routes`` that has a ``router`` is a part of it."""
+"""The job API: every module of ``routes``, and the calls that the event loop answers itself."""
 
 from __future__ import annotations
 
+from functools import wraps
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any, Final
+
+from asgiref.sync import markcoroutinefunction
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern
+from ninja import Router
 
 from delayed_queue import __version__
 from delayed_queue.http.api import routes
-from delayed_queue.http.api.auth import BearerToken
-from delayed_queue.http.api.building import Api, make_api
-from delayed_queue.http.api.quick import in_loop
+from delayed_queue.http.api.auth import ApiRequest, BearerToken, requires
+from delayed_queue.http.api.bodies import JSON, takes_body
+from delayed_queue.http.api.building import Api, LoopView, View, make_api, unstoppable
+from delayed_queue.http.api.grouping import add_in_group
+from delayed_queue.http.api.replies import read_object
+from delayed_queue.http.api.routes.jobs import KEY_IN_META, Exists, answer_of, as_response, job_of
+from delayed_queue.http.conf import api_settings
+from delayed_queue.http.jobs.jobs import IfExists
+
+# What a larger body takes to be read and checked, other requests would wait for.
+MAX_BYTES: Final = 16 * 1024
+
+router = Router()
+
+
+@router.post("/jobs", auth=requires("add"))
+@takes_body(lambda settings: settings.BODY_BYTES, JSON)
+async def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
+    """Do as ``routes.jobs.add`` does, with one write for all that come together."""
+    job = job_of(request, read_object(request.body))
+    added = await add_in_group(job, if_exists, api_settings().DATABASE)
+    return as_response(answer_of(added))
+
+
+def in_loop() -> dict[str, LoopView]:
+    """Return what makes of a view in the pool one that answers here what can be, by its name."""
+    api = make_api("", __version__, "delayed-queue-in-loop", auth=BearerToken())
+    api.add_router("", router)
+    found = (each for each in api.urls[0] if isinstance(each, URLPattern))
+    return {each.name: _beside(each.callback) for each in found if each.name == add.__name__}
+
+
+def _beside(quick: View) -> LoopView:
+    def choosing(run: View) -> View:
+        @wraps(run)
+        async def choose(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            view = quick if _is_plain(request) else run
+            return await view(request, *args, **kwargs)
+
+        return unstoppable(markcoroutinefunction(choose))
+
+    return choosing
+
+
+def _is_plain(request: HttpRequest) -> bool:
+    # An answer that is kept under a key is written with the job, in a transaction of its own.
+    size = request.META.get("CONTENT_LENGTH") or ""
+    is_small = size.isdecimal() and len(size) < 9 and int(size) <= MAX_BYTES
+    return request.method == "POST" and is_small and KEY_IN_META not in request.META
 
 
 def make_service() -> Api:

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.management.arguments import count, interval
-from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.base import QueueCommand, count, interval
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure
 
 MAX_CAP: Final = 1_000_000

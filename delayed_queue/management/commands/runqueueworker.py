@@ -20,8 +20,7 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.conf import MAX_INTERVAL, MAX_LEASE, SETTING
 from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
 from delayed_queue.handlers import registry
-from delayed_queue.management.arguments import address, count, seconds, span
-from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.base import QueueCommand, address, count, seconds, span
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.children import Link, stop_when_orphaned

@@ -39,7 +39,9 @@ def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse
         **_figures(),
     }
     request.current_app = model_admin.admin_site.name
-    return TemplateResponse(request, "admin/notifications/notification/dashboard.html", context)
+    return TemplateResponse(
+        request, "admin/delayed_queue_notifications/notification/dashboard.html", context
+    )
 
 
 def _figures() -> dict[str, Any]:

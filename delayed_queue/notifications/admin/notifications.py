@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -22,23 +23,86 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from delayed_queue.admin import formats
+from delayed_queue.messages import MessageState
 from delayed_queue.notifications import services
-from delayed_queue.notifications.admin.base import ShownOnly, badge, may
-from delayed_queue.notifications.admin.dashboard import dashboard_view
-from delayed_queue.notifications.admin.lists import (
+from delayed_queue.notifications.admin.base import (
     RECIPIENT,
     NewestFirst,
     RecipientFilter,
+    ShownOnly,
     StatusFilter,
     as_id,
+    badge,
+    may,
 )
-from delayed_queue.notifications.admin.timelines import timeline_of
-from delayed_queue.notifications.models import Channel, Notification, Status
+from delayed_queue.notifications.admin.dashboard import dashboard_view
+from delayed_queue.notifications.models import (
+    OPEN_STATUSES,
+    Channel,
+    Delivery,
+    Notification,
+    Status,
+)
 from delayed_queue.notifications.recipients import problem_with, recipient_hash
+from delayed_queue.notifications.services import queue_of
+
+_CLASSES: Final = {
+    "sent": "dq-due",
+    "refused": "dq-alarm",
+    "failed": "dq-alarm",
+    "ambiguous": "dq-expired",
+    "unfinished": "dq-expired",
+}
+
+
+def timeline_of(
+    row: Notification, deliveries: Sequence[Delivery], now: datetime, *, with_details: bool
+) -> SafeString:
+    """Return what happened in order, with now in its place and what is still to come behind."""
+    events: list[Any] = [(row.created_at, f"accepted from {row.tenant}")]
+    if row.status == Status.PROCESSING:
+        events.append((row.started_at, f"attempt {row.attempts} began"))
+    if row.expires_at is not None and row.status in OPEN_STATUSES:
+        events.append((row.expires_at, "too late from here on"))
+    if row.status == Status.ENQUEUED:
+        events.append(_next_attempt(row, now))
+    events += [(each.at, _call(each, with_details)) for each in deliveries]
+    if row.ended_at is not None:
+        outcome = f": {row.outcome}" if row.outcome else ""
+        events.append((row.ended_at, f"{Status(row.status).label}{outcome}"))
+    return formats.timeline(events, now)
+
+
+def _next_attempt(row: Notification, now: datetime) -> tuple[datetime, str]:
+    """Return when a dispatcher may take it, by its message; without one, none ever will."""
+    stored = queue_of(row.priority, row.channel).read(str(row.pk))
+    if stored is None:
+        return now, "it has no message: it will be failed within minutes"
+    if stored.state is MessageState.LEASED:
+        return stored.scheduled_at, "a dispatcher has its message until here"
+    return stored.scheduled_at, f"attempt {row.attempts + 1} from here on"
+
+
+def _call(delivery: Delivery, with_details: bool) -> SafeString:
+    took = "" if delivery.duration_ms is None else f" in {delivery.duration_ms:,} ms"
+    told = " · ".join(
+        each for each in (delivery.error_class, delivery.detail if with_details else "") if each
+    )
+    return format_html(
+        'attempt {}, {} <span class="dq-state {}" title="{}">{}</span>{} {}',
+        delivery.attempt,
+        delivery.provider or "a dispatcher that died",
+        _CLASSES[delivery.outcome],
+        Delivery.Outcome(delivery.outcome).label,
+        delivery.outcome,
+        took,
+        told,
+    )
+
 
 TEXTS: Final = ("recipient", "recipient_hash", "subject", "body", "html")
 MAX_DELIVERIES: Final = 200
-HIDDEN: Final = "Hidden: needs the permission notifications.view_recipient."
+HIDDEN: Final = "Hidden: needs the permission delayed_queue_notifications.view_recipient."
 
 
 @admin.register(Notification)
@@ -53,8 +117,8 @@ class NotificationAdmin(ShownOnly):
     list_filter = (StatusFilter, RecipientFilter)
     search_fields = ("=id",)
     search_help_text = "An id, exactly as the API answered it."
-    change_list_template = "admin/notifications/notification/change_list.html"
-    change_form_template = "admin/notifications/notification/detail.html"
+    change_list_template = "admin/delayed_queue_notifications/notification/change_list.html"
+    change_form_template = "admin/delayed_queue_notifications/notification/detail.html"
     actions = ("cancel_selected", "retry_selected", "retry_doubtful_selected")
     fieldsets = (
         (None, {"fields": ("state", "about", "asked", "attempts_column", "provider_column")}),
@@ -65,10 +129,10 @@ class NotificationAdmin(ShownOnly):
     def get_urls(self) -> Any:
         wrap = self.admin_site.admin_view
         return [
-            path("dashboard/", wrap(self.dashboard), name="notifications_dashboard"),
-            path("find/", wrap(require_POST(self.find)), name="notifications_find"),
+            path("dashboard/", wrap(self.dashboard), name="delayed_queue_notifications_dashboard"),
+            path("find/", wrap(require_POST(self.find)), name="delayed_queue_notifications_find"),
             path("<uuid:id_>/operate/<str:operation>/", wrap(require_POST(self.operate)),
-                 name="notifications_operate"),
+                 name="delayed_queue_notifications_operate"),
             *super().get_urls(),
         ]  # fmt: skip
 
@@ -87,7 +151,7 @@ class NotificationAdmin(ShownOnly):
         if problem := problem_with(channel, recipient):
             # An empty list would read as "nothing was sent to them".
             self.message_user(request, f"What you look for {problem}.", messages.WARNING)
-            return HttpResponseRedirect(reverse("admin:notifications_dashboard"))
+            return HttpResponseRedirect(reverse("admin:delayed_queue_notifications_dashboard"))
         return HttpResponseRedirect(
             self.list_url(**{RECIPIENT: recipient_hash(channel, recipient).hex()})
         )
@@ -97,11 +161,11 @@ class NotificationAdmin(ShownOnly):
         if operation not in ("cancel", "retry"):
             raise PermissionDenied
         self._operate(request, operation, [id_])
-        url = reverse("admin:notifications_notification_change", args=[id_])
+        url = reverse("admin:delayed_queue_notifications_notification_change", args=[id_])
         return HttpResponseRedirect(url)
 
     def list_url(self, **query: str) -> str:
-        url = reverse("admin:notifications_notification_changelist")
+        url = reverse("admin:delayed_queue_notifications_notification_changelist")
         return f"{url}?{urlencode(query)}" if query else url
 
     # The list

@@ -15,7 +15,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
-from delayed_queue.notifications.admin.base import ShownOnly, may
+from delayed_queue.notifications.admin.base import APP, ShownOnly, may
 from delayed_queue.notifications.models import ParkedRequest
 from delayed_queue.notifications.parking import retry_parked
 
@@ -72,7 +72,7 @@ class ParkedRequestAdmin(ShownOnly):
     @admin.display(description="body")
     def body_shown(self, row: Any) -> SafeString:
         if not row.shows_body:
-            return formats.quiet("Hidden: needs the permission notifications.view_parked_body.")
+            return formats.quiet(f"Hidden: needs the permission {APP}.view_parked_body.")
         text = bytes(row.body[:MAX_SHOWN]).decode("utf-8", "backslashreplace")
         return formats.block(text.replace("\x00", "\\x00"))
 

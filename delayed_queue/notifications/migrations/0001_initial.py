@@ -11,7 +11,7 @@ import delayed_queue.notifications.ids
 # Each notification leaves two dead versions: when it is taken in hand, and at its end. Vacuum by
 # count rather than by share, as for the queue's own table.
 STORAGE = """
-ALTER TABLE notifications_notification SET (
+ALTER TABLE delayed_queue_notification SET (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 1000,
@@ -21,7 +21,7 @@ ALTER TABLE notifications_notification SET (
 );
 """
 NO_STORAGE = """
-ALTER TABLE IF EXISTS notifications_notification RESET (
+ALTER TABLE IF EXISTS delayed_queue_notification RESET (
     fillfactor,
     autovacuum_vacuum_scale_factor,
     autovacuum_vacuum_threshold,
@@ -54,6 +54,7 @@ class Migration(migrations.Migration):
                 ("until", models.DateTimeField(help_text="From then on the key is free again.")),
             ],
             options={
+                "db_table": "delayed_queue_notification_dedupe",
                 "default_permissions": [],
                 "indexes": [models.Index(fields=["until"], name="notification_dedupe_until")],
                 "constraints": [
@@ -143,6 +144,7 @@ class Migration(migrations.Migration):
                 ("ended_at", models.DateTimeField(blank=True, null=True)),
             ],
             options={
+                "db_table": "delayed_queue_notification",
                 "permissions": [
                     ("view_recipient", "Can view recipients and contents of notifications"),
                     ("cancel_notification", "Can cancel notifications"),
@@ -223,6 +225,7 @@ class Migration(migrations.Migration):
                 ),
                 ("digest", models.BinaryField(max_length=32)),
                 ("origin", models.CharField(help_text="The broker's queue.", max_length=200)),
+                ("tenant", models.CharField(blank=True, db_default="", max_length=100)),
                 ("message_id", models.CharField(blank=True, default="", max_length=200)),
                 ("content_type", models.CharField(blank=True, default="", max_length=200)),
                 ("body", models.BinaryField()),
@@ -235,6 +238,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "db_table": "delayed_queue_notification_parked",
                 "permissions": [
                     ("view_parked_body", "Can view the bodies of parked requests"),
                     ("retry_parkedrequest", "Can put parked requests through the intake again"),
@@ -289,6 +293,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "db_table": "delayed_queue_notification_suppression",
                 "default_permissions": ["view", "add", "delete"],
                 "constraints": [
                     models.UniqueConstraint(
@@ -339,6 +344,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "db_table": "delayed_queue_notification_template",
                 "default_permissions": ["view", "add"],
                 "constraints": [
                     models.UniqueConstraint(
@@ -385,11 +391,12 @@ class Migration(migrations.Migration):
                         db_constraint=False,
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="deliveries",
-                        to="notifications.notification",
+                        to="delayed_queue_notifications.notification",
                     ),
                 ),
             ],
             options={
+                "db_table": "delayed_queue_notification_delivery",
                 "verbose_name_plural": "deliveries",
                 "default_permissions": ["view"],
                 "indexes": [models.Index(fields=["at", "id"], name="notification_delivery_at")],

@@ -1,7 +1,8 @@
-"""What every provider is, and the five ways in which one call of it can end."""
+"""What every provider is, the ways in which a call of it can end, and one that sends nothing."""
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -9,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from delayed_queue.notifications.services import Begun
+from delayed_queue.observe.logs import quoted
 
 MAX_DETAIL: Final = 500
 _LONG_NUMBER: Final = re.compile(r"\+?\d[\d ()-]{5,}\d")
@@ -85,3 +87,23 @@ def shown_code(text: str) -> str:
 def cleaned(text: str) -> str:
     """Return the start of an answer without the addresses and numbers that it may repeat."""
     return _LONG_NUMBER.sub("(number)", _ADDRESS.sub("(address)", text))[:MAX_DETAIL]
+
+
+logger = logging.getLogger("delayed_queue.notifications")
+
+
+class ConsoleProvider:
+    """Writes a log line with the id, never the recipient or the text."""
+
+    is_idempotent = True
+    repeats_in_doubt = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def send(self, begun: Begun) -> Outcome:
+        logger.info("event=sent provider=%s notification=%s", quoted(self.name), begun.id)
+        return Outcome(Verdict.ACCEPTED, "printed", str(begun.id))
+
+    def close(self) -> None:
+        """Nothing is open."""

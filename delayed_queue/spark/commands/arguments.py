@@ -1,14 +1,33 @@
-"""Types of arguments: what is written wrong is refused by argparse, in a sentence."""
+"""What commands have in common: how one ends, and arguments that are refused in a sentence."""
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
-from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.codecs import check_kind, codec_named, kind_of
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import parse_duration
+from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.spark.starting import Stopping
+
+DONE: Final = 0
+FAILED: Final = 1
+QUARANTINED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A word of the command line."""
+
+    name: str
+    help: str
+    add_arguments: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace, SparkSettings, Console, Stopping], int]
 
 
 def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -67,3 +86,34 @@ duration = _argument(_positive)
 ratio = _argument(_ratio)
 number = _argument(float)
 delimiter = _argument(_delimiter)
+
+
+CODECS: Final = ("json", "text", "bytes")
+MODES: Final = ("offer", "upsert")
+
+
+def asked_kind(options: Namespace) -> str:
+    """Return the kind of --queue: a name and the codec's, or a kind as it is written.
+
+    Raises what ``check_kind`` raises.
+    """
+    name = str(options.queue)
+    if "|" in name:
+        return check_kind(name)
+    return check_kind(kind_of(check_kind(name), codec_named(options.codec)))
+
+
+def asked_name(options: Namespace) -> str | None:
+    """Return the name of --queue, also of one that is written as a kind.
+
+    Raises InvalidConfiguration when that kind is of another codec than --codec.
+    """
+    name, bar, codec = (options.queue or "").rpartition("|")
+    if not bar:
+        return options.queue  # type: ignore[no-any-return]
+    if codec != options.codec:
+        raise InvalidConfiguration(
+            f"--queue {options.queue!r} is a kind of the codec {codec!r}, and --codec is "
+            f"{options.codec!r}."
+        )
+    return name

@@ -8,12 +8,10 @@ from typing import Final
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.retries import RetryPolicy, parse_duration
 from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.command import DONE, Command
-from delayed_queue.spark.commands.queues import CODECS, asked_kind
+from delayed_queue.spark.commands.arguments import CODECS, DONE, Command, asked_kind
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import session
-from delayed_queue.spark.stopping import Stopping
+from delayed_queue.spark.starting import Stopping, session
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from delayed_queue.spark.bundle import bundle
-from delayed_queue.spark.commands.command import DONE, FAILED, Command
+from delayed_queue.spark.commands.arguments import DONE, FAILED, Command
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.stopping import Stopping
+from delayed_queue.spark.starting import Stopping
 
 
 def _nothing(parser: ArgumentParser) -> None:

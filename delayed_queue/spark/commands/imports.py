@@ -6,12 +6,18 @@ from argparse import ArgumentParser, Namespace
 from typing import Final
 
 from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.command import DONE, FAILED, QUARANTINED, Command
-from delayed_queue.spark.commands.queues import CODECS, MODES, asked_name
+from delayed_queue.spark.commands.arguments import (
+    CODECS,
+    DONE,
+    FAILED,
+    MODES,
+    QUARANTINED,
+    Command,
+    asked_name,
+)
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import session
-from delayed_queue.spark.stopping import Stopping
+from delayed_queue.spark.starting import Stopping, session
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -47,8 +53,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
 def _run(options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping) -> int:
     from delayed_queue.spark.jobs import imports
     from delayed_queue.spark.jobs.inputs import Input, format_of
+    from delayed_queue.spark.jobs.offers import Spread
     from delayed_queue.spark.jobs.records import Rules, parse_mapping
-    from delayed_queue.spark.jobs.spreading import Spread
 
     kind_of_files = format_of(options.paths, options.input_format)
     rules = Rules(

@@ -6,12 +6,10 @@ from argparse import ArgumentParser, Namespace
 from typing import Final
 
 from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.command import DONE, Command
-from delayed_queue.spark.commands.queues import MODES
+from delayed_queue.spark.commands.arguments import DONE, MODES, Command
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import session
-from delayed_queue.spark.stopping import Stopping
+from delayed_queue.spark.starting import Stopping, session
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -42,7 +40,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _run(options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping) -> int:
     from delayed_queue.spark.jobs import replays
-    from delayed_queue.spark.jobs.spreading import Spread
+    from delayed_queue.spark.jobs.offers import Spread
 
     asked = replays.ReplayOptions(
         paths=tuple(options.paths),

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.command import DONE, Command
+from delayed_queue.spark.commands.arguments import DONE, Command
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import session
-from delayed_queue.spark.stopping import Stopping
+from delayed_queue.spark.starting import Stopping, session
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

@@ -6,12 +6,10 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import Final
 
-from delayed_queue.spark.commands.command import DONE, Command
-from delayed_queue.spark.commands.queues import CODECS, asked_kind
+from delayed_queue.spark.commands.arguments import CODECS, DONE, Command, asked_kind
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import session
-from delayed_queue.spark.stopping import Stopping
+from delayed_queue.spark.starting import Stopping, session
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

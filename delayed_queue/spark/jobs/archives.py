@@ -23,8 +23,7 @@ from delayed_queue.messages import MAX_MILLISECONDS
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.database import Connection, check_database, connect, fetch, outlasting
 from delayed_queue.spark.jobs.files import Files, digest_of
-from delayed_queue.spark.jobs.manifests import LEASE_MS, Manifest, Manifests
-from delayed_queue.spark.jobs.tables import DIGEST, Layout, Table
+from delayed_queue.spark.jobs.tables import DIGEST, LEASE_MS, Layout, Manifest, Manifests, Table
 from delayed_queue.spark.store.archiving import (
     BOUNDS,
     COUNT_KEPT,

@@ -11,10 +11,9 @@ from psycopg import sql as composed
 
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.retries import Backoff, is_transient
-from delayed_queue.spark.connecting import connect as reach
-from delayed_queue.spark.connecting import resolve_dsn
+from delayed_queue.spark.database import connect as reach
+from delayed_queue.spark.database import look_around, resolve_dsn
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.room import look_around
 from delayed_queue.spark.store.archiving import STEADY_TEXT, Template
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.connecting import connect
+from delayed_queue.spark.database import connect
 from delayed_queue.spark.draining import acknowledge_checkpoint
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
-from delayed_queue.spark.jobs.lakes import (
+from delayed_queue.spark.jobs.files import (
     check_numbers,
     check_owner,
     check_root,
@@ -22,8 +21,9 @@ from delayed_queue.spark.jobs.lakes import (
     claim_lake,
     directory_of,
 )
+from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
+from delayed_queue.spark.leases import owner_of
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.owners import owner_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

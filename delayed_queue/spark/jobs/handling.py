@@ -20,7 +20,7 @@ from delayed_queue.messages import MILLISECOND, Batch, Envelope
 from delayed_queue.queue.store.settle import ACKNOWLEDGE, BURY, EXTEND, LEASED_MEMBERS, RELEASE
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.jobs.database import Connection, connect, fetch
-from delayed_queue.spark.jobs.loading import load_application
+from delayed_queue.spark.jobs.functions import load_application
 from delayed_queue.spark.store.streaming import COUNT_DELIVERY
 
 _BITE: Final = 100

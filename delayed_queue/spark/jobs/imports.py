@@ -11,6 +11,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.database import check_database
 from delayed_queue.spark.jobs.files import Files
+from delayed_queue.spark.jobs.functions import check_of, deliver
 from delayed_queue.spark.jobs.inputs import (
     Block,
     Input,
@@ -24,12 +25,11 @@ from delayed_queue.spark.jobs.offers import (
     ROWS_PER_PARTITION,
     Offer,
     Offered,
+    Spread,
     began_at,
     check_id,
     offer,
 )
-from delayed_queue.spark.jobs.spreading import Spread
-from delayed_queue.spark.jobs.targets import check_of, deliver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

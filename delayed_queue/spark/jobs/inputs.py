@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.jobs.files import Files
-from delayed_queue.spark.jobs.lakes import read_lake
+from delayed_queue.spark.jobs.files import Files, read_lake
+from delayed_queue.spark.jobs.functions import close_connections, load_application
 from delayed_queue.spark.jobs.lines import (
     BOM,
     CsvReader,
@@ -30,7 +30,6 @@ from delayed_queue.spark.jobs.lines import (
     Unreadable,
     cells_of,
 )
-from delayed_queue.spark.jobs.loading import close_connections, load_application
 from delayed_queue.spark.jobs.records import Checker, Rules, plain
 
 if TYPE_CHECKING:

@@ -12,16 +12,15 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_KEY_LENGTH, Counts
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.database import check_database
-from delayed_queue.spark.jobs.files import Files
-from delayed_queue.spark.jobs.lakes import KIND, read_lake
+from delayed_queue.spark.jobs.files import KIND, Files, read_lake
 from delayed_queue.spark.jobs.offers import (
     ROWS_PER_PARTITION,
     Offer,
+    Spread,
     began_at,
     check_id,
     offer,
 )
-from delayed_queue.spark.jobs.spreading import Spread
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

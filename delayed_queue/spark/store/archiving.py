@@ -1,4 +1,4 @@
-"""Manifests of archives, and what is read and deleted of the tables that are archived."""
+"""Manifests of archives, reports, and what is read and deleted of the archived tables."""
 
 from __future__ import annotations
 
@@ -209,3 +209,26 @@ FROM unnest(ARRAY[
 
 # The name of this transaction's snapshot, by which others see what it sees while it lasts.
 EXPORT_SNAPSHOT: Final[Template] = Template("SELECT pg_export_snapshot()")
+
+
+# Keep a report and its plots, and drop all but the newest few before it, a hundred at most.
+# Reads: the primary key.
+SAVE_REPORT: Final[LiteralString] = (
+    CLOCK
+    + """,
+outdated AS (
+    DELETE FROM delayed_queue_report
+    WHERE id = ANY (ARRAY(
+        SELECT id
+        FROM delayed_queue_report
+        ORDER BY id DESC
+        OFFSET %(keep)s::integer - 1
+        LIMIT 100
+    ))
+)
+INSERT INTO delayed_queue_report ("createdAt", figures, plots)
+SELECT now, %(figures)s::jsonb, %(plots)s::jsonb
+FROM clock
+RETURNING id
+"""
+)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
-from delayed_queue.notifications.consumer import Consumer
+from delayed_queue.notifications.broker import Consumer
 from tests.processes import wait_until
 
 

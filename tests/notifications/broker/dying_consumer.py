@@ -11,7 +11,7 @@ import django
 
 django.setup()
 
-from delayed_queue.notifications.consumer import Consumer  # noqa: E402
+from delayed_queue.notifications.broker import Consumer  # noqa: E402
 
 
 class DyingConsumer(Consumer):

@@ -12,11 +12,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 
 from delayed_queue.notifications import intake, services
-from delayed_queue.notifications.consumer import Consumer
+from delayed_queue.notifications.broker import Consumer, publish
 from delayed_queue.notifications.intake import Refused
 from delayed_queue.notifications.models import Notification, ParkedRequest, Source
 from delayed_queue.notifications.parking import Incoming, retry_parked, take
-from delayed_queue.notifications.publishing import publish
 from tests.notifications.broker.brokers import consume
 from tests.notifications.requests import email, sms, template, webhook
 
@@ -177,7 +176,7 @@ def test_n2_a_consumer_that_could_take_nothing_does_not_start(options):
 def test_n2_one_that_the_database_refuses_is_parked_and_the_rest_is_stored(broker):
     with connection.cursor() as cursor:
         cursor.execute(
-            "ALTER TABLE notifications_notification "
+            "ALTER TABLE delayed_queue_notification "
             "ADD CONSTRAINT unforeseen CHECK (subject <> 'unforeseen')"
         )
     try:
@@ -186,7 +185,7 @@ def test_n2_one_that_the_database_refuses_is_parked_and_the_rest_is_stored(broke
         assert not retry_parked(ParkedRequest.objects.get().pk)
     finally:
         with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE notifications_notification DROP CONSTRAINT unforeseen")
+            cursor.execute("ALTER TABLE delayed_queue_notification DROP CONSTRAINT unforeseen")
     assert (consumer.tally.accepted, consumer.tally.parked) == (2, 1)
     assert ParkedRequest.objects.get().reason == "the message cannot be stored: IntegrityError"
 

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
+from delayed_queue.notifications.broker import publish
 from delayed_queue.notifications.models import Notification, ParkedRequest
-from delayed_queue.notifications.publishing import publish
 from tests.faults.proxies import proxied
 from tests.notifications.broker.brokers import (
     Broker,

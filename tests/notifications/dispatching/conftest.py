@@ -12,6 +12,7 @@ from pytest_django import Settings
 from delayed_queue import RetryPolicy
 from example_project.demo.fakes import FakeSms, FakeSmtp
 from tests.faults.conftest import proxied, proxy
+from tests.notifications.configured import configure
 from tests.notifications.dispatchers import email_entry, sms_entry
 
 __all__ = ["proxied", "proxy"]
@@ -31,14 +32,16 @@ def sms() -> Iterator[FakeSms]:
 
 @pytest.fixture
 def dispatch(settings: Settings, smtp: FakeSmtp, sms: FakeSms) -> dict[str, Any]:
-    """The setting DISPATCH, with one provider for a channel and retries at once."""
-    settings.DISPATCH = {
-        "PROVIDERS": {"email": [email_entry(smtp)], "sms": [sms_entry(sms)]},
-        "RETRY": RetryPolicy.exponential(timedelta(milliseconds=10), max_attempts=4),
-        "GATHER": timedelta(milliseconds=1),
-        "CIRCUIT_FAILURES": 1000,
-    }
-    found: dict[str, Any] = settings.DISPATCH
+    """The section of the settings, with one provider for a channel and retries at once."""
+    found: dict[str, Any] = configure(
+        settings,
+        {
+            "PROVIDERS": {"email": [email_entry(smtp)], "sms": [sms_entry(sms)]},
+            "RETRY": RetryPolicy.exponential(timedelta(milliseconds=10), max_attempts=4),
+            "GATHER": timedelta(milliseconds=1),
+            "CIRCUIT_FAILURES": 1000,
+        },
+    )
     return found
 
 

@@ -30,9 +30,9 @@ SOON: Final = timedelta(seconds=8)
 
 COPY: Final[LiteralString] = """
 WITH stored AS (
-    INSERT INTO notifications_notification (id, {columns})
+    INSERT INTO delayed_queue_notification (id, {columns})
     SELECT gen_random_uuid(), {columns}
-    FROM notifications_notification, generate_series(1, %(count)s)
+    FROM delayed_queue_notification, generate_series(1, %(count)s)
     RETURNING id
 )
 INSERT INTO delayed_queue (

@@ -1,25 +1,20 @@
-"""The guide says what the code has: the keys of DISPATCH, the kinds, the classification."""
+"""The guide says what the code has: the kinds of providers, the classification."""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from django.utils.module_loading import import_string
 
-from delayed_queue.notifications.channels import KINDS, DispatchSettings, routes_of
+from delayed_queue.notifications.channels import KINDS, routes_of
 from delayed_queue.notifications.providers.base import Verdict
 from delayed_queue.notifications.providers.http import STATUSES
 from tests import documents
+from tests.notifications.configured import configure
 
 GUIDE: Final = documents.DOCS / "guides" / "dispatching.md"
-
-
-def test_the_table_of_settings_has_every_key():
-    rows = documents.table(GUIDE, "key", "default", "meaning")
-    assert [documents.code(row[0]) for row in rows] == [f.name for f in fields(DispatchSettings)]
 
 
 def test_the_table_of_kinds_has_every_kind_and_option():
@@ -45,9 +40,9 @@ def test_statuses_mean_what_the_table_says(verdict: Verdict, statuses: set[int])
 
 
 def test_the_example_of_the_guide_makes_providers(settings):
-    namespace: dict[str, object] = {}
+    namespace: dict[str, Any] = {}
     for block in documents.blocks(GUIDE, "python"):
         exec(block.text, namespace)  # noqa: S102 - our own page
-    settings.DISPATCH = namespace["DISPATCH"]
+    configure(settings, namespace["DELAYED_QUEUE"]["NOTIFICATIONS"])
     names = {route.name for channel in ("email", "sms", "webhook") for route in routes_of(channel)}
     assert names == {"relay", "first", "second", "hooks"}

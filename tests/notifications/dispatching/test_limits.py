@@ -10,8 +10,7 @@ import pytest
 
 from delayed_queue import RetryPolicy
 from delayed_queue.notifications import services
-from delayed_queue.notifications.channels import Route
-from delayed_queue.notifications.circuits import Circuit
+from delayed_queue.notifications.channels import Circuit, Route
 from delayed_queue.notifications.dispatching import Attempt, Turn
 from delayed_queue.notifications.models import Notification, Status, Suppression
 from delayed_queue.notifications.providers import Outcome, Verdict

@@ -15,11 +15,11 @@ from pytest_django import Settings
 
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.notifications import recording
-from delayed_queue.notifications.channels import get_settings, routes_of, signing_secrets
-from delayed_queue.notifications.circuits import Circuit
+from delayed_queue.notifications.channels import Circuit, routes_of, signing_secrets
 from delayed_queue.notifications.providers.base import cleaned
 from delayed_queue.notifications.recording import Gatherer
 from example_project.demo.fakes import FakeHook
+from tests.notifications.configured import configure
 from tests.notifications.dispatchers import SENT, dispatch_all
 from tests.notifications.factories import enqueue
 
@@ -149,20 +149,6 @@ def test_an_open_circuit_says_how_long_it_stays_open():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"PROVIDER": {}},
-        {"PROVIDERS": {"fax": []}},
-        {"THROTTLE": {"fax": (1, 1)}},
-    ],
-)
-def test_unknown_keys_are_refused(settings: Settings, wrong: dict[str, Any]):
-    settings.DISPATCH = wrong
-    with pytest.raises(ImproperlyConfigured, match="unknown keys"):
-        get_settings()
-
-
-@pytest.mark.parametrize(
     "entries",
     [
         [],
@@ -177,7 +163,7 @@ def test_unknown_keys_are_refused(settings: Settings, wrong: dict[str, Any]):
 def test_providers_that_cannot_be_made_are_refused_without_their_options(
     settings: Settings, entries: list[dict[str, Any]]
 ):
-    settings.DISPATCH = {"PROVIDERS": {"sms": entries}}
+    configure(settings, {"PROVIDERS": {"sms": entries}})
     with pytest.raises(ImproperlyConfigured) as caught:
         routes_of("sms")
     assert "s3cret" not in str(caught.value)
@@ -200,7 +186,7 @@ def test_answers_are_kept_without_the_addresses_and_numbers_they_repeat():
 
 @pytest.mark.django_db(transaction=True)
 def test_n8_the_console_sends_nothing_and_says_so(settings: Settings):
-    settings.DISPATCH = {}
+    configure(settings, {})
     enqueue()
     assert dispatch_all(1) == {SENT: 1}
 
@@ -212,9 +198,9 @@ def test_n8_the_console_sends_nothing_and_says_so(settings: Settings):
 def test_n8_apprise_says_yes_or_leaves_it_open(settings: Settings, path: str, end: tuple[str, str]):
     with FakeHook() as hook:
         url = f"json://127.0.0.1:{hook.port}/{path}?to={{recipient}}"
-        settings.DISPATCH = {
-            "PROVIDERS": {"sms": [{"kind": "apprise", "name": "chat", "url": url}]}
-        }
+        configure(
+            settings, {"PROVIDERS": {"sms": [{"kind": "apprise", "name": "chat", "url": url}]}}
+        )
         notification = enqueue(channel="sms", recipient="+40721234567", body="Code 7.")
         dispatch_all(1)
     notification.refresh_from_db()

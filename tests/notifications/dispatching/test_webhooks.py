@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def hook(settings: Settings, dispatch: dict[str, Any]) -> Iterator[FakeHook]:
     with FakeHook() as server:
         dispatch["PROVIDERS"]["webhook"] = [{"kind": "webhook", "name": "hooks"}]
-        settings.DELAYED_QUEUE = {
+        settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {
             "CALLBACKS": {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "ALLOWED_PORTS": [server.port]}
         }
         yield server
@@ -75,7 +75,7 @@ def test_n8_what_a_webhook_answers_decides(
 def test_n8_an_address_that_the_guard_refuses_is_refused_for_good(
     settings: Settings, hook: FakeHook
 ):
-    settings.DELAYED_QUEUE = {}
+    settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {"CALLBACKS": {}}
     notification = enqueue_webhook(hook.url())
     assert dispatch_all(1) == {Status.FAILED: 1}
     notification.refresh_from_db()

@@ -56,7 +56,7 @@ def test_n1_an_answer_lost_after_the_commit_is_503_and_asked_again_a_duplicate(s
 
 @pytest.mark.parametrize(
     "statement",
-    ["INSERT INTO notifications_dedupeclaim", "INSERT INTO notifications_notification",
+    ["INSERT INTO delayed_queue_notification_dedupe", "INSERT INTO delayed_queue_notification",
      "INSERT INTO delayed_queue", "COMMIT"],
 )  # fmt: skip
 @pytest.mark.parametrize("count", [1, 20])

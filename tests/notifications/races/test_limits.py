@@ -18,13 +18,13 @@ from delayed_queue.http.models import Rate
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.http.store.rates import TAKE_PERMITS
 from delayed_queue.notifications import services
-from delayed_queue.notifications.channels import Route
-from delayed_queue.notifications.circuits import Circuit
+from delayed_queue.notifications.channels import Circuit, Route
 from delayed_queue.notifications.dispatching import Attempt, Turn
 from delayed_queue.notifications.models import Status
 from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.recording import Gatherer
 from delayed_queue.notifications.services import Begun, Settlement
+from tests.notifications.configured import configure
 from tests.notifications.factories import enqueue, lease
 from tests.races.concurrency import calling, together, wait_until_blocked
 
@@ -38,7 +38,7 @@ ONE: Final = b"\x01" * 16
 @pytest.fixture(autouse=True)
 def throttled(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A recipient gets one an hour; who finds no permit of a provider does not wait for it."""
-    settings.DISPATCH = {"THROTTLE": {"email": (HOURLY, 1)}, "WAIT": timedelta(0)}
+    configure(settings, {"THROTTLE": {"email": (HOURLY, 1)}, "WAIT": timedelta(0)})
     # By the process's clock no permit is lost on the way.
     monkeypatch.setattr("delayed_queue.http.rates.time", SimpleNamespace(monotonic=lambda: 1000.0))
     rates.forget()

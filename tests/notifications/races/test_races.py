@@ -144,7 +144,7 @@ def test_n3_a_takeover_waits_for_the_end_and_finds_nothing_to_do(other, admin):
     envelope = lease(notification)
     other.execute("BEGIN")
     other.execute(
-        "UPDATE notifications_notification SET status = 'SUCCESSFULLY_PROCESSED', lease_id = NULL, "
+        "UPDATE delayed_queue_notification SET status = 'SUCCESSFULLY_PROCESSED', lease_id = NULL, "
         "ended_at = now() WHERE id = %s AND lease_id = %s",
         [begun.id, begun.lease_id],
     )
@@ -160,7 +160,7 @@ def test_n3_overlapping_batches_wait_in_one_order(other, admin):
     rows = [enqueue(channel=each) for each in ("email", "sms")]
     envelopes = [lease(each) for each in rows]
     other.execute("BEGIN")
-    other.execute("SELECT 1 FROM notifications_notification WHERE id = %s FOR UPDATE", [rows[1].pk])
+    other.execute("SELECT 1 FROM delayed_queue_notification WHERE id = %s FOR UPDATE", [rows[1].pk])
     with calling(partial(services.begin_many, envelopes)) as first:
         wait_until_blocked(admin, first)
         with calling(partial(services.begin_many, envelopes[::-1])) as second:
@@ -198,7 +198,7 @@ def test_n9_the_sweep_passes_over_what_another_holds(other):
     held, free = enqueue(expires_at=past), enqueue(expires_at=past)
     with other.transaction(), transaction.atomic():
         other.execute(
-            "SELECT 1 FROM notifications_notification WHERE id = %s FOR UPDATE", [held.pk]
+            "SELECT 1 FROM delayed_queue_notification WHERE id = %s FOR UPDATE", [held.pk]
         )
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL lock_timeout = '200ms'")

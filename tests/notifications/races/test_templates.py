@@ -21,7 +21,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 RAW = {"channel": "email", "to": "a@example.org", "template": "welcome", "context": {"name": "A"}}
 ADD = """
-INSERT INTO notifications_template (name, channel, version, subject, body, html, category)
+INSERT INTO delayed_queue_notification_template
+    (name, channel, version, subject, body, html, category)
 VALUES ('welcome', 'email', %s, 'Hello', %s, '', '')
 """
 
@@ -89,9 +90,9 @@ class TestOfAnotherProcess:
     ):
         named = {} if version is None else {"templateVersion": version}
         assert sent(**named) == "one"
-        other.execute("UPDATE notifications_template SET body = 'mended'")
+        other.execute("UPDATE delayed_queue_notification_template SET body = 'mended'")
         assert sent(**named) == "mended"
-        other.execute("DELETE FROM notifications_template")
+        other.execute("DELETE FROM delayed_queue_notification_template")
         (answer,) = accept(RAW | named)
         assert isinstance(answer, Refused)
 

@@ -13,6 +13,7 @@ from django.test import Client
 from delayed_queue.notifications import services
 from delayed_queue.notifications.models import Delivery, Notification, Status, Suppression
 from delayed_queue.notifications.services import Call
+from tests.notifications.configured import configure
 from tests.notifications.factories import enqueue, lease
 from tests.notifications.requests import email, sms, webhook
 
@@ -145,9 +146,9 @@ def test_n1_bulk_that_is_no_array_is_400(caller, body):
 
 
 def test_n1_bulk_has_limits(caller, settings):
-    settings.NOTIFICATIONS = {"BULK_ITEMS": 2, "BULK_BYTES": 1000}
+    configure(settings, {"BULK_ITEMS": 2, "BULK_BYTES": 1024})
     assert post(caller, [email()] * 3, f"{URL}/bulk").status_code == 413
-    assert post(caller, " " * 1001, f"{URL}/bulk").status_code == 413
+    assert post(caller, " " * 1025, f"{URL}/bulk").status_code == 413
     assert not Notification.objects.exists()
 
 

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest, requires
-from delayed_queue.http.api.lines import Wish
 from delayed_queue.http.api.replies import (
     JobId,
     Lease,
@@ -24,7 +23,7 @@ from delayed_queue.http.api.replies import (
     settled,
 )
 from delayed_queue.http.api.threads import in_thread
-from delayed_queue.http.api.waiting import hub
+from delayed_queue.http.api.waiting import Wish, hub
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.consuming import (
     bury_job,

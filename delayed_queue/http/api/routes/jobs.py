@@ -11,9 +11,8 @@ from ninja import Query, Router, Schema
 from delayed_queue.codecs import encode
 from delayed_queue.exceptions import InvalidJob, InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest, charge, demand, requires
-from delayed_queue.http.api.bodies import JSON, takes_body
-from delayed_queue.http.api.describing_jobs import ADDING, BULK, IDEMPOTENCY_KEY
-from delayed_queue.http.api.parsing import lines_of, parse
+from delayed_queue.http.api.bodies import JSON, lines_of, parse, takes_body
+from delayed_queue.http.api.describing import ADDING, BULK, IDEMPOTENCY_KEY
 from delayed_queue.http.api.problems import MEDIA_TYPE, Problem
 from delayed_queue.http.api.replies import (
     AddedReply,

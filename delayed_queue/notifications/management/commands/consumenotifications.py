@@ -9,7 +9,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from delayed_queue.notifications.consumer import Consumer
+from delayed_queue.notifications.broker import Consumer
 
 
 class Command(BaseCommand):

@@ -1,0 +1,177 @@
+"""The dead letters: what was given up on, why, and the way back."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, cast
+
+from django.contrib import admin
+from django.contrib.admin.models import DELETION
+from django.db import router
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+
+from delayed_queue.admin import formats
+from delayed_queue.admin.base import KeyedRowAdmin
+from delayed_queue.admin.filters import DiedFilter, KindFilter, chosen_kind
+from delayed_queue.admin.lists import Keyset, LetterRow
+from delayed_queue.admin.operations import (
+    Call,
+    Entry,
+    Operation,
+    Report,
+    lock,
+    parse_ids,
+    record,
+    wake,
+)
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.queue.store.dead_letters import DeadLetterManager
+
+ALIVE: Final = "as a message lives under their key, or a newer letter of it came first"
+
+
+def _letters() -> DeadLetterManager[DeadLetter]:
+    return DeadLetter.objects
+
+
+class Redrive(Operation):
+    name = "redrive"
+    label = "Redrive"
+    help = "Offer the letter again, due now, as a first attempt; a living message is left alone."
+    permission = "delayed_queue.redrive_deadletter"
+    overwrites = False
+
+    def run(self, call: Call) -> Report:
+        report = Report("Redriven", "dead letter")
+        with call.transaction():
+            ids = parse_ids(call.tokens)
+            # Before the letters: who deletes a job locks it first, then its letters.
+            _letters().hold_jobs(ids, using=call.using)
+            rows = cast("list[LetterRow]", lock(call, ids, report))
+            answers = _letters().redrive(
+                [row.id for row in rows], overwrite=self.overwrites, using=call.using
+            )
+            created = {answer.id: answer.created for answer in answers}
+            entries = []
+            for row in rows:
+                if created.get(row.id) is None:
+                    report.leave(ALIVE, row.key)
+                    continue
+                outcome = "created" if created[row.id] else "overwritten"
+                report.changed.append(f"{row.key} ({outcome})")
+                entries.append(Entry(row, f"Redriven, {outcome}. {_identity(row)}"))
+            record(call, DELETION, entries)
+            wake({entry.row.kind for entry in entries}, call.using)
+        return report
+
+
+class Overwrite(Redrive):
+    name = "overwrite"
+    label = "Redrive, overwriting"
+    help = "Offer the letter again even if its key lives again: that message is replaced."
+    warning = (
+        "Where a message lives under the key of one of these letters, it is replaced: its payload "
+        "and schedule are lost, and a lease on it ends."
+    )
+    overwrites = True
+
+
+class DropLetter(Operation):
+    name = "drop"
+    label = "Drop"
+    help = "Delete the dead letter for good."
+    permission = "delayed_queue.drop_deadletter"
+    warning = "These dead letters are deleted for good, payloads and errors with them."
+    is_destructive = True
+
+    def run(self, call: Call) -> Report:
+        report = Report("Dropped", "dead letter")
+        with call.transaction():
+            rows = cast("list[LetterRow]", lock(call, parse_ids(call.tokens), report))
+            _letters().drop([row.id for row in rows], using=call.using)
+            report.changed += [row.key for row in rows]
+            record(call, DELETION, [Entry(row, f"Dropped. {_identity(row)}") for row in rows])
+        return report
+
+
+def _identity(row: LetterRow) -> str:
+    return f"Queue {row.kind}, key {row.key!r}."
+
+
+LETTER_OPERATIONS: Final[tuple[Operation, ...]] = (Redrive(), Overwrite(), DropLetter())
+
+
+_NEWEST_FIRST = Keyset(descending=True)
+_BY_DEATH = Keyset("died_at", descending=True)
+_OF_ONE_KEY = Keyset(descending=True, hides_index=True)
+
+
+@admin.register(DeadLetter)
+class DeadLetterAdmin(KeyedRowAdmin):
+    """The latest deaths first."""
+
+    operations = LETTER_OPERATIONS
+    list_filter = (KindFilter, DiedFilter)
+    list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
+    readonly_fields = (
+        "reason_shown",
+        "queue",
+        "key_shown",
+        "living",
+        "attempts_column",
+        "times",
+        "last_failure",
+        "first_failure",
+        "headers_shown",
+        "payload_shown",
+    )
+
+    def keyset_of(self, request: HttpRequest) -> Keyset:
+        if request.GET.get("q"):
+            return _OF_ONE_KEY
+        return _NEWEST_FIRST if chosen_kind(request) is None else _BY_DEATH
+
+    def token_of(self, row: LetterRow) -> str:
+        return str(row.id)
+
+    # Columns
+
+    @admin.display(description="reason")
+    def reason_column(self, row: LetterRow) -> str:
+        return Truncator(formats.printable(row.reason)).chars(120)
+
+    @admin.display(description="died")
+    def died_column(self, row: LetterRow) -> SafeString:
+        return formats.moment(row.died_at, formats.relative(row.died_at, row.read_at))
+
+    # The detail page
+
+    @admin.display(description="reason")
+    def reason_shown(self, row: LetterRow) -> SafeString:
+        return format_html(
+            "<strong>{}</strong>", formats.printable(row.reason[: formats.MAX_SHOWN])
+        )
+
+    @admin.display(description="lives again")
+    def living(self, row: LetterRow) -> SafeString:
+        """Say whether a redrive would find the key taken."""
+        messages = Message.objects.using(router.db_for_read(Message, instance=row))
+        message = messages.filter(key=row.key, kind=row.kind).only("id").first()
+        if message is None:
+            return format_html("{}", "no message has this key now")
+        name, site = "admin:delayed_queue_message_change", self.admin_site.name
+        url = reverse(name, args=[message.id], current_app=site)
+        return format_html('yes, <a href="{}">a message has this key</a>', url)
+
+    @admin.display(description="timeline")
+    def times(self, row: LetterRow) -> SafeString:
+        events: list[tuple[datetime | None, str]] = [
+            (row.created_at, "offered"),
+            (row.scheduled_at_initially, "first scheduled for"),
+            (row.died_at, "died"),
+        ]
+        return formats.timeline(events, row.read_at)

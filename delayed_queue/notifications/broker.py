@@ -1,0 +1,234 @@
+"""Requests from a broker: acknowledged only after the database has committed them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from kombu import Connection, Queue, compression
+from kombu.exceptions import KombuError
+
+from delayed_queue.db.resilience import is_unavailable, tend
+from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.models import MAX_NAME_LENGTH
+from delayed_queue.notifications.parking import Incoming, Tally, take
+from delayed_queue.observe.logs import quoted
+
+
+def publish(requests: Iterable[Any], url: str = "", queue: str = "") -> int:
+    """Put requests into the broker's queue, each with an id of its own; return how many.
+
+    Persistent and confirmed by the broker. Who is not sure that one has arrived sends it again
+    under the same ``message_id``, or gives it a ``dedupeKey``.
+    """
+    settings = get_settings()
+    target = Queue(queue or settings.BROKER_QUEUE, durable=True)
+    count = 0
+    options = {"confirm_publish": True} if is_amqp(url or settings.BROKER_URL) else {}
+    with Connection(url or settings.BROKER_URL, transport_options=options) as connection:
+        producer = connection.Producer(auto_declare=False)
+        target(connection.default_channel).declare()
+        for each in requests:
+            producer.publish(
+                json.dumps(each).encode(),
+                routing_key=target.name,
+                content_type="application/json",
+                content_encoding="utf-8",
+                message_id=str(uuid.uuid4()),
+                delivery_mode=2,
+            )
+            count += 1
+    return count
+
+
+def is_amqp(url: str) -> bool:
+    return url.startswith(("amqp", "pyamqp"))
+
+
+logger = logging.getLogger("delayed_queue.notifications")
+
+HEARTBEAT: Final = 30
+LINGER_SECONDS: Final = 0.05
+LOOK_SECONDS: Final = 0.5
+FIRST_WAIT: Final = 0.2
+LONGEST_WAIT: Final = 30.0
+_MAX_ID: Final = 200
+
+
+class Consumer:
+    """Takes batches from one queue of a broker until stopped, whatever goes away meanwhile.
+
+    A batch is what has come within a twentieth of a second, at most ``BROKER_BATCH``. It is
+    stored in one transaction and then acknowledged. If broker or database are lost before that,
+    the broker delivers it again: where a message has an id, or its request a ``dedupeKey``, the
+    second time changes nothing.
+    """
+
+    def __init__(
+        self, url: str = "", queue: str = "", tenant: str = "", batch: int | None = None
+    ) -> None:
+        settings = get_settings()
+        self.url = url or settings.BROKER_URL
+        self.queue = queue or settings.BROKER_QUEUE
+        self.tenant = tenant or settings.BROKER_TENANT
+        self.batch = settings.BROKER_BATCH if batch is None else batch
+        _check(self.tenant, self.batch)
+        self.tally = Tally()
+        self._stop = threading.Event()
+        self._messages: list[Any] = []
+        self._waits = _waits()
+
+    def stop(self) -> None:
+        """Have ``run`` end after the batch in hand; safe in a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Consume until stopped."""
+        _refuse_compression()
+        while not self._stop.is_set():
+            try:
+                self._session()
+            except Exception as error:
+                if not (isinstance(error, _LOST) or is_unavailable(error)):
+                    raise
+                self._messages = []
+                # Without the text: it may tell the password in a URL.
+                wait = next(self._waits)
+                logger.warning(
+                    "event=consumer_lost error=%s retry_in=%.1f", type(error).__name__, wait
+                )
+                self._stop.wait(wait)
+
+    def _session(self) -> None:
+        """Take batches over one connection; leaving it gives back what was not acknowledged."""
+        _usable_database()
+        with _connected(self.url) as connection:
+            queue = Queue(self.queue, durable=True)
+            with connection.Consumer(
+                queue,
+                on_message=self._received,
+                prefetch_count=self.batch,
+                auto_declare=True,
+                accept=["json"],
+            ) as consumer:
+                consumer.on_decode_error = self._received_broken
+                logger.info("event=consumer_connected queue=%s", quoted(self.queue))
+                while not self._stop.is_set():
+                    self._gather(connection)
+                    self._commit()
+
+    def _received(self, message: Any, broken: str = "") -> None:
+        self._messages.append((message, _incoming(message, broken)))
+
+    def _received_broken(self, message: Any, error: Exception) -> None:
+        self._received(message, "is compressed, or cannot be read")
+
+    def _gather(self, connection: Connection) -> None:
+        """Wait for messages; once one has come, wait for more only a moment."""
+        ends_at = time.monotonic() + LOOK_SECONDS
+        while len(self._messages) < self.batch and not self._stop.is_set():
+            had_none = not self._messages
+            try:
+                connection.drain_events(timeout=max(0.001, ends_at - time.monotonic()))
+            except TimeoutError:
+                connection.heartbeat_check()
+            if had_none and self._messages:
+                ends_at = time.monotonic() + LINGER_SECONDS
+            if time.monotonic() >= ends_at:
+                return
+
+    def _commit(self) -> None:
+        """Store the batch, then acknowledge it."""
+        taken, self._messages = self._messages, []
+        if not taken:
+            return
+        began_at = time.monotonic()
+        tally = take([each for _, each in taken], tenant=self.tenant, origin=self.queue)
+        self._waits = _waits()
+        self._acknowledge([message for message, _ in taken])
+        self.tally += tally
+        logger.info(
+            "event=consumed queue=%s accepted=%s duplicates=%s parked=%s seconds=%.3f",
+            quoted(self.queue), tally.accepted, tally.duplicates, tally.parked,
+            time.monotonic() - began_at,
+        )  # fmt: skip
+
+    def _acknowledge(self, messages: list[Any]) -> None:
+        for each in messages:
+            each.ack()
+
+
+def _check(tenant: str, batch: int) -> None:
+    # Either would not be told otherwise: every message parked, or none ever taken.
+    if len(tenant) > MAX_NAME_LENGTH:
+        raise ImproperlyConfigured(f"A tenant has at most {MAX_NAME_LENGTH} characters.")
+    if batch < 1:
+        raise ImproperlyConfigured(f"A batch has 1 message or more, not {batch}.")
+
+
+_LOST: Final = (OSError, KombuError)
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[Connection]:
+    """Connect once, without kombu's own retries; what it raises is translated to OSError."""
+    connection = Connection(url, heartbeat=HEARTBEAT, connect_timeout=5)
+    try:
+        connection.connect()
+        yield connection
+    except connection.connection_errors + connection.channel_errors as error:
+        raise ConnectionError(type(error).__name__) from error
+    finally:
+        connection.release()
+
+
+def _usable_database() -> None:
+    """Replace a connection that is of no use any more, and raise while there is none to be had."""
+    connection = connections["default"]
+    tend(connection)
+    connection.ensure_connection()
+
+
+def _waits() -> Iterator[float]:
+    """Yield ever longer waits, each anywhere from half of it to all: consumers come back apart."""
+    wait = FIRST_WAIT
+    while True:
+        yield wait * random.uniform(0.5, 1)  # noqa: S311 # no secret
+        wait = min(wait * 2, LONGEST_WAIT)
+
+
+def _incoming(message: Any, broken: str) -> Incoming:
+    body = message.body if message.body is not None else b""
+    return Incoming(
+        body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body),
+        str(message.content_type or ""),
+        str(message.content_encoding or ""),
+        _message_id(str((message.properties or {}).get("message_id") or "")),
+        broken,
+    )
+
+
+def _message_id(text: str) -> str:
+    """Return an id of at most 200 characters: two that begin alike are not one message."""
+    return text if len(text) <= _MAX_ID else sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _refuse_compression() -> None:
+    """Have kombu decompress nothing: it would before anyone asks, and a bomb of 16 MB has 16 GB."""
+
+    def refuse(body: bytes) -> bytes:
+        raise ValueError("compressed messages are refused")
+
+    for name in compression.encoders():
+        encoder, content_type = compression.get_encoder(name)
+        compression.register(encoder, refuse, content_type)
