@@ -25,7 +25,7 @@ from benchmarks.machine import describe
 from benchmarks.running import Program, working
 
 if TYPE_CHECKING:
-    from delayed_queue.worker.lanes import Lane
+    from delayed_queue.worker.consumers import Consumer
 
 SIZES: Final = (10_000, 100_000, 1_000_000, 10_000_000)
 BATCH: Final = 500
@@ -132,7 +132,7 @@ class _Exchanges:
         # A new one: what the last one planned was for another table.
         connections["default"].close()
         keep_plans()
-        self._lane = _lane()
+        self._consumer = _consumer()
         self._leases: list[str] = []
         return self
 
@@ -153,21 +153,23 @@ class _Exchanges:
 
     def _exchange(self, batch: int) -> float:
         """Acknowledge what was claimed last and claim the next; return the milliseconds."""
+        from delayed_queue.db.rows import rows_of
         from delayed_queue.db.statements import run
-        from delayed_queue.queue.store.claim import earliest_first
+        from delayed_queue.queue.store.claim import LeasedRow, earliest_first
         from delayed_queue.queue.store.settle import acknowledging_leases
+        from delayed_queue.worker.scanning import PollResult
 
-        look = self._lane.begin_look(batch)
+        poll = self._consumer.schedule.begin(batch)
         lease_id = str(uuid.uuid4())
         steps = [acknowledging_leases(self._leases)] if self._leases else []
-        steps += self._lane.claim_steps(look, lease_id, str(uuid.uuid4()))
+        steps += self._consumer.claim_steps(poll, lease_id, str(uuid.uuid4())).values()
         started_at = time.perf_counter()
         answers = run("default", steps)
-        rows = earliest_first(answers[-1])
+        rows = earliest_first(rows_of(LeasedRow, answers[-1]))
         spent = time.perf_counter() - started_at
         if len(rows) != batch:
             raise RuntimeError(f"{len(rows)} messages were claimed, not {batch}.")
-        self._lane.end_look(look, len(rows), rows[-1][4], None)
+        self._consumer.end_poll(poll, PollResult(len(rows), rows[-1].due_at))
         self._leases = [lease_id]
         return spent * 1000
 
@@ -194,15 +196,15 @@ class _Exchanges:
         return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
-def _lane() -> Lane:
+def _consumer() -> Consumer:
     from delayed_queue import DelayedQueue
     from delayed_queue.codecs import codec_named
     from delayed_queue.handlers import Handler
-    from delayed_queue.worker.lanes import Lane
+    from delayed_queue.worker.consumers import Consumer
 
     queue = DelayedQueue("benchmark")
     handler = Handler("benchmark", lambda envelope: None, codec_named("json"), JSON_KIND)
-    return Lane(handler, queue, queue.retry_policy, handler.function, BATCH)
+    return Consumer(handler, queue, queue.retry_policy, handler.function, BATCH)
 
 
 def _memory(connection: psycopg.Connection[Any], program: Program, backlog: Backlog) -> Memory:

@@ -136,15 +136,16 @@ class Source:
     """Handlers of queues that come and go while workers run.
 
     ``handlers`` is called with a database alias, every few seconds by each worker and at a
-    ``NOTIFY`` for the kind ``bell``, on the worker's own connection and in the thread that claims:
-    it must be quick. A handler of a kind that is known is kept as long as it compares equal. Their
-    queues take turns, and none may hold so much of a worker that nothing is left for the others.
+    ``NOTIFY`` for the kind ``wake_channel``, on the worker's own connection and in the thread that
+    claims: it must be quick. A handler of a kind that is known is kept as long as it compares
+    equal. Their queues take turns, and none may hold so much of a worker that nothing is left for
+    the others.
     ``prepare`` is called when a worker that is to ask it is made, and stops it by what it raises.
     """
 
     name: str
     handlers: Callable[[str], Iterable[Handler]]
-    bell: str
+    wake_channel: str
     prepare: Callable[[], object] = lambda: None
 
 

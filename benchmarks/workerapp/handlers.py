@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.workerapp.stamps import Pen
 from delayed_queue import Envelope, handler
 from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.worker.lanes import Lane, Look
+from delayed_queue.worker.consumers import Consumer
+from delayed_queue.worker.scanning import Poll, PollResult, ScanSchedule
 
 PEN: Final = Pen(os.environ["BENCHMARK_STAMPS"])
-_end_look: Final = Lane.end_look
+_end_poll: Final = Consumer.end_poll
 
 
 @handler("benchmark")
@@ -21,16 +22,17 @@ def stamp(envelope: Envelope) -> None:
     PEN.start(envelope.key, envelope.payload, time.time())
 
 
-def _noted(lane: Lane, look: Look, found: int, *answers: Any) -> None:
-    PEN.looked(time.time(), time.monotonic() - look.began_at, look.is_full, found)
-    _end_look(lane, look, found, *answers)
+def _noted(consumer: Consumer, poll: Poll, result: PollResult) -> None:
+    spent = time.monotonic() - poll.began_at
+    PEN.looked(time.time(), spent, poll.is_full_scan, result.found)
+    _end_poll(consumer, poll, result)
 
 
-def _from_the_start(lane: Lane, limit: int) -> Look:
-    return Look(limit, NO_FLOOR, lane._was_short, time.monotonic(), looks_back=True)  # noqa: SLF001
+def _from_the_start(schedule: ScanSchedule, limit: int) -> Poll:
+    return Poll(limit, NO_FLOOR, schedule._was_short, time.monotonic(), is_rewind=True)  # noqa: SLF001
 
 
 if "BENCHMARK_NOTES_LOOKS" in os.environ:
-    Lane.end_look = _noted  # type: ignore[method-assign]
+    Consumer.end_poll = _noted  # type: ignore[method-assign]
 if "BENCHMARK_ONLY_FULL_LOOKS" in os.environ:
-    Lane.begin_look = _from_the_start  # type: ignore[method-assign]
+    ScanSchedule.begin = _from_the_start  # type: ignore[method-assign]

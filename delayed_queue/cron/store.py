@@ -7,6 +7,7 @@ from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
+from delayed_queue.db.rows import beside, row_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import execute, fetch
 
@@ -182,7 +183,7 @@ class ScheduleManager(models.Manager[M]):
     ) -> ScheduleRow:
         """Return the prefix's row, made if need be, locked to the end of the transaction."""
         params = {"kind": kind, "key_prefix": key_prefix, "queue": queue, "codec": codec}
-        return ScheduleRow._make(fetch(using, LOCK_SCHEDULE, params)[0])
+        return row_of(ScheduleRow, fetch(using, LOCK_SCHEDULE, params))
 
     def read(
         self,
@@ -194,15 +195,15 @@ class ScheduleManager(models.Manager[M]):
     ) -> tuple[int, ScheduleRow | None]:
         """Return the clock and the prefix's row, if there is one."""
         params = {"kind": kind, "key_prefix": key_prefix, "now": now}
-        clock, *row = fetch(using, READ_SCHEDULE, params)[0]
-        return clock, None if row[0] is None else ScheduleRow._make(row)
+        (found,) = beside(ScheduleRow, fetch(using, READ_SCHEDULE, params))
+        return found
 
     def described(
         self, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> list[tuple[int, ScheduleRow]]:
         """Return all schedules of operators and code, each with the clock."""
-        rows = fetch(using, DESCRIBED_SCHEDULES, {"now": now})
-        return [(clock, ScheduleRow._make(row)) for clock, *row in rows]
+        found = beside(ScheduleRow, fetch(using, DESCRIBED_SCHEDULES, {"now": now}))
+        return [(clock, row) for clock, row in found if row is not None]
 
     def pending_ticks(
         self,
@@ -214,9 +215,9 @@ class ScheduleManager(models.Manager[M]):
     ) -> tuple[int, list[TickRow]]:
         """Return the clock and the prefix's ticks, locked, but for those being consumed."""
         params = {"kind": kind, "key_prefix": key_prefix, "now": now}
-        rows = fetch(using, PENDING_TICKS, params)
-        ticks = [TickRow._make(row) for _, *row in rows if row[0] is not None]
-        return rows[0][0], ticks
+        found = beside(TickRow, fetch(using, PENDING_TICKS, params))
+        clock = max(clock for clock, _ in found)  # the same in each row
+        return clock, [tick for _, tick in found if tick is not None]
 
     def drop_ticks(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> int:
         """Delete those ticks, which the transaction must have locked; return how many."""

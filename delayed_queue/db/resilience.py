@@ -15,6 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, OperationalError,
 from delayed_queue import retries
 from delayed_queue.conf import get_settings
 from delayed_queue.db.plans import is_pooled
+from delayed_queue.db.rows import value_of
 from delayed_queue.db.sql import IS_READ_ONLY, LOST_SESSIONS
 from delayed_queue.db.statements import fetch
 from delayed_queue.exceptions import OutcomeUnknown, ResourceUnavailable
@@ -122,7 +123,7 @@ def is_unavailable(error: BaseException) -> bool:
 
 def is_read_only(using: str) -> bool:
     """Ask the database whether it takes no writes from this connection: as a standby takes none."""
-    return bool(fetch(using, IS_READ_ONLY, {})[0][0])
+    return bool(value_of(fetch(using, IS_READ_ONLY, {})))
 
 
 def tend(connection: BaseDatabaseWrapper) -> None:

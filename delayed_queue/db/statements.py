@@ -13,13 +13,13 @@ from django.db import Error, connections, transaction
 
 from delayed_queue.db.pipelines import RefusableCursor, first_of, leave_pipeline, refusal_of
 from delayed_queue.db.plans import plan_each_time, prepares
+from delayed_queue.db.rows import Row as Row
 from delayed_queue.db.sql import NOTIFY, ONE_PLAN
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
 Cursor = psycopg.Cursor[Row]
 Statement = tuple[str, Mapping[str, Any]]
 AllExecutor = Callable[[psycopg.Connection[Row], Sequence[Statement], bool], list[list[Row]]]

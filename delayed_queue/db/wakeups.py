@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 
-class Doorbell:
+class WakeChannel:
     """Wake a thread that sleeps in select(): from any thread, or from a signal handler."""
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Doorbell:
     def fileno(self) -> int:
         return self._receiver.fileno()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         # Full or closed: then the sleeper has been told, or has gone.
         with suppress(OSError):
             self._sender.send(b"\0")
 
-    def silence(self) -> None:
+    def clear(self) -> None:
         """Forget the rings so far, so that the next sleep is one."""
         with suppress(OSError):
             while self._receiver.recv(4096):
@@ -50,7 +50,7 @@ class Doorbell:
         self.close()
 
 
-class StopSignal(Doorbell):
+class StopSignal(WakeChannel):
     """A flag another thread or a signal handler sets to end a blocking ``poll()`` at once.
 
     It ends a sleep, and cancels the statement that the polling thread is waiting for.
@@ -67,7 +67,7 @@ class StopSignal(Doorbell):
     def set(self) -> None:
         """Stop; may be called more than once."""
         self._is_set = True
-        self.ring()
+        self.wake()
         cancel = self._cancel
         if cancel is not None:
             cancel()
@@ -138,12 +138,12 @@ class Listener:
             return None
         return {self._kinds[each] for each in channels if each in self._kinds}
 
-    def wait(self, seconds: float, *bells: Doorbell | None) -> bool:
-        """Sleep for at most ``seconds`` or until a bell rings.
+    def wait(self, seconds: float, *wake_channels: WakeChannel | None) -> bool:
+        """Sleep for at most ``seconds`` or until one is woken.
 
         Returns whether something may have been offered meanwhile.
         """
-        rung = [bell.fileno() for bell in bells if bell is not None]
+        rung = [each.fileno() for each in wake_channels if each is not None]
         if not self._can_listen():
             select.select(rung, [], [], max(seconds, 0))
             return False
@@ -190,7 +190,7 @@ class Listener:
         if self._raw is self._connection.connection:
             return False
         raw = self._connection.connection
-        # First the ear: a notification may come along with the answer to LISTEN.
+        # First the handler: a notification may come along with the answer to LISTEN.
         raw.add_notify_handler(self._hear)
         with self._connection.wrap_database_errors:
             _together(raw, "LISTEN {}", self._kinds)

@@ -38,8 +38,10 @@ def _add_hooks() -> None:
 
 
 def _source() -> Source:
-    bell = import_module("delayed_queue.http.jobs.kinds").BELL  # not before the models
-    return Source("callbacks", _callbacks, bell, _load_client)
+    wake_channel = import_module(
+        "delayed_queue.http.jobs.kinds"
+    ).WAKE_CHANNEL  # not before the models
+    return Source("callbacks", _callbacks, wake_channel, _load_client)
 
 
 def _load_client() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 from django.db import Error, OperationalError
 
@@ -23,6 +22,8 @@ from delayed_queue.observe.logs import log_poll
 from delayed_queue.queue.leasing import Leasing
 from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.consume import ConsumedRow
+
+TakenRow = LeasedRow | ConsumedRow
 
 
 class Polling(Leasing):
@@ -64,31 +65,30 @@ class Polling(Leasing):
             using=self.using,
         )
 
-    def open_rows(self, rows: Sequence[tuple[Any, ...]], lease_id: str) -> list[Envelope]:
+    def open_rows(self, rows: Sequence[TakenRow], lease_id: str) -> list[Envelope]:
         """Decode leased rows into envelopes; bury those that do not decode (Q22)."""
         envelopes = []
         for row in rows:
             try:
                 envelopes.append(self.envelope_of(row, lease_id))
             except PayloadNotDecodable as error:
-                self._bury_undecodable(row[0], lease_id, error)
+                self._bury_undecodable(row.id, lease_id, error)
         return envelopes
 
-    def envelope_of(self, row: tuple[Any, ...], lease_id: str) -> Envelope:
+    def envelope_of(self, row: TakenRow, lease_id: str) -> Envelope:
         """Decode a row as a claim returns it; raises PayloadNotDecodable."""
-        headers = row[7]
-        # By place: fast for plain rows too, and a worker opens every message here.
+        # Arguments by place: faster, and a worker opens every message here.
         return Envelope(
-            row[1],
-            decode(self.codec, row[2]),
+            row.key,
+            decode(self.codec, row.payload),
             self.name,
-            row[6],
+            row.attempts,
             lease_id,
-            row[0],
-            row[3],
-            row[4],
-            row[5],
-            json.loads(headers) if headers else {},
+            row.id,
+            row.scheduled_at,
+            row.due_at,
+            row.leased_until,
+            json.loads(row.headers) if row.headers else {},
             self,
         )
 

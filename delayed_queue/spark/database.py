@@ -16,6 +16,8 @@ from psycopg import ProgrammingError
 from psycopg import sql as composed
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from delayed_queue.db.rows import Row as Row
+from delayed_queue.db.rows import row_of
 from delayed_queue.exceptions import (
     InvalidConfiguration,
     ResourceUnavailable,
@@ -25,9 +27,8 @@ from delayed_queue.exceptions import (
 from delayed_queue.retries import Backoff, is_transient
 from delayed_queue.spark.arrow import END, HEADER
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.store.streaming import LOOK_AROUND
+from delayed_queue.spark.store.streaming import LOOK_AROUND, AroundRow
 
-Row = tuple[Any, ...]
 _PLACEHOLDER: Final = re.compile(r"%\((\w+)\)[sb]|%%")
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = str(8 * 1024 * 1024)
@@ -378,19 +379,20 @@ def look_around(session: Session, options: Options, *, leases: int = 0) -> int:
     SchemaMismatch where the tables are missing; TooManyConnections where its tasks, and the
     connections of its leases, are more than the server has left.
     """
-    now, most, used, has_queue, has_ledger = session.fetch(LOOK_AROUND, {})[0]
-    if not has_queue or not has_ledger:
-        missing = "delayed_queue" if not has_queue else "delayed_queue_offer_ledger"
+    around = row_of(AroundRow, session.fetch(LOOK_AROUND, {}))
+    if not around.has_queue or not around.has_ledger:
+        missing = "delayed_queue" if not around.has_queue else "delayed_queue_offer_ledger"
         raise SchemaMismatch(
             f"The database has no table {missing!r}: run manage.py migrate delayed_queue."
         )
     tasks = options.connections or int(os.environ.get(TASKS, "1"))
     # Ours is among those in use, and ends before the first task begins.
-    free = most - used + 1
+    most = around.most_connections
+    free = most - around.used_connections + 1
     if tasks + leases > free:
         raise TooManyConnections(
             f"The job may open {tasks + leases} connections ({tasks} tasks, {leases} leases), "
             f"and {free} of {most} are free. Lower the option connections and the cores of the "
             "job (spark.cores.max), or raise max_connections."
         )
-    return int(now)
+    return around.now

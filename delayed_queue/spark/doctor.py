@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
+from delayed_queue.db.rows import row_of
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.spark.errors import BINARY, sentence_of
 from delayed_queue.spark.jobs.console import Console
@@ -257,11 +258,11 @@ def look_here() -> dict[str, Any]:
 
 def _limits() -> tuple[int, int]:
     from delayed_queue.spark.jobs.database import connect, fetch
-    from delayed_queue.spark.store.streaming import LOOK_AROUND
+    from delayed_queue.spark.store.streaming import LOOK_AROUND, AroundRow
 
     with connect() as connection:
-        _, most, used, _, _ = fetch(connection, LOOK_AROUND, {})[0]
-    return most, used - 1
+        around = row_of(AroundRow, fetch(connection, LOOK_AROUND, {}))
+    return around.most_connections, around.used_connections - 1
 
 
 def connections(tasks: int, settings: SparkSettings, limits: tuple[int, int]) -> Finding:

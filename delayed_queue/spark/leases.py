@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from delayed_queue.db.rows import row_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
 from delayed_queue.spark.database import Link, Session
@@ -23,6 +24,8 @@ from delayed_queue.spark.store.streaming import (
     RENEW_LEASE,
     TAKE_OVER_LEASE,
     WHICH_DATABASE,
+    AroundRow,
+    RangeRow,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ class Owner:
 
 def owner_of(kind: str, session: Session) -> Owner:
     """Return the owner of what is written of the kind over this connection."""
-    database, server = session.fetch(WHICH_DATABASE, {})[0]
+    ((database, server),) = session.fetch(WHICH_DATABASE, {})
     return Owner(kind, database, server)
 
 
@@ -138,7 +141,8 @@ class Leases:
     def stop_at_now(self) -> None:
         """From here on take only what is due now, on the database's clock."""
         self._cutoff = self._link.repeat(
-            "The look at the clock", lambda session: int(session.fetch(LOOK_AROUND, {})[0][0])
+            "The look at the clock",
+            lambda session: row_of(AroundRow, session.fetch(LOOK_AROUND, {})).now,
         )
 
     def take(self, limit: int | None, foreseen: str = "") -> str | None:
@@ -217,11 +221,11 @@ class Leases:
         }
 
         def claim(session: Session) -> int:
-            return int(session.fetch(LEASE_DUE, params)[0][0])
+            return int(value_of(session.fetch(LEASE_DUE, params)))
 
         return link.repeat("The lease", claim)
 
-    def range_of(self, lease_id: str) -> tuple[int | None, int | None, int]:
+    def range_of(self, lease_id: str) -> RangeRow:
         """Return the first and the last id under the lease, and the database's clock.
 
         A lease of an earlier process is taken over: what is left of it is renewed at once, and
@@ -231,10 +235,10 @@ class Leases:
             if lease_id not in self._held:
                 self._take_over(lease_id, [lease_id], deliveries=1)
         params = {"lease_id": lease_id, "now": None}
-        first, last, now = self._link.repeat(
-            "The look at the lease", lambda session: session.fetch(LEASED_RANGE, params)[0]
+        return self._link.repeat(
+            "The look at the lease",
+            lambda session: row_of(RangeRow, session.fetch(LEASED_RANGE, params)),
         )
-        return first, last, now
 
     def _take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
         params: dict[str, Any] = {"lease_id": lease_id, "lease_ids": lease_ids}
@@ -245,7 +249,7 @@ class Leases:
             lambda session: session.fetch(TAKE_OVER_LEASE, params),
         )
         self._held[lease_id] = time.monotonic()
-        return int(rows[0][0])
+        return int(value_of(rows))
 
     def acknowledge(self, lease_id: str) -> None:
         """Delete what is still under the lease; doing it again changes nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from delayed_queue.db.rows import value_of
 from delayed_queue.spark.database import Session, connect
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.offering import (
@@ -63,7 +64,7 @@ def counts(job: str, dsn: str | None = None) -> Counts:
 
 def job_counts(session: Session, job: str) -> Counts:
     """Return the counts over a connection that is open; ends no transaction."""
-    created, updated, ignored, is_complete = session.fetch(COUNT_JOB, {"job": job})[0]
+    ((created, updated, ignored, is_complete),) = session.fetch(COUNT_JOB, {"job": job})
     return Counts(created, updated, ignored, bool(is_complete))
 
 
@@ -74,7 +75,8 @@ def claim_closing(session: Session, key: JobKey, rows: int) -> int | None:
     """
     params = {"job": key.job, "batch": key.batch, "rows": rows, "now": None}
     closed = session.fetch(CLOSE_JOB, params)
-    return int(closed[0][0]) if closed else None
+    found: int | None = value_of(closed)
+    return found
 
 
 def settle(session: Session, row_id: int, created: int, updated: int) -> None:
@@ -85,7 +87,7 @@ def settle(session: Session, row_id: int, created: int, updated: int) -> None:
 
 def is_closed(session: Session, key: JobKey) -> bool:
     """Return whether the batch is done."""
-    return bool(session.fetch(IS_CLOSED, {"job": key.job, "batch": key.batch})[0][0])
+    return bool(value_of(session.fetch(IS_CLOSED, {"job": key.job, "batch": key.batch})))
 
 
 def prune_ledger(session: Session, days: int) -> int:

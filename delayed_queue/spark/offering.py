@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delayed_queue.codecs import channel_of, codec_named, decode, encode
+from delayed_queue.db.rows import row_of, value_of
 from delayed_queue.db.sql import NOTIFY
 from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable
 from delayed_queue.messages import (
@@ -25,7 +26,12 @@ from delayed_queue.spark.arrow import encode_rows
 from delayed_queue.spark.database import DriverError, Link, PsycopgSession
 from delayed_queue.spark.ledger import JobKey, is_closed, settle
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.store.offering import CLAIM_CHUNK, MERGE_IF_NOT_EXISTS, MERGE_OR_UPDATE
+from delayed_queue.spark.store.offering import (
+    CLAIM_CHUNK,
+    MERGE_IF_NOT_EXISTS,
+    MERGE_OR_UPDATE,
+    MergedRow,
+)
 
 # What every chunk has: one form, so that its digest depends on what is offered alone.
 OFFERS: Final = pa.schema(
@@ -349,7 +355,7 @@ class PartitionOffers:
         claimed = session.fetch(CLAIM_CHUNK, chunk.claim)
         if claimed:
             created, updated = self._merged(session, chunk.staged)
-            settle(session, claimed[0][0], created, updated)
+            settle(session, value_of(claimed), created, updated)
 
     def _merged(self, session: PsycopgSession, staged: pa.Table) -> tuple[int, int]:
         """Offer rows of which some exist, turn by turn where a key comes more than once."""
@@ -362,8 +368,8 @@ class PartitionOffers:
         # Without updates, whatever comes after the first of a key is IGNORED.
         for turn in range(pc.max(staged["turn"]).as_py() + 1 if is_upsert else 1):
             params = {"kind": self._job.kind, "now": self._job.now, "turn": turn}
-            more = session.fetch(statement, params)[0]
-            created, updated = created + more[0], updated + more[1]
+            more = row_of(MergedRow, session.fetch(statement, params))
+            created, updated = created + more.created, updated + more.updated
         if created == staged.num_rows:
             self._misses = 0
         return created, updated

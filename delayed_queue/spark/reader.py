@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from delayed_queue.db.rows import column_of, row_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import EPOCH, MAX_MILLISECONDS, MILLISECOND, MIN_MILLISECONDS
 from delayed_queue.queue.store.inspect import KINDS
@@ -32,7 +33,7 @@ from delayed_queue.spark.arrow import converted
 from delayed_queue.spark.database import DriverError, Session, connect, look_around
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.schema import check_read, source_columns, source_schema
-from delayed_queue.spark.store.streaming import ID_RANGE, READ_RANGE
+from delayed_queue.spark.store.streaming import ID_RANGE, READ_RANGE, RangeRow
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -173,10 +174,12 @@ class QueueReader(DataSourceReader):
             now = look_around(session, self._options)
             if self._options.mustExist:
                 self._check_kind(session)
-            first, last, _ = session.fetch(ID_RANGE, {"now": None})[0]
+            found = row_of(RangeRow, session.fetch(ID_RANGE, {"now": None}))
         finally:
             session.close()
-        return [IdRange(low, high, now) for low, high in ranges(first, last, self._options)]
+        return [
+            IdRange(low, high, now) for low, high in ranges(found.first, found.last, self._options)
+        ]
 
     def _connected(self, *, reads_rows: bool = False) -> Session:
         session = connect(self._options, reads_rows=reads_rows)
@@ -185,7 +188,7 @@ class QueueReader(DataSourceReader):
         return session
 
     def _check_kind(self, session: Session) -> None:
-        kinds = [row[0] for row in session.fetch(KINDS, {"limit": 1000})]
+        kinds = column_of(session.fetch(KINDS, {"limit": 1000}))
         kind = self._options.kind
         if kind is not None and kind not in kinds:
             raise InvalidConfiguration(
@@ -303,6 +306,6 @@ def consistent_snapshot(dsn: str | None = None) -> Iterator[str]:
     session = connect(Options(), dsn=dsn)
     try:
         session.run(REPEATABLE)
-        yield str(session.fetch(_EXPORT, {})[0][0])
+        yield str(value_of(session.fetch(_EXPORT, {})))
     finally:
         session.close()

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from delayed_queue.codecs import channel_of
+from delayed_queue.db.rows import row_of
 from delayed_queue.db.sql import NOTIFY
 from delayed_queue.exceptions import InvalidConfiguration, JobFinished, ResourceUnavailable
 from delayed_queue.spark.arrow import Columns, encode_rows
@@ -38,6 +39,7 @@ from delayed_queue.spark.store.offering import (
     MERGE_STAGE_IF_NOT_EXISTS,
     MERGE_STAGE_OR_UPDATE,
     PRUNE_STAGE,
+    MergedRow,
 )
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ def merge_staged(session: Session, job: Job, attempts: list[str], rows: int, *, 
     if closing is None:
         return
     which: dict[str, Any] = {"job": job.key.job, "attempts": attempts}
-    staged, most = session.fetch(COUNT_STAGED, which)[0]
+    ((staged, most),) = session.fetch(COUNT_STAGED, which)
     if staged != rows:
         raise ResourceUnavailable(
             f"Of {rows} rows that were staged {staged} are left: the server has crashed since, "
@@ -115,8 +117,8 @@ def _merged(session: Session, job: Job, which: dict[str, Any], most: int) -> tup
     created = updated = 0
     for turn in range(most if is_upsert else min(most, 1)):
         params = {**which, "kind": job.kind, "now": job.now, "turn": turn}
-        more = session.fetch(statement, params)[0]
-        created, updated = created + more[0], updated + more[1]
+        more = row_of(MergedRow, session.fetch(statement, params))
+        created, updated = created + more.created, updated + more.updated
     return created, updated
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from weakref import WeakSet
 
-from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import InvalidConfiguration
 
 START: Final = datetime(2030, 1, 1, tzinfo=UTC)
@@ -21,7 +21,7 @@ class ManualClock:
 
     def __init__(self, now: datetime = START) -> None:
         self._now = _aware(now)
-        self._bells: WeakSet[Doorbell] = WeakSet()
+        self._wake_channels: WeakSet[WakeChannel] = WeakSet()
 
     def __call__(self) -> datetime:
         return self._now
@@ -38,13 +38,13 @@ class ManualClock:
     def set(self, now: datetime) -> datetime:
         """Move the clock to the instant, earlier or later, and return it."""
         self._now = _aware(now)
-        for bell in tuple(self._bells):
-            bell.ring()
+        for wake_channel in tuple(self._wake_channels):
+            wake_channel.wake()
         return self._now
 
-    def watch(self, bell: Doorbell) -> None:
-        """Ring the bell whenever the clock is moved, for as long as the bell exists."""
-        self._bells.add(bell)
+    def watch(self, wake_channel: WakeChannel) -> None:
+        """Wake the channel whenever the clock is moved, for as long as the channel exists."""
+        self._wake_channels.add(wake_channel)
 
 
 def _aware(now: datetime) -> datetime:

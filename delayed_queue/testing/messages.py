@@ -269,7 +269,7 @@ class InMemoryMessages(_Messages):
 
     def notify(self, channel: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
         """Wake all who wait on the store; those of another kind look once too often."""
-        self._store.ring()
+        self._store.wake()
 
     def _remove(self, choose: Callable[[], list[Row]]) -> list[int]:
         with self._store.lock:

@@ -11,7 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from delayed_queue.codecs import Codec
 from delayed_queue.db.resilience import Lost
-from delayed_queue.db.wakeups import Doorbell, Listener, StopSignal
+from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.messages import Envelope, to_milliseconds
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import RetryPolicy
@@ -104,21 +104,24 @@ class InMemoryListener(Listener):
         self._clock = clock
 
     def __enter__(self) -> InMemoryListener:
-        self._bell = Doorbell()
-        self._store.watch(self._bell)
+        self._wake_channel = WakeChannel()
+        self._store.watch(self._wake_channel)
         if isinstance(self._clock, ManualClock):
-            self._clock.watch(self._bell)
+            self._clock.watch(self._wake_channel)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._store.unwatch(self._bell)
-        self._bell.close()
+        self._store.unwatch(self._wake_channel)
+        self._wake_channel.close()
 
-    def wait(self, seconds: float, *bells: Doorbell | None) -> bool:
-        rung = [self._bell, *(bell for bell in bells if bell is not None)]
+    def wait(self, seconds: float, *wake_channels: WakeChannel | None) -> bool:
+        rung = [
+            self._wake_channel,
+            *(each for each in wake_channels if each is not None),
+        ]
         ready, _, _ = select.select(rung, [], [], max(seconds, 0))
-        self._bell.silence()
-        return self._bell in ready
+        self._wake_channel.clear()
+        return self._wake_channel in ready
 
 
 def _in_a_transaction(using: str) -> bool:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from itertools import count
 
 from delayed_queue.cron.store import ScheduleRow
-from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.messages import to_milliseconds
 
 
@@ -67,7 +67,7 @@ class InMemoryStore:
         self.paused: frozenset[str] = frozenset()
         self.new_id = count(1).__next__
         self._ids: dict[tuple[str, str], int] = {}
-        self._bells: set[Doorbell] = set()
+        self._wake_channels: set[WakeChannel] = set()
         self._depth = 0
 
     def find(self, kind: str, key: str) -> Row | None:
@@ -126,19 +126,19 @@ class InMemoryStore:
             finally:
                 self._depth -= 1
 
-    def watch(self, bell: Doorbell) -> None:
-        """Ring the bell when a message was offered that may be due soon."""
+    def watch(self, wake_channel: WakeChannel) -> None:
+        """Ring the wake channel when a message was offered that may be due soon."""
         with self.lock:
-            self._bells.add(bell)
+            self._wake_channels.add(wake_channel)
 
-    def unwatch(self, bell: Doorbell) -> None:
+    def unwatch(self, wake_channel: WakeChannel) -> None:
         with self.lock:
-            self._bells.discard(bell)
+            self._wake_channels.discard(wake_channel)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         with self.lock:
-            for bell in self._bells:
-                bell.ring()
+            for wake_channel in self._wake_channels:
+                wake_channel.wake()
 
 
 def instant(now: int | None) -> int:

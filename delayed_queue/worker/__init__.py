@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from delayed_queue.worker.options import WorkerOptions as WorkerOptions
-    from delayed_queue.worker.tally import Tally as Tally
+    from delayed_queue.worker.settling import Counts as Counts
     from delayed_queue.worker.worker import Worker as Worker
 
 # On first use: the models need the store of this room, and not its worker.
-_HOMES = {"Tally": "tally", "Worker": "worker", "WorkerOptions": "options"}
+_HOMES = {"Counts": "settling", "Worker": "worker", "WorkerOptions": "options"}
 
-__all__ = ["Tally", "Worker", "WorkerOptions"]
+__all__ = ["Counts", "Worker", "WorkerOptions"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,18 +1,30 @@
 """The board: memory a worker process shares with its supervisor, written without a lock.
 
 It tells what the supervisor must know when the process is dead: when its loop last turned,
-which leases it held, and which messages its handlers had in hand. And one thing it tells the
+which leases it held, and which messages its handlers had in flight. And one thing it tells the
 process: for how long suspects are to be alone.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Final
+
+from django.db import Error, connections, transaction
+
+from delayed_queue.conf import get_settings
+from delayed_queue.models import Message
+from delayed_queue.observe.logs import described
+
+logger = logging.getLogger("delayed_queue")
 
 COUNTERS: Final = ("done", "failed", "snoozed", "dead", "lost", "in_flight")
 MAX_LEASES: Final = 512
@@ -20,21 +32,28 @@ LEASE_BYTES: Final = 36
 
 # The layout, in words of eight bytes: the time of the last turn, the counters, the number of
 # leases, how many of those are of suspects, and for how many milliseconds suspects are to be
-# alone; then two words for each seat; then the leases, as text, those of suspects first.
+# alone; then two words for each slot; then the leases, as text, those of suspects first.
 _TURNED_AT: Final = 0
 _FIRST_COUNTER: Final = 1
 _LEASES: Final = _FIRST_COUNTER + len(COUNTERS)
 _SUSPECT_LEASES: Final = _LEASES + 1
 _ALONE: Final = _SUSPECT_LEASES + 1
-_FIRST_SEAT: Final = _ALONE + 1
+_FIRST_SLOT: Final = _ALONE + 1
 _WORD: Final = 8
 
 _SUSPECT: Final = 1
 _TRANSACTIONAL: Final = 2
 
 
+EXIT_STANDS: Final = 70
+# How long a start may take at least, on a machine that is short of everything.
+START_SECONDS: Final = 600.0
+# The dead process's last statement may still run and hold its rows; its leases end anyhow.
+LOCK_WAIT_MS: Final = 5_000
+
+
 @dataclass(frozen=True, slots=True)
-class InHand:
+class InFlight:
     """A message that a handler had begun and not ended."""
 
     message_id: int
@@ -43,28 +62,28 @@ class InHand:
 
 
 class Board:
-    """A fixed number of ``seats``, each for one message in hand, and the rest.
+    """A fixed number of ``slots``, each for one message in flight, and the rest.
 
     Every word is written by one thread only, and read by the other process after the writer died
     or where a stale value does no harm.
     """
 
-    def __init__(self, memory: mmap.mmap, seats: int) -> None:
+    def __init__(self, memory: mmap.mmap, slots: int) -> None:
         self._memory = memory
-        self.seats = seats
+        self.slots = slots
         self._words = memoryview(memory).cast("q")
-        self._leases_at = (_FIRST_SEAT + 2 * seats) * _WORD
+        self._leases_at = (_FIRST_SLOT + 2 * slots) * _WORD
 
     @classmethod
-    def private(cls, seats: int) -> Board:
+    def private(cls, slots: int) -> Board:
         """Return a board that no other process sees."""
-        return cls(mmap.mmap(-1, size_of(seats)), seats)
+        return cls(mmap.mmap(-1, size_of(slots)), slots)
 
     @classmethod
-    def of_file(cls, descriptor: int, seats: int) -> Board:
+    def of_file(cls, descriptor: int, slots: int) -> Board:
         """Return the board in an open file, which is made as long as it must be."""
-        os.ftruncate(descriptor, size_of(seats))
-        return cls(mmap.mmap(descriptor, size_of(seats)), seats)
+        os.ftruncate(descriptor, size_of(slots))
+        return cls(mmap.mmap(descriptor, size_of(slots)), slots)
 
     # Written by the worker
 
@@ -85,13 +104,13 @@ class Board:
         self._words[_SUSPECT_LEASES] = min(len(suspects), len(held))
         self._words[_LEASES] = len(held)
 
-    def take(self, seat: int, message_id: int) -> None:
-        self._words[_FIRST_SEAT + 2 * seat] = message_id
+    def take(self, slot: int, message_id: int) -> None:
+        self._words[_FIRST_SLOT + 2 * slot] = message_id
 
-    def mark(self, seat: int, *, is_suspect: bool, is_transactional: bool = False) -> None:
-        """Say of what sort the messages are that the seat takes from now on."""
+    def mark(self, slot: int, *, is_suspect: bool, is_transactional: bool = False) -> None:
+        """Say of what sort the messages are that the slot takes from now on."""
         flags = _SUSPECT * is_suspect + _TRANSACTIONAL * is_transactional
-        self._words[_FIRST_SEAT + 2 * seat + 1] = flags
+        self._words[_FIRST_SLOT + 2 * slot + 1] = flags
 
     @property
     def alone_seconds(self) -> float:
@@ -123,22 +142,123 @@ class Board:
         """Return those of the leases held whose messages are suspects."""
         return self.held()[: self._words[_SUSPECT_LEASES]]
 
-    def in_hand(self) -> list[InHand]:
+    def in_flight(self) -> list[InFlight]:
         found = []
-        for place in range(_FIRST_SEAT, _FIRST_SEAT + 2 * self.seats, 2):
+        for place in range(_FIRST_SLOT, _FIRST_SLOT + 2 * self.slots, 2):
             message_id, flags = self._words[place], self._words[place + 1]
             if message_id:
                 found.append(
-                    InHand(message_id, bool(flags & _SUSPECT), bool(flags & _TRANSACTIONAL))
+                    InFlight(message_id, bool(flags & _SUSPECT), bool(flags & _TRANSACTIONAL))
                 )
         return found
 
     def wipe(self) -> None:
         """Forget what a process that is gone held; its counters stay, and how long to be alone."""
         self._words[_TURNED_AT] = self._words[_LEASES] = self._words[_SUSPECT_LEASES] = 0
-        for place in range(_FIRST_SEAT, _FIRST_SEAT + 2 * self.seats):
+        for place in range(_FIRST_SLOT, _FIRST_SLOT + 2 * self.slots):
             self._words[place] = 0
 
 
-def size_of(seats: int) -> int:
-    return (_FIRST_SEAT + 2 * seats) * _WORD + MAX_LEASES * LEASE_BYTES
+def size_of(slots: int) -> int:
+    return (_FIRST_SLOT + 2 * slots) * _WORD + MAX_LEASES * LEASE_BYTES
+
+
+def limit_of(board: Board) -> float:
+    """Return for how many seconds a claim loop may stand: longer before it has first turned."""
+    limit = get_settings().WATCHDOG.total_seconds()
+    return limit if board.turned_at else max(limit, START_SECONDS)
+
+
+class Watchdog:
+    """Ends the process when its claim loop has not turned for so long that it never will.
+
+    Whoever started it starts it again. The leases run out, so others take the messages.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _watch(self) -> None:
+        started_at = time.monotonic()
+        pause = threading.Event()
+        while not pause.wait(get_settings().WATCHDOG.total_seconds() / 10):
+            stood = time.monotonic() - max(self._board.turned_at, started_at)
+            if stood > limit_of(self._board):
+                logger.critical("event=loop_stands seconds=%.0f", stood)
+                os._exit(EXIT_STANDS)
+
+
+@dataclass(frozen=True, slots=True)
+class CrashReport:
+    """What a dead process held: its leases, and which messages its handlers had in flight.
+
+    Those in flight may have killed it, and are suspects from now on. Only one that was alone is
+    known to have done it.
+    """
+
+    lease_ids: tuple[str, ...]
+    in_flight: tuple[InFlight, ...]
+    suspect_leases: tuple[str, ...] = ()
+    is_known: bool = False
+
+    @classmethod
+    def of(cls, board: Board) -> CrashReport:
+        in_flight = tuple(board.in_flight())
+        return cls(
+            tuple(dict.fromkeys(board.held())),
+            in_flight,
+            tuple(board.held_suspects()),
+            is_known=len(in_flight) == 1,
+        )
+
+    def leased(self) -> CrashReport:
+        """Return what is under a lease: giving that back twice does no harm."""
+        leased = tuple(each for each in self.in_flight if not each.is_transactional)
+        return replace(self, in_flight=leased)
+
+    def begun(self, *, transactional: bool) -> list[int]:
+        return [
+            each.message_id for each in self.in_flight if each.is_transactional is transactional
+        ]
+
+
+def give_back(report: CrashReport, using: str) -> None:
+    """Have others take at once what the process held; count the attempt that it died of.
+
+    Its leases would run out by themselves, so a failure here delays and loses nothing.
+    """
+    if not report.lease_ids and not report.in_flight:
+        return
+    try:
+        with _limited_waits(using):
+            _give_back(report, using)
+    except Error as error:
+        logger.warning("event=give_back_failed error=%s", described(error))
+    finally:
+        connections[using].close()
+
+
+def _give_back(report: CrashReport, using: str) -> None:
+    messages, mark = Message.objects, str(uuid.uuid4())
+    if report.lease_ids:
+        messages.give_back(
+            report.lease_ids,
+            begun=report.begun(transactional=False),
+            suspects=report.suspect_leases,
+            counts=report.is_known,
+            mark=mark,
+            using=using,
+        )
+    if taken := report.begun(transactional=True):
+        messages.count_crash(mark, taken, counts=report.is_known, using=using)
+
+
+@contextmanager
+def _limited_waits(using: str) -> Iterator[None]:
+    with transaction.atomic(using=using, durable=True):
+        Message.objects.limit_waits(LOCK_WAIT_MS, using=using)
+        yield

@@ -22,7 +22,7 @@ from delayed_queue.worker.board import COUNTERS, Board
 # start again for one that lived for a while.
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
-# Where a message in hand may be to blame, and will soon be a dead letter, the others wait less.
+# Where a message in flight may be to blame, and will soon be a dead letter, the others wait less.
 LONGEST_PAUSE_WITH_WORK: Final = 2.0
 LONG_LIFE: Final = 60.0
 
@@ -33,28 +33,28 @@ class Link:
 
     index: int
     descriptor: int
-    seats: int
+    slots: int
 
     def __str__(self) -> str:
-        return f"{self.index}:{self.descriptor}:{self.seats}"
+        return f"{self.index}:{self.descriptor}:{self.slots}"
 
     @classmethod
     def parse(cls, text: str) -> Link:
         return cls(*map(int, text.split(":")))
 
     def board(self) -> Board:
-        return Board.of_file(self.descriptor, self.seats)
+        return Board.of_file(self.descriptor, self.slots)
 
 
 class Child:
     """One worker process: started, watched through its board, started again."""
 
-    def __init__(self, index: int, seats: int, arguments: Sequence[str]) -> None:
+    def __init__(self, index: int, slots: int, arguments: Sequence[str]) -> None:
         self.index = index
-        self._seats = seats
+        self._slots = slots
         self._arguments = arguments
         self._file = tempfile.TemporaryFile(prefix="delayed_queue_")  # noqa: SIM115 # lives as long as we
-        self.board = Board.of_file(self._file.fileno(), seats)
+        self.board = Board.of_file(self._file.fileno(), slots)
         self.process: subprocess.Popen[bytes] | None = None
         self.started_at = 0.0
         self.start_at = 0.0
@@ -73,7 +73,7 @@ class Child:
 
     def start(self) -> None:
         descriptor = self._file.fileno()
-        link = Link(self.index, descriptor, self._seats)
+        link = Link(self.index, descriptor, self._slots)
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(  # noqa: S603 # our own interpreter
             [*_interpreter(), "-m", "django", *self._arguments, "--child", str(link)],
@@ -98,7 +98,7 @@ class Child:
         counters = self.board.counters()
         for name in COUNTERS:
             self._past[name] += counters[name]
-        longest = LONGEST_PAUSE_WITH_WORK if self.board.in_hand() else LONGEST_PAUSE
+        longest = LONGEST_PAUSE_WITH_WORK if self.board.in_flight() else LONGEST_PAUSE
         self.early_deaths = 0 if self.board.turned_at else self.early_deaths + 1
         self.board.count([0] * len(COUNTERS))
         self.board.wipe()

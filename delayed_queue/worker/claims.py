@@ -1,15 +1,33 @@
-"""A claim: what one statement leased, and what has become of it so far."""
+"""Claims: one about to be made, what has become of those made, and who prolongs their leases."""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+from django.db import Error, connections
+
+from delayed_queue.db.resilience import repeat
+from delayed_queue.db.rows import Row, rows_of, value_of
+from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Snooze
-from delayed_queue.messages import Envelope
-from delayed_queue.worker.lanes import Lane
+from delayed_queue.messages import MILLISECOND, Envelope
+from delayed_queue.models import Message
+from delayed_queue.observe.logs import quoted
+from delayed_queue.queue.store.claim import LeasedRow, earliest_first, without_edge
+from delayed_queue.worker.consumers import Consumer
+
+logger = logging.getLogger("delayed_queue")
+
+
+# Of a claim that asks nobody whether it is alone.
+_ALONE: Final = ((True,),)
 
 
 class NotBegun(Snooze):
@@ -28,20 +46,32 @@ class Claim:
     """
 
     __slots__ = (
-        "acknowledged", "call", "done", "envelopes", "failures", "is_suspect", "judged", "lane",
-        "lease_id", "lease_seconds", "leased_at", "put_off_until", "shares_lease", "timeout",
+        "acknowledged",
+        "call",
+        "consumer",
+        "deferred_until",
+        "done",
+        "envelopes",
+        "failures",
+        "is_suspect",
+        "judged",
+        "lease_id",
+        "lease_seconds",
+        "leased_at",
+        "shares_lease",
+        "timeout",
     )  # fmt: skip
 
     def __init__(
         self,
-        lane: Lane,
+        consumer: Consumer,
         lease_id: str,
         envelopes: list[Envelope],
         leased_at: float,
         *,
         is_suspect: bool = False,
     ) -> None:
-        self.lane = lane
+        self.consumer = consumer
         self.lease_id = lease_id
         self.envelopes = envelopes
         self.leased_at = leased_at
@@ -50,10 +80,10 @@ class Claim:
         # Whether other claims have members of the lease: those of suspects are one each.
         self.shares_lease = is_suspect
         # The monotonic time before which it is not settled, as somebody else holds its message.
-        self.put_off_until = 0.0
-        self.call: Callable[[Envelope], Any] = lane.call
-        self.timeout = lane.timeout
-        self.lease_seconds = lane.queue.lease_duration.total_seconds()
+        self.deferred_until = 0.0
+        self.call: Callable[[Envelope], Any] = consumer.call
+        self.timeout = consumer.timeout
+        self.lease_seconds = consumer.queue.lease_duration.total_seconds()
         self.done: list[int] = []
         self.failures: list[tuple[Envelope, BaseException]] = []
         self.acknowledged = 0
@@ -91,7 +121,7 @@ class Claim:
     def has_unwritten(self) -> bool:
         """Whether something is to be settled, and may be by now."""
         is_handled = len(self.done) > self.acknowledged or len(self.failures) > self.judged
-        return is_handled and self.put_off_until <= time.monotonic()
+        return is_handled and self.deferred_until <= time.monotonic()
 
     def unwritten_ids(self) -> list[int]:
         failed = [envelope.message_id for envelope, _ in self.failures[self.judged :]]
@@ -106,7 +136,7 @@ class Claim:
 
     def _apart(self, envelope: Envelope) -> Claim:
         apart = Claim(
-            self.lane, self.lease_id, [envelope], self.leased_at, is_suspect=self.is_suspect
+            self.consumer, self.lease_id, [envelope], self.leased_at, is_suspect=self.is_suspect
         )
         apart.shares_lease = True
         apart.failures = [each for each in self.failures if each[0] is envelope]
@@ -120,7 +150,7 @@ class Claim:
     def handled_ids(self) -> set[int]:
         return {*self.done, *(envelope.message_id for envelope, _ in self.failures)}
 
-    def in_hand(self) -> Iterator[Envelope]:
+    def in_flight(self) -> Iterator[Envelope]:
         """Yield the members that no handler has answered for yet."""
         handled = self.handled_ids()
         return (each for each in self.envelopes if each.message_id not in handled)
@@ -129,3 +159,139 @@ class Claim:
         """Have nothing more to do with members that were given back."""
         gone = {id(each) for each in envelopes}
         self.envelopes = [each for each in self.envelopes if id(each) not in gone]
+
+
+class Turn(NamedTuple):
+    """What a claim was answered: ``is_alone`` is False where another worker was claiming.
+
+    ``next_due_in`` are milliseconds; None where nothing falls due soon, or nobody asked.
+    """
+
+    claimed: list[LeasedRow]
+    edge: tuple[int, int] | None
+    next_due_in: int | None
+    is_alone: bool
+
+
+class ClaimPlan:
+    """A claim about to be made: of which consumer, under which leases, by which statements."""
+
+    def __init__(self, consumer: Consumer, limit: int) -> None:
+        self.consumer = consumer
+        self.poll = consumer.schedule.begin(limit)
+        self.lease_id = str(uuid.uuid4())
+        self.retaken_id = str(uuid.uuid4())
+        self._asked = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id)
+        self.steps = list(self._asked.values())
+
+    def read(self, answers: Sequence[list[Row]]) -> Turn:
+        """Return what its statements, the last of a round trip, were answered."""
+        of_statement = dict(zip(self._asked, answers[-len(self._asked) :], strict=True))
+        claimed = rows_of(LeasedRow, of_statement["claimed"])
+        edge = None
+        if self.poll.passed:
+            claimed, edge = without_edge(claimed)
+        return Turn(
+            earliest_first(claimed),
+            edge,
+            value_of(of_statement.get("next_due_in", ())),
+            value_of(of_statement.get("is_alone", _ALONE)),
+        )
+
+
+class LeaseKeeper:
+    """Renews what was leased longer ago than a third of its lease, in one statement.
+
+    A message whose lease the database no longer knows is marked ``lease_lost``: its handler
+    can ask, and its result is not written. Has a thread and a connection of its own, so that
+    neither a slow handler nor a blocked claim can let a lease lapse.
+    """
+
+    def __init__(self, using: str, shortest_lease: float) -> None:
+        self._using = using
+        self._interval = shortest_lease / 6
+        self._woken = threading.Event()
+        self._claims: dict[int, Claim] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def shorten(self, shortest_lease: float) -> None:
+        """Have leases in time that are shorter than those known at the start."""
+        if shortest_lease / 6 < self._interval:
+            self._interval = shortest_lease / 6
+            self._woken.set()  # it may be asleep for longer than the lease
+
+    def watch(self, claim: Claim) -> None:
+        self._claims[id(claim)] = claim
+
+    def forget(self, claim: Claim) -> None:
+        """Renew no more; for what was settled, or is about to be given back."""
+        self._claims.pop(id(claim), None)
+
+    def claims(self) -> list[Claim]:
+        return list(self._claims.values())
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._woken.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                if self._woken.wait(self._interval):
+                    self._woken.clear()
+                    continue
+                try:
+                    self.renew()
+                except (Error, ResourceUnavailable) as error:
+                    # The leases may hold until the next try; if not, others take the
+                    # messages, and the fence refuses our results.
+                    logger.warning("event=renewal_failed error=%s", type(error).__name__)
+        finally:
+            connections.close_all()
+
+    def renew(self) -> None:
+        """Prolong the leases that have used up a third of their time."""
+        now = time.monotonic()
+        by_lease: dict[int, list[Claim]] = defaultdict(list)
+        for claim in self.claims():
+            lease = claim.consumer.queue.lease_duration
+            if now - claim.leased_at > lease.total_seconds() / 3:
+                by_lease[lease // MILLISECOND].append(claim)
+        for lease_ms, claims in by_lease.items():
+            self._renew(claims, lease_ms, now)
+
+    def _renew(self, claims: list[Claim], lease_ms: int, now: float) -> None:
+        held = {claim: [e for e in claim.in_flight() if not e.lease_lost] for claim in claims}
+        ids = [envelope.message_id for envelopes in held.values() for envelope in envelopes]
+        lease_ids = sorted({claim.lease_id for claim, envelopes in held.items() if envelopes})
+        if not ids:
+            return
+        rows = repeat(
+            self._using,
+            lambda: Message.objects.extend(lease_ids, ids, lease_ms, using=self._using),
+        )
+        renewed = {(row.id, row.lease_id): row.leased_until for row in rows}
+        for claim, envelopes in held.items():
+            claim.leased_at = now
+            self._note(claim, envelopes, renewed)
+
+    def _note(
+        self, claim: Claim, envelopes: list[Envelope], renewed: dict[tuple[int, str], int]
+    ) -> None:
+        # Asked again after the answer: what was handled meanwhile may be deleted, not lost.
+        handled = claim.handled_ids()
+        for envelope in envelopes:
+            leased_until = renewed.get((envelope.message_id, envelope.lease_id))
+            if leased_until is not None:
+                envelope.leased_until_ms = leased_until
+            elif envelope.message_id not in handled and id(claim) in self._claims:
+                envelope.lease_lost = True
+                logger.warning(
+                    "event=lease_lost queue=%s key=%s", quoted(envelope.queue), quoted(envelope.key)
+                )

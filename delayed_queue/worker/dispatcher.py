@@ -4,86 +4,64 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
-from delayed_queue.db.statements import Step
-from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.db.rows import Row
+from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.handlers import Reject
 from delayed_queue.messages import Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe import signals
 from delayed_queue.observe.logs import log_poll
-from delayed_queue.queue.store.claim import NO_FLOOR, earliest_first, without_edge
+from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.claims import Claim
+from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
+from delayed_queue.worker.consumers import CRASHED, Consumer, DynamicQueues
 from delayed_queue.worker.eventloop import EventLoop
 from delayed_queue.worker.executor import Executor
-from delayed_queue.worker.fleet import Fleet
-from delayed_queue.worker.lanes import CRASHED, DOZING, Lane, Look
-from delayed_queue.worker.leasekeeper import LeaseKeeper
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.pools import Pool, Work
-from delayed_queue.worker.transactions import Job
+from delayed_queue.worker.scanning import IDLE, Poll, PollResult
+from delayed_queue.worker.transactions import TransactionalRun
 
 logger = logging.getLogger("delayed_queue")
 
-Rows = list[tuple[Any, ...]]
-
-# How much a transaction takes at a time: what it handles in so many seconds.
-BATCH_SECONDS: Final = 0.25
-
-
-class ClaimPlan:
-    """A claim about to be made: of which lane, under which leases, by which statements."""
-
-    def __init__(self, lane: Lane, limit: int) -> None:
-        self.lane = lane
-        self.look = lane.begin_look(limit)
-        self.lease_id = str(uuid.uuid4())
-        self.retaken_id = str(uuid.uuid4())
-        self.steps: list[Step] = lane.claim_steps(self.look, self.lease_id, self.retaken_id)
-
-    def was_refused(self, answers: list[Rows]) -> bool:
-        """Return whether it is known that another worker was claiming, so that this one did not."""
-        return self.lane.is_strict and self.look.looks_ahead and not answers[-3][0][0]
-
 
 class Dispatcher:
-    """Knows the lanes and whose turn it is, the pools, and how much there is room for."""
+    """Knows the consumers and whose turn it is, the pools, and how much there is room for."""
 
     def __init__(
         self,
         sender: Any,
         options: WorkerOptions,
-        lanes: list[Lane],
-        fleet: Fleet,
+        consumers: list[Consumer],
+        dynamic: DynamicQueues,
         keeper: LeaseKeeper,
-        bell: Doorbell,
+        wake_channel: WakeChannel,
         board: Board,
     ) -> None:
         self._sender = sender
         self._options = options
         self._keeper = keeper
-        self._bell = bell
+        self._wake_channel = wake_channel
         self._board = board
-        self.lanes = lanes
-        self.fleet = fleet
-        self._is_fleets_turn = False
+        self.consumers = consumers
+        self.dynamic = dynamic
+        self._is_dynamic_turn = False
         self._is_started = False
-        self.executor = Executor(options.concurrency, bell, board)
+        self.executor = Executor(options.concurrency, wake_channel, board)
         self.pools: list[Pool] = [self.executor]
         self._loop: EventLoop | None = None
-        if any(lane.is_async for lane in lanes):
+        if any(consumer.is_async for consumer in consumers):
             self._open_loop()
-        self.jobs_ended: deque[Job] = deque()
-        self._jobs: set[Job] = set()
+        self.runs_ended: deque[TransactionalRun] = deque()
+        self._runs: set[TransactionalRun] = set()
         self._suspects: deque[Work] = deque()
-        # Transactional lanes that have met suspects, and how many messages to take one by one.
-        self._suspect_lanes: deque[tuple[Lane, int]] = deque()
+        # Transactional consumers that have met suspects, and how many messages to take one by one.
+        self._suspect_runs: deque[tuple[Consumer, int]] = deque()
         # Until when, at most, nothing else begins, as a suspect is alone or waits to be.
         self._alone_until = 0.0
         self._claimed = 0
@@ -95,19 +73,21 @@ class Dispatcher:
 
     def _open_loop(self) -> EventLoop:
         options = self._options
-        loop = EventLoop(options.async_concurrency, self._bell, self._board, options.concurrency)
+        loop = EventLoop(
+            options.async_concurrency, self._wake_channel, self._board, options.concurrency
+        )
         self._loop = loop
         self.pools.append(loop)
         if self._is_started:
             loop.start()
         return loop
 
-    def pool_of(self, lane: Lane) -> Pool:
-        return (self._loop or self._open_loop()) if lane.is_async else self.executor
+    def pool_of(self, consumer: Consumer) -> Pool:
+        return (self._loop or self._open_loop()) if consumer.is_async else self.executor
 
     @property
-    def all_lanes(self) -> list[Lane]:
-        return [*self.lanes, *self.fleet]
+    def all_consumers(self) -> list[Consumer]:
+        return [*self.consumers, *self.dynamic]
 
     @property
     def room_left(self) -> int:
@@ -117,151 +97,155 @@ class Dispatcher:
     @property
     def in_flight(self) -> int:
         held = sum(claim.unhandled for claim in self._keeper.claims())
-        return held + sum(job.look.limit for job in self._jobs)
+        return held + sum(run.poll.limit for run in self._runs)
 
     @property
-    def has_jobs(self) -> bool:
-        return bool(self._jobs)
+    def has_runs(self) -> bool:
+        return bool(self._runs)
 
     # Claiming
 
     def plan(self) -> ClaimPlan | None:
-        """Return the claim of the first lane that may have something and there is room for.
+        """Return the claim of the first consumer that may have something and there is room for.
 
-        On the way, transactional lanes are given the threads they want.
+        On the way, transactional consumers are given the threads they want.
         """
         if self._alone_until:
             return None
         now = time.monotonic()
         load = self._load()
-        for lane in self._in_turn():
-            if now < lane.look_at:
+        for consumer in self._in_turn():
+            if now < consumer.schedule.next_at:
                 continue
-            if lane.handler.transactional:
-                self._start_jobs(lane)
+            if consumer.handler.transactional:
+                self._start_runs(consumer)
                 continue
-            limit = self._room(lane, load)
+            limit = self._room(consumer, load)
             if limit > 0:
-                self._note_turn(lane)
-                return ClaimPlan(lane, limit)
+                self._note_turn(consumer)
+                return ClaimPlan(consumer, limit)
         return None
 
-    def _in_turn(self) -> Iterator[Lane]:
-        """Yield the lanes in the order they are to claim in.
+    def _in_turn(self) -> Iterator[Consumer]:
+        """Yield the consumers in the order they are to claim in.
 
-        Named ones by priority. Others by rounds, in each of which every lane that has something
-        has one turn, the most overdue first. The fleet as a whole takes turns with them.
+        Named ones by priority. Others by rounds, in each of which every consumer that has something
+        has one turn, the most overdue first. The dynamic queues as a whole take turns with them.
         """
-        lanes = self.lanes
-        if not self._options.queues and len(lanes) > 1:
-            lanes = sorted(lanes, key=_rank)
-        return chain(self.fleet, lanes) if self._is_fleets_turn else chain(lanes, self.fleet)
+        consumers = self.consumers
+        if not self._options.queues and len(consumers) > 1:
+            consumers = sorted(consumers, key=_rank)
+        return (
+            chain(self.dynamic, consumers)
+            if self._is_dynamic_turn
+            else chain(consumers, self.dynamic)
+        )
 
-    def _note_turn(self, lane: Lane) -> None:
-        self.fleet.had_turn(lane)
-        self._is_fleets_turn = not lane.is_shared
-        if lane.had_turn:  # the others that have something had theirs: the next round
-            for each in self.lanes:
-                each.had_turn = False
-        lane.had_turn = not lane.is_shared
+    def _note_turn(self, consumer: Consumer) -> None:
+        self.dynamic.had_turn(consumer)
+        self._is_dynamic_turn = not consumer.is_dynamic
+        if consumer.share.had_turn:  # the others that have something had theirs: the next round
+            for each in self.consumers:
+                each.share.had_turn = False
+        consumer.share.had_turn = not consumer.is_dynamic
 
-    def note_heads(self) -> None:
-        """Ask which lanes are the most overdue, where nobody knows yet."""
-        if self._options.queues or len(self.lanes) < 2:
+    def note_overdue(self) -> None:
+        """Ask which consumers are the most overdue, where nobody knows yet."""
+        if self._options.queues or len(self.consumers) < 2:
             return
         waits = Message.objects.next_due_of_kinds(
-            [lane.queue.kind for lane in self.lanes], [NO_FLOOR] * len(self.lanes), 0,
-            using=self._options.using,
+            [consumer.queue.kind for consumer in self.consumers], [NO_FLOOR] * len(self.consumers),
+            0, using=self._options.using,
         )  # fmt: skip
         now = time.time() * 1000
-        for lane in self.lanes:
-            lane.head = now + waits.get(lane.queue.kind, 0)
+        for consumer in self.consumers:
+            consumer.share.overdue_since = now + waits.get(consumer.queue.kind, 0)
 
-    def _load(self) -> Counter[Pool | Lane]:
-        """Return how many messages each pool and each lane of the fleet has in hand."""
-        found: Counter[Pool | Lane] = Counter({self.executor: len(self._jobs)})
+    def _load(self) -> Counter[Pool | Consumer]:
+        """Return how many messages each pool and each dynamic queue has in flight."""
+        found: Counter[Pool | Consumer] = Counter({self.executor: len(self._runs)})
         for claim in self._keeper.claims():
-            found[self.pool_of(claim.lane)] += claim.unhandled
-            if claim.lane.is_shared:
-                found[claim.lane] += claim.unhandled
+            found[self.pool_of(claim.consumer)] += claim.unhandled
+            if claim.consumer.is_dynamic:
+                found[claim.consumer] += claim.unhandled
         return found
 
-    def _room(self, lane: Lane, load: Counter[Pool | Lane]) -> int:
-        pool = self.pool_of(lane)
-        if lane.is_shared:
-            room = pool.share(lane.limit, load[pool], load[lane], lane.window)
+    def _room(self, consumer: Consumer, load: Counter[Pool | Consumer]) -> int:
+        pool = self.pool_of(consumer)
+        if consumer.is_dynamic:
+            room = pool.share(consumer.limit, load[pool], load[consumer], consumer.share.window)
         else:
-            room = pool.room(lane.limit, load[pool])
+            room = pool.room(consumer.limit, load[pool])
         return min(room, self.room_left)
 
-    def looks_at(self) -> float:
-        """Return when the next lane looks for which there is room, or a suspect may begin."""
+    def next_poll_at(self) -> float:
+        """Return when the next consumer polls for which there is room, or a suspect may begin."""
         if self._alone_until:
             return self._alone_until if self._has_others() else 0.0
         if self.room_left == 0:
-            return DOZING
+            return IDLE
         load = self._load()
         return min(
             (
-                lane.look_at
-                for lane in self.all_lanes
-                if lane.look_at != DOZING and self._may_look(lane, load)
+                consumer.schedule.next_at
+                for consumer in self.all_consumers
+                if consumer.schedule.next_at != IDLE and self._may_poll(consumer, load)
             ),
-            default=DOZING,
+            default=IDLE,
         )
 
-    def _may_look(self, lane: Lane, load: Counter[Pool | Lane]) -> bool:
-        if lane.handler.transactional:
-            return self._wants_job(lane)
-        return self._room(lane, load) > 0
+    def _may_poll(self, consumer: Consumer, load: Counter[Pool | Consumer]) -> bool:
+        if consumer.handler.transactional:
+            return self._wants_run(consumer)
+        return self._room(consumer, load) > 0
 
-    def accept(self, plan: ClaimPlan, answers: list[Rows]) -> int:
+    def accept(self, plan: ClaimPlan, answers: Sequence[list[Row]]) -> int:
         """Take over what a claim returned; return how many messages that was."""
-        answer, edge = without_edge(answers[-1]) if plan.look.passed else (answers[-1], None)
-        rows = earliest_first(answer)
-        log_poll(plan.lane.queue.name, [row[1] for row in rows])
-        if not rows and plan.was_refused(answers):
-            plan.lane.wait_for_turn()
+        turn = plan.read(answers)
+        rows, edge = turn.claimed, turn.edge
+        log_poll(plan.consumer.queue.name, [row.key for row in rows])
+        if not rows and not turn.is_alone:
+            plan.consumer.schedule.wait_for_turn()
             return 0
-        ahead = answers[-2] if plan.look.looks_ahead else []
-        last = (rows[-1][4], rows[-1][0]) if rows else None
-        is_full = len(rows) == plan.look.limit
-        plan.lane.end_look(
-            plan.look, len(rows), last and last[0], ahead[0][0] if ahead else None,
+        last = (rows[-1].due_at, rows[-1].id) if rows else None
+        is_full = len(rows) == plan.poll.limit
+        result = PollResult(
+            len(rows), last and last[0], turn.next_due_in,
             behind=last if is_full else edge or last, has_more=edge is not None,
         )  # fmt: skip
+        plan.consumer.end_poll(plan.poll, result)
         self._claimed += len(rows)
         if rows:
             self._hand_over(plan, rows)
         return len(rows)
 
-    def _hand_over(self, plan: ClaimPlan, rows: Rows) -> None:
-        lane, queue = plan.lane, plan.lane.queue
-        envelopes = queue.open_rows([row for row in rows if not row[8]], plan.lease_id)
-        suspects = queue.open_rows([row for row in rows if row[8]], plan.retaken_id)
+    def _hand_over(self, plan: ClaimPlan, rows: list[LeasedRow]) -> None:
+        consumer, queue = plan.consumer, plan.consumer.queue
+        envelopes = queue.open_rows([row for row in rows if not row.is_retaken], plan.lease_id)
+        suspects = queue.open_rows([row for row in rows if row.is_retaken], plan.retaken_id)
         signals.announce(signals.leased, self._sender, envelopes=[*envelopes, *suspects])
-        now = plan.look.began_at
+        now = plan.poll.began_at
         for envelope in suspects:
-            claim = Claim(lane, plan.retaken_id, [envelope], now, is_suspect=True)
+            claim = Claim(consumer, plan.retaken_id, [envelope], now, is_suspect=True)
             self._keeper.watch(claim)
             self._suspects.extend((claim, each) for each in self._unspent(claim))
         if self._suspects:
             self._isolate()
         if envelopes:
-            claim = Claim(lane, plan.lease_id, envelopes, now)
+            claim = Claim(consumer, plan.lease_id, envelopes, now)
             self._keeper.watch(claim)
             ready = self._unspent(claim)
             if self._alone_until:
                 self._leave((claim, each) for each in ready)
             else:
-                self.pool_of(lane).submit(claim, ready)
+                self.pool_of(consumer).submit(claim, ready)
 
     def _unspent(self, claim: Claim) -> list[Envelope]:
         """Return the messages with attempts left; the others are settled without a handler.
 
         All their attempts ended without an answer, not even a failure: they kill their workers.
         """
-        most = claim.lane.policy.max_attempts
+        most = claim.consumer.policy.max_attempts
         spent = [each for each in claim.envelopes if each.attempt > most]
         if not spent:
             return claim.envelopes
@@ -280,7 +264,7 @@ class Dispatcher:
         """Give back what was leased ahead and nobody has begun."""
         for claim, envelope in taken:
             if claim.is_suspect:  # given back, it would be nobody's suspect
-                self.pool_of(claim.lane).submit(claim, [envelope])
+                self.pool_of(claim.consumer).submit(claim, [envelope])
             else:
                 claim.leave(envelope)
                 self._claimed -= 1
@@ -302,7 +286,7 @@ class Dispatcher:
                 self._leave(pool.take_back())
 
     def _begin_suspects(self) -> None:
-        """Begin the next one if nothing else is in hand, or has been for too long.
+        """Begin the next one if nothing else is in flight, or has been for too long.
 
         Neither it nor the others wait longer: messages that take hours hold nobody up.
         """
@@ -312,61 +296,60 @@ class Dispatcher:
         self._alone_until = now + self._board.alone_seconds
         if self._suspects:
             self._begin_suspect()
-        elif self._suspect_lanes and self.room_left:
-            lane, count = self._suspect_lanes.popleft()
-            self._start_job(lane, lane.begin_look(min(count, self.room_left)), is_alone=True)
+        elif self._suspect_runs and self.room_left:
+            consumer, count = self._suspect_runs.popleft()
+            self._start_run(
+                consumer, consumer.schedule.begin(min(count, self.room_left)), is_alone=True
+            )
         else:
-            self._suspect_lanes.clear()
+            self._suspect_runs.clear()
             self._alone_until = 0.0
 
     def _begin_suspect(self) -> None:
         claim, envelope = self._suspects.popleft()
-        self.pool_of(claim.lane).submit(claim, [envelope])
+        self.pool_of(claim.consumer).submit(claim, [envelope])
 
     def _has_others(self) -> bool:
-        """Return whether there is more than the suspects that wait: in hand, or not yet settled."""
-        return bool(self._jobs) or len(self._keeper.claims()) > len(self._suspects)
+        """Return whether more is in flight, or not yet settled, than the suspects that wait."""
+        return bool(self._runs) or len(self._keeper.claims()) > len(self._suspects)
 
-    # Transactional lanes
+    # Transactional consumers
 
-    def _start_jobs(self, lane: Lane) -> None:
-        while self._wants_job(lane) and self.room_left:
-            worth = max(int(BATCH_SECONDS / lane.seconds_each), 1)
-            self._start_job(lane, lane.begin_look(min(lane.limit, worth, self.room_left)))
-            self._note_turn(lane)
+    def _start_runs(self, consumer: Consumer) -> None:
+        while self._wants_run(consumer) and self.room_left:
+            limit = min(consumer.limit, consumer.transactions.batch_size, self.room_left)
+            self._start_run(consumer, consumer.schedule.begin(limit))
+            self._note_turn(consumer)
 
-    def _start_job(self, lane: Lane, look: Look, *, is_alone: bool = False) -> None:
-        job = Job(
-            lane, look, self.jobs_ended, self._bell, self._board,
+    def _start_run(self, consumer: Consumer, poll: Poll, *, is_alone: bool = False) -> None:
+        run = TransactionalRun(
+            consumer, poll, self.runs_ended, self._wake_channel, self._board,
             goes_on=self._options.max_messages is None, is_alone=is_alone,
         )  # fmt: skip
-        lane.jobs += 1
-        self._claimed += look.limit
-        self._jobs.add(job)
-        self.executor.submit_job(job)
+        consumer.transactions.begin()
+        self._claimed += poll.limit
+        self._runs.add(run)
+        self.executor.submit_run(run)
 
-    def _wants_job(self, lane: Lane) -> bool:
-        # No more than there are threads: one that waited would keep later ones of a lane of
+    def _wants_run(self, consumer: Consumer) -> bool:
+        # No more than there are threads: one that waited would keep later ones of a consumer of
         # higher priority waiting behind it.
-        return lane.jobs < lane.jobs_wanted and len(self._jobs) < self._options.concurrency
+        load = consumer.transactions
+        return load.running < load.wanted and len(self._runs) < self._options.concurrency
 
-    def end_job(self, job: Job) -> None:
-        """Note what a transaction found, and whether its lane is worth another thread."""
-        lane, look = job.lane, job.look
-        self._jobs.discard(job)
-        lane.jobs -= 1
-        self._claimed += job.total - look.limit
-        if job.suspects:
-            self._suspect_lanes.append((lane, job.suspects))
+    def end_run(self, run: TransactionalRun) -> None:
+        """Note what transactions found, and whether their consumer is worth another thread."""
+        consumer = run.consumer
+        self._runs.discard(run)
+        consumer.transactions.end(run.total, run.seconds)
+        self._claimed += run.total - run.poll.limit
+        if run.suspects:
+            self._suspect_runs.append((consumer, run.suspects))
             self._isolate()
-        if job.suspects or job.is_alone or job.met_conflict:
-            lane.wake()  # it has seen only part of the queue
+        if run.suspects or run.is_alone or run.met_conflict:
+            consumer.schedule.wake()  # it has seen only part of the queue
         else:
-            lane.end_look(look, job.found, job.latest, job.wait_ms, job.look_seconds)
-        lane.jobs_wanted = min(lane.jobs + 2, lane.jobs_wanted + 1) if job.total else 1
-        if job.total:
-            weight = min(job.total / 16, 1)
-            lane.seconds_each += (job.seconds / job.total - lane.seconds_each) * weight
+            consumer.end_poll(run.poll, run.result)
 
     # Stopping
 
@@ -376,7 +359,7 @@ class Dispatcher:
         self._suspects.clear()
         for pool in self.pools:
             taken.extend(pool.take_back())
-        self.executor.cancel_jobs()
+        self.executor.cancel_runs()
         return taken
 
     def stop(self, seconds: float) -> None:
@@ -384,5 +367,5 @@ class Dispatcher:
             pool.stop(seconds)
 
 
-def _rank(lane: Lane) -> tuple[bool, float]:
-    return lane.had_turn, lane.head
+def _rank(consumer: Consumer) -> tuple[bool, float]:
+    return consumer.share.had_turn, consumer.share.overdue_since

@@ -14,15 +14,14 @@ from typing import Final
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
+from delayed_queue.worker.consumers import FIRST_WINDOW, Consumer
 from delayed_queue.worker.executor import TIDY_SECONDS, tidy_connections
-from delayed_queue.worker.lanes import Lane
 from delayed_queue.worker.pools import (
-    FIRST_WINDOW,
     GREED,
     SLOW_WINDOW,
     SOON_SECONDS,
@@ -42,13 +41,15 @@ class EventLoop(Pool):
     are looked after like those of the handler threads.
     """
 
-    def __init__(self, capacity: int, bell: Doorbell, board: Board, first_seat: int) -> None:
-        super().__init__(capacity, bell, board, first_seat)
+    def __init__(
+        self, capacity: int, wake_channel: WakeChannel, board: Board, first_slot: int
+    ) -> None:
+        super().__init__(capacity, wake_channel, board, first_slot)
         self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
         self._inbox: deque[Work] = deque()
-        # What was taken from the inbox while its lane had its share of the seats.
-        self._parked: dict[Lane, deque[Work]] = {}
-        self._free_seats = list(range(first_seat, first_seat + capacity))
+        # What was taken from the inbox while its consumer had its share of the slots.
+        self._parked: dict[Consumer, deque[Work]] = {}
+        self._free_slots = list(range(first_slot, first_slot + capacity))
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_tidy = asyncio.Event()
         self._is_stopped = False
@@ -109,71 +110,73 @@ class EventLoop(Pool):
             await self._loop.shutdown_default_executor()
 
     def _begin(self) -> None:
-        """Start as many of the waiting handlers as there are free seats."""
-        while self._free_seats and (work := self._next()) is not None:
+        """Start as many of the waiting handlers as there are free slots."""
+        while self._free_slots and (work := self._next()) is not None:
             claim, envelope = work
             if claim.is_overdue(envelope, time.monotonic()):
                 claim.leave(envelope)
                 continue
-            claim.lane.running += 1
-            task = self._loop.create_task(self._handle(claim, envelope, self._free_seats.pop()))
+            claim.consumer.share.running += 1
+            task = self._loop.create_task(self._handle(claim, envelope, self._free_slots.pop()))
             # The loop itself holds tasks only weakly.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _next(self) -> Work | None:
-        """Return what may begin; of a lane that has its share of the seats, nothing."""
+        """Return what may begin; of a consumer that has its share of the slots, nothing."""
         try:
-            for lane, parked in list(self._parked.items()):
+            for consumer, parked in list(self._parked.items()):
                 if not parked:  # all of it was taken back
-                    del self._parked[lane]
-                elif self._may_run(lane):
-                    return self._unpark(lane)
+                    del self._parked[consumer]
+                elif self._may_run(consumer):
+                    return self._unpark(consumer)
             while True:
                 work = self._inbox.popleft()
-                lane = work[0].lane
-                if lane not in self._parked and self._may_run(lane):
+                consumer = work[0].consumer
+                if consumer not in self._parked and self._may_run(consumer):
                     return work
-                self._parked.setdefault(lane, deque()).append(work)
+                self._parked.setdefault(consumer, deque()).append(work)
         except IndexError:
             return None
 
-    def _may_run(self, lane: Lane) -> bool:
-        """Return whether a lane leaves seats for others.
+    def _may_run(self, consumer: Consumer) -> bool:
+        """Return whether a consumer leaves slots for others.
 
-        The first message of a lane may always run; its next ones within its window, as long as
-        ``GREED`` times the seats left free are more than it has.
+        The first message of a consumer may always run; its next ones within its window, as long as
+        ``GREED`` times the slots left free are more than it has.
         """
-        if not lane.is_shared or not lane.running:
+        if not consumer.is_dynamic or not consumer.share.running:
             return True
-        return lane.running < min(lane.window, GREED * (len(self._free_seats) - 1))
+        return consumer.share.running < min(
+            consumer.share.window, GREED * (len(self._free_slots) - 1)
+        )
 
-    def _note_time(self, lane: Lane, spent: float, *, is_done: bool) -> None:
-        """Widen the window of a lane that gives seats back soon, narrow that of one that does not.
+    def _note_time(self, consumer: Consumer, spent: float, *, is_done: bool) -> None:
+        """Widen the window of one that gives slots back soon, narrow that of one that does not.
 
-        Seats cannot be taken back, so a lane that may be stuck is found out with few. One that is
-        slow and does its work has up to half of them.
+        Slots cannot be taken back, so a consumer that may be stuck is found out with few. One
+        that is slow and does its work has up to half of them.
         """
         first = max(self.capacity * FIRST_WINDOW, 1)
         if spent < SOON_SECONDS:
-            lane.window = min(lane.window + 1, self.capacity)
+            consumer.share.window = min(consumer.share.window + 1, self.capacity)
         elif is_done:
-            most = max(lane.window / 2, self.capacity * SLOW_WINDOW, first)
-            lane.window = min(lane.window + 1, most)
+            most = max(consumer.share.window / 2, self.capacity * SLOW_WINDOW, first)
+            consumer.share.window = min(consumer.share.window + 1, most)
         else:
-            lane.window = max(lane.window / 2, first)
+            consumer.share.window = max(consumer.share.window / 2, first)
 
-    def _unpark(self, lane: Lane) -> Work:
-        parked = self._parked.pop(lane)
+    def _unpark(self, consumer: Consumer) -> Work:
+        parked = self._parked.pop(consumer)
         work = parked.popleft()
         if parked:
-            self._parked[lane] = parked  # behind the others: they take turns
+            self._parked[consumer] = parked  # behind the others: they take turns
         return work
 
-    async def _handle(self, claim: Claim, envelope: Envelope, seat: int) -> None:
+    async def _handle(self, claim: Claim, envelope: Envelope, slot: int) -> None:
         began_at, is_done = time.monotonic(), False
-        self._board.mark(seat, is_suspect=claim.is_suspect)
-        self._board.take(seat, envelope.message_id)
+        self._board.mark(slot, is_suspect=claim.is_suspect)
+        self._board.take(slot, envelope.message_id)
         try:
             await self._call(claim, envelope)
         # Everything, as in the threads: no answer would leave the message leased for ever. But
@@ -185,11 +188,11 @@ class EventLoop(Pool):
             is_done = True
             claim.done.append(envelope.message_id)
         finally:
-            self._board.take(seat, 0)
-            self._free_seats.append(seat)
-            claim.lane.running -= 1
-            if claim.lane.is_shared:
-                self._note_time(claim.lane, time.monotonic() - began_at, is_done=is_done)
+            self._board.take(slot, 0)
+            self._free_slots.append(slot)
+            claim.consumer.share.running -= 1
+            if claim.consumer.is_dynamic:
+                self._note_time(claim.consumer, time.monotonic() - began_at, is_done=is_done)
         self._is_tidy.set()
         self._begin()
         self._ended(began_at)
@@ -208,7 +211,7 @@ class EventLoop(Pool):
             raise
 
     async def _keep_tidy(self) -> None:
-        """Look after the connections of the thread behind, once a second while it is used."""
+        """Poll after the connections of the thread behind, once a second while it is used."""
         tidy = sync_to_async(tidy_connections)
         while True:
             await self._is_tidy.wait()

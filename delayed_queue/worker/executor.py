@@ -7,17 +7,17 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Any, Final
+from typing import Final
 
 from django.db import connections
 
 from delayed_queue.db.resilience import tend
-from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
-from delayed_queue.worker.pools import GATHER_SECONDS, Pool, Work, emptied
+from delayed_queue.worker.pools import GATHER_SECONDS, Pool, Run, Work, emptied
 
 # How often a busy thread looks whether its connections have outlived CONN_MAX_AGE, and how long
 # an idle one waits for more work before it does. After an error it looks at once.
@@ -26,7 +26,7 @@ TIDY_SECONDS: Final = 1.0
 CHECK_SECONDS: Final = 0.001
 
 
-class Seat:
+class Slot:
     """One thread's place: its number on the board, its lock to sleep on, what it handles."""
 
     def __init__(self, number: int) -> None:
@@ -46,23 +46,25 @@ class Executor(Pool):
     Threads are daemons: a handler that never returns must not keep the process alive.
     """
 
-    def __init__(self, capacity: int, bell: Doorbell, board: Board, first_seat: int = 0) -> None:
-        super().__init__(capacity, bell, board, first_seat)
-        self._inbox: deque[tuple[Claim, Envelope | None]] = deque()
-        self._idle: deque[Seat] = deque()
-        self._seats: list[Seat] = []
+    def __init__(
+        self, capacity: int, wake_channel: WakeChannel, board: Board, first_slot: int = 0
+    ) -> None:
+        super().__init__(capacity, wake_channel, board, first_slot)
+        self._inbox: deque[Work | Run] = deque()
+        self._idle: deque[Slot] = deque()
+        self._slots: list[Slot] = []
         self._threads: list[threading.Thread] = []
         self._is_stopped = False
 
     def start(self) -> None:
         for number in range(self.capacity):
-            self._open(Seat(self._first_seat + number))
+            self._open(Slot(self._first_slot + number))
 
-    def _open(self, seat: Seat) -> None:
+    def _open(self, slot: Slot) -> None:
         thread = threading.Thread(
-            target=self._serve, args=(seat,), name=f"handler-{seat.number}", daemon=True
+            target=self._serve, args=(slot,), name=f"handler-{slot.number}", daemon=True
         )
-        self._seats.append(seat)
+        self._slots.append(slot)
         self._threads.append(thread)
         thread.start()
 
@@ -72,9 +74,9 @@ class Executor(Pool):
         waiting = len(self._inbox)
         self._rouse(max(int(waiting * self.seconds_each / CHECK_SECONDS), 1))
 
-    def submit_job(self, job: Any) -> None:
-        """Have a thread call ``job.run(seat number)``."""
-        self._inbox.append((job, None))
+    def submit_run(self, run: Run) -> None:
+        """Have a thread do what is more than one message."""
+        self._inbox.append(run)
         self._rouse(1)
 
     def _rouse(self, count: int) -> None:
@@ -98,16 +100,17 @@ class Executor(Pool):
 
     def take_back(self) -> list[Work]:
         taken = list(emptied(self._inbox))
-        jobs = [each for each in taken if each[1] is None]
-        self._inbox.extend(jobs)
+        runs = [each for each in taken if isinstance(each, Run)]
+        self._inbox.extend(runs)
         # A thread that found nothing in between sleeps.
-        self._rouse(len(jobs))
-        return [(claim, envelope) for claim, envelope in taken if envelope is not None]
+        self._rouse(len(runs))
+        return [each for each in taken if not isinstance(each, Run)]
 
-    def cancel_jobs(self) -> None:
-        """Let no job begin that nobody has begun."""
-        for job, _ in emptied(self._inbox):
-            job.cancel()  # type: ignore[attr-defined]
+    def cancel_runs(self) -> None:
+        """Let no run begin that nobody has begun; to be called when messages were taken back."""
+        for each in emptied(self._inbox):
+            if isinstance(each, Run):
+                each.cancel()
 
     def stop(self, seconds: float) -> None:
         """Wait for the threads, so that they close their connections before the process ends."""
@@ -123,109 +126,113 @@ class Executor(Pool):
     def give_up_late_ones(self) -> int:
         """Fail what outlived its timeout, and replace the threads; return how many are stuck."""
         now = time.monotonic()
-        for seat in list(self._seats):
-            if seat.timed and seat.timed[0][2] <= now:
-                self._give_up(seat)
+        for slot in list(self._slots):
+            if slot.timed and slot.timed[0][2] <= now:
+                self._give_up(slot)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return len(self._threads) - self.capacity
 
-    def _give_up(self, seat: Seat) -> None:
+    def _give_up(self, slot: Slot) -> None:
         try:
-            claim, envelope, _ = seat.timed.popleft()
+            claim, envelope, _ = slot.timed.popleft()
         except IndexError:  # it ended at this very moment
             return
         # Its thread goes on, as threads cannot be stopped; it can ask, and its end is ignored.
         envelope.lease_lost = True
         claim.failures.append((envelope, HandlerTimeout(f"took longer than {claim.timeout} s")))
-        self._seats.remove(seat)
-        self._open(Seat(seat.number))
+        self._slots.remove(slot)
+        self._open(Slot(slot.number))
 
     # In a thread
 
-    def _serve(self, seat: Seat) -> None:
+    def _serve(self, slot: Slot) -> None:
         try:
-            # One that was given up leaves the seat, and the board, to who took its place.
-            while not self._is_stopped and self._work_off(seat):
-                self._board.take(seat.number, 0)
-                self._idle.append(seat)
+            # One that was given up leaves the slot, and the board, to who took its place.
+            while not self._is_stopped and self._work_off(slot):
+                self._board.take(slot.number, 0)
+                self._idle.append(slot)
                 # Work that came before the thread was seen to be idle has woken nobody.
-                if not self._inbox or not self._withdraw(seat):
-                    self._sleep(seat)
+                if not self._inbox or not self._withdraw(slot):
+                    self._sleep(slot)
         finally:
             connections.close_all()
 
-    def _sleep(self, seat: Seat) -> None:
-        if not seat.wake.acquire(timeout=TIDY_SECONDS):
+    def _sleep(self, slot: Slot) -> None:
+        if not slot.wake.acquire(timeout=TIDY_SECONDS):
             tidy_connections(idle=True)
-            seat.wake.acquire()
+            slot.wake.acquire()
 
-    def _withdraw(self, seat: Seat) -> bool:
+    def _withdraw(self, slot: Slot) -> bool:
         """Return whether the thread is not idle after all, rather than about to be woken."""
         try:
-            self._idle.remove(seat)
+            self._idle.remove(slot)
         except ValueError:
             return False
         return True
 
-    def _work_off(self, seat: Seat) -> bool:
+    def _work_off(self, slot: Slot) -> bool:
         """Handle what is there; return False when the thread was given up meanwhile."""
         began_at = time.monotonic()
         inbox = self._inbox
         while not self._is_stopped:
             try:
-                claim, envelope = inbox.popleft()
+                work = inbox.popleft()
             except IndexError:
                 break
-            if envelope is None:
-                claim.run(seat.number)  # type: ignore[attr-defined] # a job
-            elif claim.is_overdue(envelope, began_at):
-                claim.leave(envelope)
-            elif claim.timeout is None:
-                self._handle(seat, claim, envelope)
-            elif not self._handle_in_time(seat, claim, envelope, began_at):
-                return False
+            if isinstance(work, Run):
+                work.run(slot.number)
+            else:
+                claim, envelope = work
+                if claim.is_overdue(envelope, began_at):
+                    claim.leave(envelope)
+                elif claim.timeout is None:
+                    self._handle(slot, claim, envelope)
+                elif not self._handle_in_time(slot, claim, envelope, began_at):
+                    return False
             began_at = self._ended(began_at)
-            if began_at - seat.checked_at > CHECK_SECONDS:
-                self._tidy(seat, began_at)
+            if began_at - slot.checked_at > CHECK_SECONDS:
+                self._tidy(slot, began_at)
         return True
 
-    def _handle(self, seat: Seat, claim: Claim, envelope: Envelope) -> None:
-        self._board.take(seat.number, envelope.message_id)
+    def _handle(self, slot: Slot, claim: Claim, envelope: Envelope) -> None:
+        self._board.take(slot.number, envelope.message_id)
         if claim.is_suspect:
-            self._board.mark(seat.number, is_suspect=True)
+            self._board.mark(slot.number, is_suspect=True)
         try:
             claim.call(envelope)
         # Everything: a SystemExit that ended this thread would leave its message leased and
         # renewed for ever.
         except BaseException as error:
-            seat.checked_at = 0.0
+            slot.checked_at = 0.0
             claim.failures.append((envelope, error))
         else:
             claim.done.append(envelope.message_id)
         if claim.is_suspect:
-            self._board.mark(seat.number, is_suspect=False)
+            self._board.mark(slot.number, is_suspect=False)
 
     def _handle_in_time(
-        self, seat: Seat, claim: Claim, envelope: Envelope, began_at: float
+        self, slot: Slot, claim: Claim, envelope: Envelope, began_at: float
     ) -> bool:
         """Handle; return False when the worker gave up on it meanwhile."""
         assert claim.timeout is not None  # noqa: S101 - as the caller asked
-        trial = Claim(claim.lane, claim.lease_id, [envelope], began_at, is_suspect=claim.is_suspect)
-        seat.timed.append((claim, envelope, began_at + claim.timeout))
-        self._handle(seat, trial, envelope)
+        trial = Claim(
+            claim.consumer, claim.lease_id, [envelope], began_at, is_suspect=claim.is_suspect
+        )
+        slot.timed.append((claim, envelope, began_at + claim.timeout))
+        self._handle(slot, trial, envelope)
         try:
-            seat.timed.popleft()  # who takes it settles the message
+            slot.timed.popleft()  # who takes it settles the message
         except IndexError:
             return False
         claim.done.extend(trial.done)
         claim.failures.extend(trial.failures)
         return True
 
-    def _tidy(self, seat: Seat, now: float) -> None:
-        seat.checked_at = now
-        is_time = now - seat.tidied_at > TIDY_SECONDS
+    def _tidy(self, slot: Slot, now: float) -> None:
+        slot.checked_at = now
+        is_time = now - slot.tidied_at > TIDY_SECONDS
         if is_time:
-            seat.tidied_at = now
+            slot.tidied_at = now
         tidy_connections(idle=is_time)
 
 

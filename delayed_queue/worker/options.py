@@ -76,6 +76,11 @@ class WorkerOptions:
             raise InvalidConfiguration("Either queues are named, or none but sourced ones wanted.")
 
     @property
+    def slots(self) -> int:
+        """How many messages a process may have in flight at a time."""
+        return self.concurrency + self.async_concurrency
+
+    @property
     def asks_sources(self) -> bool:
         """Whether sources are asked for queues at all."""
         return bool(self.sourced) if self.sourced is not None else not self.queues

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
-from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.messages import Envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
@@ -16,7 +16,7 @@ from delayed_queue.worker.claims import Claim
 # How far ahead of a pool a worker leases: what it begins within this time, but two batches at
 # most. More would keep messages from idle workers, less would leave it waiting for claims.
 AHEAD_SECONDS: Final = 0.1
-# What a message is believed to take before one has ended: so long that a few seats lease nothing
+# What a message is believed to take before one has ended: so long that a few slots lease nothing
 # ahead, since nobody knows yet how long it would wait.
 FIRST_SECONDS: Final = 1.0
 # Of how many messages, at most, the moving average is.
@@ -24,17 +24,28 @@ AVERAGED: Final = 16
 # How long a sleeping worker lets results gather before it is woken to acknowledge them.
 GATHER_SECONDS: Final = 0.002
 
-# How many times what is left free one lane of a fleet may hold: one alone eight ninths.
+# How many times what is left free one dynamic queue may hold: one alone eight ninths.
 GREED: Final = 8
-# What part of the seats it may take before it has shown that it gives them back soon.
-FIRST_WINDOW: Final = 1 / 8
 # What part it may have that takes longer, and does what it was given.
 SLOW_WINDOW: Final = 1 / 2
-# What it takes at most to have given a seat back soon.
+# What it takes at most to have given a slot back soon.
 SOON_SECONDS: Final = 1.0
 
+# A message on its way to a handler.
 Work = tuple[Claim, Envelope]
 T = TypeVar("T")
+
+
+class Run:
+    """What a handler thread does at one go that is more than one message."""
+
+    def run(self, slot: int) -> None:
+        """Do it, in the thread of that slot."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """End it before a thread has begun it."""
+        raise NotImplementedError
 
 
 class Pool:
@@ -45,14 +56,16 @@ class Pool:
     longer than those by which it was reckoned, is to be given back: see ``take_back_stalled``.
     """
 
-    def __init__(self, capacity: int, bell: Doorbell, board: Board, first_seat: int) -> None:
+    def __init__(
+        self, capacity: int, wake_channel: WakeChannel, board: Board, first_slot: int
+    ) -> None:
         self.capacity = capacity
         self.seconds_each = FIRST_SECONDS
         self._completed = 0
         self._ended_at = self._submitted_at = self._looked_at = 0.0
-        self._bell = bell
+        self._wake_channel = wake_channel
         self._board = board
-        self._first_seat = first_seat
+        self._first_slot = first_slot
         self._slept_at: float | None = None
 
     def start(self) -> None:
@@ -78,7 +91,7 @@ class Pool:
         """Return how many messages may be leased beyond what the pool handles at a time."""
         if batch_size == 1:  # one by one was asked for
             return 0
-        if unhandled and self.stalls_in() <= 0:  # nobody knows when it has a seat to give
+        if unhandled and self.stalls_in() <= 0:  # nobody knows when it has a slot to give
             return 0
         each = max(self.seconds_each, 1e-9)  # by a coarse clock it may be none
         return min(int(self.capacity * AHEAD_SECONDS / each), 2 * batch_size)
@@ -88,15 +101,15 @@ class Pool:
         ahead = self.ahead(batch_size, unhandled)
         free = min(self.capacity + ahead - unhandled, batch_size)
         # Not in small change: a claim costs much the same for one message as for fifty. But while
-        # half of what was leased ahead is there yet, so that no seat has to wait for it.
+        # half of what was leased ahead is there yet, so that no slot has to wait for it.
         if free < min(ahead, batch_size) / 2:
             return max(min(self.capacity - unhandled, batch_size), 0)
         return free
 
     def share(self, batch_size: int, unhandled: int, held: int, window: float) -> int:
-        """Return how many messages a lane that holds so many may claim, and leave room for others.
+        """Return how many messages a consumer that holds so many may claim, with room for others.
 
-        No lane holds more than ``GREED`` times what is left free behind it, nor more than its
+        No consumer holds more than ``GREED`` times what is left free behind it, nor more than its
         window and what goes with that.
         """
         ahead = self.ahead(batch_size, unhandled)
@@ -124,14 +137,14 @@ class Pool:
         """Return the seconds until what is waiting, if anything is, may have to be taken back."""
         if not self.waiting():
             return math.inf
-        # What is not taken back, as jobs are, is no reason to look all the time.
+        # What is not taken back, as runs are, is no reason to look all the time.
         return max(self.stalls_in(), self._looked_at + AHEAD_SECONDS - time.monotonic())
 
     def stalls_in(self) -> float:
         """Return the seconds until nothing will have ended for too long, if nothing does."""
         # Twice: who handles many at a time may have all of them end at the same moment.
-        patience = max(AHEAD_SECONDS, 2 * self.seconds_each)
-        return max(self._ended_at, self._submitted_at) + patience - time.monotonic()
+        timeout = max(AHEAD_SECONDS, 2 * self.seconds_each)
+        return max(self._ended_at, self._submitted_at) + timeout - time.monotonic()
 
     # The worker sleeps, and is woken
 
@@ -153,7 +166,7 @@ class Pool:
             spent > GATHER_SECONDS or now - slept_at > GATHER_SECONDS or not self.waiting()
         ):
             self._slept_at = None  # one ring is enough
-            self._bell.ring()
+            self._wake_channel.wake()
         return now
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
+from delayed_queue.db.rows import Row, column_of
 from delayed_queue.db.statements import Step
 from delayed_queue.handlers import Snooze, Verdict, judge, storable
 from delayed_queue.messages import MILLISECOND, Envelope
+from delayed_queue.models import Message
 from delayed_queue.observe import signals
 from delayed_queue.queue.store.settle import (
     acknowledging_leases,
@@ -19,13 +24,22 @@ from delayed_queue.queue.store.settle import (
     burying,
     releasing,
 )
-from delayed_queue.worker.claims import Claim, NotBegun
-from delayed_queue.worker.lanes import Lane
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.claims import Claim, LeaseKeeper, NotBegun
+from delayed_queue.worker.consumers import Consumer
 
-# Failures are written one statement each, or for those put off alike, so many in a round trip.
+logger = logging.getLogger("delayed_queue")
+
+# Failures are written one statement each, or for those deferred alike, so many in a round trip.
 MOST_FAILURES: Final = 100
-Rows = list[tuple[Any, ...]]
+Rows = list[Row]
+
+
+# How long an exchange waits for another transaction's lock. Shorter than PostgreSQL waits before
+# it looks for a deadlock (1 s), so that a worker gives way before somebody else is made to.
+LOCK_WAIT_MS: Final = 250
+# How long a message that somebody held is not asked for.
+PAUSE_SECONDS: Final = 1.0
+_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 class _Failure(NamedTuple):
@@ -60,9 +74,9 @@ class Settler:
     then what is gone is taken for settled by it, and not for lost.
     """
 
-    def __init__(self, sender: Any, tally: Tally) -> None:
+    def __init__(self, sender: Any, counts: Counts) -> None:
         self._sender = sender
-        self._tally = tally
+        self._counts = counts
         self.is_in_doubt = False
 
     def settlements(self, claims: Iterable[Claim]) -> list[Settlement]:
@@ -90,16 +104,16 @@ class Settler:
     def _alike(
         self, failures: list[tuple[Claim, Envelope, BaseException]]
     ) -> Iterable[list[_Failure]]:
-        """Return the first failures, together those that were put off alike: a statement each.
+        """Return the first failures, together those that were deferred alike: a statement each.
 
         In their order, and none before another of its claim: a claim counts how far it is settled.
         """
         groups: dict[Any, list[_Failure]] = {}
         for claim, envelope, error in failures:
-            verdict = judge(error, envelope.attempt, claim.lane.policy)
+            verdict = judge(error, envelope.attempt, claim.consumer.policy)
             alike = isinstance(error, Snooze)
-            put_off = (envelope.lease_id, type(error), verdict.delay)
-            key = put_off if alike else envelope.message_id
+            deferred = (envelope.lease_id, type(error), verdict.delay)
+            key = deferred if alike else envelope.message_id
             if key not in groups and len(groups) == MOST_FAILURES:
                 break
             groups.setdefault(key, []).append(_Failure(claim, envelope, error, verdict))
@@ -118,13 +132,13 @@ class Settler:
         wanted = sum(len(ids) for _, ids in parts)
         # Nearly always all are deleted; only otherwise is it worth asking which.
         are_all_deleted = self.is_in_doubt or len(rows) == wanted
-        deleted = None if are_all_deleted else {row[0] for row in rows}
+        deleted = None if are_all_deleted else set(column_of(rows))
         for claim, ids in parts:
             claim.acknowledged += len(ids)
             done = ids if deleted is None else [each for each in ids if each in deleted]
-            self._tally.done += len(done)
-            self._tally.lost += len(ids) - len(done)
-            claim.lane.done += len(done)
+            self._counts.done += len(done)
+            self._counts.lost += len(ids) - len(done)
+            claim.consumer.done += len(done)
             self._announce_done(claim, done)
 
     def _announce_done(self, claim: Claim, done: list[int]) -> None:
@@ -144,45 +158,119 @@ class Settler:
         ids = [each.envelope.message_id for each in alike]
         if isinstance(error, NotBegun):
             step = releasing(envelope.lease_id, ids, None, 1, None)
-            return Settlement(step, note, channel_of(claim.lane.queue.kind))
+            return Settlement(step, note, channel_of(claim.consumer.queue.kind))
         delay, refund = verdict.delay // MILLISECOND, 0 if verdict.counts else 1
         return Settlement(releasing(envelope.lease_id, ids, delay, refund, text), note)
 
     def _note_failures(self, alike: list[_Failure], rows: Rows) -> None:
-        written = {row[0] for row in rows}
+        written = set(column_of(rows))
         for claim, envelope, error, verdict in alike:
             claim.judged += 1
             if envelope.message_id in written or self.is_in_doubt:
-                self.count_failure(claim.lane, envelope, error, verdict)
+                self.count_failure(claim.consumer, envelope, error, verdict)
             else:
-                self._tally.lost += 1
+                self._counts.lost += 1
 
     def count_failure(
-        self, lane: Lane, envelope: Envelope, error: BaseException, verdict: Verdict
+        self, consumer: Consumer, envelope: Envelope, error: BaseException, verdict: Verdict
     ) -> None:
         """Count and announce a failure that was written, and be there when it is due again."""
         if verdict.delay is None:
-            self._tally.dead += 1
+            self._counts.dead += 1
             signals.announce(
                 signals.dead, self._sender, envelope=envelope, reason=verdict.reason
             )  # fmt: skip
             return
         if isinstance(error, NotBegun):
-            lane.look_back()
+            consumer.schedule.rewind()
             return
         if verdict.counts:
-            self._tally.failed += 1
+            self._counts.failed += 1
             signals.announce(
                 signals.failed, self._sender, envelope=envelope, error=error, delay=verdict.delay
             )
         else:
-            self._tally.snoozed += 1
-        if verdict.delay <= lane.queue.poll_interval:
-            lane.wake()
+            self._counts.snoozed += 1
+        if verdict.delay <= consumer.queue.poll_interval:
+            consumer.schedule.wake()
 
-    def count_done(self, lane: Lane, envelopes: list[Envelope]) -> None:
+    def count_done(self, consumer: Consumer, envelopes: list[Envelope]) -> None:
         """Count and announce what a transaction handled and deleted."""
-        self._tally.done += len(envelopes)
-        lane.done += len(envelopes)
+        self._counts.done += len(envelopes)
+        consumer.done += len(envelopes)
         if envelopes:
             signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Deliveries by their end."""
+
+    done: int = 0
+    failed: int = 0
+    snoozed: int = 0
+    dead: int = 0
+    lost: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.numbers)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers in their order; ``astuple`` would copy them deeply, at each turn."""
+        return self.done, self.failed, self.snoozed, self.dead, self.lost
+
+    def __str__(self) -> str:
+        return (
+            f"{self.done} done, {self.failed} to be retried, {self.snoozed} snoozed, "
+            f"{self.dead} dead, {self.lost} lost their lease"
+        )
+
+
+class LockDeferral:
+    """Sets messages apart that somebody holds, so that all others go on without waiting.
+
+    Whoever updates or drops a message that is being handled locks it until their commit; with
+    everything of a worker in one transaction, all of it would wait for one long transaction.
+    """
+
+    def __init__(self, using: str, keeper: LeaseKeeper) -> None:
+        self._using = using
+        self._keeper = keeper
+
+    def begin(self) -> int:
+        """Set apart what is held now; return 0, the number of messages this has claimed."""
+        claims = self._keeper.claims()
+        held = self._held(claims)
+        logger.info("event=messages_held count=%s", len(held))
+        for claim in claims:
+            for apart in claim.set_apart(held):
+                apart.deferred_until = time.monotonic() + PAUSE_SECONDS
+                self._keeper.watch(apart)
+            if claim.is_settled:
+                self._keeper.forget(claim)
+        return 0
+
+    def try_again(self) -> None:
+        """Ask of what was deferred long enough whether it is still held."""
+        now = time.monotonic()
+        claims = [claim for claim in self._keeper.claims() if 0 < claim.deferred_until <= now]
+        held = self._held(claims) if claims else set()
+        for claim in claims:
+            is_held = not held.isdisjoint(claim.unwritten_ids())
+            claim.deferred_until = now + PAUSE_SECONDS if is_held else 0.0
+
+    def nap(self) -> float:
+        """Return the seconds until something is to be tried again."""
+        times = [claim.deferred_until for claim in self._keeper.claims() if claim.deferred_until]
+        return min(times) - time.monotonic() if times else math.inf
+
+    def _held(self, claims: list[Claim]) -> set[int]:
+        ids = [message_id for claim in claims for message_id in claim.unwritten_ids()]
+        return set(Message.objects.held(ids, using=self._using))
+
+
+def waited_too_long(error: Exception) -> bool:
+    """Return whether the wait for another transaction's lock was given up."""
+    return getattr(error.__cause__, "sqlstate", None) == _LOCK_NOT_AVAILABLE

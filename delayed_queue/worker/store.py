@@ -8,6 +8,7 @@ from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
+from delayed_queue.db.rows import row_of, rows_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import execute, fetch
 
@@ -141,7 +142,7 @@ class WorkerManager(models.Manager[M]):
             "queues": json.dumps(list(queues)), "version": version, "started_at": started_at,
             "now": now,
         }  # fmt: skip
-        return EnlistedRow._make(fetch(using, ENLIST, params)[0])
+        return row_of(EnlistedRow, fetch(using, ENLIST, params))
 
     def beat(
         self,
@@ -175,4 +176,4 @@ class WorkerManager(models.Manager[M]):
     ) -> list[ThroughputRow]:
         """Sum up the workers that gave a sign of life within the age, by queue."""
         rows = fetch(using, THROUGHPUT, {"age": age, "limit": MAX_SUMMED, "now": now})
-        return [ThroughputRow._make(row) for row in rows]
+        return rows_of(ThroughputRow, rows)

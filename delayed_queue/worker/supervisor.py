@@ -10,19 +10,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from django.utils.autoreload import iter_all_python_module_files
+
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.observe.logs import quoted
-from delayed_queue.worker.autopsy import Remains, give_back
-from delayed_queue.worker.board import COUNTERS
+from delayed_queue.worker.board import COUNTERS, CrashReport, give_back, limit_of
 from delayed_queue.worker.children import Child
-from delayed_queue.worker.outlets import Place, forget_metrics, totals_of
-from delayed_queue.worker.progress import Totals
-from delayed_queue.worker.reloading import SourceWatch
-from delayed_queue.worker.tally import Tally
-from delayed_queue.worker.watchdog import limit_of
+from delayed_queue.worker.health import Place, forget_metrics, totals_of
+from delayed_queue.worker.heartbeat import Totals
+from delayed_queue.worker.settling import Counts
 
 logger = logging.getLogger("delayed_queue")
 
@@ -31,7 +31,7 @@ TICK_SECONDS: Final = 0.5
 SECOND_LOOK_SECONDS: Final = 1.0
 # What a child is given to say good-bye beyond its shutdown timeout.
 GRACE_SECONDS: Final = 5.0
-# For how long suspects are alone once a process has died with several messages in hand; twice as
+# For how long suspects are alone once a process has died with several messages in flight; twice as
 # long each time that this did not tell which of them it was.
 ALONE_SECONDS: Final = 10.0
 # After so many deaths before the first turn of its loop there is no point in going on.
@@ -47,9 +47,12 @@ EXIT_UNAVAILABLE: Final = 69
 _FINAL: Final = frozenset({EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNAVAILABLE})
 
 
+LOOK_SECONDS: Final = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
-    """``arguments``: the command line of a child. ``seats``: as of its board.
+    """``arguments``: the command line of a child. ``slots``: as of its board.
 
     ``ends``: whether a child that exits with 0 is done (burst, max_messages), not to be
     replaced. ``reload``: replace the children when a source file has changed.
@@ -57,7 +60,7 @@ class SupervisorOptions:
 
     processes: int
     arguments: Sequence[str]
-    seats: int
+    slots: int
     using: str
     shutdown_timeout: timedelta
     ends: bool = False
@@ -70,18 +73,18 @@ class Supervisor:
 
     It has no database connection but for the moment after a death: then it gives back what the
     dead process held, and counts the delivery that may have killed it. It needs no process to
-    live: when it is killed, they finish what they have in hand and end.
+    live: when it is killed, they finish what they have in flight and end.
     """
 
     def __init__(self, options: SupervisorOptions) -> None:
         self.options = options
         self.children = [
-            Child(index, options.seats, options.arguments)
+            Child(index, options.slots, options.arguments)
             for index in range(1, options.processes + 1)
         ]
-        self._bell = StopSignal()
+        self._stop = StopSignal()
         self._watch = SourceWatch() if options.reload else None
-        self._second_looks: list[tuple[float, Remains]] = []
+        self._second_looks: list[tuple[float, CrashReport]] = []
         self._alone_seconds = self._isolated_at = 0.0
         self._kill_at: float | None = None
         self._is_reloading = False
@@ -91,9 +94,9 @@ class Supervisor:
         return self.options.worker_id
 
     @property
-    def tally(self) -> Tally:
+    def counts(self) -> Counts:
         sums = [child.counters() for child in self.children]
-        return Tally(**{name: sum(each[name] for each in sums) for name in COUNTERS[:-1]})
+        return Counts(**{name: sum(each[name] for each in sums) for name in COUNTERS[:-1]})
 
     def places(self) -> list[Place]:
         """Return the processes, for who judges their health; may be asked from another thread."""
@@ -110,8 +113,8 @@ class Supervisor:
         try:
             while not self._is_over():
                 self._tick()
-                select.select([self._bell], [], [], TICK_SECONDS)
-                self._bell.silence()
+                select.select([self._stop], [], [], TICK_SECONDS)
+                self._stop.clear()
             self._look_again(force=True)
         finally:
             for child in self.children:
@@ -131,7 +134,7 @@ class Supervisor:
 
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, stop)
-        signal.signal(signal.SIGCHLD, lambda number, frame: self._bell.ring())
+        signal.signal(signal.SIGCHLD, lambda number, frame: self._stop.wake())
 
     def _exit_now(self, number: int, frame: FrameType | None) -> None:
         for child in self.children:
@@ -139,10 +142,10 @@ class Supervisor:
         os._exit(128 + number)  # the leases are safe with the database
 
     def stop(self) -> None:
-        """Have the processes finish what they have in hand; kill those that take too long."""
-        self._bell.set()
-        patience = self.options.shutdown_timeout.total_seconds() + GRACE_SECONDS
-        self._kill_at = time.monotonic() + patience
+        """Have the processes finish what they have in flight; kill those that take too long."""
+        self._stop.set()
+        timeout = self.options.shutdown_timeout.total_seconds() + GRACE_SECONDS
+        self._kill_at = time.monotonic() + timeout
         for child in self.children:
             child.signal(signal.SIGTERM)
 
@@ -151,7 +154,7 @@ class Supervisor:
     def _is_over(self) -> bool:
         if any(child.is_running for child in self.children):
             return False
-        return self._bell.is_set() or all(child.is_finished for child in self.children)
+        return self._stop.is_set() or all(child.is_finished for child in self.children)
 
     def _tick(self) -> None:
         for child in self.children:
@@ -173,11 +176,11 @@ class Supervisor:
                 self._note_end(child, code)
         elif self._may_start(child):
             child.start()
-            if self._bell.is_set():  # while it was being started, so that it was not told
+            if self._stop.is_set():  # while it was being started, so that it was not told
                 child.signal(signal.SIGTERM)
 
     def _may_start(self, child: Child) -> bool:
-        is_wanted = not self._bell.is_set() and not child.is_finished
+        is_wanted = not self._stop.is_set() and not child.is_finished
         return is_wanted and time.monotonic() >= child.start_at
 
     def _watch_over(self, child: Child) -> None:
@@ -192,38 +195,38 @@ class Supervisor:
             child.signal(signal.SIGKILL)
 
     def _note_end(self, child: Child, code: int) -> None:
-        remains = Remains.of(child.board)
+        report = CrashReport.of(child.board)
         # A process that has turned drains when it is told to; until then the signal ends it.
         was_told = code == -signal.SIGTERM and not child.board.turned_at
         crashed = code not in (0, EXIT_RECYCLE) and not was_told
         child.bury(crashed=crashed)
         if crashed:
-            self._isolate_suspects(child, remains)
-            self._note_crash(child, code, remains)
+            self._isolate_suspects(child, report)
+            self._note_crash(child, code, report)
         elif code == 0 and self.options.ends and not self._is_reloading:
             child.is_finished = True
         if all(each.is_running is False for each in self.children):
             self._is_reloading = False
 
-    def _note_crash(self, child: Child, code: int, remains: Remains) -> None:
+    def _note_crash(self, child: Child, code: int, report: CrashReport) -> None:
         logger.error(
-            "event=process_died worker=%s process=%s exit_code=%s in_hand=%s",
-            quoted(str(self)), child.index, code, len(remains.in_hand),
+            "event=process_died worker=%s process=%s exit_code=%s in_flight=%s",
+            quoted(str(self)), child.index, code, len(report.in_flight),
         )  # fmt: skip
-        give_back(remains, self.options.using)
-        if remains.lease_ids:
-            self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, remains))
+        give_back(report, self.options.using)
+        if report.lease_ids:
+            self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, report))
         is_hopeless = child.early_deaths >= MOST_EARLY_DEATHS and self._watch is None
-        if (code in _FINAL or is_hopeless) and not self._bell.is_set():
+        if (code in _FINAL or is_hopeless) and not self._stop.is_set():
             self._exit_code = code if code > 0 else 1
             self.stop()
 
-    def _isolate_suspects(self, child: Child, remains: Remains) -> None:
+    def _isolate_suspects(self, child: Child, report: CrashReport) -> None:
         """Have messages that a process died with be alone, so that the next death tells of whom."""
-        if len(remains.in_hand) < 2:
+        if len(report.in_flight) < 2:
             return
         was_alone = child.started_at > self._isolated_at > 0
-        if was_alone and any(each.is_suspect for each in remains.in_hand):
+        if was_alone and any(each.is_suspect for each in report.in_flight):
             self._alone_seconds *= 2  # the others came when it had been alone for so long
         else:
             self._alone_seconds = max(self._alone_seconds, ALONE_SECONDS)
@@ -244,3 +247,30 @@ class Supervisor:
             child.early_deaths = 0
             child.start_at = 0.0
             child.signal(signal.SIGTERM)
+
+
+class SourceWatch:
+    """Compares modification times, as Django's development server does."""
+
+    def __init__(self) -> None:
+        self._looked_at = time.monotonic()
+        self._times = _modification_times()
+
+    def has_changed(self) -> bool:
+        """Return whether a file has changed since the last time this was true."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_SECONDS:
+            return False
+        self._looked_at = now
+        before, self._times = self._times, _modification_times()
+        return any(self._times.get(path) != at for path, at in before.items())
+
+
+def _modification_times() -> dict[Path, float]:
+    found = {}
+    for path in iter_all_python_module_files():
+        try:
+            found[path] = path.stat().st_mtime
+        except OSError:  # removed: then it is missing here, which is a change
+            continue
+    return found

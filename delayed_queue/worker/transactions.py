@@ -16,17 +16,18 @@ from delayed_queue.db.resilience import (
     is_unavailable,
     through_conflicts,
 )
-from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Reject
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
+from delayed_queue.queue.store.consume import ConsumedRow
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.lanes import CRASHED, MARGIN_MS, Lane, Look
+from delayed_queue.worker.consumers import CRASHED, Consumer
+from delayed_queue.worker.pools import Run
+from delayed_queue.worker.scanning import MARGIN_MS, Poll, PollResult
 
-Row = tuple[Any, ...]
-
-# How long a job goes on taking batches before the worker may give its thread to another lane.
+# How long a run goes on taking batches before the worker may give its thread to another consumer.
 GO_ON_SECONDS: Final = 0.05
 
 
@@ -46,8 +47,8 @@ class _Conflict(BaseException):
         self.error = error
 
 
-class Job:
-    """Some batches of a lane, to be run by a handler thread; then found among ``ended``.
+class TransactionalRun(Run):
+    """Some batches of a consumer, handled by one handler thread; then found among ``ended``.
 
     No lease is written and no savepoint set: a batch commits with all its effects or, if one
     member fails, is undone and its messages are taken one by one, each in a transaction of its
@@ -55,59 +56,62 @@ class Job:
     happen twice.
 
     A batch with suspects is undone, too, once they are to be alone: ``suspects`` says how many
-    messages to take one by one by a job that **is alone**.
+    messages to take one by one by a run that **is alone**.
     """
-
-    timeout = None
 
     def __init__(
         self,
-        lane: Lane,
-        look: Look,
-        ended: deque[Job],
-        bell: Doorbell,
+        consumer: Consumer,
+        poll: Poll,
+        ended: deque[TransactionalRun],
+        wake_channel: WakeChannel,
         board: Board,
         *,
         goes_on: bool,
         is_alone: bool = False,
     ) -> None:
-        self.lane = lane
-        self.look = look
+        self.consumer = consumer
+        self.poll = poll
         # Of the last batch, and of all of them.
-        self.found = self.total = self.suspects = 0
+        self._found = self.total = self.suspects = 0
         self.is_alone = is_alone
-        self.latest: int | None = None
-        self.wait_ms: int | None = None
+        self._latest: int | None = None
+        self._next_due_in: int | None = None
         self.done: list[Envelope] = []
         self.failures: list[tuple[Envelope, BaseException]] = []
         self.error: Exception | None = None
         # Whether it gave way to other transactions again and again: then it has done nothing.
         self.met_conflict = False
         self.seconds = 0.0
-        # What the first of its statements took that look for messages.
-        self.look_seconds: float | None = None
+        # What the first of its statements took that search for messages.
+        self._poll_seconds: float | None = None
         self._ended = ended
-        self._bell = bell
+        self._wake_channel = wake_channel
         self._board = board
         self._goes_on = goes_on
-        self._seat = 0
+        self._slot = 0
 
-    def run(self, seat: int) -> None:
-        self._seat = seat
+    def run(self, slot: int) -> None:
+        self._slot = slot
         began_at = time.monotonic()
-        self._board.mark(seat, is_suspect=self.is_alone, is_transactional=True)
+        self._board.mark(slot, is_suspect=self.is_alone, is_transactional=True)
         try:
             self._work()
-        # Whatever it is, the worker must hear that this job is over.
+        # Whatever it is, the worker must hear that this run is over.
         except Exception as error:
             self.met_conflict = is_conflict(error)
             self.error = None if self.met_conflict else error
         finally:
-            self._board.take(seat, 0)
-            self._board.mark(seat, is_suspect=False)
+            self._board.take(slot, 0)
+            self._board.mark(slot, is_suspect=False)
             self.seconds = time.monotonic() - began_at
             self._ended.append(self)
-            self._bell.ring()
+            self._wake_channel.wake()
+
+    @property
+    def result(self) -> PollResult:
+        """What its last batch found."""
+        return PollResult(self._found, self._latest, self._next_due_in, self._poll_seconds)
 
     def cancel(self) -> None:
         """End it before a thread has begun it."""
@@ -115,16 +119,16 @@ class Job:
 
     def _work(self) -> None:
         """Take batches while they are full, for a short while: the worker has others to serve."""
-        queue = self.lane.queue
+        queue = self.consumer.queue
         drop_if_lost(queue.using)
         plan_each_time(queue.using)
-        if self.look.looks_ahead:
+        if self.poll.asks_ahead:
             horizon = queue.poll_interval // MILLISECOND
-            self.wait_ms = Message.objects.next_due(queue.kind, horizon, using=queue.using)
+            self._next_due_in = Message.objects.next_due(queue.kind, horizon, using=queue.using)
         ends_at = time.monotonic() + GO_ON_SECONDS
         while True:
             self._take()
-            is_full = self.found == self.look.limit
+            is_full = self._found == self.poll.limit
             goes_on = is_full and self._goes_on and not self.is_alone
             if not goes_on or time.monotonic() >= ends_at:
                 return
@@ -133,18 +137,18 @@ class Job:
         before = len(self.done)
         try:
             if self.is_alone:
-                self._take_one_by_one(self.look.limit)
-                self.found = len(self.done) + len(self.failures)
+                self._take_one_by_one(self.poll.limit)
+                self._found = len(self.done) + len(self.failures)
             else:
-                through_conflicts(partial(self._take_batch, before, self.latest))
+                through_conflicts(partial(self._take_batch, before, self._latest))
         except _SuspectsFound:
-            self.suspects, self.found = self.found, 0
+            self.suspects, self._found = self._found, 0
         except (_BatchFailed, Error) as error:
-            if not self.found or not (isinstance(error, _BatchFailed) or is_conflict(error)):
+            if not self._found or not (isinstance(error, _BatchFailed) or is_conflict(error)):
                 raise
             del self.done[before:]
-            self._take_one_by_one(self.found)
-        self.total += self.found
+            self._take_one_by_one(self._found)
+        self.total += self._found
 
     def _take_one_by_one(self, count: int) -> None:
         for _ in range(count):
@@ -153,57 +157,57 @@ class Job:
     def _take_batch(self, before: int, latest: int | None) -> None:
         # What an earlier try took is there again, from where that began.
         del self.done[before:]
-        self.found, self.latest = 0, latest
-        queue, look, began_at = self.lane.queue, self.look, time.monotonic()
+        self._found, self._latest = 0, latest
+        queue, poll, began_at = self.consumer.queue, self.poll, time.monotonic()
         try:
             with transaction.atomic(using=queue.using, durable=True):
                 rows = Message.objects.take(
-                    queue.kind, look.limit, floor=self._floor, using=queue.using
+                    queue.kind, poll.limit, floor=self._position, using=queue.using
                 )
-                self.found = len(rows)
-                if self.look_seconds is None:
-                    self.look_seconds = time.monotonic() - began_at
+                self._found = len(rows)
+                if self._poll_seconds is None:
+                    self._poll_seconds = time.monotonic() - began_at
                 if rows:
-                    self._look_at(rows)
-                    self.latest = rows[-1][4]
+                    self._check_suspects(rows)
+                    self._latest = rows[-1].due_at
                     self._handle_all(rows)
         except _SuspectsFound:
             raise
         # Also what the commit finds: a deferred constraint that one of them broke.
         except Exception as error:
-            if not self.found or is_conflict(error):
+            if not self._found or is_conflict(error):
                 raise
             raise _BatchFailed from error
 
     @property
-    def _floor(self) -> int:
-        """Begin where the look does, and then at its own low-water mark."""
-        floor = self.look.floor
-        return floor if self.latest is None else max(floor, self.latest - MARGIN_MS)
+    def _position(self) -> int:
+        """Begin where the poll does, and then at a scan position of its own."""
+        position = self.poll.position
+        return position if self._latest is None else max(position, self._latest - MARGIN_MS)
 
-    def _look_at(self, rows: list[Row]) -> None:
-        if self._board.alone_seconds and any(row[8] for row in rows):
+    def _check_suspects(self, rows: list[ConsumedRow]) -> None:
+        if self._board.alone_seconds and any(row.is_retaken for row in rows):
             raise _SuspectsFound
 
-    def _handle_all(self, rows: list[Row]) -> None:
+    def _handle_all(self, rows: list[ConsumedRow]) -> None:
         for row in rows:
             envelope = self._opened(row)
             self._call(envelope)
             self.done.append(envelope)
 
-    def _opened(self, row: Row) -> Envelope:
+    def _opened(self, row: ConsumedRow) -> Envelope:
         try:
-            envelope = self.lane.queue.envelope_of(row, "")
+            envelope = self.consumer.queue.envelope_of(row, "")
         except PayloadNotDecodable as error:
             raise _BatchFailed from error
-        if envelope.attempt > self.lane.policy.max_attempts:
+        if envelope.attempt > self.consumer.policy.max_attempts:
             raise _BatchFailed
         return envelope
 
     def _call(self, envelope: Envelope) -> None:
-        self._board.take(self._seat, envelope.message_id)
+        self._board.take(self._slot, envelope.message_id)
         try:
-            self.lane.call(envelope)
+            self.consumer.call(envelope)
         except Exception:
             raise
         # A SystemExit ends no worker: it is a failure like any other.
@@ -226,7 +230,7 @@ class Job:
         failure: list[Exception] = []
         taken: list[Envelope] = []
         try:
-            with self.lane.queue.consume() as envelope:
+            with self.consumer.queue.consume() as envelope:
                 if envelope is None:
                     return
                 taken.append(envelope)
@@ -245,7 +249,7 @@ class Job:
             self.done.append(taken[0])
 
     def _call_one(self, envelope: Envelope, failure: list[Any], *, counts_conflicts: bool) -> None:
-        if envelope.attempt > self.lane.policy.max_attempts:
+        if envelope.attempt > self.consumer.policy.max_attempts:
             failure.append(Reject(CRASHED))
             raise failure[0]
         try:

@@ -17,7 +17,7 @@ from delayed_queue.cron.keeper import CronKeeper, CronThread
 from delayed_queue.db.plans import keep_plans
 from delayed_queue.db.resilience import through_conflicts
 from delayed_queue.db.statements import run
-from delayed_queue.db.wakeups import Doorbell, Listener, StopSignal
+from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
 from delayed_queue.messages import Envelope
@@ -26,20 +26,23 @@ from delayed_queue.observe.logs import described, quoted
 from delayed_queue.queue.store.claim import limiting_waits
 from delayed_queue.queue.store.settle import returning_leases
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.claims import Claim
-from delayed_queue.worker.dispatcher import ClaimPlan, Dispatcher
-from delayed_queue.worker.fleet import Fleet
+from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
+from delayed_queue.worker.consumers import Consumer, DynamicQueues, consumers_of, shortest_lease
+from delayed_queue.worker.database import Outage, check_schema
+from delayed_queue.worker.dispatcher import Dispatcher
 from delayed_queue.worker.heartbeat import Heartbeat, Snapshot
-from delayed_queue.worker.lanes import Lane, lanes_of, shortest_lease
-from delayed_queue.worker.leasekeeper import LeaseKeeper
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.outages import Outage
 from delayed_queue.worker.pools import GATHER_SECONDS
-from delayed_queue.worker.puttingoff import LOCK_WAIT_MS, PuttingOff, waited_too_long
-from delayed_queue.worker.schema import check_schema
-from delayed_queue.worker.settling import Settlement, Settler, channels_of
-from delayed_queue.worker.tally import Tally
-from delayed_queue.worker.transactions import Job
+from delayed_queue.worker.settling import (
+    LOCK_WAIT_MS,
+    Counts,
+    LockDeferral,
+    Settlement,
+    Settler,
+    channels_of,
+    waited_too_long,
+)
+from delayed_queue.worker.transactions import TransactionalRun
 
 logger = logging.getLogger("delayed_queue")
 
@@ -64,18 +67,20 @@ class Worker:
         process: int = 0,
     ) -> None:
         self.options = options
-        self.tally = Tally()
-        self._board = board or Board.private(seats_of(options))
+        self.counts = Counts()
+        self._board = board or Board.private(options.slots)
         self._stop = StopSignal()
-        self._bell = Doorbell()
-        lanes = lanes_of(options, handlers)
-        self._fleet = Fleet(options, handlers, [lane.queue.kind for lane in lanes])
-        self._keeper = LeaseKeeper(options.using, shortest_lease(lanes))
+        self._wake_channel = WakeChannel()
+        consumers = consumers_of(options, handlers)
+        self._dynamic = DynamicQueues(
+            options, handlers, [consumer.queue.kind for consumer in consumers]
+        )
+        self._keeper = LeaseKeeper(options.using, shortest_lease(consumers))
         self._dispatcher = Dispatcher(
-            self, options, lanes, self._fleet, self._keeper, self._bell, self._board
+            self, options, consumers, self._dynamic, self._keeper, self._wake_channel, self._board
         )  # fmt: skip
-        self._settler = Settler(self, self.tally)
-        self._putting_off = PuttingOff(options.using, self._keeper)
+        self._settler = Settler(self, self.counts)
+        self._deferral = LockDeferral(options.using, self._keeper)
         self._cron = CronThread(CronKeeper(options.using), options.using)
         self._process = process
         self._heartbeat = Heartbeat(options.using, self.describe)
@@ -89,17 +94,17 @@ class Worker:
         return self.options.worker_id
 
     @property
-    def lanes(self) -> list[Lane]:
-        return self._dispatcher.all_lanes
+    def consumers(self) -> list[Consumer]:
+        return self._dispatcher.all_consumers
 
     @property
     def queues(self) -> list[str]:
-        return list(dict.fromkeys(lane.queue.name for lane in self.lanes))
+        return list(dict.fromkeys(consumer.queue.name for consumer in self.consumers))
 
     @property
     def serves(self) -> list[str]:
         """What there is to say of it before it has asked its sources."""
-        return [*self.queues, *(f"the {name}" for name in self._fleet.names)]
+        return [*self.queues, *(f"the {name}" for name in self._dynamic.names)]
 
     @property
     def is_used_up(self) -> bool:
@@ -112,19 +117,19 @@ class Worker:
 
     def describe(self) -> Snapshot:
         """Return what an operator is shown; may be asked from another thread."""
-        tally = self.tally
+        counts = self.counts
         done: Counter[str] = Counter()
-        for lane in self.lanes:
-            done[lane.queue.name] += lane.done
+        for consumer in self.consumers:
+            done[consumer.queue.name] += consumer.done
         return Snapshot(
             name=str(self),
             process=self._process,
             queues=self.queues,
             in_flight=self.in_flight,
-            done=tally.done,
-            failed=tally.failed,
-            dead=tally.dead,
-            lost=tally.lost,
+            done=counts.done,
+            failed=counts.failed,
+            dead=counts.dead,
+            lost=counts.lost,
             done_by_queue=done,
             lease_ids=list(dict.fromkeys(each.lease_id for each in self._keeper.claims())),
         )
@@ -133,7 +138,7 @@ class Worker:
         """Claim no more; finish what is in flight, within the shutdown timeout."""
         self._stop.set()
 
-    def run(self) -> Tally:
+    def run(self) -> Counts:
         """Work until stopped, drained (burst), or done with max_messages."""
         keep_plans()
         try:
@@ -148,7 +153,7 @@ class Worker:
             self._wind_down()
             signals.announce(signals.worker_stopped, self)
             keep_plans(keep=False)
-        return self.tally
+        return self.counts
 
     def _loop(self) -> None:
         # An outage must not end the worker: each turn of this loop is one reconnection.
@@ -157,42 +162,42 @@ class Worker:
                 if self._outage.is_at_start:
                     check_schema(self.options.using)
                 with Listener(self._kinds(), self.options.using) as listener:
-                    self._dispatcher.note_heads()
+                    self._dispatcher.note_overdue()
                     while not self._is_over():
                         self._turn(listener)
             except (Error, ResourceUnavailable) as error:
                 self._sit_out(error)
 
     def _kinds(self) -> list[str]:
-        return [*self._fleet.bells, *(lane.queue.kind for lane in self.lanes)]
+        return [*self._dynamic.wake_channels, *(consumer.queue.kind for consumer in self.consumers)]
 
-    def _look_after_fleet(self, listener: Listener) -> None:
-        """Take on the lanes that came, let go of those that went, and look for those that doze."""
-        if self._fleet.ask():
+    def _tend_dynamic(self, listener: Listener) -> None:
+        """Take on consumers that came, let go of those that went, and scan for the idle ones."""
+        if self._dynamic.ask():
             listener.listen_to(self._kinds())
-            self._keeper.shorten(shortest_lease(self.lanes))
-        self._fleet.scout()
+            self._keeper.shorten(shortest_lease(self.consumers))
+        self._dynamic.idle_scan()
 
     def _sit_out(self, error: Exception) -> None:
         self._board.turn()
         self._outage.note(error)
         connections[self.options.using].close()
-        self._wake_lanes()  # what was announced meanwhile, nobody heard
+        self._wake_consumers()  # what was announced meanwhile, nobody heard
         select.select([self._stop], [], [], random.uniform(0.1, 1.0))  # noqa: S311 # one by one
 
     def _turn(self, listener: Listener) -> None:
         self._board.turn()
         self._give_up_late_ones()
-        self._note_jobs()
+        self._note_runs()
         self._dispatcher.tend()
         if not self._stop.is_set():
-            self._look_after_fleet(listener)
+            self._tend_dynamic(listener)
         claimed = self._exchange(self._plan())
         now = time.monotonic()
         if now - self._heard_at > HEARING_SECONDS:
             self._heard_at = now
             if listener.heard():
-                self._wake_lanes(listener.announced())
+                self._wake_consumers(listener.announced())
         if not claimed and not self._is_over():
             self._sleep(listener)
 
@@ -214,17 +219,19 @@ class Worker:
 
     def _is_drained(self) -> bool:
         now = time.monotonic()
-        is_quiet = now < self._fleet.next_at and all(now < lane.look_at for lane in self.lanes)
+        is_quiet = now < self._dynamic.next_at and all(
+            now < consumer.schedule.next_at for consumer in self.consumers
+        )
         return is_quiet and not self._has_work()
 
     def _has_work(self) -> bool:
-        return bool(self._keeper.claims()) or self._dispatcher.has_jobs
+        return bool(self._keeper.claims()) or self._dispatcher.has_runs
 
     # One round trip
 
     def _exchange(self, plan: ClaimPlan | None) -> int:
         """Write what was handled and make the claim; return how many messages it brought."""
-        self._putting_off.try_again()
+        self._deferral.try_again()
         settlements = self._settler.settlements(self._keeper.claims())
         is_idle = not settlements and not self._unanswered
         if plan is None and (is_idle or self._is_gathering()):
@@ -235,7 +242,7 @@ class Worker:
         except (Error, ResourceUnavailable) as error:
             if waited_too_long(error):
                 self._unanswered = []  # they may be what is held; their leases run out
-                return self._putting_off.begin()
+                return self._deferral.begin()
             self._settler.is_in_doubt = True
             if plan is not None:
                 self._unanswered.append(plan)
@@ -270,7 +277,7 @@ class Worker:
             (suspects if claim.is_suspect else held).append(claim.lease_id)
         # Once each: suspects of one lease are a claim each, and the board's room is limited.
         self._board.hold(list(dict.fromkeys(held)), list(dict.fromkeys(suspects)))
-        self._board.count((*self.tally.counts, self.in_flight))
+        self._board.count((*self.counts.numbers, self.in_flight))
 
     def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
         for settlement, rows in zip(settlements, answers, strict=False):
@@ -281,19 +288,19 @@ class Worker:
                 if claim.is_settled:
                     self._keeper.forget(claim)
 
-    def _note_jobs(self) -> None:
+    def _note_runs(self) -> None:
         """Count what the transactions did that ended."""
-        while self._dispatcher.jobs_ended:
-            self._note_job(self._dispatcher.jobs_ended.popleft())
+        while self._dispatcher.runs_ended:
+            self._note_run(self._dispatcher.runs_ended.popleft())
 
-    def _note_job(self, job: Job) -> None:
-        self._dispatcher.end_job(job)
-        self._settler.count_done(job.lane, job.done)
-        for envelope, error in job.failures:
-            verdict = judge(error, envelope.attempt, job.lane.policy)
-            self._settler.count_failure(job.lane, envelope, error, verdict)
-        if job.error is not None:
-            raise job.error
+    def _note_run(self, run: TransactionalRun) -> None:
+        self._dispatcher.end_run(run)
+        self._settler.count_done(run.consumer, run.done)
+        for envelope, error in run.failures:
+            verdict = judge(error, envelope.attempt, run.consumer.policy)
+            self._settler.count_failure(run.consumer, envelope, error, verdict)
+        if run.error is not None:
+            raise run.error
 
     # Sleeping and stopping
 
@@ -304,15 +311,15 @@ class Worker:
             pool.worker_sleeps()
         try:
             nap = self._nap()
-            if nap > 0 and listener.wait(nap, self._stop, self._bell):
-                self._wake_lanes(listener.announced())
-            self._bell.silence()
+            if nap > 0 and listener.wait(nap, self._stop, self._wake_channel):
+                self._wake_consumers(listener.announced())
+            self._wake_channel.clear()
         finally:
             for pool in pools:
                 pool.worker_woke()
 
     def _nap(self) -> float:
-        if self._dispatcher.jobs_ended:
+        if self._dispatcher.runs_ended:
             return 0
         if any(claim.has_unwritten for claim in self._keeper.claims()):
             return GATHER_SECONDS if self._is_gathering() else 0
@@ -327,17 +334,17 @@ class Worker:
             *(min(each / 4, 1.0) for each in timeouts if each is not None),
             self.options.poll_interval.total_seconds(),
             get_settings().WATCHDOG.total_seconds() / 4,
-            self._putting_off.nap(),
+            self._deferral.nap(),
             *(pool.nap() for pool in self._dispatcher.pools),
-            self._dispatcher.looks_at() - now,
-            self._fleet.next_at - now,
+            self._dispatcher.next_poll_at() - now,
+            self._dynamic.next_at - now,
         ]
 
-    def _wake_lanes(self, kinds: set[str] | None = None) -> None:
-        for lane in self._dispatcher.lanes:
-            if kinds is None or lane.queue.kind in kinds:
-                lane.wake()
-        self._fleet.wake(kinds)
+    def _wake_consumers(self, kinds: set[str] | None = None) -> None:
+        for consumer in self._dispatcher.consumers:
+            if kinds is None or consumer.queue.kind in kinds:
+                consumer.schedule.wake()
+        self._dynamic.wake(kinds)
 
     def _wind_down(self) -> None:
         """Give back what was not started, finish what was, give back what does not finish."""
@@ -347,7 +354,7 @@ class Worker:
             if self._has_work() or self._unanswered:
                 self._finish(self.options.shutdown_timeout)
             for claim in self._keeper.claims():
-                self._give_back(claim, list(claim.in_hand()), refund=0)
+                self._give_back(claim, list(claim.in_flight()), refund=0)
         except (Error, ResourceUnavailable) as error:
             # Nothing is lost: the leases run out.
             logger.warning("event=shutdown_incomplete error=%s", described(error))
@@ -371,7 +378,7 @@ class Worker:
             while True:
                 self._board.turn()
                 self._give_up_late_ones()
-                self._note_jobs()
+                self._note_runs()
                 self._exchange(None)
                 left = deadline - time.monotonic()
                 if not self._has_work() or left <= 0:
@@ -382,8 +389,8 @@ class Worker:
         for pool in self._dispatcher.pools:
             pool.worker_sleeps()
         if not any(claim.has_unwritten for claim in self._keeper.claims()):
-            listener.wait(seconds, self._bell)
-        self._bell.silence()
+            listener.wait(seconds, self._wake_channel)
+        self._wake_channel.clear()
 
     def _give_back(self, claim: Claim, envelopes: list[Envelope], *, refund: int) -> None:
         """Release leases so that others take the messages at once."""
@@ -392,9 +399,4 @@ class Worker:
         if claim.is_settled:
             self._keeper.forget(claim)
         if ids:
-            claim.lane.queue.give_back(claim.lease_id, ids, refund=refund)
-
-
-def seats_of(options: WorkerOptions) -> int:
-    """Return how many messages a process may have in hand at a time."""
-    return options.concurrency + options.async_concurrency
+            claim.consumer.queue.give_back(claim.lease_id, ids, refund=refund)

@@ -14,7 +14,7 @@ from delayed_queue.handlers import Registry, Source
 from delayed_queue.http.callbacks.source import handlers_of_topics
 from delayed_queue.http.jobs.adding import add_job, add_jobs
 from delayed_queue.http.jobs.jobs import job_from
-from delayed_queue.http.jobs.kinds import BELL
+from delayed_queue.http.jobs.kinds import WAKE_CHANNEL
 from delayed_queue.models import Message
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
@@ -50,7 +50,7 @@ def add_many(prefix: str, count: int, url: str, topic: str = TOPIC, **fields: An
 
 def callback_worker(**options: Any) -> Worker:
     registry = Registry()
-    registry.add_source(Source("callbacks", handlers_of_topics, BELL))
+    registry.add_source(Source("callbacks", handlers_of_topics, WAKE_CHANNEL))
     options = {
         "poll_interval": SOON, "cron": False, "shutdown_timeout": timedelta(seconds=5), **options
     }  # fmt: skip

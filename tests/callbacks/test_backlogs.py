@@ -79,7 +79,7 @@ class TestDeadHosts:
             with running(worker):
                 receiver.wait_for_requests(50)
                 wait_until(lambda: waiting().count() == MANY)
-        assert worker.tally.snoozed < MANY / 2
+        assert worker.counts.snoozed < MANY / 2
         dialled = CallbackAttempt.objects.filter(key__startswith="dead").count()
         assert Message.objects.aggregate(each=Sum("attempts"))["each"] == dialled
         assert dialled < 100
@@ -100,7 +100,7 @@ class TestDeadHosts:
                 assert not Host.objects.exists()
                 assert len(hole.requests) == FIRST_WINDOW
                 assert not waiting().exclude(attempts=0).exists()
-        assert worker.tally.snoozed < MANY / 2
+        assert worker.counts.snoozed < MANY / 2
 
     def test_j12_when_the_host_is_back_all_are_delivered_once(self, receiver: Receiver) -> None:
         times: dict[str, list[float]] = {}
@@ -121,7 +121,7 @@ class TestDeadHosts:
         failed = sum(len(each) - 1 for each in times.values())
         assert len(times) == 500
         assert failed < 100
-        assert first.tally.done + second.tally.done == 500
+        assert first.counts.done + second.counts.done == 500
         # What was on its way when the first worker opened it, and nothing until the pause is over.
         opened, until = host.opened_at.timestamp(), host.open_until.timestamp()
         early = [at for each in times.values() for at in each if opened + 1.1 < at < until]
@@ -141,8 +141,8 @@ class TestDeadHosts:
                 wait_until(lambda: waiting().count() >= 4000 - FIRST_WINDOW)
                 # Claims may still pass over the dead ones.
                 add_many("late", 5, receiver.url)
-                wait_until(lambda: worker.tally.done == 65)
-        assert worker.tally.snoozed < 2000
+                wait_until(lambda: worker.counts.done == 65)
+        assert worker.counts.snoozed < 2000
 
     @pytest.mark.parametrize("pause", [0, 1500])
     def test_j12_they_are_put_off_again_while_a_probe_has_no_answer(
@@ -157,7 +157,7 @@ class TestDeadHosts:
                 receiver.wait_for_requests(1)
                 wait_until(lambda: waiting().count() == MANY - 1)
                 assert len(receiver.requests) == 1
-        assert worker.tally.snoozed < MANY / 2
+        assert worker.counts.snoozed < MANY / 2
 
     def test_j12_a_host_that_answers_costs_nothing(
         self, receiver: Receiver, caplog: pytest.LogCaptureFixture
@@ -168,7 +168,7 @@ class TestDeadHosts:
             worker = callback_worker()
             with running(worker):
                 wait_until(lambda: not Message.objects.exists())
-        assert worker.tally.done == 500
+        assert worker.counts.done == 500
         assert "event=backlog" not in caplog.text
 
     def test_j12_two_names_of_a_host_are_one(self, receiver: Receiver) -> None:
@@ -182,7 +182,7 @@ class TestDeadHosts:
             worker = callback_worker()
             with running(worker):
                 wait_until(lambda: waiting().count() == 2000)
-        assert worker.tally.snoozed < 1500
+        assert worker.counts.snoozed < 1500
         assert Host.objects.count() == 1
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from django.conf import LazySettings
 
-from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.http.callbacks import client as clients
 from delayed_queue.http.callbacks.client import CallbackClient
 from delayed_queue.http.callbacks.exchanges import MAX_IDLE
@@ -267,7 +267,7 @@ class TestClientOfALoop:
         assert receiver.connections == 2
 
     def test_it_ends_with_the_loop_of_a_worker(self, receiver: Receiver) -> None:
-        pool = EventLoop(1, Doorbell(), Board.private(1), 0)
+        pool = EventLoop(1, WakeChannel(), Board.private(1), 0)
         pool.start()
         coroutine = clients.send(CallbackRequest(receiver.url, b"{}"))
         sent = asyncio.run_coroutine_threadsafe(coroutine, pool._loop)

@@ -15,7 +15,7 @@ from delayed_queue.http.jobs.catalogue import configure_topic
 from delayed_queue.http.jobs.dead import kick_job
 from delayed_queue.http.models import CallbackAttempt, Endpoint
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from tests.callbacks.delivering import (
     TOPIC,
     add,
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 class TestSuccess:
     def test_j9_the_body_is_posted_and_the_job_is_gone(self, receiver: Receiver) -> None:
         add("a", receiver.url)
-        assert send_due().tally == Tally(done=1)
+        assert send_due().counts == Counts(done=1)
         (request,) = receiver.requests
         assert (request.path, request.body) == ("/hook", b'{"n":1}')
         assert not Message.objects.exists()
@@ -73,7 +73,7 @@ class TestSuccess:
         for n in range(20):
             add(f"k{n}", receiver.url)
             add(f"k{n}", receiver.url, topic="bills")
-        assert send_due().tally == Tally(done=40)
+        assert send_due().counts == Counts(done=40)
 
     def test_a_topic_made_while_the_worker_runs_is_served_at_once(self, receiver: Receiver) -> None:
         with running(callback_worker(poll_interval=timedelta(hours=1))):
@@ -147,7 +147,7 @@ class TestFailure:
         else:
             DeadLetter.objects.redrive([DeadLetter.objects.get().id])
         receiver.behaviour = answering(200)
-        assert send_due().tally == Tally(done=1)
+        assert send_due().counts == Counts(done=1)
         first, second = (each.headers["webhook-id"] for each in receiver.requests)
         assert first == second
 
@@ -160,7 +160,7 @@ class TestFailure:
         add("a", receiver.url)
         send_due()
         make_due()
-        assert send_due().tally == Tally(done=1)
+        assert send_due().counts == Counts(done=1)
         assert ways() == [("a", 1, 500, "status"), ("a", 2, 204, "")]
 
     @pytest.mark.parametrize("behaviour", [closing, redirecting("http://127.0.0.1/"), silent])
@@ -168,7 +168,7 @@ class TestFailure:
         receiver.behaviour = behaviour
         with permitted(receiver, TOTAL_TIMEOUT=timedelta(seconds=0.3)):
             add("a", receiver.url)
-            assert send_due().tally == Tally(failed=1)
+            assert send_due().counts == Counts(failed=1)
         assert Message.objects.get().attempts == 1
 
     @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ class TestFailure:
         refusing = answering(429, b"", headers)
         receiver.behaviour = answering_in_turn(refusing, answering(200))
         add("a", receiver.url)
-        assert send_due().tally == Tally(failed=1, done=1)
+        assert send_due().counts == Counts(failed=1, done=1)
 
     def test_j9_retry_after_is_clamped(self, receiver: Receiver) -> None:
         receiver.behaviour = answering(503, b"", {"Retry-After": "999999999"})
@@ -210,9 +210,9 @@ class TestFailure:
     ) -> None:
         """Also one that was allowed when it was offered."""
         add("a", "http://10.0.0.1/hook", ladder="1m")
-        assert send_due().tally == Tally(failed=1)
+        assert send_due().counts == Counts(failed=1)
         make_due()
-        assert send_due().tally == Tally(dead=1)
+        assert send_due().counts == Counts(dead=1)
         assert [each[2:] for each in ways()] == [(None, "blocked")] * 2
         assert DeadLetter.objects.get().reason == "attempts exhausted: blocked"
         assert not receiver.requests
@@ -222,34 +222,34 @@ class TestFailure:
     ) -> None:
         add("a", receiver.url, ladder="1m 1m")
         Message.objects.update(attempts=3)
-        assert send_due().tally == Tally(dead=1)
+        assert send_due().counts == Counts(dead=1)
         assert DeadLetter.objects.get().reason == "attempts exhausted: no answer"
         assert not receiver.requests
 
     def test_j2_a_message_without_a_url_is_no_callback(self, receiver: Receiver) -> None:
         add("a", receiver.url)
         Message.objects.update(headers={})
-        assert send_due().tally == Tally(dead=1)
+        assert send_due().counts == Counts(dead=1)
 
 
 class TestGone:
     def test_j9_410_disables_the_endpoint_and_its_jobs_wait(self, receiver: Receiver) -> None:
         receiver.behaviour = answering(410)
         add("a", receiver.url)
-        assert send_due().tally == Tally(failed=1)
+        assert send_due().counts == Counts(failed=1)
         endpoint = Endpoint.objects.get()
         assert endpoint.disabled_at is not None
         assert endpoint.disabled_reason == "The receiver answered 410 Gone."
         make_due()
         add("b", receiver.url)
-        assert send_due().tally == Tally(snoozed=2)
+        assert send_due().counts == Counts(snoozed=2)
         assert len(receiver.requests) == 1
         assert list(Message.objects.order_by("key").values_list("attempts", flat=True)) == [1, 0]
 
         receiver.behaviour = answering(200)
         Endpoint.objects.update(disabled_at=None, disabled_reason="")
         make_due()
-        assert send_due().tally == Tally(done=2)
+        assert send_due().counts == Counts(done=2)
 
     def test_another_endpoint_of_the_host_goes_on(self, receiver: Receiver) -> None:
         receiver.behaviour = answering(410)
@@ -263,7 +263,7 @@ class TestGone:
         receiver.behaviour = answering(200)
         add("b", f"{origin}/other/x")
         add("c", f"{origin}/otherwise")
-        assert send_due().tally == Tally(done=1, snoozed=1)
+        assert send_due().counts == Counts(done=1, snoozed=1)
         assert receiver.requests[1].path == "/other/x"
 
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 from delayed_queue.http.callbacks import breaker
 from delayed_queue.http.models import CallbackAttempt, Endpoint, Host
 from delayed_queue.models import Message
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from tests.callbacks.delivering import (
     add,
     callback_worker,
@@ -42,7 +42,7 @@ class TestBreaker:
             assert Host.objects.get().open_until is not None
             add("later", receiver.url)
             worker = send_due()
-        assert worker.tally == Tally(snoozed=1)
+        assert worker.counts == Counts(snoozed=1)
         assert len(receiver.requests) == 3
         later = Message.objects.get(key="later")
         assert (later.attempts, later.last_error) == (0, None)
@@ -104,7 +104,7 @@ class TestLimits:
         [
             ([8, 9, 10], False, 0.1),
             ([8, 9, 10], False, 2),  # slow and honest: more at a time, too
-            ([24.5, 25, 25], False, 14),  # but no more than a quarter of the seats
+            ([24.5, 25, 25], False, 14),  # but no more than a quarter of the slots
             ([60, 30, 25], False, 2),
             ([60, 61, 62], False, 1),
             ([60, 30, 15, 8, 8], True, 0.1),
@@ -134,8 +134,8 @@ class TestLimits:
             receiver.wait_for_requests(21)
         assert timezone.now() - began_at > timedelta(seconds=1.7)
         wait_until(lambda: CallbackAttempt.objects.count() == 21)
-        assert worker.tally.done == 20
-        assert worker.tally.failed == 0
+        assert worker.counts.done == 20
+        assert worker.counts.failed == 0
 
     def test_j12_no_more_than_its_concurrency_are_on_the_wire(self, receiver: Receiver) -> None:
         most, now = [0], 0
@@ -159,4 +159,4 @@ class TestLimits:
             receiver.wait_for_requests(13)
             wait_until(lambda: not Message.objects.exists(), 20)
         assert 1 <= most[0] <= 2
-        assert sum(worker.tally.failed for worker in workers) == 0
+        assert sum(worker.counts.failed for worker in workers) == 0

@@ -133,7 +133,7 @@ class TestEndpoints:
     ) -> None:
         many(1200)
         before = timezone.now()
-        # The endpoint's rows, the topics twice, which kinds; three times a page, a bite; the bell.
+        # The endpoint's rows, the topics twice, which kinds; thrice a page and a bite; a wake-up.
         with django_assert_num_queries(11):
             assert recall_endpoint(endpoint) == 1200
         assert timezone.now() - before < 5 * SECOND

@@ -19,8 +19,8 @@ from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.worker.board import START_SECONDS
 from delayed_queue.worker.supervisor import EXIT_CONFIGURATION, Supervisor, SupervisorOptions
-from delayed_queue.worker.watchdog import START_SECONDS
 from tests.faults.ledger import offer
 from tests.processes import children_of, wait_until, worker
 from tests.sampling import sample

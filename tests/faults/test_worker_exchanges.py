@@ -10,7 +10,7 @@ from django.db import connection
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
 from tests.faults.operations import PAST
 from tests.faults.proxy import Proxy
@@ -50,9 +50,9 @@ def test_an_acknowledgement_whose_answer_was_swallowed_is_not_counted_as_lost(
         wait_until(lambda: len(calls.attempts) == 3)
         proxy.swallow_answer("DELETE")
         calls.go_on.set()
-        wait_until(lambda: worker.tally.total == 3)
+        wait_until(lambda: worker.counts.total == 3)
     assert proxy.swallowed_tag is None
-    assert worker.tally == Tally(done=3)
+    assert worker.counts == Counts(done=3)
     assert not Message.objects.exists()
 
 
@@ -67,10 +67,10 @@ def test_an_acknowledgement_that_never_arrived_is_made_again(
         calls.go_on.set()
         refused = proxy.accepted
         proxy.accept()
-        wait_until(lambda: worker.tally.total)
+        wait_until(lambda: worker.counts.total)
     assert proxy.accepted > refused
     connection.close()  # it broke as well
-    assert worker.tally == Tally(done=1)
+    assert worker.counts == Counts(done=1)
     assert calls.attempts == [1]
     assert not Message.objects.exists()
 
@@ -88,8 +88,8 @@ def test_what_is_lost_besides_an_outage_is_counted_as_lost(
         wait_until(lambda: proxy.accepted > accepted)
         queue.drop_message("key")
         calls.go_on.set()
-        wait_until(lambda: worker.tally.total)
-    assert worker.tally == Tally(lost=1)
+        wait_until(lambda: worker.counts.total)
+    assert worker.counts == Counts(lost=1)
 
 
 def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
@@ -102,10 +102,10 @@ def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
         wait_until(lambda: "UPDATE 0" in proxy.answers)
         proxy.swallow_answer("UPDATE 1")
         queue.offer_or_update("key", None, PAST)
-        wait_until(lambda: worker.tally.total)
+        wait_until(lambda: worker.counts.total)
     assert proxy.swallowed_tag is None
     assert calls.attempts == [1]
-    assert worker.tally == Tally(done=1)
+    assert worker.counts == Counts(done=1)
     assert not Message.objects.exists()
 
 
@@ -117,7 +117,7 @@ def test_what_was_given_back_by_an_exchange_whose_answer_was_swallowed_is_not_lo
     worker = worker_of(calls, concurrency=1, batch_size=10)
     with running(worker):
         queue.offer_batch([ScheduledMessage(f"quick{each}", None, PAST) for each in range(20)])
-        wait_until(lambda: worker.tally.done == 20)
+        wait_until(lambda: worker.counts.done == 20)
         calls.go_on.clear()
         proxy.swallow_answer("UPDATE 9")
         queue.offer_batch([ScheduledMessage(f"k{each}", None, PAST) for each in range(10)])
@@ -125,5 +125,5 @@ def test_what_was_given_back_by_an_exchange_whose_answer_was_swallowed_is_not_lo
         wait_until(lambda: Message.objects.filter(lease_id=None, attempts=0).count() == 9)
         calls.go_on.set()
         wait_until(lambda: not Message.objects.exists())
-    assert worker.tally == Tally(done=30)
+    assert worker.counts == Counts(done=30)
     assert calls.attempts == [1] * 30

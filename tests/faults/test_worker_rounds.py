@@ -6,7 +6,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from tests.faults.operations import PAST
 from tests.faults.proxy import Proxy
 from tests.running import handler_of, worker_with
@@ -34,7 +34,7 @@ def test_w2_a_turn_is_one_round_trip(queue: DelayedQueue, proxy: Proxy):
         handler_of("faults", lambda envelope: None), burst=True, concurrency=1, batch_size=100
     )
     before = proxy.rounds
-    assert worker.run() == Tally(done=3000)
+    assert worker.run() == Counts(done=3000)
     # Thirty claims, and the acknowledgements with the next ones.
     assert rounds_of(proxy, before) <= 2 * 30 + AROUND
     assert not Message.objects.exists()

@@ -106,8 +106,8 @@ def test_readme_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     run(README)
     (expected,) = documents.blocks(README, "text")
     soon = timedelta(milliseconds=100)
-    tally = Worker(WorkerOptions(queues=("orders",), burst=True, poll_interval=soon)).run()
-    assert tally.done == tally.total == 1
+    counts = Worker(WorkerOptions(queues=("orders",), burst=True, poll_interval=soon)).run()
+    assert counts.done == counts.total == 1
     assert capsys.readouterr().out == expected.text
     assert not models.Message.objects.exists()
 

@@ -17,7 +17,7 @@ from delayed_queue.handlers import Handler
 from delayed_queue.observe.instruments import headers_for, wrap
 from delayed_queue.testing import InMemoryQueue
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
 from tests.instruments import Recorder, registry_of
 
@@ -58,7 +58,7 @@ def use(settings: LazySettings, *instruments: Any) -> None:
     settings.DELAYED_QUEUE = {"INSTRUMENTS": list(instruments)}
 
 
-def worked(**functions: Callable[[Envelope], Any]) -> Tally:
+def worked(**functions: Callable[[Envelope], Any]) -> Counts:
     registry = registry_of(**functions)
     return Worker(WorkerOptions(burst=True, poll_interval=SOON, concurrency=1), registry).run()
 
@@ -126,24 +126,24 @@ class TestHandlers:
         inner.seen = outer.seen
         use(settings, outer, inner)
         DelayedQueue("orders").offer_or_update("k", 1)
-        assert worked(orders=lambda envelope: outer.seen.append("handler")) == Tally(done=1)
+        assert worked(orders=lambda envelope: outer.seen.append("handler")) == Counts(done=1)
         assert outer.seen == [
             "outer begins k", "inner begins k", "handler", "inner ends k", "outer ends k"
         ]  # fmt: skip
 
     @pytest.mark.parametrize(
-        ("raised", "tally"),
+        ("raised", "counts"),
         [
-            (ValueError("x"), Tally(failed=1)),
-            (Snooze(timedelta(hours=1)), Tally(snoozed=1)),
-            (Reject("x"), Tally(dead=1)),
-            (SystemExit(3), Tally(failed=1)),
+            (ValueError("x"), Counts(failed=1)),
+            (Snooze(timedelta(hours=1)), Counts(snoozed=1)),
+            (Reject("x"), Counts(dead=1)),
+            (SystemExit(3), Counts(failed=1)),
         ],
         ids=repr,
     )
     @pytest.mark.parametrize("is_async", [False, True])
     def test_they_see_what_the_handler_raises(
-        self, settings: LazySettings, raised: BaseException, tally: Tally, is_async: bool
+        self, settings: LazySettings, raised: BaseException, counts: Counts, is_async: bool
     ) -> None:
         def handle(envelope: Envelope) -> None:
             raise raised
@@ -154,20 +154,20 @@ class TestHandlers:
         recorder = Recorder()
         use(settings, recorder)
         DelayedQueue("orders").offer_or_update("k", 1)
-        assert worked(orders=handle_async if is_async else handle) == tally
+        assert worked(orders=handle_async if is_async else handle) == counts
         assert recorder.seen == ["recorder begins k", f"recorder saw {type(raised).__name__}"]
 
     def test_a_failure_cannot_be_hidden(self, settings: LazySettings) -> None:
         hiding = Hiding()
         use(settings, hiding)
         DelayedQueue("orders").offer_or_update("k", 1)
-        assert worked(orders=fail) == Tally(failed=1)
+        assert worked(orders=fail) == Counts(failed=1)
         assert hiding.seen == ["hidden"]
 
     @pytest.mark.parametrize("broken", [Broken, BrokenAtTheEnd])
     @pytest.mark.parametrize(
-        ("function", "tally", "end"),
-        [(pass_by, Tally(done=1), "ends k"), (fail, Tally(failed=1), "saw ValueError")],
+        ("function", "counts", "end"),
+        [(pass_by, Counts(done=1), "ends k"), (fail, Counts(failed=1), "saw ValueError")],
     )
     def test_one_that_fails_changes_neither_the_end_nor_the_others(
         self,
@@ -175,13 +175,13 @@ class TestHandlers:
         caplog: pytest.LogCaptureFixture,
         broken: type[Recorder],
         function: Callable[[Envelope], Any],
-        tally: Tally,
+        counts: Counts,
         end: str,
     ) -> None:
         recorder = Recorder()
         use(settings, broken(), recorder, broken())
         DelayedQueue("orders").offer_or_update("k", 1)
         with caplog.at_level(logging.ERROR, logger="delayed_queue"):
-            assert worked(orders=function) == tally
+            assert worked(orders=function) == counts
         assert recorder.seen == ["recorder begins k", f"recorder {end}"]
         assert caplog.text.count(f"event=instrument_failed instrument={broken.__name__}") >= 2

@@ -125,7 +125,7 @@ def test_w9_a_worker_leaves_nothing_in_a_session(recorded: Proxy, settings: Sett
         DelayedQueue(name).offer_batch(ScheduledMessage(f"k{n}", n) for n in range(3))
     DelayedQueue("lasting").offer_or_update("lasts", 1)
     with running(worker):
-        wait_until(lambda: worker.tally.done == 10 and worker.tally.dead == 3)
+        wait_until(lambda: worker.counts.done == 10 and worker.counts.dead == 3)
     assert renewed.is_set()
     assert _executed(recorded, "attempts = CASE")
     assert [each for each in recorded.statements if _is_kept(*each)] == []
@@ -138,7 +138,7 @@ def test_w9_what_a_worker_keeps_in_a_session_by_default_is_seen(recorded: Proxy,
     DelayedQueue("kept").offer_or_update("k", 1)
     worker = worker_with(handler_of("kept", lambda envelope: None))
     with running(worker):
-        wait_until(lambda: worker.tally.done == 1)
+        wait_until(lambda: worker.counts.done == 1)
     kept = [each for each in recorded.statements if _is_kept(*each)]
     assert any(text.startswith("LISTEN") for _, text in kept)
     assert any(name and "attempts = CASE" in text for name, text in kept)
@@ -154,7 +154,7 @@ def test_w9_a_burst_through_a_pooler_is_handled_once_each(pooled: None):
     with running(workers[0]), running(workers[1]):
         for first in range(0, BURST, 500):
             queue.offer_batch(ScheduledMessage(f"k{first + n}", n) for n in range(500))
-        wait_until(lambda: sum(each.tally.done for each in workers) == BURST)
+        wait_until(lambda: sum(each.counts.done for each in workers) == BURST)
     assert len(handled) == BURST
     assert set(handled.values()) == {1}
     assert not Message.objects.exists()

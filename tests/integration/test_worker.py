@@ -18,7 +18,7 @@ from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe import signals
 from delayed_queue.worker import pools
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import SOON, handler_of, registry_of, registry_with, running
@@ -27,17 +27,17 @@ from tests.workerapp.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def burst(*queues: str, **options: Any) -> Tally:
+def burst(*queues: str, **options: Any) -> Counts:
     return Worker(WorkerOptions(queues=queues, burst=True, poll_interval=SOON, **options)).run()
 
 
-def run_until_settled(queue: DelayedQueue) -> Tally:
+def run_until_settled(queue: DelayedQueue) -> Counts:
     """Run bursts until neither due nor scheduled messages are left."""
-    total = Tally()
+    total = Counts()
     while Message.objects.filter(kind=queue.kind).exists():
-        tally = burst(queue.name)
-        for name in Tally.__slots__:
-            setattr(total, name, getattr(total, name) + getattr(tally, name))
+        counts = burst(queue.name)
+        for name in Counts.__slots__:
+            setattr(total, name, getattr(total, name) + getattr(counts, name))
     return total
 
 
@@ -45,14 +45,14 @@ class TestEnds:
     def test_handled_messages_are_deleted(self) -> None:
         queue = DelayedQueue("ledger")
         queue.offer_batch(ScheduledMessage(f"k{n}", n) for n in range(250))
-        assert burst("ledger") == Tally(done=250)
+        assert burst("ledger") == Counts(done=250)
         assert Effect.objects.count() == 250
         assert not Message.objects.exists()
 
     def test_q28_failures_are_retried_then_buried(self) -> None:
         queue = DelayedQueue("conduct")
         queue.offer_or_update("k", "fail", headers={"trace": "1"})
-        assert run_until_settled(queue) == Tally(failed=2, dead=1)
+        assert run_until_settled(queue) == Counts(failed=2, dead=1)
         letter = DeadLetter.objects.get()
         assert (letter.key, letter.attempts, letter.headers) == ("k", 3, {"trace": "1"})
         assert letter.reason == "attempts exhausted: ValueError"
@@ -62,34 +62,34 @@ class TestEnds:
     def test_q28_second_attempt_succeeds(self) -> None:
         queue = DelayedQueue("conduct")
         queue.offer_or_update("k", "fail once")
-        assert run_until_settled(queue) == Tally(failed=1, done=1)
+        assert run_until_settled(queue) == Counts(failed=1, done=1)
         assert not DeadLetter.objects.exists()
 
     def test_w10_snooze_is_no_failure(self) -> None:
         queue = DelayedQueue("conduct")
         queue.offer_or_update("k", "snooze")
-        assert run_until_settled(queue) == Tally(snoozed=1, done=1)
+        assert run_until_settled(queue) == Counts(snoozed=1, done=1)
         assert [each.attempt for each in Effect.objects.order_by("id")] == [1, 1]
 
     def test_w10_reject_goes_straight_to_the_dead_letters(self) -> None:
         DelayedQueue("conduct").offer_or_update("k", "reject")
-        assert burst("conduct") == Tally(dead=1)
+        assert burst("conduct") == Counts(dead=1)
         assert DeadLetter.objects.get().reason == "asked to be rejected"
 
     def test_system_exit_in_a_handler_is_a_failure(self) -> None:
         queue = DelayedQueue("conduct")
         queue.offer_or_update("k", "exit")
-        assert run_until_settled(queue) == Tally(failed=2, dead=1)
+        assert run_until_settled(queue) == Counts(failed=2, dead=1)
 
     def test_q22_undecodable_payload_does_not_block(self) -> None:
         DelayedQueue("ledger", codec="text", kind="ledger|json").offer_or_update("bad", "{")
         DelayedQueue("ledger").offer_or_update("good", 1)
-        assert burst("ledger") == Tally(done=1)
+        assert burst("ledger") == Counts(done=1)
         assert DeadLetter.objects.get().key == "bad"
 
     def test_w1_async_handlers_run(self) -> None:
         DelayedQueue("awaited").offer_batch(ScheduledMessage(f"k{n}", n) for n in range(5))
-        assert burst("awaited") == Tally(done=5)
+        assert burst("awaited") == Counts(done=5)
         assert Effect.objects.filter(queue="awaited").count() == 5
 
     def test_w5_message_whose_attempts_all_crashed_is_buried_unhandled(self) -> None:
@@ -99,7 +99,7 @@ class TestEnds:
             crashed = queue.try_poll()
             assert crashed is not None
             Message.objects.filter(key="k").update(scheduled_at=0)  # the lease runs out
-        assert burst("ledger") == Tally(dead=1)
+        assert burst("ledger") == Counts(dead=1)
         assert DeadLetter.objects.get().reason.startswith("crashed")
         assert not Effect.objects.exists()
 
@@ -129,7 +129,7 @@ class TestBatches:
         queue = DelayedQueue("ledger")
         queue.offer_batch(ScheduledMessage(f"k{n}", n) for n in range(20))
         worker = Worker(WorkerOptions(queues=("ledger",), max_messages=7))
-        assert worker.run() == Tally(done=7)
+        assert worker.run() == Counts(done=7)
         assert queue.stats().due == 13
 
 
@@ -157,7 +157,7 @@ class TestLeases:
             leave.set()
             wait_until(lambda: not queue.contains_message("k"))
         assert calls == [1]
-        assert worker.tally == Tally(done=1)
+        assert worker.counts == Counts(done=1)
 
     def test_w3_lost_lease_is_told_and_its_result_not_written(self) -> None:
         entered, leave, told = threading.Event(), threading.Event(), []
@@ -179,8 +179,8 @@ class TestLeases:
             queue.offer_or_update("k", "new", delay=timedelta(hours=1))
             wait_until(lambda: told)
             leave.set()
-            wait_until(lambda: worker.tally.total)
-        assert worker.tally == Tally(lost=1)
+            wait_until(lambda: worker.counts.total)
+        assert worker.counts == Counts(lost=1)
         stored = queue.read("k")
         assert stored is not None
         assert stored.payload == "new"
@@ -206,7 +206,7 @@ class TestLeases:
             assert queue.stats().leased == 1
             leave.set()
             thread.join(timeout=20)
-        assert worker.tally == Tally(done=1)
+        assert worker.counts == Counts(done=1)
         assert set(Message.objects.values_list("attempts", flat=True)) == {0}
 
     def test_w4_handler_that_does_not_end_is_given_back_at_the_timeout(self) -> None:
@@ -283,9 +283,9 @@ class TestStart:
         seven = timedelta(seconds=7)
         handler = handler_of("own", print, retry=RetryPolicy.never(), lease=seven)
         worker = Worker(WorkerOptions(), registry_with(handler))
-        lane = worker.lanes[0]
-        assert lane.queue.lease_duration == seven
-        assert lane.policy == RetryPolicy.never()
+        consumer = worker.consumers[0]
+        assert consumer.queue.lease_duration == seven
+        assert consumer.policy == RetryPolicy.never()
 
 
 class TestSignals:
@@ -299,7 +299,7 @@ class TestSignals:
         signals.acknowledged.connect(on_done)
         try:
             DelayedQueue("ledger").offer_batch([ScheduledMessage("a", 1), ScheduledMessage("b", 2)])
-            assert burst("ledger") == Tally(done=2)
+            assert burst("ledger") == Counts(done=2)
         finally:
             signals.acknowledged.disconnect(on_done)
         assert sorted(heard) == ["a", "b"]

@@ -14,7 +14,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
@@ -61,10 +61,10 @@ def function(request: pytest.FixtureRequest, conduct: Conduct) -> Callable[[Enve
     return conduct if request.param == "threads" else conduct.awaited
 
 
-def worker_of(function: Callable[[Envelope], Any], seats: int, **options: Any) -> Worker:
+def worker_of(function: Callable[[Envelope], Any], slots: int, **options: Any) -> Worker:
     claim = options.pop("claim", "fast")
     handler = handler_of("ahead", function, claim=claim)
-    return worker_with(handler, concurrency=seats, async_concurrency=seats, **options)
+    return worker_with(handler, concurrency=slots, async_concurrency=slots, **options)
 
 
 def offer(payload: str, count: int, prefix: str = "k") -> None:
@@ -88,7 +88,7 @@ def warm(workers: list[Worker], payload: str, count: int) -> None:
     def have_all() -> bool:
         offer(payload, count)
         wait_until(is_empty)
-        return all(worker.tally.done >= 4 for worker in workers)
+        return all(worker.counts.done >= 4 for worker in workers)
 
     wait_until(have_all)
 
@@ -115,7 +115,7 @@ def test_n5_two_workers_with_batch_two_handle_three_messages_at_the_same_time(
         wait_until(is_empty)
     met = [(key, attempt) for key, attempt in conduct.delivered if key.startswith("m")]
     assert sorted(met) == [("m0", 1), ("m1", 1), ("m2", 1)]
-    assert {worker.tally.failed for worker in workers} == {0}
+    assert {worker.counts.failed for worker in workers} == {0}
 
 
 def test_what_waits_behind_a_slow_one_is_handled_by_another_worker(
@@ -129,14 +129,14 @@ def test_what_waits_behind_a_slow_one_is_handled_by_another_worker(
         offer_behind_one_that_hangs(9)
         assert conduct.hanging.wait(PATIENCE)
         with running(second):
-            wait_until(lambda: second.tally.done == 9)
+            wait_until(lambda: second.counts.done == 9)
         assert Message.objects.get().key == "hangs"
         conduct.may_end.set()
         wait_until(is_empty)
     assert f"{EVENT} count=9" in caplog.text
     waited = {each for each in conduct.delivered if each[0].startswith("w")}
     assert waited == {(f"w{each}", 1) for each in range(9)}
-    assert (first.tally.snoozed, first.tally.lost) == (0, 0)
+    assert (first.counts.snoozed, first.counts.lost) == (0, 0)
 
 
 def test_what_is_given_back_has_its_place_and_is_not_leased_again_before_a_seat_is_free(
@@ -178,7 +178,7 @@ def test_what_is_given_back_does_not_count_for_the_most_that_a_worker_may_take(c
         conduct.may_end.set()
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    assert worker.tally == Tally(done=30)
+    assert worker.counts == Counts(done=30)
 
 
 def test_a_transaction_that_waits_for_a_thread_is_left_waiting(conduct: Conduct):

@@ -11,7 +11,7 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.messages import MessageState
 from delayed_queue.models import Message
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
 from tests.integration.test_worker import burst
 from tests.processes import wait_until
@@ -27,9 +27,9 @@ def test_w12_a_burst_leaves_a_paused_queue_alone():
     queue = DelayedQueue("ledger")
     queue.offer_batch(ScheduledMessage(f"k{n}", n) for n in range(3))
     queue.pause()
-    assert burst("ledger") == Tally()
+    assert burst("ledger") == Counts()
     queue.resume()
-    assert burst("ledger") == Tally(done=3)
+    assert burst("ledger") == Counts(done=3)
 
 
 def test_w12_what_is_in_flight_is_finished_and_nothing_more_is_begun():
@@ -54,7 +54,7 @@ def test_w12_what_is_in_flight_is_finished_and_nothing_more_is_begun():
         orders.offer_or_update("second", 1)
         after.offer_or_update("third", 1)
         may_end.set()
-        wait_until(lambda: worker.tally.done == 2)
+        wait_until(lambda: worker.counts.done == 2)
         stored = orders.read("second")
         assert stored is not None
         assert (stored.state, stored.attempts) == (MessageState.DUE, 0)

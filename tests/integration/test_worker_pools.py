@@ -14,7 +14,7 @@ from django.db import connection
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
 from tests.workerapp.models import Effect
@@ -61,7 +61,7 @@ class TestEventLoop:
         worker = worker_with(
             handler_of("met", meet), burst=True, concurrency=1, async_concurrency=20
         )
-        assert worker.run() == Tally(done=60)
+        assert worker.run() == Counts(done=60)
         assert (meeting.most, meeting.left) == (20, 60)
         assert len(meeting.threads) == 1
 
@@ -81,7 +81,7 @@ class TestEventLoop:
             handler_of("plain", plain), handler_of("awaited", awaited), burst=True, concurrency=1,
             async_concurrency=1,
         )  # fmt: skip
-        assert worker.run() == Tally(done=10)
+        assert worker.run() == Counts(done=10)
 
     def test_w10_out_of_time_it_is_cancelled_and_has_failed(self) -> None:
         ends: list[str] = []
@@ -95,7 +95,7 @@ class TestEventLoop:
 
         offer("endless", 1)
         handler = handler_of("endless", endless, retry=NEVER, timeout=SHORT)
-        assert worker_with(handler, burst=True).run() == Tally(dead=1)
+        assert worker_with(handler, burst=True).run() == Counts(dead=1)
         assert ends == ["cancelled"]
         letter = DeadLetter.objects.get()
         assert letter.reason == "attempts exhausted: HandlerTimeout"
@@ -107,7 +107,7 @@ class TestEventLoop:
 
         offer("impatient", 1)
         handler = handler_of("impatient", impatient, retry=NEVER, timeout=timedelta(minutes=1))
-        assert worker_with(handler, burst=True).run() == Tally(dead=1)
+        assert worker_with(handler, burst=True).run() == Counts(dead=1)
         assert DeadLetter.objects.get().reason == "attempts exhausted: TimeoutError"
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
@@ -119,7 +119,7 @@ class TestEventLoop:
         offer("failing", 1, payload=True)
         DelayedQueue("failing").offer_or_update("good", False)
         handler = handler_of("failing", fail, retry=HOUR)
-        assert worker_with(handler, burst=True).run() == Tally(done=1, failed=1)
+        assert worker_with(handler, burst=True).run() == Counts(done=1, failed=1)
         assert error.__name__ in (Message.objects.get().last_error or "")
 
     def test_w8_the_connection_behind_it_is_closed_while_it_is_idle(self) -> None:
@@ -132,7 +132,7 @@ class TestEventLoop:
         worker = worker_with(handler_of("queries", query))
         with running(worker):
             offer("queries", 5)
-            wait_until(lambda: worker.tally.done == 5)
+            wait_until(lambda: worker.counts.done == 5)
             assert pids
             wait_until(lambda: not backends(pids), 20)
 
@@ -148,7 +148,7 @@ class TestEventLoop:
         with running(worker):
             assert begun.wait(20)
         assert Message.objects.values_list("attempts", "lease_id").get() == (1, None)
-        assert worker.tally == Tally()
+        assert worker.counts == Counts()
 
 
 def backends(pids: set[int]) -> list[int]:
@@ -174,17 +174,17 @@ class TestTimeouts:
         queue = DelayedQueue("late")
         with running(worker):
             queue.offer_or_update("k", "late")
-            wait_until(lambda: worker.tally.total)
-            assert worker.tally == Tally(dead=1)
+            wait_until(lambda: worker.counts.total)
+            assert worker.counts == Counts(dead=1)
             assert envelopes[0].lease_lost
             # As many threads as before, beside the one that is stuck.
             queue.offer_batch([ScheduledMessage("a", "meet"), ScheduledMessage("b", "meet")])
-            wait_until(lambda: worker.tally.done == 2)
+            wait_until(lambda: worker.counts.done == 2)
             assert len(threads_of(worker)) == 3
             assert not worker.is_used_up
             go_on.set()
             wait_until(lambda: len(threads_of(worker)) == 2)
-        assert worker.tally == Tally(done=2, dead=1)
+        assert worker.counts == Counts(done=2, dead=1)
         assert DeadLetter.objects.get().reason == "attempts exhausted: HandlerTimeout"
 
     def test_a_worker_whose_threads_are_all_stuck_ends(self) -> None:
@@ -196,16 +196,16 @@ class TestTimeouts:
         offer("stuck", 5)
         handler = handler_of("stuck", stuck, retry=HOUR, timeout=SHORT)
         worker = worker_with(handler, concurrency=2, batch_size=2)
-        tally = worker.run()
+        counts = worker.run()
         go_on.set()
         assert worker.is_used_up
-        assert tally.failed >= 2
+        assert counts.failed >= 2
         assert not Message.objects.filter(lease_id__isnull=False).exists()
 
     def test_what_ends_in_time_is_done(self) -> None:
         offer("prompt", 50)
         handler = handler_of("prompt", lambda envelope: None, timeout=timedelta(minutes=1))
-        assert worker_with(handler, burst=True).run() == Tally(done=50)
+        assert worker_with(handler, burst=True).run() == Counts(done=50)
 
 
 def threads_of(worker: Any) -> list[threading.Thread]:
@@ -223,7 +223,7 @@ class TestSleep:
 
         offer("slow", 3)
         worker = worker_with(handler_of("slow", slow), max_messages=1, concurrency=4)
-        assert worker.run() == Tally(done=1)
+        assert worker.run() == Counts(done=1)
         assert spent[0] < 0.3
 
 
@@ -244,7 +244,7 @@ class TestPartsOfALease:
             queue.offer_or_update("k1", "new", delay=timedelta(hours=1))
             queue.drop_message("k2")
             go_on.set()
-            wait_until(lambda: worker.tally.total == 5)
-        assert worker.tally == Tally(done=3, lost=2)
+            wait_until(lambda: worker.counts.total == 5)
+        assert worker.counts == Counts(done=3, lost=2)
         left = Message.objects.get()
         assert (left.key, bytes(left.payload), left.attempts) == ("k1", b'"new"', 0)

@@ -15,8 +15,8 @@ from delayed_queue.handlers import Handler
 from delayed_queue.models import Message
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.tally import Tally
-from delayed_queue.worker.worker import Worker, seats_of
+from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import SOON, handler_of, registry_with, running
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def worker_of(*handlers: Handler, alone: float, **more: Any) -> Worker:
     """Return a worker as after a death beside others: suspects are alone for so many seconds."""
     options = WorkerOptions(poll_interval=SOON, shutdown_timeout=SOON, cron=False, **more)
-    board = Board.private(seats_of(options))
+    board = Board.private(options.slots)
     board.isolate(alone)
     return Worker(options, registry_with(*handlers), board=board)
 
@@ -78,7 +78,7 @@ def test_suspects_of_all_kinds_of_handlers_have_nothing_beside_them() -> None:
         offer(name, *(f"{name}{n}" for n in range(15)), suspects=mine)
         suspects.update(mine)
     worker = worker_of(*handlers, alone=10, burst=True, concurrency=4, async_concurrency=4)
-    assert worker.run() == Tally(done=54)
+    assert worker.run() == Counts(done=54)
     assert {key: crowd.beside[key] for key in suspects} == dict.fromkeys(suspects, 0)
     assert max(crowd.beside.values()) >= 1
 
@@ -89,7 +89,7 @@ def test_before_any_death_suspects_are_like_other_messages() -> None:
     offer("plain", "a", "b", suspects=("c", "d"))
     handler = handler_of("plain", lambda envelope: together.wait())
     worker = worker_of(handler, alone=0, burst=True, concurrency=4)
-    assert worker.run() == Tally(done=4)
+    assert worker.run() == Counts(done=4)
 
 
 def test_a_suspect_waits_for_others_and_others_wait_for_it_only_so_long() -> None:
@@ -111,7 +111,7 @@ def test_a_suspect_waits_for_others_and_others_wait_for_it_only_so_long() -> Non
         wait_until(lambda: begun == ["slow", "s1", "s2", "quick"])
         may_end.set()
         wait_until(lambda: not Message.objects.exists())
-    assert worker.tally == Tally(done=4)
+    assert worker.counts == Counts(done=4)
 
 
 def test_what_was_claimed_with_a_suspect_goes_to_others_uncounted() -> None:
@@ -130,11 +130,11 @@ def test_what_was_claimed_with_a_suspect_goes_to_others_uncounted() -> None:
         may_end.set()
         wait_until(lambda: not Message.objects.exists())
     assert begun[0] == "s"
-    assert worker.tally == Tally(done=3)
+    assert worker.counts == Counts(done=3)
 
 
 def test_a_burst_with_a_limit_of_messages_ends_though_suspects_were_met() -> None:
     offer("moved", "a", "b", suspects=("s1", "s2"))
     handler = handler_of("moved", lambda envelope: None, transactional=True)
     worker = worker_of(handler, alone=10, burst=True, max_messages=3)
-    assert worker.run() == Tally(done=3)
+    assert worker.run() == Counts(done=3)

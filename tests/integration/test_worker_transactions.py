@@ -16,7 +16,7 @@ from django.db import connection
 from delayed_queue import DelayedQueue, Envelope, Reject, RetryPolicy, ScheduledMessage, Snooze
 from delayed_queue.handlers import Handler
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from tests.running import handler_of, worker_with
 from tests.workerapp.models import Effect
 
@@ -64,7 +64,7 @@ def offer(count: int, queue: str = "moved", **payloads: str) -> None:
     DelayedQueue(queue).offer_batch(ScheduledMessage(key, payloads.get(key)) for key in keys)
 
 
-def drain(*handlers: Handler, **options: Any) -> Tally:
+def drain(*handlers: Handler, **options: Any) -> Counts:
     return worker_with(*handlers, burst=True, **options).run()
 
 
@@ -98,7 +98,7 @@ def _deletions_noted() -> Iterator[None]:
 @pytest.mark.usefixtures("_deletions_noted")
 def test_effects_and_deletions_of_a_batch_are_one_transaction() -> None:
     offer(20)
-    assert drain(handler(batch_size=5), concurrency=1) == Tally(done=20)
+    assert drain(handler(batch_size=5), concurrency=1) == Counts(done=20)
     gone = dict(run_sql("SELECT key, txid FROM gone"))
     assert dict(Effect.objects.values_list("key", "pid")) == gone
     assert max(Counter(gone.values()).values()) == 5
@@ -117,28 +117,28 @@ def test_a_conflict_counts_as_a_failure_only_when_it_comes_again_and_again(times
 
     offer(3)
     is_lasting = times > 1
-    tally = drain(handler(function=meet), concurrency=1)
-    assert tally == (Tally(done=2, failed=1) if is_lasting else Tally(done=3))
+    counts = drain(handler(function=meet), concurrency=1)
+    assert counts == (Counts(done=2, failed=1) if is_lasting else Counts(done=3))
     assert written() == {"k0", "k2"} | (set() if is_lasting else {"k1"})
     assert met.count("k1") == (23 if is_lasting else 2)
 
 
 @pytest.mark.parametrize(
-    ("payload", "tally"),
+    ("payload", "counts"),
     [
-        ("fail", Tally(done=4, failed=1)),
-        ("exit", Tally(done=4, failed=1)),
-        ("break", Tally(done=4, failed=1)),
-        ("snooze", Tally(done=4, snoozed=1)),
-        ("reject", Tally(done=4, dead=1)),
+        ("fail", Counts(done=4, failed=1)),
+        ("exit", Counts(done=4, failed=1)),
+        ("break", Counts(done=4, failed=1)),
+        ("snooze", Counts(done=4, snoozed=1)),
+        ("reject", Counts(done=4, dead=1)),
     ],
 )
 def test_a_member_that_fails_leaves_no_effect_and_spares_the_others(
-    payload: str, tally: Tally
+    payload: str, counts: Counts
 ) -> None:
     """Also where only the commit finds out: the content type of "break" does not exist."""
     offer(5, k2=payload)
-    assert drain(handler()) == tally
+    assert drain(handler()) == counts
     assert written() == {"k0", "k1", "k3", "k4"}
     assert Effect.objects.count() == 4
     if payload == "reject":
@@ -154,8 +154,8 @@ def test_failures_are_retried_then_buried_by_policy() -> None:
     policy = RetryPolicy.ladder("1ms 1ms")
     total = Counter[str]()
     while Message.objects.exists():
-        tally = drain(handler(retry=policy))
-        total += Counter(done=tally.done, failed=tally.failed, dead=tally.dead)
+        counts = drain(handler(retry=policy))
+        total += Counter(done=counts.done, failed=counts.failed, dead=counts.dead)
     assert total == Counter(done=2, failed=2, dead=1)
     letter = DeadLetter.objects.get()
     assert (letter.key, letter.attempts) == ("k1", 3)
@@ -174,7 +174,7 @@ def test_an_undecodable_payload_is_buried_and_spares_the_others() -> None:
 def test_w5_what_used_up_its_attempts_without_an_answer_is_buried_unhandled() -> None:
     offer(3)
     Message.objects.filter(key="k1").update(attempts=9, lease_id="crashed", scheduled_at=0)
-    assert drain(handler()) == Tally(done=2, dead=1)
+    assert drain(handler()) == Counts(done=2, dead=1)
     assert DeadLetter.objects.get().reason.startswith("crashed")
     assert written() == {"k0", "k2"}
 
@@ -182,7 +182,7 @@ def test_w5_what_used_up_its_attempts_without_an_answer_is_buried_unhandled() ->
 @pytest.mark.parametrize("size", [1, 3])
 def test_no_transaction_takes_more_than_the_batch_size_of_the_handler(size: int) -> None:
     offer(10)
-    assert drain(handler(batch_size=size)) == Tally(done=10)
+    assert drain(handler(batch_size=size)) == Counts(done=10)
     sizes = Counter(Effect.objects.values_list("pid", flat=True)).values()
     assert max(sizes) <= size
     assert len(sizes) >= 10 / size
@@ -199,8 +199,8 @@ def test_priority_is_the_order_of_the_queues() -> None:
 @pytest.mark.parametrize("payload", [None, "fail"])
 def test_max_messages_is_never_exceeded(payload: str | None) -> None:
     offer(20, **({} if payload is None else {f"k{n}": payload for n in range(20)}))
-    tally = drain(handler(batch_size=3), max_messages=7, concurrency=4)
-    assert tally.total == 7
+    counts = drain(handler(batch_size=3), max_messages=7, concurrency=4)
+    assert counts.total == 7
     assert Message.objects.filter(attempts=0).count() == 13
 
 
@@ -211,11 +211,11 @@ def test_several_transactions_of_a_lane_run_at_once() -> None:
         if envelope.payload == "meet":
             together.wait()
 
-    # A lane is given one thread more for each job that found something; with max_messages a
+    # A consumer is given one thread more for each job that found something; with max_messages a
     # job is one batch.
     offer(10, k3="meet", k4="meet")
-    tally = drain(handler("moved", meet, batch_size=1), concurrency=3, max_messages=10)
-    assert tally == Tally(done=10)
+    counts = drain(handler("moved", meet, batch_size=1), concurrency=3, max_messages=10)
+    assert counts == Counts(done=10)
 
 
 def test_w9_a_worker_whose_threads_are_all_busy_sleeps() -> None:
@@ -228,13 +228,13 @@ def test_w9_a_worker_whose_threads_are_all_busy_sleeps() -> None:
             spent.append(time.process_time() - started_at)
 
     offer(8, k6="slow")
-    assert drain(handler("moved", handle, batch_size=1), concurrency=1) == Tally(done=8)
+    assert drain(handler("moved", handle, batch_size=1), concurrency=1) == Counts(done=8)
     assert spent[0] < 0.3
 
 
-def test_leased_and_transactional_lanes_share_the_threads() -> None:
+def test_leased_and_transactional_consumers_share_the_threads() -> None:
     offer(10)
     offer(10, "leased")
-    tally = drain(handler(), handler_of("leased", write), concurrency=2)
-    assert tally == Tally(done=20)
+    counts = drain(handler(), handler_of("leased", write), concurrency=2)
+    assert counts == Counts(done=20)
     assert Effect.objects.count() == 20

@@ -14,9 +14,9 @@ from delayed_queue.handlers import Registry
 from delayed_queue.models import Message
 from delayed_queue.worker import eventloop, pools
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
-from tests.integration.fleets import HOUR, Changing, is_empty, offer
+from tests.integration.dynamic import HOUR, Changing, is_empty, offer
 from tests.processes import wait_until
 from tests.running import SOON, handler_of, running
 
@@ -47,7 +47,7 @@ class TestTurns:
             assert worker._dispatcher._loop is not None
             worker._dispatcher._loop._loop.call_soon_threadsafe(may_end.set)
             wait_until(is_empty)
-        assert worker.tally == Tally(done=700)
+        assert worker.counts == Counts(done=700)
 
     def test_j7_of_many_that_are_stuck_none_leaves_nothing(self) -> None:
         stuck = [f"stuck{n}" for n in range(4)]
@@ -84,7 +84,7 @@ class TestTurns:
         offer("slow", 50)
         worker = Changing("slow", function=handle).worker(async_concurrency=16, burst=True)
         worker.run()
-        assert [lane.window for lane in worker.lanes] == [window]
+        assert [consumer.share.window for consumer in worker.consumers] == [window]
 
     def test_j7_one_that_was_quick_and_gets_stuck_leaves_a_seat(self) -> None:
         """It had nearly all of them while it gave them back soon."""
@@ -106,7 +106,7 @@ class TestTurns:
         offer("quick", 100)
         with running(worker):
             wait_until(is_empty, 10)
-            assert {lane.queue.name: lane.window for lane in worker.lanes}["quick"] == 18
+            assert {each.queue.name: each.share.window for each in worker.consumers}["quick"] == 18
             DelayedQueue("quick").offer_batch(
                 ScheduledMessage(f"k{n}", 1, headers={"stuck": "yes"}) for n in range(100)
             )
@@ -158,7 +158,7 @@ class TestOptions:
     def names(self, **options: Any) -> list[str]:
         own = handler_of("own", print)
         worker = Changing("a", "b").worker(own, **options)
-        worker._fleet.ask()
+        worker._dynamic.ask()
         return sorted(worker.queues)
 
     def test_which_queues_are_served(self) -> None:

@@ -223,6 +223,6 @@ def test_a_worker_that_is_refused_looks_again_soon_and_goes_on_with_its_other_qu
         keys = offer(strict, 2)
         DelayedQueue("aside").offer_or_update("aside", 1)
         wait_until(lambda: handled == ["aside"])
-        wait_until(lambda: worker.tally.done == 1)
+        wait_until(lambda: worker.counts.done == 1)
         other.execute("COMMIT")
         wait_until(lambda: sorted(handled) == ["aside", *keys])

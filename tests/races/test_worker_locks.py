@@ -11,7 +11,7 @@ import psycopg
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
@@ -70,14 +70,14 @@ def test_a_message_that_is_being_updated_holds_up_no_other(
         handler.has_begun(4)
         hold(other, queue, "k1")
         handler.go_on.set()
-        wait_until(lambda: worker.tally.done == 3, 10)
+        wait_until(lambda: worker.counts.done == 3, 10)
         assert keys() == {"k1"}
         # Not only what was handled: new ones are claimed, handled and acknowledged as well.
         queue.offer_or_update("next", 1)
-        wait_until(lambda: worker.tally.done == 4, 10)
+        wait_until(lambda: worker.counts.done == 4, 10)
         other.execute("COMMIT")
-        wait_until(lambda: worker.tally.total == 5, 10)
-    assert worker.tally == Tally(done=4, lost=1)
+        wait_until(lambda: worker.counts.total == 5, 10)
+    assert worker.counts == Counts(done=4, lost=1)
     assert (Message.objects.get().payload, Message.objects.get().lease_id) == (b'"new"', None)
 
 
@@ -91,10 +91,10 @@ def test_when_the_update_is_undone_the_message_is_acknowledged(
         handler.has_begun(4)
         hold(other, queue, "k1")
         handler.go_on.set()
-        wait_until(lambda: worker.tally.done == 3, 10)
+        wait_until(lambda: worker.counts.done == 3, 10)
         other.execute("ROLLBACK")
-        wait_until(lambda: worker.tally.done == 4, 10)
-    assert worker.tally == Tally(done=4)
+        wait_until(lambda: worker.counts.done == 4, 10)
+    assert worker.counts == Counts(done=4)
     assert not keys()
 
 
@@ -108,9 +108,9 @@ def test_a_failure_that_cannot_be_written_holds_up_no_other(
         handler.has_begun(4)
         hold(other, queue, "k1")
         handler.go_on.set()
-        wait_until(lambda: worker.tally.failed == 3, 10)
+        wait_until(lambda: worker.counts.failed == 3, 10)
         other.execute("ROLLBACK")
-        wait_until(lambda: worker.tally.failed == 4, 10)
+        wait_until(lambda: worker.counts.failed == 4, 10)
     assert set(Message.objects.values_list("attempts", "lease_id")) == {(1, None)}
 
 
@@ -129,7 +129,7 @@ def test_a_worker_that_stops_does_not_wait_for_it(
         handler.has_begun(4)
         hold(other, queue, "k1")
         handler.go_on.set()
-        wait_until(lambda: worker.tally.done == 3, 10)
+        wait_until(lambda: worker.counts.done == 3, 10)
         worker.stop()
         thread.join(timeout=10)
         assert not thread.is_alive()

@@ -11,10 +11,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from delayed_queue.worker.autopsy import Remains
-from delayed_queue.worker.board import COUNTERS, LEASE_BYTES, MAX_LEASES, Board, InHand
+from delayed_queue.worker.board import (
+    COUNTERS,
+    LEASE_BYTES,
+    MAX_LEASES,
+    Board,
+    CrashReport,
+    InFlight,
+)
 
-SEATS = 5
+SLOTS = 5
 
 
 def lease(number: int) -> str:
@@ -28,42 +34,42 @@ def descriptor() -> Iterator[int]:
 
 
 def test_an_empty_board_tells_nothing():
-    board = Board.private(SEATS)
+    board = Board.private(SLOTS)
     assert board.turned_at == 0
     assert board.counters() == dict.fromkeys(COUNTERS, 0)
-    assert (board.held(), board.in_hand()) == ([], [])
+    assert (board.held(), board.in_flight()) == ([], [])
 
 
 def test_each_part_keeps_to_its_place():
-    """All at once, from the first seat to the last: nothing overwrites anything."""
-    board = Board.private(SEATS)
+    """All at once, from the first slot to the last: nothing overwrites anything."""
+    board = Board.private(SLOTS)
     before = time.monotonic()
     leases = [lease(each) for each in range(MAX_LEASES)]
     board.hold(leases[2:], suspects=leases[:2])
     board.isolate(2.5)
     board.count(range(1, len(COUNTERS) + 1))
-    for seat in range(SEATS):
-        board.take(seat, 2**62 + seat)
-        board.mark(seat, is_suspect=seat == 1, is_transactional=seat == 2)
+    for slot in range(SLOTS):
+        board.take(slot, 2**62 + slot)
+        board.mark(slot, is_suspect=slot == 1, is_transactional=slot == 2)
     board.turn()
 
     assert before <= board.turned_at <= time.monotonic()
     assert (board.held(), board.held_suspects()) == (leases, leases[:2])
     assert board.alone_seconds == 2.5
     assert list(board.counters().values()) == list(range(1, len(COUNTERS) + 1))
-    assert board.in_hand() == [InHand(2**62 + n, n == 1, n == 2) for n in range(SEATS)]
+    assert board.in_flight() == [InFlight(2**62 + n, n == 1, n == 2) for n in range(SLOTS)]
 
 
 def test_leases_beyond_its_room_are_left_out():
-    board = Board.private(SEATS)
-    board.take(SEATS - 1, 7)
+    board = Board.private(SLOTS)
+    board.take(SLOTS - 1, 7)
     board.hold([lease(each) for each in range(MAX_LEASES + 3)])
     assert board.held() == [lease(each) for each in range(MAX_LEASES)]
-    assert board.in_hand() == [InHand(7, False, False)]
+    assert board.in_flight() == [InFlight(7, False, False)]
 
 
 def test_fewer_leases_replace_more():
-    board = Board.private(SEATS)
+    board = Board.private(SLOTS)
     board.hold([lease(1), lease(2), lease(3)])
     board.hold([lease(4)])
     assert board.held() == [lease(4)]
@@ -74,14 +80,14 @@ def test_fewer_leases_replace_more():
 
 
 def test_a_seat_that_is_left_is_empty():
-    board = Board.private(SEATS)
+    board = Board.private(SLOTS)
     board.take(3, 9)
     board.take(3, 0)
-    assert board.in_hand() == []
+    assert board.in_flight() == []
 
 
 def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():
-    board = Board.private(SEATS)
+    board = Board.private(SLOTS)
     board.turn()
     board.hold([lease(1)], suspects=[lease(2)])
     board.isolate(10)
@@ -89,18 +95,18 @@ def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():
     board.take(0, 1)
     board.mark(0, is_suspect=True)
     board.wipe()
-    assert (board.turned_at, board.held(), board.in_hand()) == (0, [], [])
+    assert (board.turned_at, board.held(), board.in_flight()) == (0, [], [])
     assert (board.held_suspects(), board.alone_seconds) == ([], 10)
     assert board.counters() == dict.fromkeys(COUNTERS, 3)
     board.take(0, 2)
-    assert board.in_hand() == [InHand(2, False, False)]
+    assert board.in_flight() == [InFlight(2, False, False)]
 
 
 def test_two_boards_of_one_file_are_one(descriptor: int):
-    ours, theirs = Board.of_file(descriptor, SEATS), Board.of_file(descriptor, SEATS)
+    ours, theirs = Board.of_file(descriptor, SLOTS), Board.of_file(descriptor, SLOTS)
     theirs.hold([lease(1)])
     theirs.take(2, 5)
-    assert (ours.held(), ours.in_hand()) == ([lease(1)], [InHand(5, False, False)])
+    assert (ours.held(), ours.in_flight()) == ([lease(1)], [InFlight(5, False, False)])
 
 
 WRITER = """
@@ -114,10 +120,10 @@ os._exit(9)
 
 
 def test_what_a_process_wrote_outlives_it(descriptor: int):
-    board = Board.of_file(descriptor, SEATS)
+    board = Board.of_file(descriptor, SLOTS)
     before = time.monotonic()
     process = subprocess.run(
-        [sys.executable, "-c", WRITER, str(descriptor), str(SEATS)],
+        [sys.executable, "-c", WRITER, str(descriptor), str(SLOTS)],
         pass_fds=[descriptor],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         check=False,
@@ -125,33 +131,33 @@ def test_what_a_process_wrote_outlives_it(descriptor: int):
     assert process.returncode == 9
     # One clock for all processes of the machine.
     assert before <= board.turned_at <= time.monotonic()
-    assert (board.held(), board.in_hand()) == (["x" * 36], [InHand(11, True, False)])
+    assert (board.held(), board.in_flight()) == (["x" * 36], [InFlight(11, True, False)])
 
 
-def remains_of(in_hand: int) -> Remains:
-    board = Board.private(SEATS)
-    for seat in range(in_hand):
-        board.take(seat, seat + 1)
-        board.mark(seat, is_suspect=False, is_transactional=seat == 1)
-    return Remains.of(board)
+def remains_of(in_flight: int) -> CrashReport:
+    board = Board.private(SLOTS)
+    for slot in range(in_flight):
+        board.take(slot, slot + 1)
+        board.mark(slot, is_suspect=False, is_transactional=slot == 1)
+    return CrashReport.of(board)
 
 
 class TestRemains:
-    @pytest.mark.parametrize("in_hand", [0, 1, 2, SEATS])
-    def test_only_of_one_that_was_alone_it_is_known(self, in_hand: int):
-        assert remains_of(in_hand).is_known == (in_hand == 1)
+    @pytest.mark.parametrize("in_flight", [0, 1, 2, SLOTS])
+    def test_only_of_one_that_was_alone_it_is_known(self, in_flight: int):
+        assert remains_of(in_flight).is_known == (in_flight == 1)
 
     def test_what_was_begun_in_transactions_is_kept_apart(self):
-        remains = remains_of(3)
-        assert remains.begun(transactional=False) == [1, 3]
-        assert remains.begun(transactional=True) == [2]
-        assert remains.leased().begun(transactional=True) == []
-        assert remains.leased().begun(transactional=False) == [1, 3]
-        assert not remains.leased().is_known
+        report = remains_of(3)
+        assert report.begun(transactional=False) == [1, 3]
+        assert report.begun(transactional=True) == [2]
+        assert report.leased().begun(transactional=True) == []
+        assert report.leased().begun(transactional=False) == [1, 3]
+        assert not report.leased().is_known
 
     def test_each_lease_counts_once(self):
-        board = Board.private(SEATS)
+        board = Board.private(SLOTS)
         board.hold([lease(1), lease(2), lease(1)], suspects=[lease(3)])
-        remains = Remains.of(board)
-        assert remains.lease_ids == (lease(3), lease(1), lease(2))
-        assert remains.suspect_leases == (lease(3),)
+        report = CrashReport.of(board)
+        assert report.lease_ids == (lease(3), lease(1), lease(2))
+        assert report.suspect_leases == (lease(3),)

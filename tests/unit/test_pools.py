@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from delayed_queue.db.wakeups import Doorbell
+from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.executor import Executor
 from delayed_queue.worker.pools import AHEAD_SECONDS, Pool
@@ -27,8 +27,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def pool_of(seats: int) -> Pool:
-    return Executor(seats, Doorbell(), Board.private(seats))
+def pool_of(slots: int) -> Pool:
+    return Executor(slots, WakeChannel(), Board.private(slots))
 
 
 def end(pool: Pool, clock: Clock, count: int, seconds: float) -> None:
@@ -38,7 +38,7 @@ def end(pool: Pool, clock: Clock, count: int, seconds: float) -> None:
         pool._ended(clock.now - seconds)
 
 
-def test_before_one_has_ended_no_more_is_leased_than_there_are_seats(clock: Clock):
+def test_before_one_has_ended_no_more_is_leased_than_there_are_slots(clock: Clock):
     assert pool_of(2).room(2, 0) == 2
     assert pool_of(2).room(2, 2) == 0
     assert pool_of(8).room(100, 0) == 8
@@ -56,17 +56,17 @@ def test_what_a_message_takes_is_known_as_soon_as_one_has_ended(clock: Clock):
 
 
 @pytest.mark.parametrize(
-    ("seats", "seconds", "ahead"),
+    ("slots", "seconds", "ahead"),
     [(8, 0.0001, 200), (8, 0.0099, 80), (2, 0.3, 0), (8, 0.3, 2), (1, 0.04, 2), (200, 0.09, 200)],
 )
 def test_what_will_begin_within_a_tenth_of_a_second_is_leased_ahead(
-    clock: Clock, seats: int, seconds: float, ahead: int
+    clock: Clock, slots: int, seconds: float, ahead: int
 ):
     """Two batches at most, and none where one by one was asked for."""
-    pool = pool_of(seats)
+    pool = pool_of(slots)
     end(pool, clock, 1, seconds)
-    assert pool.ahead(100, seats) == ahead
-    assert pool.ahead(1, seats) == 0
+    assert pool.ahead(100, slots) == ahead
+    assert pool.ahead(1, slots) == 0
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.0099, 0.09, 0.25])
@@ -87,7 +87,7 @@ def test_behind_handlers_that_take_longer_than_those_before_nothing_is_leased(cl
     assert pool.room(100, 8) == 100
     clock.now += AHEAD_SECONDS
     assert pool.room(100, 8) == 0
-    # With all its seats free it is only idle.
+    # With all its slots free it is only idle.
     assert pool.room(100, 0) == 100
     end(pool, clock, 1, 0.001)
     assert pool.room(100, 7) == 100

@@ -16,7 +16,7 @@ from delayed_queue.http.api.auth import check, grant_of
 from delayed_queue.http.api.problems import Problem, unavailable
 from delayed_queue.http.api.responding import respond
 from delayed_queue.http.conf import api_settings
-from delayed_queue.worker.schema import check_schema
+from delayed_queue.worker.database import check_schema
 
 View = Callable[[HttpRequest], HttpResponse]
 

@@ -80,7 +80,8 @@ class Gate:
         hold = Hold()
         try:
             with transaction.atomic(using=self._using):
-                held = set(Message.objects.hold(lease_ids, ids, using=self._using))
+                rows = Message.objects.hold(lease_ids, ids, using=self._using)
+                held: set[tuple[int, str]] = set(rows)
                 loop.call_soon_threadsafe(_let_through, batch, held, hold)
                 hold.wait()
                 # Nothing was written: so ends a transaction that need not wait for the disk.

@@ -16,8 +16,8 @@ from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.http.jobs.jobs import check_jitter
 from delayed_queue.http.jobs.kinds import (
-    BELL,
     MAX_SHARDS,
+    WAKE_CHANNEL,
     check_topic,
     kinds_of_topic,
     topic_kind,
@@ -79,7 +79,7 @@ def create_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
     if row is not None:
         return _remember(row, using)
     if repeat(using, partial(Topic.objects.create_once, topic, using=using)):
-        notify(using, channel_of(BELL))
+        notify(using, channel_of(WAKE_CHANNEL))
     return read_topic(topic, using=using)
 
 
@@ -114,7 +114,7 @@ def _configure(topic: str, changes: dict[str, Any], using: str) -> TopicRow:
         _check_empty(_beyond(before, after.shards), using)
         Topic.objects.configure(after, using=using)
         _pause_alike(before, after, using)
-        notify(using, channel_of(BELL))
+        notify(using, channel_of(WAKE_CHANNEL))
     return _remember(after, using)
 
 

@@ -11,7 +11,7 @@ from zlib import crc32
 from delayed_queue.exceptions import InvalidMessage
 
 # The kind on whose channel it is announced that topics came or changed; none is stored under it.
-BELL: Final = "delayed_queue.http.jobs|bell"
+WAKE_CHANNEL: Final = "delayed_queue.http.jobs|wake"
 MAX_TOPIC_LENGTH: Final = 80
 MAX_SHARDS: Final = 64
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
+from delayed_queue.db.rows import first_row, rows_of, value_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import execute, fetch, fetch_all
 from delayed_queue.http.store.recalling import CLOSE_HOST, SHUT_HOST
@@ -383,7 +384,7 @@ class EndpointManager(models.Manager[M]):
     def of_origin(self, origin: str, *, using: str = DEFAULT_DB_ALIAS) -> list[EndpointRow]:
         """Return the endpoints of an origin."""
         rows = fetch(using, ENDPOINTS, {"origin": origin, "limit": MAX_PREFIXES})
-        return [EndpointRow._make(row) for row in rows]
+        return rows_of(EndpointRow, rows)
 
     def add_once(
         self, origin: str, prefix: str, secret: str, *, now: int | None = None,
@@ -411,8 +412,8 @@ class EndpointManager(models.Manager[M]):
             "concurrency": concurrency, "patience": patience, "now": now,
         }  # fmt: skip
         lock = (LOCK_SLOTS, {"id": endpoint_id})
-        answers = fetch_all(using, [lock, (HOLD_SLOTS, params)])
-        held: int = answers[1][0][0]
+        _, answer = fetch_all(using, [lock, (HOLD_SLOTS, params)])
+        held: int = value_of(answer)
         return held
 
 
@@ -424,7 +425,7 @@ class HostManager(models.Manager[M]):
     ) -> HostRow | None:
         """Return how long the host stays open; None when it is closed."""
         rows = fetch(using, READ_HOST, {"host": host, "now": now})
-        return HostRow._make(rows[0]) if rows else None
+        return first_row(HostRow, rows)
 
     def open(
         self, host: str, reason: str, *, pause: int, now: int | None = None,
@@ -483,7 +484,7 @@ class HostManager(models.Manager[M]):
             "delay": delay, "now": now,
         }  # fmt: skip
         rows = fetch(using, PUT_OFF_BACKLOG, params)
-        return BiteRow._make(rows[0]) if rows else None
+        return first_row(BiteRow, rows)
 
 
 class AttemptManager(models.Manager[M]):
@@ -505,7 +506,7 @@ class AttemptManager(models.Manager[M]):
     ) -> list[LoggedRow]:  # fmt: skip
         """Return attempts for the key, of one topic or of all."""
         params = {"key": key, "topic": topic, "after": after, "limit": limit}
-        return [LoggedRow._make(row) for row in fetch(using, ATTEMPTS_OF_JOB, params)]
+        return rows_of(LoggedRow, fetch(using, ATTEMPTS_OF_JOB, params))
 
     def prune(
         self, age: int, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS

@@ -146,8 +146,8 @@ PEEK_JOBS: Final[LiteralString] = (
     CLOCK
     + """
 SELECT
-    false, job.id, job."pKind", job."scheduledAt", job."createdAt", job."lockUuid", job.attempts,
-    job.headers::text, job."lastError", '', now, job."pKey"
+    job."pKey", false, job.id, job."pKind", job."scheduledAt", job."createdAt", job."lockUuid",
+    job.attempts, job.headers::text, job."lastError", '', now
 FROM unnest(%(kinds)b::text[]) AS queue (kind)
 CROSS JOIN clock
 CROSS JOIN LATERAL (

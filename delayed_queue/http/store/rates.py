@@ -6,6 +6,7 @@ from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
+from delayed_queue.db.rows import first_row
 from delayed_queue.db.statements import fetch
 
 # In microseconds: in milliseconds the permits of a high rate would have no size.
@@ -118,8 +119,8 @@ class RateManager(models.Manager[M]):
             "name": name, "least": least, "most": most, "interval": interval, "burst": burst,
             "now": now,
         }  # fmt: skip
-        rows = fetch(using, TAKE_PERMITS, params)
-        if rows and (rows[0][0] or rows[0][1] > 0):
-            return PermitsRow._make(rows[0])
+        found = first_row(PermitsRow, fetch(using, TAKE_PERMITS, params))
+        if found is not None and (found.granted or found.wait > 0):
+            return found
         # Somebody emptied the bucket, or made it, after the statement began, which did not see it.
         return PermitsRow(0, max(round(least * interval), 1))

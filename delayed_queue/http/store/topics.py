@@ -7,6 +7,7 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
+from delayed_queue.db.rows import beside, column_of, first_row, rows_of, value_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import (
     Row,
@@ -265,16 +266,17 @@ class TopicManager(models.Manager[M]):
         Holds it alone until the end of the transaction: waits for redrives of a queue of its name.
         """
         steps = [_locking_topic(topic), (CREATE_TOPIC, {"topic": topic, "now": None})]
-        return bool(fetch_all(using, steps)[1])
+        _, created = fetch_all(using, steps)
+        return bool(created)
 
     def read(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
         rows = fetch(using, READ_TOPIC, {"topic": topic})
-        return TopicRow._make(rows[0]) if rows else None
+        return first_row(TopicRow, rows)
 
     def after(self, topic: str, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:
         """Return the next topics in the order of their names."""
         rows = fetch(using, TOPICS, {"after": topic, "limit": limit})
-        return list(map(TopicRow._make, rows))
+        return rows_of(TopicRow, rows)
 
     def lock(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
         """Hold the number of shards for a change, until the end of the transaction."""
@@ -315,15 +317,16 @@ class TopicManager(models.Manager[M]):
             settings = [] if patience is None else [limiting_waits(patience)]
         else:
             settings = [keeping_plans(patience)]
-        rows = fetch_all_and_notify(using, steps, channels, settings=settings)[-1]
-        if not rows[0][0]:
+        *_, answer = fetch_all_and_notify(using, steps, channels, settings=settings)
+        found = beside(AddedRow, answer)
+        if not all(fits for fits, _ in found):
             return None
-        return [AddedRow._make(row[1:]) for row in rows if row[1] is not None]
+        return [added for _, added in found if added is not None]
 
     def find(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> JobRow | None:
         """Return the living job of that id, or else its newest dead letter."""
         rows = fetch(using, FIND_JOB, {**_of_job(topic, key), "now": None})
-        return JobRow._make(rows[0]) if rows else None
+        return first_row(JobRow, rows)
 
     def drop(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> DroppedRow:
         """Delete the job, living and dead, under its lock.
@@ -359,7 +362,7 @@ class TopicManager(models.Manager[M]):
     ) -> int | None:
         """Return the milliseconds until the next job, if one falls due within the horizon."""
         params = {"kinds": list(kinds), "horizon": horizon, "now": None}
-        found: int | None = fetch(using, NEXT_JOB, params)[0][0]
+        found: int | None = value_of(fetch(using, NEXT_JOB, params))
         return found
 
     def finish(
@@ -380,16 +383,16 @@ class TopicManager(models.Manager[M]):
     ) -> list[DeadJobRow]:
         """Return the next dead letters of the kinds, in id order."""
         params = {"kinds": list(kinds), "after": after, "limit": limit}
-        return list(map(DeadJobRow._make, fetch(using, DEAD_JOBS, params)))
+        return rows_of(DeadJobRow, fetch(using, DEAD_JOBS, params))
 
     def read_dead(self, letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> DeadJobRow | None:
         rows = fetch(using, READ_DEAD_JOB, {"id": letter_id})
-        return DeadJobRow._make(rows[0]) if rows else None
+        return first_row(DeadJobRow, rows)
 
     def letters_of(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[int]:
         """Return the ids of the job's dead letters."""
         rows = fetch(using, JOB_LETTERS, _of_job(topic, key))
-        return [row[0] for row in rows]
+        return column_of(rows)
 
     def kick(
         self,
@@ -406,7 +409,8 @@ class TopicManager(models.Manager[M]):
         """
         params = {"topic": topic, "ids": list(ids), "newest_only": newest_only, "now": None}
         steps: list[Step] = [locking_jobs(topic, keys), (KICK_JOBS, params)]
-        return dict(fetch_all(using, steps)[1])
+        _, kicked = fetch_all(using, steps)
+        return dict(kicked)
 
     def put_off(
         self, kind: str, horizon: int, *, after: int, after_id: int, limit: int,
@@ -417,7 +421,7 @@ class TopicManager(models.Manager[M]):
             "kind": kind, "horizon": horizon, "after": after, "after_id": after_id,
             "limit": limit, "now": now,
         }  # fmt: skip
-        return list(map(PutOffRow._make, fetch(using, JOBS_PUT_OFF, params)))
+        return rows_of(PutOffRow, fetch(using, JOBS_PUT_OFF, params))
 
     def recall(
         self, ids: Sequence[int], *, wait: int, spread: int, now: int | None = None,
@@ -428,7 +432,7 @@ class TopicManager(models.Manager[M]):
         Returns the ids of those that now come earlier, or would have been as early.
         """
         params = {"ids": list(ids), "wait": wait, "spread": spread, "now": now}
-        return [row[0] for row in fetch(using, RECALL_JOBS, params)]
+        return column_of(fetch(using, RECALL_JOBS, params))
 
     def peek(
         self,
@@ -445,7 +449,8 @@ class TopicManager(models.Manager[M]):
             "kinds": list(kinds), "limit": limit, "depth": depth, "is_due": is_due,
             "is_leased": is_leased, "now": None,
         }  # fmt: skip
-        return [(row[-1], JobRow._make(row[:-1])) for row in fetch(using, PEEK_JOBS, params)]
+        found = beside(JobRow, fetch(using, PEEK_JOBS, params))
+        return [(key, job) for key, job in found if job is not None]
 
 
 class IdempotencyKeyManager(models.Manager[M]):
@@ -462,7 +467,7 @@ class IdempotencyKeyManager(models.Manager[M]):
         # Two statements: the second sees what the holder before has committed.
         steps: list[Step] = [(TRY_KEY, {"lock": lock}), (READ_ANSWER, params)]
         ((is_held,),), rows = fetch_all_at_once(using, steps)
-        return is_held, AnswerRow._make(rows[0]) if rows else None
+        return is_held, first_row(AnswerRow, rows)
 
     def save(
         self, scope: str, key: str, answer: AnswerRow, *, using: str = DEFAULT_DB_ALIAS

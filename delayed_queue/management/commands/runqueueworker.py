@@ -22,10 +22,10 @@ from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, Resourc
 from delayed_queue.handlers import registry
 from delayed_queue.management.base import QueueCommand, address, count, seconds, span
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.worker.board import Board
+from delayed_queue.worker.board import Board, Watchdog
 from delayed_queue.worker.children import Link, stop_when_orphaned
+from delayed_queue.worker.health import HealthReporter, own_place, report_on, totals_of
 from delayed_queue.worker.options import MAX_COUNTS, WorkerOptions
-from delayed_queue.worker.outlets import Outlets, own_place, report_on, totals_of
 from delayed_queue.worker.supervisor import (
     EXIT_RECYCLE,
     EXIT_REFUSED,
@@ -33,8 +33,7 @@ from delayed_queue.worker.supervisor import (
     Supervisor,
     SupervisorOptions,
 )
-from delayed_queue.worker.watchdog import Watchdog
-from delayed_queue.worker.worker import Worker, seats_of
+from delayed_queue.worker.worker import Worker
 
 # Allocations between two collections, of which a claim of 500 messages makes some 2,000.
 COLLECT_AFTER: Final = 20_000
@@ -148,10 +147,10 @@ class Command(QueueCommand):
         gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
     def _run_here(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
-        board = Board.private(seats_of(chosen))
+        board = Board.private(chosen.slots)
         worker = Worker(chosen, board=board)
         place = own_place(board)
-        with Outlets(
+        with HealthReporter(
             lambda: report_on(worker, [place()]),
             lambda: totals_of([board.counters()]),
             file=options["health_file"], address=options["health_address"],
@@ -160,7 +159,7 @@ class Command(QueueCommand):
             Watchdog(board).start()
             self._greet(options, worker)
             worker.run()
-        self._say(options, f"Worker {worker} stopped: {worker.tally}.")
+        self._say(options, f"Worker {worker} stopped: {worker.counts}.")
         if worker.is_used_up:
             sys.exit(EXIT_RECYCLE)
 
@@ -177,14 +176,14 @@ class Command(QueueCommand):
         # Made and thrown away: what is wrong with it is said once, here.
         self._greet(options, Worker(chosen))
         supervisor = Supervisor(_supervision(chosen, options))
-        with Outlets(
+        with HealthReporter(
             lambda: report_on(supervisor, supervisor.places()),
             supervisor.totals,
             file=options["health_file"], address=options["health_address"],
         ):  # fmt: skip
             supervisor.listen_to_signals()
             code = supervisor.run()
-        self._say(options, f"Worker {supervisor} stopped: {supervisor.tally}.")
+        self._say(options, f"Worker {supervisor} stopped: {supervisor.counts}.")
         if code:
             sys.exit(code)
 
@@ -247,7 +246,7 @@ def _supervision(chosen: WorkerOptions, options: dict[str, Any]) -> SupervisorOp
     return SupervisorOptions(
         processes=chosen.processes,
         arguments=_arguments_of_child(chosen, options),
-        seats=seats_of(chosen),
+        slots=chosen.slots,
         using=chosen.using,
         shutdown_timeout=chosen.shutdown_timeout,
         ends=is_finite,

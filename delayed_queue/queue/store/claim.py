@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
-from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple, TypeVar
 
 from delayed_queue import db
+from delayed_queue.db.rows import rows_of, value_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.fragments import (
     DELIVERED,
 )
 
 if TYPE_CHECKING:
-    from delayed_queue.db.statements import Row, Step
+    from delayed_queue.db.statements import Step
+    from delayed_queue.queue.store.consume import ConsumedRow
 
 # Lock the earliest due messages, passing rows that others hold (Q17), and return their ids.
 # Two equal limits, against two mistakes of the planner. One it cannot see, (SELECT …), it takes
@@ -235,8 +237,10 @@ class LeasedRow(NamedTuple):
 # Below any time: a claim from the start of the queue.
 NO_FLOOR: Final = -(2**63 - 1)
 
-# The order of a claim: the due time, then the id.
-_ORDER: Final = itemgetter(4, 0)
+# The order of a claim.
+_ORDER: Final = attrgetter("due_at", "id")
+
+Taken = TypeVar("Taken", "LeasedRow", "ConsumedRow")
 
 
 def claiming(
@@ -281,10 +285,10 @@ def claiming_past(
     return CLAIM_PASSING, params
 
 
-def without_edge(rows: list[Row]) -> tuple[list[Row], tuple[int, int] | None]:
+def without_edge(rows: list[LeasedRow]) -> tuple[list[LeasedRow], tuple[int, int] | None]:
     """Return what ``claiming_past`` leased, and behind which due time and id there is more."""
-    edges = [(row[4], row[0]) for row in rows if row[1] is None]
-    return [row for row in rows if row[1] is not None], edges[0] if edges else None
+    edges = [(row.due_at, row.id) for row in rows if row.key is None]
+    return [row for row in rows if row.key is not None], edges[0] if edges else None
 
 
 def trying_alone(kind: str) -> Step:
@@ -292,7 +296,7 @@ def trying_alone(kind: str) -> Step:
     return TRY_ALONE, {"kind": kind}
 
 
-def earliest_first(rows: list[Row]) -> list[Row]:
+def earliest_first(rows: list[Taken]) -> list[Taken]:
     """Put the rows of a claim in order, in place."""
     rows.sort(key=_ORDER)
     return rows
@@ -329,7 +333,7 @@ class ClaimStore:
         statement, params = claiming(
             kind, limit, lease_id, lease_id, lease, now=now, strict=strict, waits=True
         )
-        return list(map(LeasedRow._make, earliest_first(db.fetch(using, statement, params))))
+        return earliest_first(rows_of(LeasedRow, db.fetch(using, statement, params)))
 
     def next_due_of_kinds(
         self,
@@ -348,8 +352,9 @@ class ClaimStore:
         self, kind: str, horizon: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> int | None:
         """Return the milliseconds until the next message, if it falls due within the horizon."""
-        rows = db.fetch(using, NEXT_DUE, {"kind": kind, "horizon": horizon, "now": now})
-        return rows[0][0] if rows else None
+        params = {"kind": kind, "horizon": horizon, "now": now}
+        found: int | None = value_of(db.fetch(using, NEXT_DUE, params))
+        return found
 
     def limit_waits(self, milliseconds: int, *, using: str = db.DEFAULT_ALIAS) -> None:
         """Have waits for locks fail after so long, until the open transaction ends."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
+from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue import db
+from delayed_queue.db.rows import rows_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.claim import _EARLIEST_DUE, NO_FLOOR, earliest_first
 from delayed_queue.queue.store.fragments import (
@@ -13,9 +14,6 @@ from delayed_queue.queue.store.fragments import (
     HEADERS,
     LAST_ERROR,
 )
-
-if TYPE_CHECKING:
-    from delayed_queue.db.statements import Row
 
 # Take the earliest due messages out, inside the transaction that handles them: no lease is
 # written, and a rollback puts them back (Q30). Everything needed by RESTORE is returned; the
@@ -87,18 +85,14 @@ class ConsumeStore:
         The savepoint HANDLER is set behind it: what comes after can be undone, the deletion kept.
         """
         params = {"kind": kind, "limit": limit, "floor": NO_FLOOR, "now": now}
-        rows = earliest_first(db.fetch_and_save(using, CONSUME, params))
-        return list(map(ConsumedRow._make, rows))
+        return earliest_first(rows_of(ConsumedRow, db.fetch_and_save(using, CONSUME, params)))
 
     def take(
         self, kind: str, limit: int, *, floor: int = NO_FLOOR, using: str = db.DEFAULT_ALIAS
-    ) -> list[Row]:
-        """Delete and return as consume() does, without its savepoint: all is undone or nothing.
-
-        Rows as of ``ConsumedRow``, but plain, for who takes many; earliest first.
-        """
+    ) -> list[ConsumedRow]:
+        """Delete and return as consume() does, without its savepoint: all is undone or nothing."""
         params = {"kind": kind, "limit": limit, "floor": floor, "now": None}
-        return earliest_first(db.fetch_at_once(using, CONSUME, params))
+        return earliest_first(rows_of(ConsumedRow, db.fetch_at_once(using, CONSUME, params)))
 
     def restore(
         self, kind: str, row: ConsumedRow, lease_id: str, *, using: str = db.DEFAULT_ALIAS

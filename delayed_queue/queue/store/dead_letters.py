@@ -7,6 +7,7 @@ from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
+from delayed_queue.db.rows import column_of, rows_of, value_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import Step, execute, fetch, fetch_all
 from delayed_queue.hooks import hooks
@@ -225,13 +226,14 @@ class DeadLetterManager(models.Manager[M]):
         """
         params = {"ids": list(ids), "overwrite": overwrite, "kind": kind, "now": now}
         steps = [*_guarding(ids, kind), (REDRIVE, params)]
-        return list(map(RedrivenRow._make, fetch_all(using, steps)[-1]))
+        *_, redriven = fetch_all(using, steps)
+        return rows_of(RedrivenRow, redriven)
 
     def count_of(
         self, ids: Sequence[int], *, kind: str | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> int:
         """Return how many of those letters there are, of the kind if one is given."""
-        found: int = fetch(using, COUNT_LETTERS, {"ids": list(ids), "kind": kind})[0][0]
+        found: int = value_of(fetch(using, COUNT_LETTERS, {"ids": list(ids), "kind": kind}))
         return found
 
     def bite(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
@@ -258,11 +260,11 @@ class DeadLetterManager(models.Manager[M]):
     ) -> list[ListedRow]:
         """Return the next letters in id order whose reason starts with the given text."""
         params = {"kind": kind, "after": after, "reason": reason, "limit": limit}
-        return list(map(ListedRow._make, fetch(using, DEAD_LETTER_IDS, params)))
+        return rows_of(ListedRow, fetch(using, DEAD_LETTER_IDS, params))
 
     def kinds(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
         """Return the kinds that have dead letters, at most ``limit``, in the index's order."""
-        return [row[0] for row in fetch(using, DEAD_LETTER_KINDS, {"limit": limit})]
+        return column_of(fetch(using, DEAD_LETTER_KINDS, {"limit": limit}))
 
     def prune(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue import db
+from delayed_queue.db.rows import column_of, first_row, row_of, rows_of, value_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.fragments import ATTEMPTS, HEADERS, LAST_ERROR
 
@@ -303,10 +304,10 @@ class InspectStore:
         self, kind: str, key: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> StoredRow | None:
         rows = db.fetch(using, READ, {"kind": kind, "key": key, "now": now})
-        return StoredRow._make(rows[0]) if rows else None
+        return first_row(StoredRow, rows)
 
     def has_key(self, kind: str, key: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
-        return bool(db.fetch(using, CONTAINS, {"kind": kind, "key": key})[0][0])
+        return bool(value_of(db.fetch(using, CONTAINS, {"kind": kind, "key": key})))
 
     def drop(self, kind: str, key: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
         """Delete the message whatever its state; return whether there was one."""
@@ -318,11 +319,11 @@ class InspectStore:
     def stats(
         self, kind: str, cap: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> StatsRow:
-        return StatsRow._make(db.fetch(using, STATS, {"kind": kind, "cap": cap, "now": now})[0])
+        return row_of(StatsRow, db.fetch(using, STATS, {"kind": kind, "cap": cap, "now": now}))
 
     def kinds(self, limit: int, *, using: str = db.DEFAULT_ALIAS) -> list[str]:
         """Return the kinds that have messages, at most ``limit``, in the index's order."""
-        return [row[0] for row in db.fetch(using, KINDS, {"limit": limit})]
+        return column_of(db.fetch(using, KINDS, {"limit": limit}))
 
     def overview(
         self,
@@ -335,7 +336,7 @@ class InspectStore:
     ) -> list[OverviewRow]:
         """Count each kind's messages, each count at most ``cap``, in any order."""
         params = {"kinds": list(kinds), "cap": cap, "lease_cap": lease_cap, "now": now}
-        return list(map(OverviewRow._make, db.fetch(using, OVERVIEW, params)))
+        return rows_of(OverviewRow, db.fetch(using, OVERVIEW, params))
 
     def notify(self, channel: str, *, using: str = db.DEFAULT_ALIAS) -> None:
         """Wake the listeners of a channel, at the commit of the open transaction if any."""

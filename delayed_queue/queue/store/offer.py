@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue import db
+from delayed_queue.db.rows import rows_of, value_of
 from delayed_queue.db.sql import CLOCK, ONE_PLAN
 from delayed_queue.queue.store.fragments import HEADERS, IF_CHANGED, REPLACE
 
@@ -199,7 +200,8 @@ class OfferStore:
             rows = db.fetch(using, statement, params)
         else:
             rows = db.fetch_and_notify(using, statement, params, channel)
-        return rows[0][0] if rows else None
+        created: bool | None = value_of(rows)
+        return created
 
     def offer_batch(
         self,
@@ -239,4 +241,4 @@ class OfferStore:
         params = {
             "keys": keys, "kinds": kinds, "payloads": payloads, "headers": headers, "now": now
         }  # fmt: skip
-        return list(map(FoundOffer._make, db.fetch(using, STORED_OFFERS, params)))
+        return rows_of(FoundOffer, db.fetch(using, STORED_OFFERS, params))

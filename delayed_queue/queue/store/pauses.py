@@ -6,6 +6,7 @@ from typing import Final, LiteralString, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
+from delayed_queue.db.rows import value_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import execute, fetch
 
@@ -60,5 +61,5 @@ class PausedQueueManager(models.Manager[M]):
 
     def is_paused(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
         """Return whether the queue hands out nothing."""
-        found: bool = fetch(using, IS_PAUSED, {"kind": kind})[0][0]
+        found: bool = value_of(fetch(using, IS_PAUSED, {"kind": kind}))
         return found

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
+from delayed_queue.db.rows import column_of, rows_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.fragments import (
     ATTEMPTS,
@@ -242,6 +243,26 @@ class ExtendedRow(NamedTuple):
     leased_until: int
 
 
+class HeldRow(NamedTuple):
+    """A message that is held, and its lease."""
+
+    id: int
+    lease_id: str
+
+
+class MemberRow(NamedTuple):
+    """A member of a lease as it is now."""
+
+    id: int
+    key: str
+    payload: bytes
+    scheduled_at: int
+    due_at: int
+    leased_until: int
+    attempts: int
+    headers: str | None
+
+
 def acknowledging_leases(lease_ids: Sequence[str]) -> Step:
     """Delete all that is still under the leases; answered by the ids deleted."""
     return ACKNOWLEDGE_LEASES, {"lease_ids": list(lease_ids)}
@@ -291,7 +312,7 @@ class SettleStore:
     ) -> list[int]:
         """Delete those messages that are under the lease; return their ids."""
         params = {"lease_id": lease_id, "ids": list(ids)}
-        return [row[0] for row in db.fetch(using, ACKNOWLEDGE, params)]
+        return column_of(db.fetch(using, ACKNOWLEDGE, params))
 
     def acknowledge_lease(self, lease_id: str, *, using: str = db.DEFAULT_ALIAS) -> int:
         """Delete all messages under the lease; return how many."""
@@ -316,7 +337,7 @@ class SettleStore:
             "lease_id": lease_id, "ids": list(ids), "delay": delay, "refund": refund,
             "error": error, "now": now,
         }  # fmt: skip
-        return [row[0] for row in db.fetch(using, RELEASE, params)]
+        return column_of(db.fetch(using, RELEASE, params))
 
     def extend(
         self,
@@ -329,7 +350,7 @@ class SettleStore:
     ) -> list[ExtendedRow]:
         """Prolong those messages' leases; the ones not returned are lost."""
         params = {"lease_ids": list(lease_ids), "ids": list(ids), "lease": lease, "now": now}
-        return list(map(ExtendedRow._make, db.fetch(using, EXTEND, params)))
+        return rows_of(ExtendedRow, db.fetch(using, EXTEND, params))
 
     def give_back(
         self,
@@ -358,18 +379,17 @@ class SettleStore:
 
     def held(self, ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS) -> list[int]:
         """Return those messages that another transaction holds, so that a write would wait."""
-        return [row[0] for row in db.fetch(using, HELD, {"ids": list(ids)})]
+        return column_of(db.fetch(using, HELD, {"ids": list(ids)}))
 
     def hold(
         self, lease_ids: Sequence[str], ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS
-    ) -> list[tuple[int, str]]:
-        """Hold those messages to the end of the transaction; return the ids and leases of the held.
+    ) -> list[HeldRow]:
+        """Hold those messages to the end of the transaction; return those that are held.
 
         The others are gone, or no longer under their lease, or somebody is changing them.
         """
         params = {"lease_ids": list(set(lease_ids)), "ids": list(ids)}
-        rows = db.fetch_at_once(using, HOLD_LEASED, params)
-        return [(row[0], row[1]) for row in rows]
+        return rows_of(HeldRow, db.fetch_at_once(using, HOLD_LEASED, params))
 
     def bury(
         self,
@@ -385,4 +405,4 @@ class SettleStore:
         params = {
             "lease_id": lease_id, "ids": list(ids), "reason": reason, "error": error, "now": now
         }  # fmt: skip
-        return [row[0] for row in db.fetch(using, BURY, params)]
+        return column_of(db.fetch(using, BURY, params))

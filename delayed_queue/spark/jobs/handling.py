@@ -14,10 +14,19 @@ from typing import Any, Final
 import pyarrow as pa
 
 from delayed_queue.codecs import Codec, codec_named, decode
+from delayed_queue.db.rows import first_row, rows_of
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
 from delayed_queue.messages import MILLISECOND, Batch, Envelope
-from delayed_queue.queue.store.settle import ACKNOWLEDGE, BURY, EXTEND, LEASED_MEMBERS, RELEASE
+from delayed_queue.queue.store.settle import (
+    ACKNOWLEDGE,
+    BURY,
+    EXTEND,
+    LEASED_MEMBERS,
+    RELEASE,
+    ExtendedRow,
+    MemberRow,
+)
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.jobs.database import Connection, connect, fetch
 from delayed_queue.spark.jobs.functions import load_application
@@ -136,20 +145,20 @@ class Settler:
         params = {"ids": ids, "lease_id": lease_id, "kind": self._kind}
         done: list[int] = []
         # Read now, not by Spark: a repeated partition must not handle what it settled before.
-        for row in fetch(self._connection, LEASED_MEMBERS, params):
+        for row in rows_of(MemberRow, fetch(self._connection, LEASED_MEMBERS, params)):
             verdict = self._tried(row, lease_id)
             if verdict is None:
-                done.append(row[0])
+                done.append(row.id)
             else:
-                self._settle(row[0], lease_id, verdict)
+                self._settle(row.id, lease_id, verdict)
         if done:
             deleted = self._leases.run(ACKNOWLEDGE, ids=done, lease_id=lease_id)
             self._tally.done += deleted
             self._tally.lost += len(done) - deleted
 
-    def _tried(self, row: tuple[Any, ...], lease_id: str) -> Verdict | None:
+    def _tried(self, row: MemberRow, lease_id: str) -> Verdict | None:
         """Call the handler; return the verdict on its failure, None when it returned."""
-        attempt = row[6]
+        attempt = row.attempts
         if attempt > self._policy.max_attempts:
             # Every delivery ended without an answer: it may be what kills the executors.
             return Verdict(None, "attempts exhausted: no delivery ended with an answer")
@@ -166,12 +175,11 @@ class Settler:
             return judge(error, attempt, self._policy)
         return None
 
-    def _envelope(self, row: tuple[Any, ...], lease_id: str) -> Envelope:
-        message_id, key, payload, scheduled_at, due_at, leased_until, attempts, headers = row
+    def _envelope(self, row: MemberRow, lease_id: str) -> Envelope:
         return Envelope(
-            key, decode(self._codec, payload), self._queue, attempts, lease_id, message_id,
-            scheduled_at, due_at, leased_until, json.loads(headers) if headers else {},
-            self._leases,
+            row.key, decode(self._codec, row.payload), self._queue, row.attempts, lease_id, row.id,
+            row.scheduled_at, row.due_at, row.leased_until,
+            json.loads(row.headers) if row.headers else {}, self._leases,
         )  # fmt: skip
 
     def _settle(self, message_id: int, lease_id: str, verdict: Verdict) -> None:
@@ -223,10 +231,11 @@ class ExecutorLeases:
     def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
         lease = self._lease_ms if duration is None else duration // MILLISECOND
         params = {"ids": [envelope.message_id], "lease_ids": [envelope.lease_id]}
-        rows = fetch(self._connection, EXTEND, {**params, "lease": lease, "now": None})
-        if rows:
-            envelope.leased_until_ms = rows[0][2]
-        return bool(rows)
+        answer = fetch(self._connection, EXTEND, {**params, "lease": lease, "now": None})
+        extended = first_row(ExtendedRow, answer)
+        if extended is not None:
+            envelope.leased_until_ms = extended.leased_until
+        return extended is not None
 
     def reject(self, envelope: Envelope, reason: str) -> bool:
         return self._one(envelope, BURY, reason=storable(reason), error=None, now=None)

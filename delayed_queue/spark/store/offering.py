@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
@@ -239,3 +239,10 @@ WHERE job = %(job)s::varchar
 # Forget what jobs have staged whose driver died before it could merge or clear it.
 # Reads: offer_stage_recorded, then the primary key.
 PRUNE_STAGE: Final[LiteralString] = _forgetting("delayed_queue_offer_stage")
+
+
+class MergedRow(NamedTuple):
+    """What became of rows that were merged into the queue."""
+
+    created: int
+    updated: int

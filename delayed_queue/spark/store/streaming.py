@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.fragments import ATTEMPTS, DELIVERED, HEADERS
@@ -208,3 +208,21 @@ SELECT count(*)
 FROM taken
 """
 )
+
+
+class AroundRow(NamedTuple):
+    """The clock, the server's connections, and whether the tables are there."""
+
+    now: int
+    most_connections: int
+    used_connections: int
+    has_queue: bool
+    has_ledger: bool
+
+
+class RangeRow(NamedTuple):
+    """The first and the last id, None where there is no message, and the clock."""
+
+    first: int | None
+    last: int | None
+    now: int

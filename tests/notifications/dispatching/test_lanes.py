@@ -33,7 +33,7 @@ def warm(dispatchers: list[Worker]) -> int:
                 enqueue_sms()
         sent += 20
         wait_until(lambda: ended() == sent)
-        return all(each.tally.done >= 4 for each in dispatchers)
+        return all(each.counts.done >= 4 for each in dispatchers)
 
     wait_until(have_all)
     return sent

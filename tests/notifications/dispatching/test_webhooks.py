@@ -111,7 +111,7 @@ def tell_all(count: int) -> None:
     """Deliver callbacks until so many messages are gone."""
     worker = worker_with(handler_of(services.CALLBACK_QUEUE, tell))
     with running(worker):
-        wait_until(lambda: worker.tally.done + worker.tally.dead == count)
+        wait_until(lambda: worker.counts.done + worker.counts.dead == count)
 
 
 def test_n1_the_caller_is_told_how_it_ended(hook: FakeHook):

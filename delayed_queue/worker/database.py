@@ -1,23 +1,31 @@
-"""What a worker makes of a database that is away: an outage to sit out, or a reason to end."""
+"""What a worker makes of its database: whether its tables fit, and whether it is there."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Final
 
+from django.apps import apps
 from django.db import connections
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from delayed_queue.conf import get_settings
-from delayed_queue.exceptions import DatabaseRefused, ResourceUnavailable
+from delayed_queue.exceptions import DatabaseRefused, ResourceUnavailable, SchemaMismatch
 from delayed_queue.observe.logs import described, first_line
 
 logger = logging.getLogger("delayed_queue")
 
 # What no waiting mends: wrong user or password, no such database, no permission.
 _REFUSALS: Final = ("28", "3D000", "42501")
+
+
+# The queue and the apps built on it.
+_PACKAGE: Final = "delayed_queue"
 
 
 class Outage:
@@ -68,3 +76,44 @@ class Outage:
         known = {one.keyword.decode() for one in pq.Conninfo.get_defaults()}
         conninfo = make_conninfo(**{key: each for key, each in params.items() if key in known})
         return pq.PGconn.ping(conninfo.encode()) == pq.Ping.OK
+
+
+def check_schema(using: str) -> None:
+    """Raise SchemaMismatch unless exactly this version's migrations are applied.
+
+    A worker of an older version might write rows that the newer tables do not mean, so it
+    refuses to start. One that runs goes on: migrations leave room for it.
+    """
+    labels = our_labels()
+    known = _named(MigrationLoader(None).disk_migrations, labels)
+    applied = _named(MigrationRecorder(connections[using]).applied_migrations(), labels)
+    if not known:  # MIGRATION_MODULES turned them off
+        return
+    if newer := sorted(applied - known):
+        raise SchemaMismatch(
+            f"The database has migrations of delayed_queue that this version does not know: "
+            f"{', '.join(newer)}. Upgrade the package on this host."
+        )
+    if missing := sorted(known - applied):
+        raise SchemaMismatch(
+            f"The database lacks migrations of delayed_queue: {', '.join(missing)}. "
+            "Run manage.py migrate."
+        )
+
+
+def our_labels() -> set[str]:
+    """Return the labels of the package's apps that are installed."""
+    return {
+        each.label
+        for each in apps.get_app_configs()
+        if each.name == _PACKAGE or each.name.startswith(f"{_PACKAGE}.")
+    }
+
+
+def name_of_migration(app: str, name: str) -> str:
+    """Return it as ``migrate`` takes it: of the core by name, of others with the app."""
+    return name if app == _PACKAGE else f"{app} {name}"
+
+
+def _named(migrations: Iterable[tuple[str, str]], labels: set[str]) -> set[str]:
+    return {name_of_migration(app, name) for app, name in migrations if app in labels}

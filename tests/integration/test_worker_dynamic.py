@@ -17,12 +17,11 @@ from delayed_queue.handlers import Registry, Source
 from delayed_queue.http.apps import _source as callbacks
 from delayed_queue.models import Message
 from delayed_queue.models import Worker as WorkerRow
-from delayed_queue.worker import fleet
 from delayed_queue.worker.heartbeat import Heartbeat
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.tally import Tally
+from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
-from tests.integration.fleets import BELL, HOUR, Changing, is_empty, offer
+from tests.integration.dynamic import HOUR, WAKE_CHANNEL, Changing, is_empty, offer
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
 from tests.running import handler_of, running
@@ -37,7 +36,7 @@ class TestPreparing:
 
         registry = Registry()
         registry.add(handler_of("orders", print))
-        registry.add_source(Source("changing", Changing(), BELL, prepare))
+        registry.add_source(Source("changing", Changing(), WAKE_CHANNEL, prepare))
         with pytest.raises(InvalidConfiguration, match="not installed"):
             Worker(WorkerOptions(cron=False), registry)
         Worker(WorkerOptions(queues=("orders",), cron=False), registry)  # asks no source
@@ -56,14 +55,14 @@ class TestComingAndGoing:
     def test_what_a_source_names_at_the_start_is_served(self) -> None:
         offer("a", 3)
         offer("b", 2)
-        assert Changing("a", "b").worker(burst=True).run() == Tally(done=5)
+        assert Changing("a", "b").worker(burst=True).run() == Counts(done=5)
 
     def test_a_queue_that_is_announced_is_served_at_once(self) -> None:
         """Though neither the next question nor the next poll is near."""
         source = Changing()
         worker = source.worker(poll_interval=HOUR)
         with running(worker):
-            wait_until(lambda: worker._fleet.next_at != 0.0)
+            wait_until(lambda: worker._dynamic.next_at != 0.0)
             source.add("new")
             wait_until(lambda: worker.queues == ["new"])
             DelayedQueue("new").offer_or_update("k", 1)
@@ -79,7 +78,7 @@ class TestComingAndGoing:
     def test_without_an_announcement_it_is_found_at_the_next_question(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fleet, "ASK_SECONDS", 0.05)
+        monkeypatch.setattr("delayed_queue.worker.consumers.ASK_SECONDS", 0.05)
         offer("new", 3)
         source = Changing()
         with running(source.worker()):
@@ -87,11 +86,11 @@ class TestComingAndGoing:
             wait_until(is_empty)
 
     def test_a_queue_that_is_gone_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(fleet, "ASK_SECONDS", 0.05)
+        monkeypatch.setattr("delayed_queue.worker.consumers.ASK_SECONDS", 0.05)
         source = Changing("gone", "kept")
         worker = source.worker()
         with running(worker):
-            wait_until(lambda: len(worker.lanes) == 2)
+            wait_until(lambda: len(worker.consumers) == 2)
             source.names.remove("gone")
             wait_until(lambda: worker.queues == ["kept"])
             offer("gone", 1)
@@ -103,7 +102,7 @@ class TestComingAndGoing:
     def test_what_is_in_hand_when_its_queue_goes_is_finished(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fleet, "ASK_SECONDS", 0.05)
+        monkeypatch.setattr("delayed_queue.worker.consumers.ASK_SECONDS", 0.05)
         begun, may_end = threading.Event(), threading.Event()
 
         def wait(envelope: Envelope) -> None:
@@ -119,36 +118,36 @@ class TestComingAndGoing:
             wait_until(lambda: worker.queues == [])
             may_end.set()
             wait_until(is_empty)
-        assert worker.tally == Tally(done=1)
+        assert worker.counts == Counts(done=1)
 
-    def test_an_unchanged_answer_keeps_the_lanes(self) -> None:
+    def test_an_unchanged_answer_keeps_the_consumers(self) -> None:
         worker = Changing("a", "b").worker()
-        worker._fleet.ask()
-        lanes = worker.lanes
-        worker._fleet.wake(None)
-        assert not worker._fleet.ask()
-        assert all(a is b for a, b in zip(worker.lanes, lanes, strict=True))
+        worker._dynamic.ask()
+        consumers = worker.consumers
+        worker._dynamic.wake(None)
+        assert not worker._dynamic.ask()
+        assert all(a is b for a, b in zip(worker.consumers, consumers, strict=True))
 
     def test_a_source_that_fails_keeps_what_it_named(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         source = Changing("a")
         worker = source.worker(burst=True)
-        worker._fleet.ask()
-        worker._fleet.wake(None)
+        worker._dynamic.ask()
+        worker._dynamic.wake(None)
         source.names = None  # type: ignore[assignment]
         offer("a", 2)
         with caplog.at_level(logging.ERROR, "delayed_queue"):
-            assert worker.run() == Tally(done=2)
+            assert worker.run() == Counts(done=2)
         assert "event=source_failed source=changing" in caplog.text
 
     def test_a_kind_with_a_handler_of_its_own_keeps_that(self) -> None:
         own: list[str] = []
         source = Changing("a", "b")
         worker = source.worker(handler_of("a", lambda envelope: own.append(envelope.key)))
-        worker._fleet.ask()
-        assert [lane.queue.name for lane in worker.lanes] == ["a", "b"]
-        assert not worker.lanes[0].is_shared
+        worker._dynamic.ask()
+        assert [consumer.queue.name for consumer in worker.consumers] == ["a", "b"]
+        assert not worker.consumers[0].is_dynamic
 
     def test_a_shorter_lease_that_comes_later_is_renewed_in_time(self) -> None:
         """The keeper sleeps for fifty seconds when it comes."""
@@ -164,17 +163,17 @@ class TestComingAndGoing:
         with running(worker):
             source.add("new")
             wait_until(is_empty)
-        assert worker.tally == Tally(done=1)
+        assert worker.counts == Counts(done=1)
 
     def test_operators_see_the_new_queues(self) -> None:
         source = Changing("a")
         worker = source.worker()
-        worker._fleet.ask()
+        worker._dynamic.ask()
         heartbeat = Heartbeat("default", worker.describe)
         heartbeat._beat()
         source.names.append("b")
-        worker._fleet._ask_at = 0.0
-        worker._fleet.ask()
+        worker._dynamic._ask_at = 0.0
+        worker._dynamic.ask()
         heartbeat._beat()
         assert sorted(WorkerRow.objects.get().queues) == ["a", "b"]
 
@@ -185,50 +184,59 @@ class TestLooking:
         source = Changing(*(f"q{n}" for n in range(500)))
         worker = source.worker()
         with running(worker):
-            wait_until(lambda: len(worker.lanes) == 500)
+            wait_until(lambda: len(worker.consumers) == 500)
             offer("q77", 3)
             wait_until(is_empty)
-            looks = [lane.queue.name for lane in worker.lanes if lane._full_look_at]
+            looks = [
+                consumer.queue.name
+                for consumer in worker.consumers
+                if consumer.schedule.full_scan_at
+            ]
         assert looks == ["q77"]
 
-    def test_without_notify_the_scout_finds_what_is_due(self, settings: Settings) -> None:
+    def test_without_notify_the_idle_scan_finds_what_is_due(self, settings: Settings) -> None:
         settings.DELAYED_QUEUE = {**configured.DELAYED_QUEUE, "NOTIFY": False}
         worker = Changing("a", "b").worker()
         with running(worker):
-            wait_until(lambda: worker.lanes and all(lane.is_dozing for lane in worker.lanes))
+            wait_until(
+                lambda: (
+                    worker.consumers
+                    and all(consumer.schedule.is_idle for consumer in worker.consumers)
+                )
+            )
             offer("b", 3)
             wait_until(is_empty)
-            wait_until(lambda: all(lane.is_dozing for lane in worker.lanes))
+            wait_until(lambda: all(consumer.schedule.is_idle for consumer in worker.consumers))
             offer("b", 3)
             wait_until(is_empty)
 
     def test_what_falls_due_later_is_found_when_it_does(self) -> None:
         worker = Changing("a").worker(poll_interval=timedelta(seconds=0.4))
         with running(worker):
-            wait_until(lambda: worker.lanes and worker.lanes[0].is_dozing)
+            wait_until(lambda: worker.consumers and worker.consumers[0].schedule.is_idle)
             DelayedQueue("a").offer_or_update("k", 1, delay=timedelta(seconds=1))
             wait_until(is_empty)
 
     def test_what_is_offered_into_the_past_is_found_though_nobody_announces_it(
         self, settings: Settings
     ) -> None:
-        """Below the mark of its lane: by a scout that begins at the start of the queue."""
+        """Below the scan position of its consumer: the idle scan is a full one now and then."""
         settings.DELAYED_QUEUE = {**configured.DELAYED_QUEUE, "NOTIFY": False}
         worker = Changing("a").worker()
         with running(worker):
             offer("a", 1)
             wait_until(is_empty)
-            wait_until(lambda: worker.lanes[0].is_dozing)
+            wait_until(lambda: worker.consumers[0].schedule.is_idle)
             queue = DelayedQueue("a")
             queue.offer_or_update("k", 1, delay=HOUR)
             Message.objects.update(scheduled_at=1)
             wait_until(is_empty)
 
-    def test_what_is_locked_wakes_its_lane_and_does_not_hold_up_the_scout(self) -> None:
+    def test_what_is_locked_wakes_its_consumer_and_does_not_hold_up_the_idle_scan(self) -> None:
         """Somebody else consumes it, in a transaction that stays open."""
         worker = Changing("held", "b").worker()
         with running(worker), raw_connection() as other:
-            wait_until(lambda: len(worker.lanes) == 2)
+            wait_until(lambda: len(worker.consumers) == 2)
             other.execute("BEGIN")
             other.execute(
                 'INSERT INTO delayed_queue ("pKey", "pKind", payload, "scheduledAt", '
@@ -243,10 +251,14 @@ class TestLooking:
     def test_a_notification_wakes_its_own_queue_alone(self) -> None:
         worker = Changing("a", "b").worker(poll_interval=HOUR)
         with running(worker):
-            wait_until(lambda: len(worker.lanes) == 2)
+            wait_until(lambda: len(worker.consumers) == 2)
             offer("b", 1)
             wait_until(is_empty)
             offer("b", 1)
             wait_until(is_empty)
-            looked = {lane.queue.name for lane in worker.lanes if lane._full_look_at}
+            looked = {
+                consumer.queue.name
+                for consumer in worker.consumers
+                if consumer.schedule.full_scan_at
+            }
         assert looked == {"b"}

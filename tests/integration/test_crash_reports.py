@@ -9,8 +9,7 @@ from django.utils import timezone
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.worker.autopsy import Remains, give_back
-from delayed_queue.worker.board import InHand
+from delayed_queue.worker.board import CrashReport, InFlight, give_back
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,13 +32,13 @@ def is_due(key: str) -> bool:
     return bool(row(key)["scheduled_at"] <= timezone.now())
 
 
-def in_hand(key: str, *, transactional: bool = False) -> InHand:
-    return InHand(row(key)["id"], False, transactional)
+def in_flight(key: str, *, transactional: bool = False) -> InFlight:
+    return InFlight(row(key)["id"], False, transactional)
 
 
-def remains(lease: str, *in_hand: InHand, suspects: tuple[str, ...] = ()) -> Remains:
+def report(lease: str, *in_flight: InFlight, suspects: tuple[str, ...] = ()) -> CrashReport:
     leases = (lease, *suspects) if lease else ()
-    return Remains(leases, in_hand, suspects, is_known=len(in_hand) == 1)
+    return CrashReport(leases, in_flight, suspects, is_known=len(in_flight) == 1)
 
 
 def marks() -> dict[str, str | None]:
@@ -52,7 +51,7 @@ def attempts() -> list[int]:
 
 def test_one_that_was_alone_is_counted_and_the_rest_released(queue: DelayedQueue) -> None:
     lease = queue.try_poll_many(4).lease_id
-    give_back(remains(lease, in_hand("b")), "default")
+    give_back(report(lease, in_flight("b")), "default")
     assert all(is_due(key) for key in KEYS)
     assert attempts() == [0, 1, 0, 0]
     mark = marks()["b"]
@@ -66,7 +65,7 @@ def test_of_several_it_is_not_known_and_only_a_first_delivery_is_counted(
     """Again and again: whoever is beside poison loses one attempt, and no second."""
     for counted in ([1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 1, 0]):
         lease = queue.try_poll_many(4).lease_id
-        give_back(remains(lease, in_hand("a"), in_hand("c")), "default")
+        give_back(report(lease, in_flight("a"), in_flight("c")), "default")
         assert attempts() == counted
         assert {key for key, mark in marks().items() if mark} == {"a", "c"}
 
@@ -75,17 +74,17 @@ def test_suspects_that_were_only_waiting_stay_suspects_uncounted(queue: DelayedQ
     waited = queue.try_poll_many(2).lease_id
     ours = queue.try_poll_many(2).lease_id
     Message.objects.filter(lease_id=waited).update(attempts=2)
-    give_back(remains(ours, in_hand("c"), suspects=(waited,)), "default")
+    give_back(report(ours, in_flight("c"), suspects=(waited,)), "default")
     assert attempts() == [1, 1, 1, 0]
     assert {key for key, mark in marks().items() if mark} == {"a", "b", "c"}
     assert all(is_due(key) for key in KEYS)
 
 
 def test_stale_and_foreign_leases_are_left_alone(queue: DelayedQueue) -> None:
-    """Its messages in hand were leased by another by now, or updated."""
+    """Its messages in flight were leased by another by now, or updated."""
     ours = queue.try_poll_many(3).lease_id
     theirs = queue.try_poll_many(1).lease_id
-    found = remains(ours, *(in_hand(key) for key in "ad"))
+    found = report(ours, *(in_flight(key) for key in "ad"))
     queue.offer_or_update("a", "new")
     before = row("a"), row("d")
     give_back(found, "default")
@@ -95,7 +94,7 @@ def test_stale_and_foreign_leases_are_left_alone(queue: DelayedQueue) -> None:
 
 
 def test_a_delivery_in_a_transaction_is_counted(queue: DelayedQueue) -> None:
-    give_back(remains("", in_hand("a", transactional=True)), "default")
+    give_back(report("", in_flight("a", transactional=True)), "default")
     assert attempts() == [1, 0, 0, 0]
     assert row("a")["lease_id"]
     assert is_due("a")
@@ -103,9 +102,9 @@ def test_a_delivery_in_a_transaction_is_counted(queue: DelayedQueue) -> None:
 
 
 def test_of_several_in_transactions_only_a_first_delivery_is_counted(queue: DelayedQueue) -> None:
-    hands = [in_hand(key, transactional=True) for key in "ab"]
+    hands = [in_flight(key, transactional=True) for key in "ab"]
     for _ in range(3):
-        give_back(remains("", *hands), "default")
+        give_back(report("", *hands), "default")
         assert attempts() == [1, 1, 0, 0]
         assert {key for key, mark in marks().items() if mark} == {"a", "b"}
 
@@ -114,7 +113,7 @@ def test_a_delivery_in_a_transaction_is_not_counted_against_a_new_lease(
     queue: DelayedQueue,
 ) -> None:
     lease = queue.try_poll_many(4).lease_id
-    give_back(remains("", in_hand("a", transactional=True)), "default")
+    give_back(report("", in_flight("a", transactional=True)), "default")
     assert (row("a")["attempts"], row("a")["lease_id"]) == (1, lease)
     assert not is_due("a")
 
@@ -122,7 +121,7 @@ def test_a_delivery_in_a_transaction_is_not_counted_against_a_new_lease(
 def test_twice_is_harmless(queue: DelayedQueue) -> None:
     suspects = queue.try_poll_many(1).lease_id
     lease = queue.try_poll_many(3).lease_id
-    found = remains(lease, in_hand("b"), in_hand("c", transactional=True), suspects=(suspects,))
+    found = report(lease, in_flight("b"), in_flight("c", transactional=True), suspects=(suspects,))
     give_back(found, "default")
     again = queue.try_poll_many(2)
     before = [row(key) for key in KEYS]

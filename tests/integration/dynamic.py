@@ -15,7 +15,7 @@ from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
 from tests.running import SOON, handler_of
 
-BELL: Final = "changes|bell"
+WAKE_CHANNEL: Final = "changes|wake"
 HOUR: Final = timedelta(hours=1)
 
 
@@ -37,13 +37,13 @@ class Changing:
 
     def add(self, name: str) -> None:
         self.names.append(name)
-        notify("default", channel_of(BELL))
+        notify("default", channel_of(WAKE_CHANNEL))
 
     def registry(self, *handlers: Handler) -> Registry:
         registry = Registry()
         for each in handlers:
             registry.add(each)
-        registry.add_source(Source("changing", self, BELL))
+        registry.add_source(Source("changing", self, WAKE_CHANNEL))
         return registry
 
     def worker(self, *handlers: Handler, **options: Any) -> Worker:

@@ -1,4 +1,4 @@
-"""What a worker that looks from a low-water mark finds nevertheless, and when it wakes (W9)."""
+"""What a worker that polls from a scan position finds nevertheless, and when it wakes (W9)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.db.sql import NOTIFY
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
-from delayed_queue.worker.lanes import MARGIN_MS
+from delayed_queue.worker.scanning import MARGIN_MS
 from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
 from tests.running import handler_of, running, worker_with
@@ -79,7 +79,7 @@ def outrun_the_margin(queue: DelayedQueue, seen: Seen) -> None:
 
 
 def mark_of(worker: Worker) -> int:
-    return worker.lanes[0]._floor
+    return worker.consumers[0].schedule.position
 
 
 def test_an_idle_worker_finds_what_is_offered_into_the_past_at_once(

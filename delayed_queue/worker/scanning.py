@@ -1,0 +1,198 @@
+"""When a consumer polls its queue next, and from where."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from delayed_queue.queue.store.claim import NO_FLOOR
+
+# How far below the latest due time the scan position stays, in milliseconds: offers commit in
+# another order than that of their due times, usually by less than this.
+MARGIN_MS: Final = 1_000
+# How far below the scan position a rewind begins: more than most transactions take.
+REWIND_MS: Final = 15_000
+# How much of its time a worker may spend on rewinds, and as much again on full scans, as one in
+# so many. Little enough to leave the 99th percentile alone.
+DEEP_POLL_SHARE: Final = 200
+# At most so many poll intervals pass without a full scan; without a rewind, one does.
+FULL_SCAN_INTERVALS: Final = 10
+# After how long, at most, a strict consumer polls again that met another worker's claim: about
+# what the commit of one takes.
+TURN_SECONDS: Final = 0.005
+# When a consumer polls for which the idle scan does: not by itself.
+IDLE: Final = math.inf
+# What a poll that took long is believed to cost the first time.
+DOUBT_SECONDS: Final = 0.005
+# How long, at most, one sleeps that passes over messages: it may be to poll from before them.
+PASSING_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """One poll of a queue: where it begins, and whether it asks when the next falls due."""
+
+    limit: int
+    position: int
+    asks_ahead: bool
+    began_at: float
+    is_rewind: bool = False
+    passed: tuple[str, ...] = ()
+
+    @property
+    def is_full_scan(self) -> bool:
+        return self.position == NO_FLOOR
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """What a poll found: how many, the latest due time, and the wait for the next in milliseconds.
+
+    ``seconds`` is how long it took, None if it ended just now. If it passed over some: behind
+    which due time and id the next one goes on, and whether it knows of more there.
+    """
+
+    found: int
+    latest: int | None = None
+    next_due_in: int | None = None
+    seconds: float | None = None
+    behind: tuple[int, int] | None = None
+    has_more: bool = False
+
+    def is_full(self, poll: Poll) -> bool:
+        """Return whether there may be more right now."""
+        return self.found == poll.limit or self.has_more
+
+
+class ScanSchedule:
+    """``next_at`` is the monotonic time before which a poll of the queue would find nothing.
+
+    Two polls come before a sleep: one that found less than it asked for, and one that learns,
+    in the same round trip but before it claims, when the next message falls due. What commits
+    or falls due between the two is in the answer of one of them.
+
+    Polls begin at the scan position, below which all was taken; now and then, and before every
+    long sleep, one is a rewind, which begins well below it, for messages that are due earlier than
+    what was taken since: offered by a transaction that committed late. More rarely one is a full
+    scan, from the start of the queue, for those offered into the past.
+
+    While the handler names messages to pass over, a poll begins behind the last one taken since,
+    and the scan position stays where it is.
+    """
+
+    def __init__(
+        self,
+        longest_sleep: float,
+        *,
+        is_dynamic: bool = False,
+        passes_over: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
+        self.longest_sleep = longest_sleep
+        # Of a dynamic queue, which the idle scan looks after while it has nothing.
+        self.is_dynamic = is_dynamic
+        self.next_at = IDLE if is_dynamic else 0.0  # the idle scan, which is due, knows better
+        self.position = NO_FLOOR
+        self.rewind_at = self.full_scan_at = 0.0
+        self._full_scan_seconds = 0.0
+        self._was_short = False
+        self._has_rewound = self._has_scanned_fully = False
+        # What the last poll passed over, and the due time and id behind which the next begins.
+        self._passes_over = passes_over
+        self._passed: tuple[str, ...] = ()
+        self.behind: tuple[int, int] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.next_at == IDLE
+
+    @property
+    def rewound_position(self) -> int:
+        """Where a rewind begins, and an idle scan that does not go through the whole queue."""
+        return max(self.position - REWIND_MS, NO_FLOOR)
+
+    def begin(self, limit: int) -> Poll:
+        """Return the poll to make now, of so many messages at most."""
+        now = time.monotonic()
+        if self._note_passed():
+            return Poll(limit, self.position, self._was_short, now, passed=self._passed)
+        if now >= self.full_scan_at:
+            return Poll(limit, NO_FLOOR, self._was_short, now, is_rewind=True)
+        if now >= self.rewind_at:
+            return Poll(limit, self.rewound_position, self._was_short, now, is_rewind=True)
+        is_rewind = self.position == NO_FLOOR
+        return Poll(limit, self.position, self._was_short, now, is_rewind)
+
+    def _note_passed(self) -> bool:
+        """Ask the handler what to pass over; return whether there is anything."""
+        if self._passes_over is None:
+            return False
+        passed = tuple(self._passes_over())
+        if self._passed and not set(self._passed) <= set(passed):
+            # What is not passed over any more may be anywhere.
+            self.behind = None
+        self._passed = passed
+        return bool(passed)
+
+    def end(self, poll: Poll, result: PollResult) -> None:
+        """Note what a poll found, and say when the next one is worth it."""
+        latest = result.latest
+        if poll.passed:
+            self.behind, latest = result.behind or self.behind, None
+        if poll.is_rewind:
+            self._note_depth(poll, result.seconds)
+        if latest is not None:
+            # A rewind that met old messages has more of them to expect.
+            position = NO_FLOOR if poll.is_rewind else self.position
+            self.position = max(position, latest - MARGIN_MS)
+        if result.is_full(poll):
+            self._was_short = self._has_rewound = self._has_scanned_fully = False
+        elif not poll.asks_ahead:
+            self._was_short = True
+        elif self._was_short:  # nobody has called in between
+            self._was_short = False
+            self.next_at = self._next(poll, result.next_due_in)
+
+    def _note_depth(self, poll: Poll, seconds: float | None) -> None:
+        spent = time.monotonic() - poll.began_at if seconds is None else seconds
+        # One slow answer is not yet a slow scan: the belief in it at most doubles.
+        if poll.is_full_scan:
+            self._full_scan_seconds = min(spent, 2 * self._full_scan_seconds + DOUBT_SECONDS)
+        # From the beginning: the poll after a sleep of one poll interval must be a rewind.
+        pause = (1 + DEEP_POLL_SHARE) * min(spent, self._full_scan_seconds)
+        self.rewind_at = poll.began_at + min(pause, self.longest_sleep)
+        self._has_rewound = True
+        if poll.is_full_scan:
+            longest = FULL_SCAN_INTERVALS * self.longest_sleep
+            self.full_scan_at = poll.began_at + min(pause, longest)
+            self._has_scanned_fully = True
+
+    def _next(self, poll: Poll, next_due_in: int | None) -> float:
+        if next_due_in is not None:
+            times = [poll.began_at + next_due_in / 1000]
+        else:
+            times = [IDLE if self.is_dynamic else poll.began_at + self.longest_sleep]
+        if poll.passed:
+            return min(*times, poll.began_at + PASSING_SECONDS)
+        if not self._has_rewound:
+            times.append(self.rewind_at)
+        if not self._has_scanned_fully:
+            times.append(self.full_scan_at)
+        return min(times)
+
+    def wait_for_turn(self) -> None:
+        """Poll again soon: nothing was found because another worker was claiming."""
+        self.next_at = time.monotonic() + random.uniform(0.2, 1.0) * TURN_SECONDS  # noqa: S311
+
+    def wake(self, at: float = 0.0) -> None:
+        """Something may have been offered, or falls due then: poll at once, or then."""
+        self.next_at = at
+        self._was_short = self._has_rewound = self._has_scanned_fully = False
+
+    def rewind(self) -> None:
+        """Messages are due again that may lie below the scan position."""
+        self.wake()
+        self.rewind_at = 0.0
