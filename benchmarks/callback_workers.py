@@ -26,10 +26,17 @@ from benchmarks.database import benchmark_database, embedded_server
 from benchmarks.figures import Report, Table, parser_for, percentile, say
 from delayed_queue.codecs import channel_of
 from delayed_queue.db.sql import NOTIFY
+from delayed_queue.http.jobs.kinds import OWN_SHARDS, Way, topic_kind
 
 TOPIC: Final = "orders"
-# Of those to the dead host, where they have one of their own.
-OTHER_TOPIC: Final = "others"
+# Where the jobs to the other host are: in a shard of the topic that is theirs, among the first
+# ones in a shard that hosts share, and in a topic of their own.
+KIND: Final = topic_kind(TOPIC, 0, Way.CALLBACK)
+SHARED: Final = topic_kind(TOPIC, OWN_SHARDS, Way.CALLBACK)
+OTHER_KINDS: Final = (
+    (KIND, topic_kind(TOPIC, 1, Way.CALLBACK)), (SHARED, SHARED),
+    (KIND, topic_kind("others", 0, Way.CALLBACK)),
+)  # fmt: skip
 # Receives nothing, answers nothing: connections are accepted by the kernel alone.
 ADD: Final = """
 INSERT INTO delayed_queue (
@@ -116,17 +123,16 @@ def silent() -> Iterator[int]:
 
 def _make_topics(connection: psycopg.Connection[Any]) -> None:
     connection.execute(
-        'INSERT INTO delayed_queue_topic (name, shards, ladder, jitter, "createdAt") '
-        "SELECT name, 1, '', 0, 0 FROM unnest(%s::text[]) AS name",
-        [[TOPIC, OTHER_TOPIC]],
+        'INSERT INTO delayed_queue_topic (name, hosts, "createdAt") '
+        "VALUES (%s, %s, 0), ('others', '', 0)",
+        [TOPIC, " ".join(f"host-{n}:80" for n in range(OWN_SHARDS))],
     )
 
 
 def _add(
     connection: psycopg.Connection[Any], count: int, port: int, *, prefix: str = "k",
-    first: float = 0, spread: float = 0, topic: str = TOPIC,
+    first: float = 0, spread: float = 0, kind: str = KIND,
 ) -> None:  # fmt: skip
-    kind = f"{topic}|callback"
     params = {
         "prefix": prefix, "kind": kind, "body": BODY, "first": first,
         "url": f"http://127.0.0.1:{port}/hook", "spread": spread, "count": count,
@@ -149,7 +155,8 @@ def _worker(
     }  # fmt: skip
     callbacks = {"ENABLED": True, "ALLOWED_NETWORKS": ["127.0.0.1"], "ALLOWED_PORTS": ports}
     configured = {
-        "INSTALLED_APPS": ["delayed_queue"], "DATABASES": {"default": database}, "USE_TZ": True,
+        "INSTALLED_APPS": ["delayed_queue", "delayed_queue.http"],
+        "DATABASES": {"default": database}, "USE_TZ": True,
         "SECRET_KEY": "benchmark" * 5, "DELAYED_QUEUE": {"CALLBACKS": callbacks},
         "LOGGING_CONFIG": None,
     }  # fmt: skip
@@ -223,14 +230,16 @@ def _beside_a_dead_host(
     connection: psycopg.Connection[Any], port: int, hole: int, options: Namespace
 ) -> Table:
     title = f"Seconds until 1,000 jobs were sent, {options.dead:,} to a dead host before them"
-    table = Table(title, ("dead host", "in one topic", "in topics of their own"))
+    table = Table(
+        title, ("dead host", "in one topic", "in one shared shard", "in topics of their own")
+    )
     for name, dead in (("none", None), ("refuses", 9), ("answers nothing", hole)):
         seconds = [
             median(
-                _seconds_beside(connection, port, dead, topic, options)
+                _seconds_beside(connection, port, dead, kinds, options)
                 for _ in range(options.rounds)
             )
-            for topic in (TOPIC, OTHER_TOPIC)
+            for kinds in OTHER_KINDS
         ]
         table.rows.append([name, *(f"{each:.2f}" for each in seconds)])
         say(" ".join(table.rows[-1]))
@@ -238,18 +247,18 @@ def _beside_a_dead_host(
 
 
 def _seconds_beside(
-    connection: psycopg.Connection[Any], port: int, dead: int | None, topic: str,
+    connection: psycopg.Connection[Any], port: int, dead: int | None, kinds: tuple[str, str],
     options: Namespace,
 ) -> float:  # fmt: skip
     """Return the seconds from the commit that offers all until the healthy ones were sent."""
     ports = [port, *([] if dead is None else [dead])]
     with _worker(connection, ports, options.concurrency):
-        _add(connection, 200, port, prefix="warm")
+        _add(connection, 200, port, prefix="warm", kind=kinds[0])
         _wait(connection)
         with connection.transaction():
             if dead is not None:
-                _add(connection, options.dead, dead, prefix="dead", first=-1000, topic=topic)
-            _add(connection, 1000, port, prefix="good")
+                _add(connection, options.dead, dead, prefix="dead", first=-1000, kind=kinds[1])
+            _add(connection, 1000, port, prefix="good", kind=kinds[0])
         began = time.perf_counter()
         seconds = _wait(connection, "good%") - began
     connection.execute("TRUNCATE delayed_queue_host")

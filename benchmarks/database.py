@@ -91,7 +91,7 @@ def benchmark_database(server: str) -> Iterator[psycopg.Connection[Any]]:
 def _configure(conninfo: str) -> None:
     parts = conninfo_to_dict(conninfo)
     settings.configure(
-        INSTALLED_APPS=["delayed_queue"],
+        INSTALLED_APPS=["delayed_queue", "delayed_queue.http"],
         DATABASES={
             "default": {
                 "ENGINE": "django.db.backends.postgresql",

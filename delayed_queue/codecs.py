@@ -42,8 +42,8 @@ class JsonCodec:
         # of other writers (white space, UTF-16, a byte order mark) it then reads all the same.
         try:
             text = str(data, "utf-8")
-            value, end = _DECODER.raw_decode(text)
-        except ValueError:
+            value, end = _scan_json(text, 0)
+        except (ValueError, StopIteration):
             return json.loads(data)
         return value if end == len(text) else json.loads(data)
 
@@ -81,7 +81,7 @@ class BytesCodec:
 _ENCODER: Final = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
 )
-_DECODER: Final = json.JSONDecoder()
+_scan_json: Final = json.JSONDecoder().scan_once
 _CODECS: Final[dict[str, Codec]] = {
     codec.name: codec for codec in (JsonCodec(), TextCodec(), BytesCodec())
 }

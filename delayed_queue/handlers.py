@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -27,13 +27,19 @@ class HandlerSignal(Exception):
 
 
 class Snooze(HandlerSignal):
-    """Deliver the message again after the delay; the attempt does not count as a failure."""
+    """Deliver the message again after the delay; the attempt does not count as a failure.
 
-    def __init__(self, delay: timedelta) -> None:
-        if not isinstance(delay, timedelta) or delay < timedelta(0):
-            raise InvalidConfiguration(f"Snooze needs a timedelta ≥ 0, not {delay!r}.")
+    ``rest``: for so long the worker claims nothing more of the queue, as what all its messages
+    need is away. Other workers find that out for themselves.
+    """
+
+    def __init__(self, delay: timedelta, *, rest: timedelta = timedelta(0)) -> None:
+        for each in (delay, rest):
+            if not isinstance(each, timedelta) or each < timedelta(0):
+                raise InvalidConfiguration(f"Snooze needs a timedelta ≥ 0, not {each!r}.")
         super().__init__(f"snoozed for {delay}")
         self.delay = delay
+        self.rest = rest
 
 
 class Retry(HandlerSignal):
@@ -118,8 +124,6 @@ class Handler:
     transactional: bool = False
     batch_size: int | None = None
     claim: str = "fast"
-    # Asked before each claim for the urls whose messages it is to pass over, by their beginnings.
-    passes_over: Callable[[], Sequence[str]] | None = field(default=None, compare=False)
 
     @property
     def is_async(self) -> bool:

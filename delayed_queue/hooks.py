@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -20,16 +21,35 @@ class RedriveGuard(Protocol):
         """Return how many letters of the kind may be redriven at once; None for no limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class KindFamily:
+    """Kinds that share their keys, by patterns that PostgreSQL and Python read alike.
+
+    ``pattern``: matches a whole kind; its one group is what the kinds of a family have in common.
+    ``keeps_schedule``: matches those whose messages keep their first schedule when redriven.
+    """
+
+    pattern: str
+    keeps_schedule: str
+
+    def name_of(self, kind: str) -> str | None:
+        """Return the family of a kind, if it is of one."""
+        match = re.search(self.pattern, kind)
+        return None if match is None else f"{match[1]}|"
+
+
 @dataclass(slots=True)
 class Hooks:
-    """Lists that apps append to in ``AppConfig.ready``.
+    """What apps set, or append to, in ``AppConfig.ready``.
 
     ``redrive_guards``: what holds what a redrive could disturb.
+    ``kind_family``: the kinds that share their keys, of the one app that has such kinds.
     ``is_queue``: (name, alias) → whether something of that name exists, though nothing is stored.
     ``panels``: (kind, key, request, admin site's name) → more of a message, as HTML for its page.
     """
 
     redrive_guards: list[RedriveGuard] = field(default_factory=list)
+    kind_family: KindFamily | None = None
     is_queue: list[Callable[[str, str], bool]] = field(default_factory=list)
     panels: list[Callable[[str, str, Any, str], Any]] = field(default_factory=list)
 

@@ -1,7 +1,7 @@
 """The only door to PostgreSQL: run and prepare statements, repeat them while it is away, listen.
 
-The statements of a store are read by Spark's executors too, which may have no Django: what runs
-them is loaded when a method first runs one.
+The statements of a store are read where there may be no Django: what runs them is loaded when a
+method first runs one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows by name: what a statement answered, as the named tuples that its store declares.
 
-Free of Django and of any driver, so that Spark's executors read their answers in the same way.
+Free of Django and of any driver: whoever sends a statement can read its answer.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 Row = tuple[Any, ...]
-
-
 N = TypeVar("N", bound=NamedTuple)
 
 
 def rows_of(named: type[N], answer: Sequence[Sequence[Any]]) -> list[N]:
     """Return the rows by name; raises TypeError when they have another number of columns.
 
-    That is asked once, as all rows of an answer have as many: so one costs a third of ``_make``.
+    All rows of an answer have as many, so it is asked of the first alone.
     """
     if answer:
         named._make(answer[0])

@@ -32,8 +32,10 @@ class HttpConfig(AppConfig):
 
 def _add_hooks() -> None:
     from delayed_queue.http.jobs.guarding import JobsGuard, is_topic
+    from delayed_queue.http.store.fragments import KIND_FAMILY
 
     hooks.redrive_guards.append(JobsGuard())
+    hooks.kind_family = KIND_FAMILY
     hooks.is_queue.append(is_topic)
 
 

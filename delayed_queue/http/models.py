@@ -17,7 +17,8 @@ class Topic(models.Model):
     """How the jobs of a topic are spread, leased and retried.
 
     An empty ladder is the default one, a NULL ttr (in milliseconds) the lease duration of the
-    settings. ``shards`` changes through ``delayed_queue.http.jobs.configure_topic`` alone.
+    settings. ``shards`` changes through ``delayed_queue.http.jobs.configure_topic`` alone, and
+    ``hosts``, whose callbacks have a shard each, as jobs are added.
     """
 
     name = models.CharField(max_length=80, db_collation="C")
@@ -30,6 +31,7 @@ class Topic(models.Model):
     )
     ttr = models.BigIntegerField(null=True, blank=True, validators=[MinValueValidator(1000)])
     created_at = EpochMillisecondField(db_column="createdAt")
+    hosts = models.TextField(blank=True, db_default="", default="", editable=False)
 
     objects = TopicManager["Topic"]()
 

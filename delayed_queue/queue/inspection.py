@@ -104,9 +104,8 @@ class Inspection(QueueBase):
         """Offer those dead letters again, due now; return the outcome of each one found.
 
         IGNORED stayed dead: its key lives again, or a newer letter of that key was redriven.
-        ``overwrite`` replaces the living message instead. Where the queue is a topic, the letters'
-        jobs are locked to the end of the transaction, of more than 200 the whole topic; it waits
-        for calls that are adding, deleting or kicking them. Raises OutcomeUnknown when the
+        ``overwrite`` replaces the living message instead. What an app guards (``hooks``) is locked
+        to the end of the transaction; it waits for who holds that. Raises OutcomeUnknown when the
         connection was lost meanwhile and a letter is not there.
         """
         call = partial(
@@ -128,9 +127,9 @@ class Inspection(QueueBase):
     ) -> Counter[OfferOutcome]:
         """Redrive all dead letters whose reason starts with the text, a thousand at a time.
 
-        Of a topic two hundred. All there are when it begins: those that die again meanwhile wait
-        for the next call. Of several letters of one key the newest is offered; the others stay
-        dead, IGNORED, overwriting or not.
+        Or as many as guards of the kind allow. All there are when it begins: those that die again
+        meanwhile wait for the next call. Of several letters of one key the newest is offered; the
+        others stay dead, IGNORED, overwriting or not.
         """
         ids, older = self._newest_ids(reason)
         outcomes = Counter({OfferOutcome.IGNORED: older} if older else {})

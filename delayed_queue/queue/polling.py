@@ -67,10 +67,10 @@ class Polling(Leasing):
 
     def open_rows(self, rows: Sequence[TakenRow], lease_id: str) -> list[Envelope]:
         """Decode leased rows into envelopes; bury those that do not decode (Q22)."""
-        envelopes = []
+        envelopes, open_row = [], self.envelope_of
         for row in rows:
             try:
-                envelopes.append(self.envelope_of(row, lease_id))
+                envelopes.append(open_row(row, lease_id))
             except PayloadNotDecodable as error:
                 self._bury_undecodable(row.id, lease_id, error)
         return envelopes

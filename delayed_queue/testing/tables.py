@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.cron.store import ScheduleManager, ScheduleRow, TickRow
+from delayed_queue.hooks import hooks
 from delayed_queue.models import DeadLetter, PausedQueue, Schedule
 from delayed_queue.queue.store.dead_letters import DeadLetterManager, ListedRow, RedrivenRow
-from delayed_queue.queue.store.fragments import topic_of
 from delayed_queue.queue.store.pauses import PausedQueueManager
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
 
@@ -59,8 +59,7 @@ class InMemoryLetters(_Letters):
         if living is not None and not overwrite:
             return None
         row_id = self._store.new_id() if living is None else living.id
-        # Who received a callback knows it by its first schedule.
-        first = letter.scheduled_at_initially if letter.kind.endswith("|callback") else at
+        first = letter.scheduled_at_initially if _keeps_schedule(letter.kind) else at
         self._store.put(
             Row(row_id, letter.kind, letter.key, letter.payload, at, first, at, letter.headers)
         )
@@ -115,9 +114,14 @@ class InMemoryLetters(_Letters):
 
 
 def _name(row: Row | Letter) -> tuple[str, str]:
-    """Return what is one: a key in its kind or, where that is a topic's, in all of the topic."""
-    topic = topic_of(row.kind)
-    return row.key, row.kind if topic is None else f"{topic}|"
+    """Return what is one: a key in its kind or, where that is of a family, in all of the family."""
+    family = hooks.kind_family
+    return row.key, (family and family.name_of(row.kind)) or row.kind
+
+
+def _keeps_schedule(kind: str) -> bool:
+    family = hooks.kind_family
+    return family is not None and re.search(family.keeps_schedule, kind) is not None
 
 
 if TYPE_CHECKING:

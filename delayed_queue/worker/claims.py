@@ -20,7 +20,7 @@ from delayed_queue.handlers import Snooze
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe.logs import quoted
-from delayed_queue.queue.store.claim import LeasedRow, earliest_first, without_edge
+from delayed_queue.queue.store.claim import LeasedRow, earliest_first
 from delayed_queue.worker.consumers import Consumer
 
 logger = logging.getLogger("delayed_queue")
@@ -168,7 +168,6 @@ class Turn(NamedTuple):
     """
 
     claimed: list[LeasedRow]
-    edge: tuple[int, int] | None
     next_due_in: int | None
     is_alone: bool
 
@@ -187,13 +186,8 @@ class ClaimPlan:
     def read(self, answers: Sequence[list[Row]]) -> Turn:
         """Return what its statements, the last of a round trip, were answered."""
         of_statement = dict(zip(self._asked, answers[-len(self._asked) :], strict=True))
-        claimed = rows_of(LeasedRow, of_statement["claimed"])
-        edge = None
-        if self.poll.passed:
-            claimed, edge = without_edge(claimed)
         return Turn(
-            earliest_first(claimed),
-            edge,
+            earliest_first(rows_of(LeasedRow, of_statement["claimed"])),
             value_of(of_statement.get("next_due_in", ())),
             value_of(of_statement.get("is_alone", _ALONE)),
         )

@@ -23,7 +23,6 @@ from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import (
     NO_FLOOR,
     claiming,
-    claiming_past,
     looking_ahead,
     trying_alone,
 )
@@ -42,8 +41,6 @@ logger = logging.getLogger("delayed_queue")
 
 CRASHED: Final = "crashed: attempts used up without an answer"
 
-# How many messages a claim that passes over some looks at: a few milliseconds.
-MOST_LOOKED: Final = 5_000
 # How much a transaction takes at a time: what it handles in so many seconds.
 BATCH_SECONDS: Final = 0.25
 # What part of the slots a dynamic queue may take before it has shown that it gives them back soon.
@@ -116,9 +113,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self.schedule = ScanSchedule(
-            self.queue.poll_interval.total_seconds(),
-            is_dynamic=self.is_dynamic,
-            passes_over=self.handler.passes_over,
+            self.queue.poll_interval.total_seconds(), is_dynamic=self.is_dynamic
         )
 
     @property
@@ -138,7 +133,7 @@ class Consumer:
         """Note what a poll found: when the next is worth it, and how overdue the queue is."""
         self.schedule.end(poll, result)
         self.share.overdue_since = -math.inf
-        if result.is_full(poll) and result.latest is not None and not poll.passed:
+        if result.is_full(poll) and result.latest is not None:
             self.share.overdue_since = result.latest
 
     def claim_steps(self, poll: Poll, lease_id: str, retaken_id: str) -> dict[str, Step]:
@@ -153,12 +148,6 @@ class Consumer:
 
     def _claim(self, poll: Poll, lease_id: str, retaken_id: str) -> Step:
         lease = self.queue.lease_duration // MILLISECOND
-        if poll.passed:
-            after = self.schedule.behind or (poll.position, 0)
-            return claiming_past(
-                self.queue.kind, poll.limit, lease_id, retaken_id, lease, poll.passed, after,
-                MOST_LOOKED,
-            )  # fmt: skip
         return claiming(
             self.queue.kind, poll.limit, lease_id, retaken_id, lease,
             floor=poll.position, strict=self.is_strict,

@@ -202,18 +202,13 @@ class Dispatcher:
     def accept(self, plan: ClaimPlan, answers: Sequence[list[Row]]) -> int:
         """Take over what a claim returned; return how many messages that was."""
         turn = plan.read(answers)
-        rows, edge = turn.claimed, turn.edge
+        rows = turn.claimed
         log_poll(plan.consumer.queue.name, [row.key for row in rows])
         if not rows and not turn.is_alone:
             plan.consumer.schedule.wait_for_turn()
             return 0
-        last = (rows[-1].due_at, rows[-1].id) if rows else None
-        is_full = len(rows) == plan.poll.limit
-        result = PollResult(
-            len(rows), last and last[0], turn.next_due_in,
-            behind=last if is_full else edge or last, has_more=edge is not None,
-        )  # fmt: skip
-        plan.consumer.end_poll(plan.poll, result)
+        latest = rows[-1].due_at if rows else None
+        plan.consumer.end_poll(plan.poll, PollResult(len(rows), latest, turn.next_due_in))
         self._claimed += len(rows)
         if rows:
             self._hand_over(plan, rows)

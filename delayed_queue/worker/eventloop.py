@@ -105,7 +105,7 @@ class EventLoop(Pool):
         # A process that ends without waiting for us has no threads left for the rest.
         with suppress(RuntimeError):
             await sync_to_async(connections.close_all)()
-            # As asyncio.run() does: what lives as long as the loop, like its callback client.
+            # As asyncio.run() does: what lives as long as the loop, like a handler's HTTP client.
             await self._loop.shutdown_asyncgens()
             await self._loop.shutdown_default_executor()
 
@@ -211,7 +211,7 @@ class EventLoop(Pool):
             raise
 
     async def _keep_tidy(self) -> None:
-        """Poll after the connections of the thread behind, once a second while it is used."""
+        """Look after the connections of the thread behind, once a second while it is used."""
         tidy = sync_to_async(tidy_connections)
         while True:
             await self._is_tidy.wait()

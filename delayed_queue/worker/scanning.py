@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,8 +27,6 @@ TURN_SECONDS: Final = 0.005
 IDLE: Final = math.inf
 # What a poll that took long is believed to cost the first time.
 DOUBT_SECONDS: Final = 0.005
-# How long, at most, one sleeps that passes over messages: it may be to poll from before them.
-PASSING_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,6 @@ class Poll:
     asks_ahead: bool
     began_at: float
     is_rewind: bool = False
-    passed: tuple[str, ...] = ()
 
     @property
     def is_full_scan(self) -> bool:
@@ -52,20 +48,17 @@ class Poll:
 class PollResult:
     """What a poll found: how many, the latest due time, and the wait for the next in milliseconds.
 
-    ``seconds`` is how long it took, None if it ended just now. If it passed over some: behind
-    which due time and id the next one goes on, and whether it knows of more there.
+    ``seconds`` is how long it took, None if it ended just now.
     """
 
     found: int
     latest: int | None = None
     next_due_in: int | None = None
     seconds: float | None = None
-    behind: tuple[int, int] | None = None
-    has_more: bool = False
 
     def is_full(self, poll: Poll) -> bool:
         """Return whether there may be more right now."""
-        return self.found == poll.limit or self.has_more
+        return self.found == poll.limit
 
 
 class ScanSchedule:
@@ -80,17 +73,10 @@ class ScanSchedule:
     what was taken since: offered by a transaction that committed late. More rarely one is a full
     scan, from the start of the queue, for those offered into the past.
 
-    While the handler names messages to pass over, a poll begins behind the last one taken since,
-    and the scan position stays where it is.
+    While it rests, because its handler said so, nothing wakes it.
     """
 
-    def __init__(
-        self,
-        longest_sleep: float,
-        *,
-        is_dynamic: bool = False,
-        passes_over: Callable[[], Iterable[str]] | None = None,
-    ) -> None:
+    def __init__(self, longest_sleep: float, *, is_dynamic: bool = False) -> None:
         self.longest_sleep = longest_sleep
         # Of a dynamic queue, which the idle scan looks after while it has nothing.
         self.is_dynamic = is_dynamic
@@ -100,10 +86,7 @@ class ScanSchedule:
         self._full_scan_seconds = 0.0
         self._was_short = False
         self._has_rewound = self._has_scanned_fully = False
-        # What the last poll passed over, and the due time and id behind which the next begins.
-        self._passes_over = passes_over
-        self._passed: tuple[str, ...] = ()
-        self.behind: tuple[int, int] | None = None
+        self._rests_until = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -117,8 +100,6 @@ class ScanSchedule:
     def begin(self, limit: int) -> Poll:
         """Return the poll to make now, of so many messages at most."""
         now = time.monotonic()
-        if self._note_passed():
-            return Poll(limit, self.position, self._was_short, now, passed=self._passed)
         if now >= self.full_scan_at:
             return Poll(limit, NO_FLOOR, self._was_short, now, is_rewind=True)
         if now >= self.rewind_at:
@@ -126,22 +107,9 @@ class ScanSchedule:
         is_rewind = self.position == NO_FLOOR
         return Poll(limit, self.position, self._was_short, now, is_rewind)
 
-    def _note_passed(self) -> bool:
-        """Ask the handler what to pass over; return whether there is anything."""
-        if self._passes_over is None:
-            return False
-        passed = tuple(self._passes_over())
-        if self._passed and not set(self._passed) <= set(passed):
-            # What is not passed over any more may be anywhere.
-            self.behind = None
-        self._passed = passed
-        return bool(passed)
-
     def end(self, poll: Poll, result: PollResult) -> None:
         """Note what a poll found, and say when the next one is worth it."""
         latest = result.latest
-        if poll.passed:
-            self.behind, latest = result.behind or self.behind, None
         if poll.is_rewind:
             self._note_depth(poll, result.seconds)
         if latest is not None:
@@ -154,7 +122,7 @@ class ScanSchedule:
             self._was_short = True
         elif self._was_short:  # nobody has called in between
             self._was_short = False
-            self.next_at = self._next(poll, result.next_due_in)
+            self.next_at = max(self._next(poll, result.next_due_in), self._rests_until)
 
     def _note_depth(self, poll: Poll, seconds: float | None) -> None:
         spent = time.monotonic() - poll.began_at if seconds is None else seconds
@@ -175,8 +143,6 @@ class ScanSchedule:
             times = [poll.began_at + next_due_in / 1000]
         else:
             times = [IDLE if self.is_dynamic else poll.began_at + self.longest_sleep]
-        if poll.passed:
-            return min(*times, poll.began_at + PASSING_SECONDS)
         if not self._has_rewound:
             times.append(self.rewind_at)
         if not self._has_scanned_fully:
@@ -189,8 +155,13 @@ class ScanSchedule:
 
     def wake(self, at: float = 0.0) -> None:
         """Something may have been offered, or falls due then: poll at once, or then."""
-        self.next_at = at
+        self.next_at = max(at, self._rests_until)
         self._was_short = self._has_rewound = self._has_scanned_fully = False
+
+    def rest(self, seconds: float) -> None:
+        """Poll nothing for so long, whatever is offered meanwhile."""
+        self._rests_until = max(self._rests_until, time.monotonic() + seconds)
+        self.next_at = max(self.next_at, self._rests_until)
 
     def rewind(self) -> None:
         """Messages are due again that may lie below the scan position."""

@@ -184,6 +184,8 @@ class Settler:
         if isinstance(error, NotBegun):
             consumer.schedule.rewind()
             return
+        if isinstance(error, Snooze) and error.rest:
+            consumer.schedule.rest(error.rest.total_seconds())
         if verdict.counts:
             self._counts.failed += 1
             signals.announce(

@@ -10,11 +10,14 @@ import pytest
 from django.utils import timezone
 
 from delayed_queue.http.callbacks import breaker
-from delayed_queue.http.models import CallbackAttempt, Endpoint, Host
+from delayed_queue.http.jobs.catalogue import create_topic, forget_topics
+from delayed_queue.http.jobs.kinds import OWN_SHARDS, host_of, shard_of_host
+from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Topic
 from delayed_queue.models import Message
 from delayed_queue.worker.settling import Counts
 from tests.callbacks.delivering import (
     add,
+    add_many,
     callback_worker,
     make_due,
     permitted,
@@ -26,6 +29,7 @@ from tests.callbacks.servers import (
     answering,
     silent,
 )
+from tests.factories import MessageFactory
 from tests.processes import wait_until
 from tests.running import running
 
@@ -90,6 +94,41 @@ class TestBreaker:
                 receiver.wait_for_requests(50)
                 dialled = len(hole.requests)
         assert dialled <= breaker.FIRST_WINDOW
+
+    def test_j12_the_shard_of_a_host_that_takes_nothing_rests(self, receiver: Receiver) -> None:
+        """Of its messages most are never leased, and stay due, while others are sent."""
+        with Receiver() as gone:
+            pass
+        with permitted(receiver, gone):
+            add_many("dead", 2000, gone.url)
+            add_many("good", 50, receiver.url)
+            worker = callback_worker()
+            with running(worker):
+                receiver.wait_for_requests(50)
+                wait_until(lambda: Host.objects.filter(open_until__gt=timezone.now()).exists())
+        untouched = Message.objects.filter(key__startswith="dead", attempts=0)
+        assert untouched.filter(scheduled_at__lt=timezone.now()).count() > 1000
+        assert worker.counts.snoozed < 1000
+        assert CallbackAttempt.objects.filter(key__startswith="dead").count() < 100
+
+    def test_j12_a_shard_that_hosts_share_does_not_rest(self, receiver: Receiver) -> None:
+        with Receiver() as gone:
+            pass
+        hosts = " ".join(f"host-{n}:80" for n in range(OWN_SHARDS))
+        create_topic("orders")
+        Topic.objects.update(hosts=hosts)
+        forget_topics()
+        shard = shard_of_host(host_of(gone.url), hosts)
+        with permitted(receiver, gone):
+            add_many("dead", 500, gone.url)
+            Message.objects.bulk_create(
+                MessageFactory.build(
+                    kind=f"orders#{shard}|callback", headers={"url": f"{receiver.url}/good{n}"}
+                )
+                for n in range(20)
+            )
+            with running(callback_worker()):
+                receiver.wait_for_requests(20)
 
     def test_j12_a_host_that_answers_costs_no_write(self, receiver: Receiver) -> None:
         for n in range(50):

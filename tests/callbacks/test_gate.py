@@ -45,7 +45,7 @@ def envelope(receiver: Receiver) -> Envelope:
 
 async def adeliver(envelope: Envelope) -> None:
     try:
-        await deliverer("default", TOPIC, KIND, "", 0.0)(envelope)
+        await deliverer("default", KIND, "", 0.0, has_one_host=True)(envelope)
     finally:
         # At the end of the loop it would be done by a thread that keeps its connection.
         await asyncio.get_running_loop().shutdown_asyncgens()
@@ -143,7 +143,7 @@ class TestTrouble:
 
         async def run() -> None:
             with pytest.raises(Snooze):
-                await deliverer("default", TOPIC, KIND, "", 0.0)(envelope)
+                await deliverer("default", KIND, "", 0.0, has_one_host=True)(envelope)
             await asyncio.to_thread(other.execute, "ROLLBACK")
             # Which waits for what the gate's thread is at.
             await asyncio.get_running_loop().shutdown_asyncgens()

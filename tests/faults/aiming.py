@@ -14,8 +14,6 @@ CLAIM: Final = r"attempts = CASE"
 ACKNOWLEDGE: Final = r"DELETE FROM delayed_queue\s"
 EFFECT: Final = r"INSERT INTO \"workerapp_effect\""
 COMMIT: Final = r"^COMMIT"
-PUT_OFF: Final = r"UPDATE delayed_queue AS message"
-CLAIM_PASSING: Final = r"attempts = CASE[^;]*IS NOT TRUE"
 
 _LENGTH: Final = struct.Struct("!I")
 _PARSE, _BIND, _QUERY, _SYNC = b"P", b"B", b"Q", b"S"

@@ -21,7 +21,7 @@ from delayed_queue.http.models import Host
 from delayed_queue.models import Message
 from tests.callbacks.delivering import TOPIC, add, add_many, make_due
 from tests.callbacks.servers import Receiver, answering, silent
-from tests.faults.aiming import CLAIM_PASSING, PUT_OFF, Stage
+from tests.faults.aiming import CLAIM, Stage
 from tests.faults.programs import kill, suspended, wait_while_tending, working
 from tests.faults.proxy import Proxy
 from tests.processes import Process, children_of, wait_until, worker
@@ -172,18 +172,16 @@ class TestKills:
         assert {len(found) for found in by_path.values()} == {1}
 
 
-class TestBacklogs:
+class TestRests:
     @pytest.mark.parametrize("stage", sample(Stage, Stage.EXECUTED))
     @pytest.mark.parametrize("end", sample(["killed", "cut off"], "killed"))
-    @pytest.mark.parametrize("point", sample(["a bite", "a claim that passes over them"], "a bite"))
-    def test_j12_while_it_puts_off_a_backlog_nothing_is_lost(
-        self, receiver: Receiver, proxy: Proxy, stage: Stage, end: str, point: str
+    def test_j12_while_the_shard_of_a_host_rests_nothing_is_lost(
+        self, receiver: Receiver, proxy: Proxy, stage: Stage, end: str
     ) -> None:
         """What was not on the wire then is delivered once."""
         receiver.behaviour = answering(500)
         add_many("k", 5000, receiver.url)
-        pattern, nth = (PUT_OFF, 2) if point == "a bite" else (CLAIM_PASSING, 1)
-        aim = proxy.aim_at(pattern, stage, nth=nth)
+        aim = proxy.aim_at(CLAIM, stage, nth=12)
         with Receiver() as healthy:
             add_many("good", 300, healthy.url)
             with working(

@@ -37,7 +37,7 @@ from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, NewJob, job
 from delayed_queue.http.models import Host, IdempotencyKey, Topic
 from delayed_queue.http.store.locks import LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
 from delayed_queue.models import Message
-from delayed_queue.queue.store.dead_letters import REDRIVE
+from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
 from example_project.postgres import EmbeddedPostgres
 from example_project.settings import database
 from tests.faults.proxy import Proxy
@@ -206,6 +206,7 @@ def test_j5_a_redriver_that_dies_gives_up_the_jobs_it_held(
 ) -> None:
     """And has changed nothing, for an update that waited for it."""
     params = {"ids": [letter()], "kind": None, "overwrite": False, "now": None, "most": 200}
+    params |= family_params()
     other.execute("BEGIN")
     other.execute(LOCK_TOPICS_OF_LETTERS, params)
     other.execute(LOCK_JOBS_OF_LETTERS, params)

@@ -9,7 +9,6 @@ from tests.plans.case import (
     ENDPOINT,
     ENDPOINTS,
     HOSTS,
-    LEASE,
     LEASES,
     PRIMARY,
     SLOTS,
@@ -55,11 +54,6 @@ def held() -> list[Case]:
 
 def hosts() -> list[Case]:
     host = {"host": "host-100:443", "now": NOW}
-    backlog = {
-        "host": "host-1:443", "prefixes": ["https://host-1/", "https://HOST-1/"], "after_id": 0,
-        "ahead": 4000, "spread": 30_000, "half": 20_000, "delay": LEASE,
-    }  # fmt: skip
-    closed = {**backlog, "kind": "bulk|json", "limit": 2000, "after": 0, "delay": None}
     return [
         Case("READ_HOST", host, {HOSTS}),
         Case("OPEN_HOST", {**host, "pause": 1000, "reason": "x"}, {HOSTS}, buffers=60),
@@ -68,20 +62,6 @@ def hosts() -> list[Case]:
             "END_PROBE",
             {**host, "by": "me", "outcome": "failed", "pause": 1, "longest": 9}, {HOSTS},
         ),
-        *(
-            Case(
-                "PUT_OFF_BACKLOG",
-                {**backlog, "kind": kind, "limit": limit, "after": after, "now": NOW},
-                {DUE, HOSTS}, n=limit, rows=4, buffers=40, fixed=2000,
-            )
-            for kind, after in [
-                ("bulk|json", 0), ("bulk|json", NOW - 60_000), ("due|json", 0), ("mixed|json", 0),
-                ("due|json", NOW - 80_000), ("scheduled|json", 0), ("leased|json", 0), ("new", 0),
-            ]
-            for limit in (10, 1000)
-        ),
-        # Of a host that is not open, not one is looked at.
-        Case("PUT_OFF_BACKLOG", {**closed, "now": NOW}, {HOSTS}, rows=1, buffers=5, fixed=5),
         Case("CLOSE_HOST", {"host": "host-100:443"}, {HOSTS}, buffers=60),
         Case("SHUT_HOST", {**host, "pause": 10**15, "reason": "x"}, {HOSTS}, buffers=60),
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any, Final
 
+from delayed_queue.queue.store.dead_letters import family_params
 from tests.plans.callback_cases import callbacks
 from tests.plans.case import (
     DEAD_DIED,
@@ -115,7 +116,8 @@ def redriven() -> list[Case]:
     return [
         *(
             Case(
-                "REDRIVE", {"ids": n, "overwrite": overwrite, "kind": kind, "now": NOW},
+                "REDRIVE",
+                {"ids": n, "overwrite": overwrite, "kind": kind, "now": NOW, **family_params()},
                 {DEAD_PRIMARY, KEYS}, n=n, rows=4, buffers=50, fixed=300,
             )
             for n in (1, 1000)

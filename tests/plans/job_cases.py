@@ -23,13 +23,14 @@ from tests.plans.conftest import NOW
 
 
 def topics() -> list[Case]:
-    settings = {"shards": 4, "ladder": "", "jitter": 0.0, "ttr": None}
+    settings = {"shards": 4, "ladder": "", "jitter": 0.0, "ttr": None, "hosts": "a:443"}
     return [
         *(
             Case("CREATE_TOPIC", {"topic": topic, "now": NOW}, {TOPICS}, buffers=60)
             for topic in ("bulk", "new")
         ),
         Case("READ_TOPIC", {"topic": "bulk"}, {TOPICS}),
+        Case("HOLD_TOPIC", {"topic": "bulk"}, {TOPICS}),
         Case("TOPICS", {"after": "topic-2", "limit": 100}, {TOPICS}, n=100, fixed=150),
         Case("CONFIGURE_TOPIC", {"topic": "topic-5", **settings}, {TOPICS}, buffers=60),
         Case("KEEP_PLANS", {"patience": 100}, set(), rows=0),
@@ -143,7 +144,7 @@ def adding(n: int) -> dict[str, Any]:
     """Jobs of which every other id is stored, in neither input nor key order."""
     ids = [f"key-{each * 7919 % 100_000}" if each % 2 else f"new-{each}" for each in range(n)]
     return {
-        "topic": "bulk", "shards": 4, "places": kinds_of_topic("bulk", 4),
+        "topic": "bulk", "shards": 4, "hosts": "", "places": kinds_of_topic("bulk", 4),
         "keys": ids, "kinds": ["bulk#1|json"] * n, "payloads": [b"y"] * n,
         "schedules": [None] * n, "delays": [0] * n, "headers": ['{"a": 1}'] * n, "now": NOW,
     }  # fmt: skip

@@ -21,7 +21,6 @@ def taken() -> list[Case]:
         for limit in (1, 100, 1000)
     ]
     lease = {"lease_id": "mine", "retaken_id": "again", "lease": LEASE}
-    passed = {"passed": ["https://host-1/", "https://HOST-1/"], "looked": 1000}
     cost: dict[str, Any] = {"rows": 5, "buffers": 40, "fixed": 400}
     return [
         *(
@@ -30,15 +29,6 @@ def taken() -> list[Case]:
                 ("CLAIM", lease), ("CLAIM_STRICT", {**lease, "waits": False}), ("CONSUME", {}),
             )
             for each in due
-        ),
-        *(
-            Case(
-                "CLAIM_PASSING", {**each, **lease, "after": after, "after_id": 0, **passed},
-                {DUE, PRIMARY, PAUSES}, n=1000, **cost,
-            )
-            for each in due
-            if each["limit"] == 100
-            for after in (0, NOW - 80_000)
         ),
     ]  # fmt: skip
 

@@ -10,7 +10,6 @@ import psycopg
 import pytest
 from django.db import connection, transaction
 
-from delayed_queue.http.store.callbacks import PUT_OFF_BACKLOG
 from delayed_queue.queue.store.claim import NO_FLOOR
 from tests.statements import sql
 
@@ -21,9 +20,6 @@ PARAMS: Final = {
     "kind": "hostile|json", "limit": LIMIT, "lease_id": "mine", "retaken_id": "again",
     "lease": 1000, "floor": NO_FLOOR, "now": NOW,
     "kinds": ["empty|json", "hostile|json"], "ttr": None, "default_ttr": 1000,
-    "passed": ["https://host-2/"], "looked": DUE + 1, "after": NO_FLOOR, "after_id": 0,
-    "prefixes": ["https://host-1/"], "host": "host-1:443", "delay": 100, "ahead": 0,
-    "spread": 1000, "half": LIMIT,
 }  # fmt: skip
 SETTINGS: Final = (
     "hashjoin", "mergejoin", "nestloop", "material", "hashagg", "sort", "indexscan", "bitmapscan",
@@ -89,7 +85,7 @@ def taken(raw: psycopg.Connection[Any], statement: str, *, off: tuple[str, ...])
     return sorted(row[1] for row in rows)
 
 
-@pytest.mark.parametrize("statement", ["CLAIM", "CLAIM_PASSING", "CONSUME", "POP_JOBS"])
+@pytest.mark.parametrize("statement", ["CLAIM", "CONSUME", "POP_JOBS"])
 @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
 def test_no_planner_setting_takes_more_than_the_limit(
     due: psycopg.Connection[Any], statement: str, analyzed: bool
@@ -101,44 +97,3 @@ def test_no_planner_setting_takes_more_than_the_limit(
 
     assert len(answers) == 2 ** len(SETTINGS)
     assert {off: keys for off, keys in answers.items() if keys != ["key-1", "key-2", "key-3"]} == {}
-
-
-def put_off(raw: psycopg.Connection[Any], *, off: tuple[str, ...]) -> list[Any]:
-    """Return what a bite put off and to when, with those settings off, and take it back."""
-    with transaction.atomic():
-        for name in off:
-            raw.execute(f"SET LOCAL enable_{name} = off")
-        (answer,) = raw.execute(PUT_OFF_BACKLOG, PARAMS, prepare=False).fetchall()
-        rows = raw.execute(
-            'SELECT "pKey", "scheduledAt" FROM delayed_queue WHERE "scheduledAt" > %s ORDER BY 2',
-            [NOW],
-        ).fetchall()
-        transaction.set_rollback(True)
-    assert answer[:2] == (LIMIT, LIMIT)
-    return rows
-
-
-@pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
-def test_no_planner_setting_puts_off_more_than_a_bite_or_in_another_order(
-    due: psycopg.Connection[Any], analyzed: bool
-):
-    if analyzed:
-        due.execute("ANALYZE delayed_queue")
-
-    answers = {off: put_off(due, off=off) for off in hostile()}
-
-    expected = [("key-1", NOW + 350), ("key-2", NOW + 500), ("key-3", NOW + 600)]
-    assert {off: rows for off, rows in answers.items() if rows != expected} == {}
-
-
-@pytest.mark.parametrize("due", ["in order"], indirect=True)
-def test_the_naive_claim_takes_everything_under_one_of_them(due: psycopg.Connection[Any]):
-    """So the test above bites."""
-    keys = taken(due, NAIVE, off=("hashjoin", "material", "hashagg", "sort"))
-
-    assert len(keys) == DUE
-
-
-def test_the_naive_claim_keeps_to_the_limit_by_default(due: psycopg.Connection[Any]):
-    """So nobody notices."""
-    assert len(taken(due, NAIVE, off=())) == LIMIT

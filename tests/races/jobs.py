@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from delayed_queue.http.store.locks import LOCK_JOBS, LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
-from delayed_queue.queue.store.dead_letters import REDRIVE
+from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
 
 Connection = psycopg.Connection[Any]
 
@@ -31,6 +31,7 @@ def insert(connection: Connection, kind: str, key: str = "a") -> None:
 def redriving(connection: Connection, *letters: int, kind: str | None = None) -> None:
     """Redrive on the connection as queues and the admin do, but for the commit."""
     params = {"ids": list(letters), "kind": kind, "overwrite": False, "now": None, "most": 200}
+    params |= family_params()
     connection.execute("BEGIN")
     for each in (LOCK_TOPICS_OF_LETTERS, LOCK_JOBS_OF_LETTERS, REDRIVE):
         connection.execute(each, params)

@@ -12,7 +12,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queue.store.dead_letters import PRUNE_DEAD_LETTERS, REDRIVE
+from delayed_queue.queue.store.dead_letters import PRUNE_DEAD_LETTERS, REDRIVE, family_params
 from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 from delayed_queue.queue.store.settle import BURY
 from tests.processes import wait_until
@@ -44,6 +44,7 @@ def redrive(
 ) -> list[Any]:
     """Redrive on the connection, and leave the transaction to the caller."""
     params = {"ids": ids, "overwrite": overwrite, "kind": None, "now": None}
+    params |= family_params()
     return connection.execute(REDRIVE, params).fetchall()
 
 

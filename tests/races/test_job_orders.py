@@ -21,7 +21,7 @@ from delayed_queue.http.jobs.kinds import kinds_of_topic
 from delayed_queue.http.store.adding import DROP_DEAD_JOB, DROP_JOB, PUT_JOBS
 from delayed_queue.http.store.locks import LOCK_JOBS, LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
 from delayed_queue.queue.store.consume import CONSUME, RESTORE
-from delayed_queue.queue.store.dead_letters import REDRIVE
+from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
 from delayed_queue.queue.store.settle import BURY, RELEASE
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
@@ -57,8 +57,9 @@ def put(connection: Connection) -> bool:
     rows = connection.execute(
         PUT_JOBS,
         {
-            "topic": "orders", "shards": 1, "places": [PULLED, CALLED], "keys": ["x", "a"],
-            "kinds": [CALLED] * 2, "payloads": [b"2"] * 2, "schedules": [FAR] * 2,
+            "topic": "orders", "shards": 1, "hosts": "", "places": [PULLED, CALLED],
+            "keys": ["x", "a"], "kinds": [CALLED] * 2, "payloads": [b"2"] * 2,
+            "schedules": [FAR] * 2,
             "delays": [0] * 2, "headers": [None] * 2, "now": NOW,
         },
     ).fetchall()  # fmt: skip
@@ -83,6 +84,7 @@ DEATH: Final[Sequence[Step]] = (
 def redrive(*, careless: bool = False) -> Sequence[Step]:
     """Redrive the letters that there are when it begins, under the locks of their jobs or not."""
     params: dict[str, Any] = {"kind": None, "overwrite": False, "now": NOW, "most": 200}
+    params |= family_params()
 
     def begin(connection: Connection) -> None:
         params["ids"] = connection.execute(LETTERS).fetchall()[0][0] or []

@@ -11,16 +11,22 @@ import pytest
 
 from delayed_queue import OfferOutcome
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.http.jobs.adding import add_jobs
-from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics
+from delayed_queue.http.jobs.adding import add_jobs, write_jobs
+from delayed_queue.http.jobs.catalogue import (
+    configure_topic,
+    ensure_topic,
+    forget_topics,
+    read_topic,
+)
 from delayed_queue.http.jobs.consuming import pop_jobs
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once, prune_answers
-from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.jobs.inspecting import pause_topic
+from delayed_queue.http.jobs.jobs import IfExists, job_from
 from delayed_queue.http.jobs.locks import lock_of
 from delayed_queue.http.models import IdempotencyKey
 from delayed_queue.http.store.locks import LOCK_TOPIC
-from delayed_queue.http.store.topics import SAVE_ANSWER, TRY_KEY
-from delayed_queue.models import Message
+from delayed_queue.http.store.topics import HOLD_TOPIC, SAVE_ANSWER, TRY_KEY
+from delayed_queue.models import Message, PausedQueue
 from tests.races.concurrency import calling, together, wait_until_blocked
 from tests.races.jobs import Connection, hold_job, insert
 from tests.topics.support import add, found
@@ -76,6 +82,65 @@ class TestShards:
     def test_of_many_first_jobs_all_are_stored_in_one_topic(self) -> None:
         posts = [partial(add, str(n)) for n in range(8)]
         assert {each.outcome for each in together(posts)} == {"created"}
+
+
+HOSTS: Final = [f"host-{n}.example" for n in range(6)]
+
+
+class TestHosts:
+    def test_j5_a_job_is_one_while_its_url_moves_between_new_hosts(self) -> None:
+        posts = [
+            partial(add, str(n), url=f"https://{host}/", if_exists="update")
+            for host in HOSTS
+            for n in range(3)
+        ]
+        outcomes = Counter(each.outcome for each in together(posts))
+        assert outcomes[OfferOutcome.CREATED] == 3
+        assert Message.objects.count() == 3
+        assert len(read_topic("orders").hosts.split()) == len(HOSTS)
+        forget_topics()
+        assert [add(str(n), url="https://late.example/").outcome for n in range(3)] == [None] * 3
+
+    def test_j5_who_knows_fewer_hosts_adds_no_second_job(self) -> None:
+        add("x", url="https://a.example/")
+        stale = ensure_topic("orders")
+        add("a", url="https://b.example/")
+        job = job_from({"jobId": "a", "topic": "orders", "url": "https://a.example/"})
+        assert write_jobs(stale, [job], IfExists.FAIL, "default") is None
+
+    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+    def test_a_new_host_waits_for_a_pause_and_goes_by_it(
+        self, other: Connection, admin: Connection, end: str
+    ) -> None:
+        """HOLD_TOPIC: held by a pause, so that no shard is left out of it."""
+        add("x", url="https://a.example/")
+        other.execute("BEGIN")
+        other.execute(HOLD_TOPIC, {"topic": "orders"})
+        other.execute(
+            'INSERT INTO delayed_queue_paused ("pKind", "pausedAt", reason) '
+            "VALUES ('orders|json', 0, '')"
+        )
+        with calling(partial(add, "y", url="https://b.example/")) as post:
+            wait_until_blocked(admin, post)
+            # Who adds for hosts that have their shards does not wait.
+            assert add("z", url="https://a.example/").outcome == "created"
+            other.execute(end)
+            assert post.answer().outcome == "created"
+        is_paused = PausedQueue.objects.filter(kind="orders#1|callback").exists()
+        assert is_paused is (end == "COMMIT")
+
+    def test_a_pause_waits_for_a_new_host_and_pauses_it_too(
+        self, other: Connection, admin: Connection
+    ) -> None:
+        add("x", url="https://a.example/")
+        other.execute("BEGIN")
+        other.execute(HOLD_TOPIC, {"topic": "orders"})
+        other.execute("UPDATE delayed_queue_topic SET hosts = hosts || ' b.example:443'")
+        with calling(partial(pause_topic, "orders")) as pause:
+            wait_until_blocked(admin, pause)
+            other.execute("COMMIT")
+            assert pause.answer() is True
+        assert PausedQueue.objects.filter(kind="orders#1|callback").exists()
 
 
 SCOPE: Final = "token POST jobs"

@@ -25,6 +25,7 @@ from delayed_queue.http.jobs.dead import (
 )
 from delayed_queue.http.jobs.inspecting import peek, topic_stats
 from delayed_queue.http.jobs.jobs import Answer, JobState
+from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.models import DeadLetter, Message
 from tests.topics.support import URL, add, found
 
@@ -227,7 +228,7 @@ class TestConfigure:
     def test_what_is_not_given_stays(self) -> None:
         configure_topic("orders", shards=2, ladder=["5s", 10], jitter=0.1)
         row = configure_topic("orders", ttr=timedelta(seconds=30))
-        assert row == ("orders", 2, "5s 10s", 0.1, 30_000)
+        assert row == TopicRow("orders", 2, "5s 10s", 0.1, 30_000)
         assert configure_topic("orders", ladder="").ladder == ""
         assert read_topic("orders") == treatment_of("orders")
 
@@ -266,4 +267,4 @@ class TestConfigure:
 
     def test_a_topic_without_a_row_has_the_defaults(self) -> None:
         forget_topics()
-        assert treatment_of("orders") == ("orders", 1, "", 0.0, None)
+        assert treatment_of("orders") == TopicRow("orders", 1, "", 0.0, None)

@@ -39,3 +39,20 @@ def test_the_floors_are_those_of_the_contract() -> None:
     for above, below in pairwise(floors):
         highest = min(level[room] for room in below)
         assert max(level[room] for room in above) < highest, (above, below)
+
+
+# The core is used without them; health endpoints and code of other libraries aside.
+WINGS = re.compile(r"callback|topic|url|spark", re.IGNORECASE)
+INNOCENT = re.compile(r"hourly|add_done_callback")
+CORE = ("db", "queue", "cron", "worker", "observe", "models.py", "hooks.py", "handlers.py")
+
+
+def test_the_core_knows_no_word_of_the_wings() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for place in (ROOT / "delayed_queue" / name for name in CORE)
+        for path in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if WINGS.search(INNOCENT.sub("", line))
+    ]
+    assert found == []

@@ -31,7 +31,7 @@ PLAIN: Final = {
     # words that the code chooses among
     "problem.code", "reason", "result.failure", "self._name", "template.channel",
     # made plain before: names of hosts as the url parser lets them through, and quoted above
-    "state.name", "backlog.host.name", "backlog.kind", "name", "listed",
+    "state.name", "name", "listed",
 }  # fmt: skip
 
 

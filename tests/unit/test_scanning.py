@@ -7,14 +7,12 @@ import time
 import pytest
 
 from delayed_queue.messages import Envelope
-from delayed_queue.queue.store.claim import CLAIM, CLAIM_PASSING
 from delayed_queue.worker.consumers import Consumer, consumers_of
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.scanning import (
     DEEP_POLL_SHARE,
     FULL_SCAN_INTERVALS,
     MARGIN_MS,
-    PASSING_SECONDS,
     REWIND_MS,
     Poll,
     PollResult,
@@ -164,7 +162,7 @@ def test_before_a_long_sleep_it_scans_fully(consumer: Consumer, clock: Clock):
     assert consumer.schedule.next_at > clock.now + POLL / 2
 
 
-def test_an_idle_lane_has_no_cycle_of_short_naps(consumer: Consumer, clock: Clock):
+def test_an_idle_consumer_has_no_cycle_of_short_naps(consumer: Consumer, clock: Clock):
     poll(consumer, clock, LIMIT, latest=DUE, seconds=0.05)
     polls, started_at = 0, clock.now
     while clock.now < started_at + 20 * POLL:
@@ -175,94 +173,17 @@ def test_an_idle_lane_has_no_cycle_of_short_naps(consumer: Consumer, clock: Cloc
     assert polls <= 2 * 20 + 6
 
 
-class TestPassing:
-    """A consumer whose handler names messages to pass over."""
-
-    @pytest.fixture
-    def passed(self) -> list[str]:
-        return []
-
-    @pytest.fixture
-    def consumer(self, clock: Clock, passed: list[str]) -> Consumer:
-        def handle(envelope: Envelope) -> None: ...
-
-        handler = handler_of("passing", handle, passes_over=lambda: passed)
-        (consumer,) = consumers_of(WorkerOptions(), registry_with(handler))
-        return consumer
-
-    def behind(self, consumer: Consumer) -> tuple[int, int] | None:
-        """Return behind what a poll would begin now; None of one that passes over nothing."""
-        steps = consumer.claim_steps(consumer.schedule.begin(LIMIT), "lease", "again")
-        statement, params = steps["claimed"]
-        if statement != CLAIM_PASSING:
-            assert statement == CLAIM
-            return None
-        return params["after"], params["after_id"]
-
-    def take(self, consumer: Consumer, found: int, latest: int, last_id: int) -> None:
-        consumer.end_poll(
-            consumer.schedule.begin(LIMIT), PollResult(found, latest, behind=(latest, last_id))
-        )
-
-    def test_it_begins_at_its_position_and_goes_on_behind_what_was_taken(
-        self, consumer: Consumer, clock: Clock, passed: list[str]
-    ) -> None:
-        poll(consumer, clock, LIMIT, latest=DUE)
-        assert self.behind(consumer) is None
-        passed.append("https://host/")
-        assert self.behind(consumer) == (DUE - MARGIN_MS, 0)
-        self.take(consumer, LIMIT, DUE + 7000, 12)
-        assert self.behind(consumer) == (DUE + 7000, 12)
-        passed.append("https://other/")
-        assert self.behind(consumer) == (DUE + 7000, 12)
-
-    def test_what_is_not_passed_over_any_more_may_be_anywhere(
-        self, consumer: Consumer, clock: Clock, passed: list[str]
-    ) -> None:
-        poll(consumer, clock, LIMIT, latest=DUE)
-        passed += ["https://host/", "https://other/"]
-        self.take(consumer, LIMIT, DUE + 7000, 12)
-        passed.pop()
-        assert self.behind(consumer) == (DUE - MARGIN_MS, 0)
-        self.take(consumer, LIMIT, DUE + 9000, 13)
-        passed.clear()
-        assert self.behind(consumer) is None
-        # The position has not moved: below what was taken meanwhile there may be some.
-        assert consumer.schedule.begin(LIMIT).position == DUE - MARGIN_MS
-
-    def test_what_it_may_not_read_yet_is_for_the_next_poll_at_once(
-        self, consumer: Consumer, clock: Clock, passed: list[str]
-    ) -> None:
-        passed.append("https://host/")
-        for n in range(3):
-            edge = (DUE, 5000 * (n + 1))
-            consumer.end_poll(
-                consumer.schedule.begin(LIMIT), PollResult(0, behind=edge, has_more=True)
-            )
-            assert consumer.schedule.next_at <= clock.now
-            assert self.behind(consumer) == edge
-        poll(consumer, clock)
-        poll(consumer, clock)
-        assert consumer.schedule.next_at > clock.now
-        assert self.behind(consumer) == (DUE, 15_000)
-
-    def test_it_sleeps_no_longer_than_until_they_may_be_wanted(
-        self, consumer: Consumer, clock: Clock, passed: list[str]
-    ) -> None:
-        passed.append("https://host/")
-        assert not poll(consumer, clock).asks_ahead
-        second = poll(consumer, clock)
-        assert second.asks_ahead
-        assert consumer.schedule.next_at == second.began_at + PASSING_SECONDS
-        poll(consumer, clock)
-        second = poll(consumer, clock, wait_ms=300)
-        assert consumer.schedule.next_at == second.began_at + 0.3
-
-    def test_a_lane_of_a_fleet_does_not_doze_meanwhile(
-        self, consumer: Consumer, clock: Clock, passed: list[str]
-    ) -> None:
-        consumer.schedule.is_dynamic = True
-        passed.append("https://host/")
-        poll(consumer, clock)
-        poll(consumer, clock)
-        assert not consumer.schedule.is_idle
+def test_a_consumer_at_rest_polls_nothing_whatever_wakes_it(consumer: Consumer, clock: Clock):
+    schedule = consumer.schedule
+    schedule.rest(2)
+    until = clock.now + 2
+    for wake in (schedule.wake, schedule.rewind, lambda: schedule.wake(clock.now)):
+        wake()
+        assert schedule.next_at == until
+    schedule.rest(1)
+    poll(consumer, clock)
+    poll(consumer, clock, wait_ms=5)
+    assert schedule.next_at == until
+    clock.now = until
+    schedule.wake()
+    assert schedule.next_at <= clock.now

@@ -188,7 +188,7 @@ class TopicChangeList(KeysetChangeList):
 
 def add_counts(rows: Sequence[Any], using: str) -> None:
     """Give each topic its counts and its pause."""
-    kinds = {row.name: kinds_of_topic(row.name, row.shards) for row in rows}
+    kinds = {row.name: kinds_of_topic(row.name, row.shards, hosts=row.hosts) for row in rows}
     found = {
         each.kind: each for each in depths([k for some in kinds.values() for k in some], cap=_CAP,
         using=using)
@@ -295,7 +295,7 @@ class TopicAdmin(MadeByForm):
     def holds(self, row: Any) -> SafeString:
         """List the kinds with links to their messages and dead letters, and the counts of all."""
         counts = ", ".join(f"{count} {state}" for state, count in row.counts.items())
-        kinds = kinds_of_topic(row.name, row.shards)
+        kinds = kinds_of_topic(row.name, row.shards, hosts=row.hosts)
         links = format_html_join("", "<br>{}: {} · {}", map(self._links, kinds))
         name = "admin:delayed_queue_http_callbackattempt_changelist"
         attempts = reverse(name, current_app=self.admin_site.name)

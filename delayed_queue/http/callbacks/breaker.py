@@ -45,8 +45,8 @@ LONGEST_EXCESS: Final = 60.0
 # an answer that is quick.
 SILENCE: Final = 0.25
 SILENT_TIMES: Final = 4
-# How long what else is due for a host waits that is silent, or that somebody probes.
-OTHERS_WAIT: Final = timedelta(seconds=1)
+# For how long nothing more is claimed for a host that takes nothing; then it is tried again.
+REST: Final = timedelta(seconds=TRUST_SECONDS)
 # So many messages are put off by the same delay, so that one statement writes them.
 SAME_DELAY: Final = 64
 MAX_HOSTS: Final = 10_000
@@ -63,6 +63,8 @@ class PutOff(Exception):
     def __init__(self, delay: float) -> None:
         super().__init__(f"put off for {delay:.1f} s")
         self.delay = timedelta(milliseconds=max(int(delay * 1000), 1))
+        # Whether others for the host would be put off too.
+        self.is_for_host = False
 
 
 @dataclass(slots=True, eq=False)
@@ -89,18 +91,10 @@ class HostState:
     heard_at: float = 0.0
     at_gate: int = 0
 
-    def delay_of_others(self) -> timedelta | None:
-        """Return how long what else is due for it waits at least; None if it takes some now.
-
-        Of an open host that is zero: until the end of its pause, which the table knows.
-        """
+    def takes_nothing(self) -> bool:
+        """Return whether it is open, somebody probes it, or it is silent."""
         now = time.monotonic()
-        if self.is_half_open:
-            is_probed = self.is_probing or now < self.open_until
-            return OTHERS_WAIT if is_probed else None
-        if now < self.open_until:
-            return timedelta(0)
-        return OTHERS_WAIT if self._is_silent(now) else None
+        return self.is_probing or now < self.open_until or self._is_silent(now)
 
     def _is_silent(self, now: float) -> bool:
         longest = SILENCE

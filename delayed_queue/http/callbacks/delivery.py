@@ -18,8 +18,7 @@ from django.db import Error
 from delayed_queue.exceptions import ResourceUnavailable, UrlRefused
 from delayed_queue.handlers import Reject, Retry, Snooze
 from delayed_queue.http.callbacks.attempts import AttemptLog
-from delayed_queue.http.callbacks.backlogs import Backlogs
-from delayed_queue.http.callbacks.breaker import Breaker, HostState, PutOff
+from delayed_queue.http.callbacks.breaker import REST, Breaker, HostState, PutOff
 from delayed_queue.http.callbacks.client import send
 from delayed_queue.http.callbacks.endpoints import (
     DISABLED_WAIT,
@@ -63,7 +62,6 @@ class Desk:
     def __init__(self, using: str) -> None:
         self.endpoints = Endpoints(using)
         self.breaker = Breaker(using)
-        self.backlogs = Backlogs(using)
         self.slots = Slots(using)
         self.gate = Gate(using)
         self.log = AttemptLog(using)
@@ -79,7 +77,6 @@ class Desk:
         try:
             yield
         finally:
-            await self.backlogs.close()
             await self.log.close()
             await _quietly(self.slots.close())
             await self.gate.close()
@@ -95,9 +92,8 @@ class Desk:
             raise PutOff(random.uniform(*DISABLED_WAIT))  # noqa: S311 - to spread a herd
         try:
             result = await self._within_limits(callback, endpoint, place)
-        except PutOff:
-            host, due_at_ms = self.breaker.state_of(place.host), callback.envelope.due_at_ms
-            self.backlogs.meet(host, callback.kind, callback.url, due_at_ms)
+        except PutOff as error:
+            error.is_for_host = self.breaker.state_of(place.host).takes_nothing()
             raise
         self._logged(callback, endpoint, result)
         if result.disables_endpoint:
@@ -188,22 +184,28 @@ async def desk_of(using: str) -> Desk:
 
 
 @lru_cache(maxsize=10_000)
-def deliverer(using: str, topic: str, kind: str, ladder: str, jitter: float) -> Deliver:
-    """Return the handler of a shard's callbacks; for the same shard the same, as sources must."""
+def deliverer(using: str, kind: str, ladder: str, jitter: float, *, has_one_host: bool) -> Deliver:
+    """Return the handler of a shard's callbacks; for the same shard the same, as sources must.
+
+    A shard of one host rests while that takes nothing.
+    """
 
     async def deliver(envelope: Envelope) -> None:
-        await _deliver(await desk_of(using), _read(envelope, kind, ladder, jitter))
+        callback = _read(envelope, kind, ladder, jitter)
+        try:
+            await _deliver(await desk_of(using), callback)
+        except PutOff as error:
+            rest = REST if has_one_host and error.is_for_host else timedelta(0)
+            raise Snooze(error.delay, rest=rest) from None
 
     deliver.__qualname__ = "deliver"
     return deliver
 
 
 async def _deliver(desk: Desk, callback: Callback) -> None:
-    """Send, and raise what becomes of the message unless it was received."""
+    """Send, and raise what becomes of the message unless it was received; PutOff before a dial."""
     try:
         result = await desk.send(callback)
-    except PutOff as error:
-        raise Snooze(error.delay) from None
     except (Error, ResourceUnavailable) as error:
         # Before anything was dialled: an outage of ours is no failure of theirs.
         logger.warning("event=callback_put_off error=%s", type(error).__name__)

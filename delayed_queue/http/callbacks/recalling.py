@@ -15,8 +15,9 @@ from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import UrlRefused
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
 from delayed_queue.http.callbacks.endpoints import DISABLED_WAIT, Place, matching, place_of
+from delayed_queue.http.jobs.catalogue import kinds_of
 from delayed_queue.http.jobs.consuming import wake
-from delayed_queue.http.jobs.kinds import Way, kinds_of_topic
+from delayed_queue.http.jobs.kinds import Way
 from delayed_queue.http.models import Endpoint, Host, Topic
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
@@ -105,11 +106,7 @@ def _kinds(horizon: int, using: str) -> Iterator[str]:
     """Yield the kinds of callbacks that have something within the horizon, in any order."""
     after = ""
     while topics := repeat(using, partial(Topic.objects.after, after, _PAGE, using=using)):
-        kinds = [
-            kind
-            for topic in topics
-            for kind in kinds_of_topic(topic.name, topic.shards, Way.CALLBACK)
-        ]
+        kinds = [kind for topic in topics for kind in kinds_of(topic, Way.CALLBACK)]
         floors = [NO_FLOOR] * len(kinds)
         ask = partial(Message.objects.next_due_of_kinds, kinds, floors, horizon, using=using)
         found = list(repeat(using, ask))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 from delayed_queue.codecs import codec_named
 from delayed_queue.handlers import Handler
-from delayed_queue.http.callbacks.backlogs import passed_over
 from delayed_queue.http.callbacks.delivery import deliverer
-from delayed_queue.http.jobs.kinds import Way, kinds_of_topic
+from delayed_queue.http.jobs.catalogue import kinds_of
+from delayed_queue.http.jobs.kinds import OWN_SHARDS, Way
 from delayed_queue.http.models import Topic
 from delayed_queue.retries import RetryPolicy
 
@@ -26,10 +25,11 @@ def handlers_of_topics(using: str) -> Iterator[Handler]:
     codec, after = codec_named("bytes"), ""
     while topics := Topic.objects.after(after, PAGE, using=using):
         for topic in topics:
-            for kind in kinds_of_topic(topic.name, topic.shards, Way.CALLBACK):
-                function = deliverer(using, topic.name, kind, topic.ladder, topic.jitter)
-                passes_over = partial(passed_over, using, kind)
-                yield Handler(topic.name, function, codec, kind, _POLICY, passes_over=passes_over)
+            for shard, kind in enumerate(kinds_of(topic, Way.CALLBACK)):
+                function = deliverer(
+                    using, kind, topic.ladder, topic.jitter, has_one_host=shard < OWN_SHARDS
+                )
+                yield Handler(topic.name, function, codec, kind, _POLICY)
         if len(topics) < PAGE:
             return
         after = topics[-1].name

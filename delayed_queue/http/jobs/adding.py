@@ -14,10 +14,15 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import Lost, Tries, repeat
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.http.jobs.catalogue import create_topic, ensure_topic
+from delayed_queue.http.jobs.catalogue import (
+    create_topic,
+    ensure_hosts,
+    ensure_topic,
+    kinds_of,
+)
 from delayed_queue.http.jobs.finding import find_job
 from delayed_queue.http.jobs.jobs import AddedJob, IfExists, JobState, NewJob
-from delayed_queue.http.jobs.kinds import kind_of_job, kinds_of_topic
+from delayed_queue.http.jobs.kinds import Way, shard_of, shard_of_host, topic_kind
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.locks import MOST_JOBS
 from delayed_queue.http.store.topics import AddedRow, TopicRow
@@ -82,11 +87,12 @@ def _add(
     topic = ensure_topic(jobs[0].topic, using=using)
     written: list[AddedRow] = []
     for _ in range(_TRIES):
+        topic = ensure_hosts(topic, (job.host for job in jobs), using=using)
         attempt = partial(write_jobs, topic, jobs, if_exists, using)
         again = partial(_write_again, topic, jobs, if_exists, using)
         rows = repeat(using, attempt, truth=again, tries=tries)
         if rows is None:
-            # Deleted, or given other shards, since this process has read it.
+            # Deleted, or given other shards or hosts, since this process has read it.
             topic = create_topic(topic.name, using=using)
             continue
         missed = {row.key for row in rows if row.scheduled_at is None}
@@ -107,7 +113,7 @@ def _write_again(
     topic: TopicRow, jobs: Sequence[NewJob], if_exists: IfExists, using: str, lost: Lost
 ) -> list[AddedRow] | None:
     """Return what a lost try has written, and write what it has not."""
-    offered = [_offered(job, topic.shards) for job in jobs]
+    offered = [_offered(job, topic) for job in jobs]
     can_update = if_exists is IfExists.UPDATE
     created, again = find_out(lost, offered, can_update=can_update, using=using)
     rows = [AddedRow(each.key, True, each.scheduled_at_initially, each.now) for each in created]
@@ -130,12 +136,11 @@ def write_jobs(
     patience: int | None = None,
 ) -> list[AddedRow] | None:
     """Write jobs with distinct ids, in one try; None when the topic has other shards now."""
-    offered = [_offered(job, topic.shards) for job in jobs]
+    offered = [_offered(job, topic) for job in jobs]
     return Topic.objects.add(
-        topic.name,
-        topic.shards,
+        topic,
         offered,
-        kinds_of_topic(topic.name, topic.shards),
+        kinds_of(topic),
         can_update=if_exists is IfExists.UPDATE,
         channels=_channels(offered),
         patience=patience,
@@ -143,8 +148,13 @@ def write_jobs(
     )
 
 
-def _offered(job: NewJob, shards: int) -> Offered:
-    kind = kind_of_job(job.topic, job.job_id, shards, job.way)
+def _offered(job: NewJob, topic: TopicRow) -> Offered:
+    # By its host, so that one that takes nothing keeps nobody else's jobs waiting.
+    if job.way is Way.CALLBACK:
+        shard = shard_of_host(job.host, topic.hosts)
+    else:
+        shard = shard_of(job.job_id, topic.shards)
+    kind = topic_kind(topic.name, shard, job.way)
     return Offered(job.job_id, kind, job.payload, job.schedule_at, job.delay, job.headers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -18,10 +19,12 @@ from delayed_queue.http.jobs.jobs import check_jitter
 from delayed_queue.http.jobs.kinds import (
     MAX_SHARDS,
     WAKE_CHANNEL,
+    Way,
     check_topic,
     kinds_of_topic,
     topic_kind,
     topics_in,
+    with_hosts,
 )
 from delayed_queue.http.jobs.ladders import MAX_TTR, check_ladder
 from delayed_queue.http.models import Topic
@@ -109,19 +112,50 @@ def configure_topic(
 def _configure(topic: str, changes: dict[str, Any], using: str) -> TopicRow:
     with transaction.atomic(using=using):
         Topic.objects.lock(topic, using=using)
-        before = read_topic(topic, using=using)
+        before = hold_topic(topic, using=using)
         after = before._replace(**changes)
-        _check_empty(_beyond(before, after.shards), using)
+        _check_empty(_beyond(before, after), using)
         Topic.objects.configure(after, using=using)
         _pause_alike(before, after, using)
         notify(using, channel_of(WAKE_CHANNEL))
     return _remember(after, using)
 
 
-def _beyond(topic: TopicRow, shards: int) -> list[str]:
-    """Return the kinds of the shards from that number on."""
-    stay = set(kinds_of_topic(topic.name, shards))
-    return [each for each in kinds_of_topic(topic.name, topic.shards) if each not in stay]
+def ensure_hosts(topic: TopicRow, hosts: Iterable[str], *, using: str) -> TopicRow:
+    """Return the topic with shards for the callbacks of these hosts, of their own if it has some.
+
+    A host that is new to it holds the topic's row to the end of the transaction.
+    """
+    if with_hosts(topic.hosts, hosts := set(hosts)) == topic.hosts:
+        return topic
+    return repeat(using, partial(_add_hosts, topic.name, sorted(hosts), using))
+
+
+def _add_hosts(topic: str, hosts: list[str], using: str) -> TopicRow:
+    with transaction.atomic(using=using):
+        before = hold_topic(topic, using=using)
+        after = before._replace(hosts=with_hosts(before.hosts, hosts))
+        if after != before and Topic.objects.configure(after, using=using):
+            _pause_alike(before, after, using)
+            notify(using, channel_of(WAKE_CHANNEL))
+    return _remember(after, using)
+
+
+def hold_topic(topic: str, *, using: str) -> TopicRow:
+    """Return what read_topic() does, as it stays until the end of the transaction."""
+    row = Topic.objects.hold(topic, using=using)
+    return TopicRow(topic, 1, "", 0.0, None) if row is None else row
+
+
+def kinds_of(topic: TopicRow, *ways: Way) -> list[str]:
+    """Return the kinds of the topic's shards, of all ways or the given ones."""
+    return kinds_of_topic(topic.name, topic.shards, *ways, hosts=topic.hosts)
+
+
+def _beyond(topic: TopicRow, other: TopicRow) -> list[str]:
+    """Return the kinds of the topic that it has not as the other."""
+    stay = set(kinds_of(other))
+    return [each for each in kinds_of(topic) if each not in stay]
 
 
 def _check_empty(kinds: list[str], using: str) -> None:
@@ -134,7 +168,7 @@ def _check_empty(kinds: list[str], using: str) -> None:
 def _pause_alike(before: TopicRow, after: TopicRow, using: str) -> None:
     """Pause the new shards of a topic that is paused."""
     if PausedQueue.objects.is_paused(topic_kind(before.name), using=using):
-        for kind in _beyond(after, before.shards):
+        for kind in _beyond(after, before):
             PausedQueue.objects.pause(kind, reason="as the topic's first shard", using=using)
 
 

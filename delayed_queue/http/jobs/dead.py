@@ -11,11 +11,11 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.resilience import repeat
 from delayed_queue.http.jobs.adding import BITE
-from delayed_queue.http.jobs.catalogue import MAX_LISTED, read_topic
+from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic
 from delayed_queue.http.jobs.consuming import wake
 from delayed_queue.http.jobs.finding import find_row, last_line
 from delayed_queue.http.jobs.jobs import Answer, DeadJob, read_headers, url_of
-from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, parse_kind
+from delayed_queue.http.jobs.kinds import check_topic, parse_kind
 from delayed_queue.http.jobs.ladders import initial_retry
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import DeadJobRow
@@ -45,7 +45,7 @@ def dead_jobs(
 
 
 def _kinds_of(topic: str, using: str) -> list[str]:
-    return kinds_of_topic(topic, read_topic(check_topic(topic), using=using).shards)
+    return kinds_of(read_topic(check_topic(topic), using=using))
 
 
 def _kinds_of_all(covers: Callable[[str], bool] | None, using: str) -> list[str]:

@@ -17,7 +17,7 @@ from django.db import DEFAULT_DB_ALIAS, Error
 from delayed_queue.db.resilience import Tries, is_in_transaction
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.jobs.adding import BITE, add_alone, add_job, outcome_of, write_jobs
-from delayed_queue.http.jobs.catalogue import ensure_topic
+from delayed_queue.http.jobs.catalogue import ensure_hosts, ensure_topic
 from delayed_queue.http.jobs.jobs import AddedJob, IfExists, NewJob
 from delayed_queue.http.store.topics import AddedRow
 
@@ -51,7 +51,9 @@ def write_together(batch: Sequence[Entry], place: Place) -> None:
     using, topic, if_exists = place
     tries = Tries(using)
     try:
-        found, jobs = ensure_topic(topic, using=using), [each.job for each in batch]
+        jobs = [each.job for each in batch]
+        found = ensure_topic(topic, using=using)
+        found = ensure_hosts(found, (job.host for job in jobs), using=using)
         tries.begin()
         rows = write_jobs(found, jobs, if_exists, using, patience=PATIENCE)
     except ResourceUnavailable:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from delayed_queue.db.statements import Step
 from delayed_queue.http.models import Topic
+from delayed_queue.http.store.fragments import topic_of
 from delayed_queue.http.store.locks import MOST_JOBS, locking_letters
-from delayed_queue.queue.store.fragments import topic_of
 
 
 class JobsGuard:

@@ -12,12 +12,12 @@ from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue.db.resilience import repeat
 from delayed_queue.handlers import storable
-from delayed_queue.http.jobs.catalogue import read_topic
+from delayed_queue.http.jobs.catalogue import hold_topic, kinds_of, read_topic
 from delayed_queue.http.jobs.consuming import wake
 from delayed_queue.http.jobs.dead import dead_jobs
 from delayed_queue.http.jobs.finding import find_job, job_of
 from delayed_queue.http.jobs.jobs import Job, JobState
-from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, topic_kind
+from delayed_queue.http.jobs.kinds import check_topic, topic_kind
 from delayed_queue.http.models import Topic
 from delayed_queue.models import PausedQueue
 from delayed_queue.observe.overview import Count, QueueDepth, depths
@@ -42,13 +42,12 @@ class TopicStats:
 
 def topic_stats(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicStats:
     """Count the topic's jobs over all shards, at a bounded cost."""
-    shards = read_topic(check_topic(topic), using=using).shards
-    kinds = kinds_of_topic(topic, shards)
-    found = repeat(using, partial(depths, kinds, using=using))
+    row = read_topic(check_topic(topic), using=using)
+    found = repeat(using, partial(depths, kinds_of(row), using=using))
     ages = [each.oldest_due_age for each in found if each.oldest_due_age is not None]
     return TopicStats(
         topic=topic,
-        shards=shards,
+        shards=row.shards,
         is_paused=is_paused(topic, using=using),
         delayed=_sum(each.scheduled for each in found),
         ready=_sum(each.due for each in found),
@@ -79,7 +78,7 @@ def peek(
         dead = dead_jobs(topic, limit=limit, using=using)
         found = (find_job(topic, each.job_id, using=using) for each in dead)
         return [each for each in found if each is not None]
-    kinds = kinds_of_topic(topic, read_topic(check_topic(topic), using=using).shards)
+    kinds = kinds_of(read_topic(check_topic(topic), using=using))
     rows = repeat(
         using,
         partial(
@@ -109,22 +108,23 @@ def pause_topic(
 
 def _pause(topic: str, reason: str, by: str, using: str) -> bool:
     with transaction.atomic(using=using):
-        kinds = kinds_of_topic(topic, read_topic(topic, using=using).shards)
+        # Held, so that no shard is added meanwhile that is not paused.
         paused = [
-            PausedQueue.objects.pause(kind, reason=reason, by=by, using=using) for kind in kinds
+            PausedQueue.objects.pause(kind, reason=reason, by=by, using=using)
+            for kind in kinds_of(hold_topic(topic, using=using))
         ]
     return any(paused)
 
 
 def resume_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Hand out jobs again, to sleeping consumers too; return whether the topic was paused."""
-    kinds = kinds_of_topic(topic, read_topic(check_topic(topic), using=using).shards)
-    resumed = repeat(using, partial(_resume, kinds, using))
+    kinds, is_resumed = repeat(using, partial(_resume, check_topic(topic), using))
     wake(kinds, using=using)
-    return resumed
+    return is_resumed
 
 
-def _resume(kinds: list[str], using: str) -> bool:
+def _resume(topic: str, using: str) -> tuple[list[str], bool]:
     with transaction.atomic(using=using):
+        kinds = kinds_of(hold_topic(topic, using=using))
         resumed = [PausedQueue.objects.resume(kind, using=using) for kind in kinds]
-    return any(resumed)
+    return kinds, any(resumed)

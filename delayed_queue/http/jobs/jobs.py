@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from delayed_queue.codecs import codec_named, encode
 from delayed_queue.exceptions import InvalidConfiguration, InvalidJob, InvalidMessage
-from delayed_queue.http.jobs.kinds import Way, check_topic
+from delayed_queue.http.jobs.kinds import Way, check_topic, host_of
 from delayed_queue.http.jobs.ladders import MAX_RETRY, MAX_TTR, check_ladder
 from delayed_queue.messages import (
     MAX_KEY_LENGTH,
@@ -68,7 +68,10 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A validated job, as it is stored; ``schedule_at`` and ``delay`` in milliseconds."""
+    """A validated job, as it is stored; ``schedule_at`` and ``delay`` in milliseconds.
+
+    ``host`` is that of its url, if it has one.
+    """
 
     job_id: str
     topic: str
@@ -77,6 +80,7 @@ class NewJob:
     way: Way = Way.PULLED
     schedule_at: int | None = None
     delay: int = 0
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,8 @@ def job_from(
         raise InvalidJob(errors=reader.errors)
     way = Way.CALLBACK if "url" in headers else Way.PULLED
     sealed = encode_headers(headers_for(topic, headers or None))
-    return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0)
+    host = host_of(headers.get("url", ""))
+    return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0, host)
 
 
 class _Reader:

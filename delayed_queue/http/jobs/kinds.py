@@ -1,11 +1,12 @@
-"""Where the jobs of a topic are stored: one kind for each shard and each way of delivery."""
+"""Where the jobs of a topic are stored: pulled ones by their ids, callbacks by their hosts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 from zlib import crc32
 
 from delayed_queue.exceptions import InvalidMessage
@@ -14,6 +15,9 @@ from delayed_queue.exceptions import InvalidMessage
 WAKE_CHANNEL: Final = "delayed_queue.http.jobs|wake"
 MAX_TOPIC_LENGTH: Final = 80
 MAX_SHARDS: Final = 64
+# So many hosts have a shard of a topic's callbacks each; those that come later share the others.
+OWN_SHARDS: Final = 32
+MAX_HOST_LENGTH: Final = 261
 
 # ASCII letters, digits and ``. _ : -``, the first one a letter, a digit or ``_``: safe in a path,
 # and free of the ``#`` and ``|`` that the kind is built with.
@@ -61,17 +65,49 @@ def topic_kind(topic: str, shard: int = 0, way: Way = Way.PULLED) -> str:
     return f"{topic}#{shard}|{way}" if shard else f"{topic}|{way}"
 
 
-def kind_of_job(topic: str, job_id: str, shards: int, way: Way) -> str:
-    """Return the kind in which a new job is stored."""
-    return topic_kind(topic, shard_of(job_id, shards), way)
+def host_of(url: str) -> str:
+    """Return the ``host:port`` by which callbacks are sharded; empty where the url has none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        return ""
+    host = f"{parts.hostname or ''}:{port}"
+    return host if len(host) <= MAX_HOST_LENGTH and host.split() == [host] else ""
 
 
-def kinds_of_topic(topic: str, shards: int, *ways: Way) -> list[str]:
+def with_hosts(known: str, hosts: Iterable[str]) -> str:
+    """Return the hosts that have shards of their own, in their order, with what there is room for.
+
+    None is ever taken away or moved: its shard has jobs.
+    """
+    both = dict.fromkeys([*known.split(), *filter(None, hosts)])
+    return " ".join(list(both)[:OWN_SHARDS])
+
+
+def shard_of_host(host: str, known: str) -> int:
+    """Return the shard of a host's callbacks: its own, or one that it shares."""
+    hosts = known.split()
+    if host in hosts:
+        return hosts.index(host)
+    if not host or len(hosts) < OWN_SHARDS:
+        return 0
+    return OWN_SHARDS + shard_of(host, MAX_SHARDS - OWN_SHARDS)
+
+
+def shards_of_hosts(known: str) -> int:
+    """Return how many shards the callbacks have: one at first, and all once some are shared."""
+    number = len(known.split())
+    return max(number, 1) if number < OWN_SHARDS else MAX_SHARDS
+
+
+def kinds_of_topic(topic: str, shards: int, *ways: Way, hosts: str = "") -> list[str]:
     """Return the kinds of a topic, of all ways or the given ones, shard after shard."""
+    numbers = {Way.PULLED: shards, Way.CALLBACK: shards_of_hosts(hosts)}
     return [
         topic_kind(topic, shard, way)
         for way in ways or (Way.PULLED, Way.CALLBACK)
-        for shard in range(shards)
+        for shard in range(numbers[way])
     ]
 
 

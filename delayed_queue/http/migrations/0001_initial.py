@@ -66,6 +66,10 @@ class Migration(migrations.Migration):
                     "created_at",
                     delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
+                (
+                    "hosts",
+                    models.TextField(blank=True, db_default="", default="", editable=False),
+                ),
             ],
             options={
                 "db_table": "delayed_queue_topic",

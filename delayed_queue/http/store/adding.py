@@ -1,7 +1,7 @@
 """Jobs of topics: one key over the kinds of all shards and ways, as the HTTP side sees them.
 
-The kinds of a topic follow from its shards. What looks for one job reads their number in the
-statement itself: a number that was read earlier may have grown since.
+The kinds of a topic follow from its shards and hosts. What looks for one job reads their numbers in
+the statement itself: one that was read earlier may have grown since.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from delayed_queue.queue.store.fragments import (
     ATTEMPTS,
     HEADERS,
     LAST_ERROR,
-    OFFERED_AGAIN,
     REPLACE,
+    offering_again,
 )
 
 # What is offered, numbered in input order as a batch of messages is; nothing when the topic has
-# another number of shards than the kinds were chosen for.
+# other shards than the kinds were chosen for.
 _OFFERED: Final[LiteralString] = """,
 topic AS MATERIALIZED (
     SELECT 1
     FROM delayed_queue_topic
     WHERE name = %(topic)s
         AND shards = %(shards)s::integer
+        AND hosts = %(hosts)s::text
 ),
 offered AS MATERIALIZED (
     SELECT
@@ -268,7 +269,9 @@ newest AS MATERIALIZED (
     FROM locked
     ORDER BY "pKey", id DESC
 ),"""
-    + OFFERED_AGAIN
+    + offering_again(
+        """CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END"""
+    )
     + """
     WHERE COALESCE(
             (

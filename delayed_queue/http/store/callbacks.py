@@ -125,86 +125,6 @@ RETURNING id
 """
 )
 
-# Put off a bite of what is due for a host that takes nothing now, as RELEASE does what was leased
-# for it, without a lease for each. No longer than the host is open, or the delay if that is longer;
-# where neither is, nothing. Only the holder of the lock does it, one for each kind and host, until
-# the end of the transaction: the others are told by no row, and do not look at a message.
-# "looked" ends the bite after so many messages of any host: a statement is short also where few of
-# them are for this one. The limits are for the planner, as of _EARLIEST_DUE.
-# No leased message is touched, also none whose lease ran out; what others hold is passed over. The
-# urls are compared with the beginnings of those that were met, byte by byte and with the sign
-# after the host, so none of another host is meant.
-# Its commit waits for no disk: what a crash of the server undoes is due as before.
-# They come back in their order, the first when the time is over, half of the spread later as many
-# as "half" says, none later than the spread: few while a probe is under way, and then more.
-# Reads: delayed_queue__KindPlusScheduledAtIndex in order, from the end of the bite before;
-# host_name; the primary key.
-PUT_OFF_BACKLOG: Final[LiteralString] = (
-    CLOCK
-    + """,
-turn AS MATERIALIZED (
-    SELECT greatest(now + %(delay)s::bigint, (
-        SELECT "openUntil"
-        FROM delayed_queue_host
-        WHERE name = %(host)s
-            AND "openUntil" > (SELECT now FROM clock)
-    )) AS due_at
-    FROM clock
-    WHERE pg_try_advisory_xact_lock(
-            hashtextextended(%(kind)s::text || ' ' || %(host)s::text, 2886024109431760)
-        )
-        AND set_config('synchronous_commit', 'off', TRUE) IS NOT NULL
-),
-looked AS MATERIALIZED (
-    SELECT due_at, id
-    FROM (
-        SELECT "scheduledAt" AS due_at, id
-        FROM delayed_queue
-        WHERE "pKind" = %(kind)s
-            AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
-            AND "scheduledAt" <= (SELECT now FROM clock)
-            AND (SELECT due_at FROM turn) IS NOT NULL
-        ORDER BY "scheduledAt", id
-        LIMIT (SELECT %(limit)s::integer)
-    ) AS due
-    OFFSET %(limit)s::integer - 1
-    LIMIT 1
-),
-put_off AS (
-    UPDATE delayed_queue AS message
-    SET "scheduledAt" = (SELECT due_at FROM turn)
-        + %(spread)s::bigint * (%(ahead)s::bigint + chosen.place)
-        / (%(ahead)s::bigint + chosen.place + %(half)s::bigint)
-    FROM unnest(ARRAY(
-        SELECT id
-        FROM (
-            SELECT id
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
-                AND ("scheduledAt", id) <= (
-                    COALESCE((SELECT due_at FROM looked), (SELECT now FROM clock)),
-                    COALESCE((SELECT id FROM looked), 9223372036854775807)
-                )
-                AND "lockUuid" IS NULL
-                AND (headers ->> 'url') || '/' ^@ ANY (%(prefixes)b::text[])
-                AND (SELECT due_at FROM turn) IS NOT NULL
-            ORDER BY "scheduledAt", id
-            LIMIT (SELECT %(limit)s::integer)
-            FOR UPDATE SKIP LOCKED
-        ) AS due
-        LIMIT %(limit)s::integer
-    )) WITH ORDINALITY AS chosen (id, place)
-    WHERE message.id = chosen.id
-    RETURNING message.id
-)
-SELECT (SELECT count(*) FROM put_off), looked.due_at, looked.id
-FROM turn
-LEFT JOIN looked ON TRUE
-WHERE turn.due_at IS NOT NULL
-"""
-)
-
 # Hold the endpoint's slots for a change. In a statement of its own: what comes after it has a
 # snapshot that sees what earlier holders committed. Reads: the primary key.
 LOCK_SLOTS: Final[LiteralString] = """
@@ -323,21 +243,6 @@ class HostRow(NamedTuple):
 
     open_for: int
     probed_for: int | None
-
-
-class Beginning(NamedTuple):
-    """Behind which message a bite of a backlog begins: its due time, its id."""
-
-    due_at: int
-    id: int = 0
-
-
-class BiteRow(NamedTuple):
-    """How many messages a bite put off, and the last it looked at; None: there were no more."""
-
-    put_off: int
-    due_at: int | None
-    id: int | None
 
 
 class AttemptRow(NamedTuple):
@@ -465,26 +370,6 @@ class HostManager(models.Manager[M]):
             "now": now,
         }  # fmt: skip
         return bool(fetch(using, END_PROBE, params))
-
-    def put_off_backlog(
-        self, host: str, kind: str, prefixes: Sequence[str], after: Beginning, *, limit: int,
-        ahead: int, spread: int, half: int, delay: int | None = None, now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> BiteRow | None:  # fmt: skip
-        """Put off what is due of the kind under these beginnings of urls, of ``limit`` messages.
-
-        Until the host's pause is over or ``delay`` ms from now, whichever is later, and over the
-        ``spread`` in ms behind that: the first half of it takes ``half`` messages, of which
-        ``ahead`` were put off before. Returns None, and has changed nothing, if another does it
-        at this moment, or if the host is not open and there is no delay.
-        """
-        params = {
-            "host": host, "kind": kind, "prefixes": list(prefixes), "after": after.due_at,
-            "after_id": after.id, "limit": limit, "ahead": ahead, "spread": spread, "half": half,
-            "delay": delay, "now": now,
-        }  # fmt: skip
-        rows = fetch(using, PUT_OFF_BACKLOG, params)
-        return first_row(BiteRow, rows)
 
 
 class AttemptManager(models.Manager[M]):

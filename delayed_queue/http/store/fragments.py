@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, LiteralString
 
-# The kinds of a topic, as topics.kinds names them; one that has no row yet has one shard.
+from delayed_queue.hooks import KindFamily
+
+# The kinds of topics are one family for each topic: a key is one job in all of them. Who received
+# a callback knows it by its first schedule, and must know it again when it was redriven.
+KIND_FAMILY: Final = KindFamily(
+    pattern="^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$", keeps_schedule="[|]callback$"
+)
+# The topic of a kind; NULL for a kind that is none of a topic.
+TOPIC: Final[LiteralString] = (
+    """substring("pKind" FROM '^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$')"""
+)
+
+# The kinds of a topic, as jobs.kinds names them; one that has no row yet has one shard of each way.
 # Elsewhere conditions stand inside COALESCE, where no index serves them, because a key has few
 # rows, and a kind or a lease may have many.
 PLACES: Final[LiteralString] = """
@@ -14,12 +27,32 @@ places AS MATERIALIZED (
             %(topic)s::text
             || CASE shard WHEN 0 THEN '' ELSE '#' || shard END
             || '|' || way
-        FROM generate_series(
-            0,
-            COALESCE(
-                (SELECT shards FROM delayed_queue_topic WHERE name = %(topic)s::text), 1
-            ) - 1
-        ) AS shard
-        CROSS JOIN unnest(ARRAY['json', 'callback']) AS way
+        FROM unnest(
+            ARRAY['json', 'callback'],
+            ARRAY[
+                COALESCE(
+                    (SELECT shards FROM delayed_queue_topic WHERE name = %(topic)s::text), 1
+                ),
+                COALESCE(
+                    (
+                        SELECT CASE
+                            WHEN cardinality(string_to_array(hosts, ' ')) < 32
+                            THEN GREATEST(cardinality(string_to_array(hosts, ' ')), 1)
+                            ELSE 64
+                        END
+                        FROM delayed_queue_topic
+                        WHERE name = %(topic)s::text
+                    ),
+                    1
+                )
+            ]
+        ) AS ways (way, shards)
+        CROSS JOIN generate_series(0, ways.shards - 1) AS shard
     ) AS kinds
 )"""
+
+
+def topic_of(kind: str) -> str | None:
+    """Return the topic that a kind is one of, if there is a topic of that name."""
+    match = re.search(KIND_FAMILY.pattern, kind)
+    return None if match is None else match[1]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, LiteralString
 
 from delayed_queue.db.statements import Step
-from delayed_queue.queue.store.fragments import TOPIC, topic_of
+from delayed_queue.http.store.fragments import TOPIC, topic_of
 
 # The advisory locks of a topic and of one of its jobs, as numbers: 64 bits of a hash, so that two
 # names may share one, and then only wait for each other. Computed in the statements that take

@@ -72,16 +72,20 @@ RETURNING id
 
 # Reads: topic_name.
 READ_TOPIC: Final[LiteralString] = """
-SELECT name, shards, ladder, jitter, ttr
+SELECT name, shards, ladder, jitter, ttr, hosts
 FROM delayed_queue_topic
 WHERE name = %(topic)s
 """
 
+# The same, and hold it: its shards and hosts stay as they are until the end of the transaction.
+# Who adds jobs does not wait for it. Reads: topic_name.
+HOLD_TOPIC: Final[LiteralString] = READ_TOPIC + "FOR NO KEY UPDATE"
+
 # Reads: topic_name.
 TOPICS: Final[LiteralString] = """
-SELECT name, shards, ladder, jitter, ttr
+SELECT name, shards, ladder, jitter, ttr, hosts
 FROM (
-    SELECT name, shards, ladder, jitter, ttr
+    SELECT name, shards, ladder, jitter, ttr, hosts
     FROM delayed_queue_topic
     WHERE name > %(after)s
     ORDER BY name
@@ -91,13 +95,14 @@ ORDER BY name
 LIMIT %(limit)s::integer
 """
 
-# Change a topic under LOCK_TOPIC. Reads: topic_name.
+# Change a topic under HOLD_TOPIC; its shards under LOCK_TOPIC too. Reads: topic_name.
 CONFIGURE_TOPIC: Final[LiteralString] = """
 UPDATE delayed_queue_topic
 SET shards = %(shards)s::integer,
     ladder = %(ladder)s,
     jitter = %(jitter)s::float,
-    ttr = %(ttr)s::bigint
+    ttr = %(ttr)s::bigint,
+    hosts = %(hosts)s::text
 WHERE name = %(topic)s
 RETURNING id
 """
@@ -160,13 +165,18 @@ M = TypeVar("M", bound=models.Model)
 
 
 class TopicRow(NamedTuple):
-    """How a topic treats its jobs; ``ttr`` in milliseconds."""
+    """How a topic treats its jobs; ``ttr`` in milliseconds.
+
+    ``hosts``: those whose callbacks have a shard each, in the order of the shards, with spaces
+    between them.
+    """
 
     name: str
     shards: int
     ladder: str
     jitter: float
     ttr: int | None
+    hosts: str = ""
 
 
 class AddedRow(NamedTuple):
@@ -273,6 +283,14 @@ class TopicManager(models.Manager[M]):
         rows = fetch(using, READ_TOPIC, {"topic": topic})
         return first_row(TopicRow, rows)
 
+    def hold(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
+        """Return the topic as it stays until the end of the transaction; waits for who changes it.
+
+        Behind the lock of those who add jobs: everybody takes that first.
+        """
+        rows = fetch_all(using, [locking_jobs(topic, []), (HOLD_TOPIC, {"topic": topic})])[-1]
+        return TopicRow._make(rows[0]) if rows else None
+
     def after(self, topic: str, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:
         """Return the next topics in the order of their names."""
         rows = fetch(using, TOPICS, {"after": topic, "limit": limit})
@@ -284,16 +302,12 @@ class TopicManager(models.Manager[M]):
 
     def configure(self, topic: TopicRow, *, using: str = DEFAULT_DB_ALIAS) -> bool:
         """Change a topic; return False when there is none of that name."""
-        _, shards, ladder, jitter, ttr = topic
-        params = {
-            "topic": topic.name, "shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr
-        }  # fmt: skip
+        params = {"topic": topic.name, **topic._asdict()}
         return bool(fetch(using, CONFIGURE_TOPIC, params))
 
     def add(
         self,
-        topic: str,
-        shards: int,
+        topic: TopicRow,
         jobs: Sequence[Offered],
         places: Sequence[str],
         *,
@@ -310,8 +324,8 @@ class TopicManager(models.Manager[M]):
         raises OperationalError.
         """
         steps = [
-            locking_jobs(topic, [job.key for job in jobs]),
-            _adding(topic, shards, jobs, places, can_update=can_update),
+            locking_jobs(topic.name, [job.key for job in jobs]),
+            _adding(topic, jobs, places, can_update=can_update),
         ]
         if can_update:
             settings = [] if patience is None else [limiting_waits(patience)]
@@ -489,15 +503,13 @@ def _of_job(topic: str, key: str) -> dict[str, Any]:
 
 
 def _adding(
-    topic: str,
-    shards: int,
-    jobs: Sequence[Offered],
-    places: Sequence[str],
-    *,
-    can_update: bool,
+    topic: TopicRow, jobs: Sequence[Offered], places: Sequence[str], *, can_update: bool
 ) -> tuple[str, dict[str, Any]]:
     columns: list[Row] = list(zip(*jobs, strict=True))
     names = ("keys", "kinds", "payloads", "schedules", "delays", "headers")
     arrays = {name: list(column) for name, column in zip(names, columns, strict=True)}
-    shared = {"topic": topic, "shards": shards, "places": list(places), "now": None}
+    shared = {
+        "topic": topic.name, "shards": topic.shards, "hosts": topic.hosts,
+        "places": list(places), "now": None,
+    }  # fmt: skip
     return (PUT_JOBS if can_update else ADD_JOBS), {**arrays, **shared}

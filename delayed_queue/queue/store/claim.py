@@ -97,68 +97,6 @@ RETURNING
 """
 CLAIM: Final[LiteralString] = _LEASE + _EARLIEST_DUE + _LEASED
 
-# The same behind a message, and none whose url begins in one of these ways: they are being put off
-# (PUT_OFF_BACKLOG), and would be leased in vain. What is passed over is read, so no more than
-# "looked" messages are; if there are more, a row without a key says where the next claim goes on.
-# Reads: as CLAIM.
-CLAIM_PASSING: Final[LiteralString] = (
-    CLOCK
-    + """,
-looked AS MATERIALIZED (
-    SELECT due_at, id
-    FROM (
-        SELECT "scheduledAt" AS due_at, id
-        FROM delayed_queue
-        WHERE "pKind" = %(kind)s
-            AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
-            AND "scheduledAt" <= (SELECT now FROM clock)
-            AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
-        ORDER BY "scheduledAt", id
-        LIMIT (SELECT %(looked)s::integer)
-    ) AS due
-    OFFSET %(looked)s::integer - 1
-    LIMIT 1
-),
-leased AS (
-    UPDATE delayed_queue
-    SET "lockUuid" = CASE
-            WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
-        END,
-        "dueAt" = "scheduledAt",
-        "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
-        """
-    + DELIVERED
-    + """
-    WHERE id = ANY (ARRAY(
-        SELECT id
-        FROM (
-            SELECT id
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND ("scheduledAt", id) > (%(after)s::bigint, %(after_id)s::bigint)
-                AND ("scheduledAt", id) <= (
-                    COALESCE((SELECT due_at FROM looked), (SELECT now FROM clock)),
-                    COALESCE((SELECT id FROM looked), 9223372036854775807)
-                )
-                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
-                AND ((headers ->> 'url') || '/' ^@ ANY (%(passed)b::text[])) IS NOT TRUE"""
-    + _IN_ORDER
-    + """
-    ))
-    RETURNING
-        id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
-        headers::text, "lockUuid" = %(retaken_id)s::varchar AS "isRetaken"
-)
-SELECT
-    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts, headers,
-    "isRetaken"
-FROM leased
-UNION ALL
-SELECT id, NULL, NULL, NULL, due_at, NULL, NULL, NULL, NULL
-FROM looked
-"""
-)
-
 # The same, and no two at a time: of two claims of two that meet two messages, CLAIM may give
 # each one, because each passes over what the other has just locked; here one gets both and the
 # other none (N6). Still one statement. Reads: as CLAIM.
@@ -266,29 +204,6 @@ def claiming(
         "lease": lease, "floor": floor, "now": now,
     }  # fmt: skip
     return (CLAIM_STRICT, params | {"waits": waits}) if strict else (CLAIM, params)
-
-
-def claiming_past(
-    kind: str, limit: int, lease_id: str, retaken_id: str, lease: int, passed: Sequence[str],
-    after: tuple[int, int], looked: int, *, now: int | None = None,
-) -> Step:  # fmt: skip
-    """Lease as ``claiming`` does behind a due time and id, but nothing with such a url.
-
-    ``passed`` are beginnings of urls that reach at least to the sign behind the host. At most so
-    many messages are looked at; ``without_edge`` reads the answer.
-    """
-    params = {
-        "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
-        "lease": lease, "passed": list(passed), "after": after[0], "after_id": after[1],
-        "looked": looked, "now": now,
-    }  # fmt: skip
-    return CLAIM_PASSING, params
-
-
-def without_edge(rows: list[LeasedRow]) -> tuple[list[LeasedRow], tuple[int, int] | None]:
-    """Return what ``claiming_past`` leased, and behind which due time and id there is more."""
-    edges = [(row.due_at, row.id) for row in rows if row.key is None]
-    return [row for row in rows if row.key is not None], edges[0] if edges else None
 
 
 def trying_alone(kind: str) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, LiteralString, NamedTuple, TypeVar
+from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
@@ -11,16 +11,22 @@ from delayed_queue.db.rows import column_of, rows_of, value_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import Step, execute, fetch, fetch_all
 from delayed_queue.hooks import hooks
-from delayed_queue.queue.store.fragments import OFFERED_AGAIN, REPLACE, TOPIC
+from delayed_queue.queue.store.fragments import REPLACE, offering_again
 
-# The kinds of a topic are one family, in which a key is one job; any other kind is one for itself.
-_FAMILY: Final[LiteralString] = "COALESCE(" + TOPIC + """ || '|', "pKind")"""
+# The kinds of a family share their keys (hooks.KindFamily); any other kind is one for itself.
+_FAMILY: Final[LiteralString] = (
+    """COALESCE(substring("pKind" FROM %(family)s::text) || '|', "pKind")"""
+)
+# Now, as everything of a new life, but for kinds whose messages are known by their first schedule.
+_FIRST_SCHEDULE: Final[LiteralString] = (
+    """CASE WHEN "pKind" ~ %(keeping)s::text THEN "scheduledAtInitially" ELSE now END"""
+)
 
 # Put dead letters back, due now, as first attempts. Several letters of one key: the newest is
 # offered, the others stay. %(overwrite)s decides about a key that lives again meanwhile.
 # A row for each letter found: created true or false, or NULL for one that stayed dead. A letter
 # whose key lives in another kind of its family stays dead, overwriting or not. To run behind
-# LOCK_JOBS_OF_LETTERS: a job that is being put into another kind could not be seen.
+# the locks of its guards: a message that is being put into another kind could not be seen.
 # A NULL kind stands for any. Inside COALESCE no index serves the comparison: what is wanted are a
 # few ids, not all the letters of the kind.
 # Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
@@ -44,7 +50,7 @@ newest AS MATERIALIZED (
     FROM locked
     ORDER BY "pKey", family, id DESC
 ),"""
-    + OFFERED_AGAIN
+    + offering_again(_FIRST_SCHEDULE)
     + """
     WHERE COALESCE(
             (
@@ -204,6 +210,14 @@ class ListedRow(NamedTuple):
     is_newest: bool
 
 
+def family_params() -> dict[str, Any]:
+    """Return what REDRIVE is to know of kinds that share their keys."""
+    family = hooks.kind_family
+    return {
+        "family": family and family.pattern, "keeping": family and family.keeps_schedule
+    }  # fmt: skip
+
+
 def _guarding(ids: Sequence[int], kind: str | None) -> list[Step]:
     return [step for guard in hooks.redrive_guards for step in guard.locks(ids, kind)]
 
@@ -225,6 +239,7 @@ class DeadLetterManager(models.Manager[M]):
         Under the locks of the jobs they belong to, in one round trip.
         """
         params = {"ids": list(ids), "overwrite": overwrite, "kind": kind, "now": now}
+        params |= family_params()
         steps = [*_guarding(ids, kind), (REDRIVE, params)]
         *_, redriven = fetch_all(using, steps)
         return rows_of(RedrivenRow, redriven)

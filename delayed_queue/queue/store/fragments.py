@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final, LiteralString
 
 # Our columns belong to the version of the message that "versionAt" names by its "createdAt". A
@@ -56,37 +55,23 @@ WHERE stored.payload <> EXCLUDED.payload
     OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
 """
 
-# The topic of a kind, as topics.kinds reads it; NULL for a kind that is none of a topic.
-TOPIC: Final[LiteralString] = (
-    """substring("pKind" FROM '^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$')"""
-)
 
-# Messages made of the newest letters, due now, as first attempts; behind it stands which letters
-# are left out. They are said to be first due now, as everything of their new life. But who
-# received a callback knows it by its first schedule, and must know it again.
-OFFERED_AGAIN: Final[LiteralString] = """
+def offering_again(first_schedule: LiteralString) -> LiteralString:
+    """Return the CTE of messages made of the newest letters, due now, as first attempts.
+
+    Behind it stands which letters are left out. ``first_schedule``: when they are said to have
+    been due first.
+    """
+    return (
+        """
 offered AS (
     INSERT INTO delayed_queue (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
         "versionAt"
     )
-    SELECT
-        "pKey",
-        "pKind",
-        payload,
-        now,
-        CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END,
-        now,
-        headers,
-        now
+    SELECT "pKey", "pKind", payload, now, """
+        + first_schedule
+        + """, now, headers, now
     FROM newest
     CROSS JOIN clock"""
-
-# The kinds of topics, as TOPIC reads them.
-_KIND: Final = re.compile(r"([^#|]+)(?:#[0-9]+)?\|(?:json|callback)", re.ASCII)
-
-
-def topic_of(kind: str) -> str | None:
-    """Return the topic that a kind is one of, if there is a topic of that name."""
-    match = _KIND.fullmatch(kind)
-    return None if match is None else match[1]
+    )

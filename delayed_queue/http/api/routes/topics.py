@@ -37,7 +37,9 @@ def topics(request: ApiRequest) -> HttpResponse:
 
 def _as_dict(topic: TopicRow) -> dict[str, Any]:
     ttr = None if topic.ttr is None else topic.ttr / 1000
-    return {**topic._asdict(), "ttr": ttr}
+    fields = topic._asdict()
+    del fields["hosts"]  # of all tokens' jobs
+    return {**fields, "ttr": ttr}
 
 
 @router.get(
