@@ -53,6 +53,9 @@ EXTRAS = {
     # apprise: providers beside those of ours. kombu: requests from a broker.
     # phonenumbers: numbers in E.164 form, possible in their country.
     "notifications": ["apprise>=1.9", "kombu>=5.4", "phonenumbers>=9"],
+    # The tasks of Django 6 for Django 5.2. For all: what a project has of Django is no marker, and
+    # beside Django 6 it lies idle.
+    "tasks": ["django-tasks>=0.12"],
     "metrics": ["prometheus-client>=0.21", "opentelemetry-api>=1.29"],
 }
 # The dispatcher takes requests by the API, and sends webhooks as callbacks are sent.

@@ -68,10 +68,11 @@ def embedded_server() -> str:
 
 
 @contextmanager
-def benchmark_database(server: str) -> Iterator[psycopg.Connection[Any]]:
+def benchmark_database(server: str, **more: Any) -> Iterator[psycopg.Connection[Any]]:
     """Create and migrate a database on the server; yield a connection to it, then drop it.
 
-    Django is configured for that database alone, whatever settings the environment names.
+    Django is configured for that database alone, whatever settings the environment names; ``more``
+    are settings beside it.
     """
     name = f"delayed_queue_benchmark_{os.getpid()}"
     identifier = sql.Identifier(name)
@@ -79,7 +80,7 @@ def benchmark_database(server: str) -> Iterator[psycopg.Connection[Any]]:
         maintenance.execute(sql.SQL("CREATE DATABASE {}").format(identifier))
         try:
             conninfo = make_conninfo(server, dbname=name)
-            _configure(conninfo)
+            _configure(conninfo, more)
             with psycopg.connect(conninfo, autocommit=True) as connection:
                 connection.execute(BARE_TABLE)
                 connection.execute(SAME_STORAGE)
@@ -88,10 +89,10 @@ def benchmark_database(server: str) -> Iterator[psycopg.Connection[Any]]:
             maintenance.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(identifier))
 
 
-def _configure(conninfo: str) -> None:
+def _configure(conninfo: str, more: dict[str, Any]) -> None:
     parts = conninfo_to_dict(conninfo)
     settings.configure(
-        INSTALLED_APPS=["delayed_queue", "delayed_queue.http"],
+        INSTALLED_APPS=["delayed_queue", "delayed_queue.http", *more.pop("apps", ())],
         DATABASES={
             "default": {
                 "ENGINE": "django.db.backends.postgresql",
@@ -105,6 +106,7 @@ def _configure(conninfo: str) -> None:
         },
         LOGGING_CONFIG=None,
         USE_TZ=True,
+        **more,
     )
     django.setup()
     call_command("migrate", verbosity=0)

@@ -57,10 +57,10 @@ class DelayedQueueConfig(AppConfig):
             module = QueueSettings().HANDLERS_MODULE
         else:
             module = get_settings().HANDLERS_MODULE
-        registry.failures = _import_modules(module)
+        registry.failures = import_modules(module)
 
 
-def _import_modules(name: str) -> dict[str, str]:
+def import_modules(name: str) -> dict[str, str]:
     """Import the module of that name of each app; return a sentence for each that failed.
 
     Web processes and ``migrate`` go on: they do not call what is in it. A system check and workers
@@ -105,6 +105,6 @@ def _watch(files: list[Path]) -> None:
     def add(sender: Any, **kwargs: Any) -> None:
         sender.extra_files.update(files)
 
-    autoreload_started.disconnect(dispatch_uid=_WATCH)
     if files:
+        autoreload_started.disconnect(dispatch_uid=_WATCH)
         autoreload_started.connect(add, weak=False, dispatch_uid=_WATCH)

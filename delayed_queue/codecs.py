@@ -81,7 +81,8 @@ class BytesCodec:
 _ENCODER: Final = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
 )
-_scan_json: Final = json.JSONDecoder().scan_once
+# What raw_decode() calls, without the call around it.
+_scan_json: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _CODECS: Final[dict[str, Codec]] = {
     codec.name: codec for codec in (JsonCodec(), TextCodec(), BytesCodec())
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
@@ -110,6 +110,42 @@ def storable(text: str) -> str:
     return clean.encode("utf-8", "replace").decode("utf-8")
 
 
+class Manner(NamedTuple):
+    """How one message is to be handled: on the event loop or in a thread, and within what time."""
+
+    is_async: bool
+    timeout: float | None = None
+
+
+# A message whose handler did not return, what it raised, and what becomes of the message.
+Failure = tuple[Envelope, BaseException, Verdict]
+
+
+class Treatment(Protocol):
+    """What an app that serves many functions by one queue says of each message of it."""
+
+    def manner(self, envelope: Envelope) -> Manner:
+        """Return how the message is to be handled; asked when it was claimed."""
+
+    async def acall(self, envelope: Envelope) -> object:
+        """Handle a message whose manner is asynchronous; the handler's function has the others."""
+
+    def judge(self, error: BaseException, envelope: Envelope) -> Verdict | None:
+        """Return what becomes of a failed message; None leaves it to the policy."""
+
+    def settling(
+        self, done: Sequence[Envelope], failed: Sequence[Failure]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Return statements to run in the transaction that settles the messages, before it does.
+
+        They return rows, which nobody reads, are to write only what belongs to a message that is
+        still under its lease, and may be asked for again when an answer was lost.
+        """
+
+    def kinds(self) -> Sequence[str]:
+        """Return the kinds to claim from, the most urgent first; asked before each claim."""
+
+
 @dataclass(frozen=True, slots=True)
 class Handler:
     """A function and how the worker treats the messages it is given."""
@@ -124,6 +160,8 @@ class Handler:
     transactional: bool = False
     batch_size: int | None = None
     claim: str = "fast"
+    # Where messages of the queue differ in how they are handled, judged and settled.
+    treatment: Treatment | None = field(default=None, compare=False)
 
     @property
     def is_async(self) -> bool:

@@ -196,6 +196,10 @@ class Envelope:
     headers: dict[str, Any]
     leases: Leases
     lease_lost: bool = False
+    # Whether the handler has settled it, by what it wrote itself.
+    is_settled: bool = False
+    # What the handler's treatment knows of this delivery.
+    state: Any = None
 
     def __repr__(self) -> str:
         # No payload: envelopes end up in logs and tracebacks.

@@ -42,6 +42,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "delayed_queue",
+    "delayed_queue.tasks",
     "delayed_queue.http",
     "delayed_queue.spark",
     "delayed_queue.notifications",

@@ -16,7 +16,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "delayed_queue"
-WINGS: Final = ("http", "notifications", "spark")
+WINGS: Final = ("http", "notifications", "spark", "tasks")
 # No rooms of code: what Django looks for beside it.
 _DATA: Final = {"locale", "static", "templates", "__pycache__"}
 

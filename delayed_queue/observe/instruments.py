@@ -88,7 +88,16 @@ def wrap(handler: Handler) -> HandlerFunction:
     chosen = get_instruments()
     if not chosen:
         return handler.function
-    return _around_async(handler, chosen) if handler.is_async else _around(handler, chosen)
+    if handler.is_async:
+        return _around_async(handler.function, chosen)
+    return _around(handler, chosen)
+
+
+def awrap(handler: Handler) -> HandlerFunction:
+    """Return what is called on the event loop, inside the instruments."""
+    chosen, treatment = get_instruments(), handler.treatment
+    function = handler.function if treatment is None else treatment.acall
+    return _around_async(function, chosen) if chosen else function
 
 
 def _around(handler: Handler, chosen: tuple[Instrument, ...]) -> HandlerFunction:
@@ -100,11 +109,11 @@ def _around(handler: Handler, chosen: tuple[Instrument, ...]) -> HandlerFunction
     return instrumented
 
 
-def _around_async(handler: Handler, chosen: tuple[Instrument, ...]) -> HandlerFunction:
-    @functools.wraps(handler.function)
+def _around_async(function: HandlerFunction, chosen: tuple[Instrument, ...]) -> HandlerFunction:
+    @functools.wraps(function)
     async def instrumented(envelope: Envelope) -> Any:
         with _Handling(envelope, chosen):
-            return await handler.function(envelope)
+            return await function(envelope)
 
     return instrumented
 

@@ -111,10 +111,15 @@ class QueueBase:
             delay = schedule - to_milliseconds(self._local_now())
         return delay * MILLISECOND <= self.poll_interval
 
+    @property
+    def _channel(self) -> str:
+        """The channel on which its messages are announced."""
+        return channel_of(self.kind)
+
     def _wake(self) -> None:
         """Tell sleeping pollers to look again; outside a transaction, in one of its own."""
         if get_settings().NOTIFY:
-            self._messages.notify(channel_of(self.kind), using=self.using)
+            self._messages.notify(self._channel, using=self.using)
 
 
 def nothing(answer: Any) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 from delayed_queue.codecs import encode
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import Lost
-from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidMessage, OutcomeUnknown
 from delayed_queue.messages import (
     OfferOutcome,
@@ -76,7 +75,7 @@ class Offering(QueueBase):
         is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
         check_key(key)
         data, sealed = encode(self.codec, payload), encode_headers(headers_for(self.name, headers))
-        now, channel = self._now(), channel_of(self.kind) if is_announced else None
+        now, channel = self._now(), self._channel if is_announced else None
         offer = partial(
             self._messages.offer,
             self.kind,
@@ -151,7 +150,7 @@ class Offering(QueueBase):
 
     def _offer_chunk(self, chunk: list[PreparedOffer]) -> list[OfferOutcome]:
         outcomes = [OfferOutcome.IGNORED] * len(chunk)
-        channel = channel_of(self.kind) if self._is_announced(chunk) else None
+        channel = self._channel if self._is_announced(chunk) else None
         groups = list(rounds(chunk))
         for group in groups:
             created = self._offer_group(group, channel if group is groups[-1] else None)

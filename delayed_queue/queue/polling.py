@@ -20,10 +20,10 @@ from delayed_queue.handlers import HandlerSignal, error_text
 from delayed_queue.messages import MILLISECOND, Batch, Envelope
 from delayed_queue.observe.logs import log_poll
 from delayed_queue.queue.leasing import Leasing
-from delayed_queue.queue.store.claim import LeasedRow
+from delayed_queue.queue.store.claim import LeasedRow, RankedRow
 from delayed_queue.queue.store.consume import ConsumedRow
 
-TakenRow = LeasedRow | ConsumedRow
+TakenRow = LeasedRow | RankedRow | ConsumedRow
 
 
 class Polling(Leasing):
@@ -65,7 +65,7 @@ class Polling(Leasing):
             using=self.using,
         )
 
-    def open_rows(self, rows: Sequence[TakenRow], lease_id: str) -> list[Envelope]:
+    def open_rows(self, rows: Sequence[LeasedRow | RankedRow], lease_id: str) -> list[Envelope]:
         """Decode leased rows into envelopes; bury those that do not decode (Q22)."""
         envelopes, open_row = [], self.envelope_of
         for row in rows:

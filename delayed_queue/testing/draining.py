@@ -90,7 +90,7 @@ def _error_of(
 ) -> Exception | None:
     """Run the handler; return what it raised."""
     try:
-        with _mended(using):
+        with mended(using):
             if inspect.iscoroutinefunction(function):
                 async_to_sync(function)(envelope)
             else:
@@ -102,7 +102,7 @@ def _error_of(
 
 
 @contextmanager
-def _mended(using: str) -> Iterator[None]:
+def mended(using: str) -> Iterator[None]:
     """Let an open transaction outlive a block that breaks it.
 
     A worker has no transaction around a handler: what was written before a failure stays.

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -16,11 +16,16 @@ from django.db import Error, connections
 from delayed_queue.db.resilience import repeat
 from delayed_queue.db.rows import Row, rows_of, value_of
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.handlers import Snooze
+from delayed_queue.handlers import Manner, Snooze
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe.logs import quoted
-from delayed_queue.queue.store.claim import LeasedRow, earliest_first
+from delayed_queue.queue.store.claim import (
+    LeasedRow,
+    RankedRow,
+    earliest_first,
+    most_urgent_first,
+)
 from delayed_queue.worker.consumers import Consumer
 
 logger = logging.getLogger("delayed_queue")
@@ -53,6 +58,7 @@ class Claim:
         "done",
         "envelopes",
         "failures",
+        "is_async",
         "is_suspect",
         "judged",
         "lease_id",
@@ -82,7 +88,7 @@ class Claim:
         # The monotonic time before which it is not settled, as somebody else holds its message.
         self.deferred_until = 0.0
         self.call: Callable[[Envelope], Any] = consumer.call
-        self.timeout = consumer.timeout
+        self.is_async, self.timeout = consumer.is_async, consumer.timeout
         self.lease_seconds = consumer.queue.lease_duration.total_seconds()
         self.done: list[int] = []
         self.failures: list[tuple[Envelope, BaseException]] = []
@@ -99,6 +105,26 @@ class Claim:
     def leave(self, envelope: Envelope) -> None:
         """Have a message given back that nobody has begun, if the lease still holds it."""
         self.failures.append((envelope, NotBegun()))
+
+    def by_manner(self) -> list[Claim]:
+        """Return it, or a claim for each manner in which its messages are to be handled."""
+        treatment = self.consumer.handler.treatment
+        if treatment is None:
+            return [self]
+        groups: dict[Manner, list[Envelope]] = {}
+        for envelope in self.envelopes:
+            groups.setdefault(treatment.manner(envelope), []).append(envelope)
+        return [self._of_manner(each, some, len(groups)) for each, some in groups.items()]
+
+    def _of_manner(self, manner: Manner, envelopes: list[Envelope], groups: int) -> Claim:
+        claim = self if groups == 1 else Claim(
+            self.consumer, self.lease_id, envelopes, self.leased_at, is_suspect=self.is_suspect
+        )  # fmt: skip
+        claim.shares_lease = self.shares_lease or groups > 1
+        claim.is_async, claim.timeout = manner
+        if manner.is_async:
+            claim.call = self.consumer.acall
+        return claim
 
     @property
     def unhandled(self) -> int:
@@ -139,6 +165,7 @@ class Claim:
             self.consumer, self.lease_id, [envelope], self.leased_at, is_suspect=self.is_suspect
         )
         apart.shares_lease = True
+        apart.is_async, apart.timeout, apart.call = self.is_async, self.timeout, self.call
         apart.failures = [each for each in self.failures if each[0] is envelope]
         if apart.failures:
             self.failures.remove(apart.failures[0])
@@ -146,6 +173,10 @@ class Claim:
             apart.done = [envelope.message_id]
             self.done.remove(envelope.message_id)
         return apart
+
+    def members(self, ids: Iterable[int]) -> list[Envelope]:
+        wanted = set(ids)
+        return [each for each in self.envelopes if each.message_id in wanted]
 
     def handled_ids(self) -> set[int]:
         return {*self.done, *(envelope.message_id for envelope, _ in self.failures)}
@@ -167,7 +198,7 @@ class Turn(NamedTuple):
     ``next_due_in`` are milliseconds; None where nothing falls due soon, or nobody asked.
     """
 
-    claimed: list[LeasedRow]
+    claimed: Sequence[LeasedRow | RankedRow]
     next_due_in: int | None
     is_alone: bool
 
@@ -177,7 +208,7 @@ class ClaimPlan:
 
     def __init__(self, consumer: Consumer, limit: int) -> None:
         self.consumer = consumer
-        self.poll = consumer.schedule.begin(limit)
+        self.poll = consumer.begin_poll(limit)
         self.lease_id = str(uuid.uuid4())
         self.retaken_id = str(uuid.uuid4())
         self._asked = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id)
@@ -187,10 +218,15 @@ class ClaimPlan:
         """Return what its statements, the last of a round trip, were answered."""
         of_statement = dict(zip(self._asked, answers[-len(self._asked) :], strict=True))
         return Turn(
-            earliest_first(rows_of(LeasedRow, of_statement["claimed"])),
+            self._claimed(of_statement["claimed"]),
             value_of(of_statement.get("next_due_in", ())),
             value_of(of_statement.get("is_alone", _ALONE)),
         )
+
+    def _claimed(self, answer: list[Row]) -> Sequence[LeasedRow | RankedRow]:
+        if self.poll.kinds:
+            return most_urgent_first(rows_of(RankedRow, answer))
+        return earliest_first(rows_of(LeasedRow, answer))
 
 
 class LeaseKeeper:

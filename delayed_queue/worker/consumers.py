@@ -14,16 +14,18 @@ from django.db import Error
 from delayed_queue.conf import get_settings
 from delayed_queue.db.statements import Step
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, ResourceUnavailable
-from delayed_queue.handlers import Handler, Registry, Source
+from delayed_queue.handlers import Handler, Registry, Source, Verdict, judge
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
-from delayed_queue.observe.instruments import wrap
+from delayed_queue.observe.instruments import awrap, wrap
 from delayed_queue.observe.logs import quoted
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import (
     NO_FLOOR,
     claiming,
+    claiming_ranked,
     looking_ahead,
+    looking_ahead_ranked,
     trying_alone,
 )
 from delayed_queue.retries import RetryPolicy
@@ -105,6 +107,8 @@ class Consumer:
     policy: RetryPolicy
     call: Callable[[Envelope], Any]
     limit: int
+    # What is called on the event loop, where messages differ.
+    acall: Callable[[Envelope], Any]
     is_dynamic: bool = False
     done: int = 0
     share: FairShare = field(default_factory=FairShare)
@@ -129,6 +133,18 @@ class Consumer:
     def is_strict(self) -> bool:
         return self.handler.claim == "strict"
 
+    def judge(self, error: BaseException, envelope: Envelope) -> Verdict:
+        """Return what becomes of a failed message: as its treatment says, else by the policy."""
+        treatment = self.handler.treatment
+        verdict = None if treatment is None else treatment.judge(error, envelope)
+        return judge(error, envelope.attempt, self.policy) if verdict is None else verdict
+
+    def begin_poll(self, limit: int) -> Poll:
+        """Return the poll to make now; of several kinds always from the start of each."""
+        treatment = self.handler.treatment
+        kinds = () if treatment is None else tuple(treatment.kinds())
+        return self.schedule.begin(limit, kinds if len(kinds) > 1 else ())
+
     def end_poll(self, poll: Poll, result: PollResult) -> None:
         """Note what a poll found: when the next is worth it, and how overdue the queue is."""
         self.schedule.end(poll, result)
@@ -141,13 +157,20 @@ class Consumer:
         claim = self._claim(poll, lease_id, retaken_id)
         if not poll.asks_ahead:
             return {"claimed": claim}
-        ahead = looking_ahead(self.queue.kind, self.queue.poll_interval // MILLISECOND)
+        horizon = self.queue.poll_interval // MILLISECOND
+        if poll.kinds:
+            return {"next_due_in": looking_ahead_ranked(poll.kinds, horizon), "claimed": claim}
+        ahead = looking_ahead(self.queue.kind, horizon)
         # Only before a sleep is it worth knowing why nothing was found.
         turn = {"is_alone": trying_alone(self.queue.kind)} if self.is_strict else {}
         return {**turn, "next_due_in": ahead, "claimed": claim}
 
     def _claim(self, poll: Poll, lease_id: str, retaken_id: str) -> Step:
         lease = self.queue.lease_duration // MILLISECOND
+        if poll.kinds:
+            return claiming_ranked(
+                self.queue.kind, poll.kinds, poll.limit, lease_id, retaken_id, lease
+            )  # fmt: skip
         return claiming(
             self.queue.kind, poll.limit, lease_id, retaken_id, lease,
             floor=poll.position, strict=self.is_strict,
@@ -185,7 +208,8 @@ def consumer_of(handler: Handler, options: WorkerOptions, *, is_dynamic: bool = 
         claim=handler.claim,
     )
     limit = min(options.batch_size, handler.batch_size or options.batch_size)
-    return Consumer(handler, queue, queue.retry_policy, wrap(handler), limit, is_dynamic)
+    call, acall = wrap(handler), awrap(handler)
+    return Consumer(handler, queue, queue.retry_policy, call, limit, acall, is_dynamic)
 
 
 def shortest_lease(consumers: list[Consumer]) -> float:

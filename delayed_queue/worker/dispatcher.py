@@ -16,7 +16,7 @@ from delayed_queue.messages import Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe import signals
 from delayed_queue.observe.logs import log_poll
-from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow
+from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, RankedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
 from delayed_queue.worker.consumers import CRASHED, Consumer, DynamicQueues
@@ -55,7 +55,7 @@ class Dispatcher:
         self.executor = Executor(options.concurrency, wake_channel, board)
         self.pools: list[Pool] = [self.executor]
         self._loop: EventLoop | None = None
-        if any(consumer.is_async for consumer in consumers):
+        if any(each.is_async or each.handler.treatment for each in consumers):
             self._open_loop()
         self.runs_ended: deque[TransactionalRun] = deque()
         self._runs: set[TransactionalRun] = set()
@@ -82,8 +82,14 @@ class Dispatcher:
             loop.start()
         return loop
 
-    def pool_of(self, consumer: Consumer) -> Pool:
-        return (self._loop or self._open_loop()) if consumer.is_async else self.executor
+    def pool_of(self, work: Consumer | Claim) -> Pool:
+        return (self._loop or self._open_loop()) if work.is_async else self.executor
+
+    def _pools_of(self, consumer: Consumer) -> list[Pool]:
+        """Return the pools that messages of the consumer may go to."""
+        if consumer.handler.treatment is None:
+            return [self.pool_of(consumer)]
+        return [self.executor, self._loop or self._open_loop()]
 
     @property
     def all_consumers(self) -> list[Consumer]:
@@ -165,7 +171,7 @@ class Dispatcher:
         """Return how many messages each pool and each dynamic queue has in flight."""
         found: Counter[Pool | Consumer] = Counter({self.executor: len(self._runs)})
         for claim in self._keeper.claims():
-            found[self.pool_of(claim.consumer)] += claim.unhandled
+            found[self.pool_of(claim)] += claim.unhandled
             if claim.consumer.is_dynamic:
                 found[claim.consumer] += claim.unhandled
         return found
@@ -214,26 +220,30 @@ class Dispatcher:
             self._hand_over(plan, rows)
         return len(rows)
 
-    def _hand_over(self, plan: ClaimPlan, rows: list[LeasedRow]) -> None:
+    def _hand_over(self, plan: ClaimPlan, rows: Sequence[LeasedRow | RankedRow]) -> None:
         consumer, queue = plan.consumer, plan.consumer.queue
         envelopes = queue.open_rows([row for row in rows if not row.is_retaken], plan.lease_id)
         suspects = queue.open_rows([row for row in rows if row.is_retaken], plan.retaken_id)
         signals.announce(signals.leased, self._sender, envelopes=[*envelopes, *suspects])
         now = plan.poll.began_at
         for envelope in suspects:
-            claim = Claim(consumer, plan.retaken_id, [envelope], now, is_suspect=True)
+            suspect = Claim(consumer, plan.retaken_id, [envelope], now, is_suspect=True)
+            (claim,) = suspect.by_manner()
             self._keeper.watch(claim)
             self._suspects.extend((claim, each) for each in self._unspent(claim))
         if self._suspects:
             self._isolate()
         if envelopes:
-            claim = Claim(consumer, plan.lease_id, envelopes, now)
-            self._keeper.watch(claim)
-            ready = self._unspent(claim)
-            if self._alone_until:
-                self._leave((claim, each) for each in ready)
-            else:
-                self.pool_of(consumer).submit(claim, ready)
+            for claim in Claim(consumer, plan.lease_id, envelopes, now).by_manner():
+                self._begin(claim)
+
+    def _begin(self, claim: Claim) -> None:
+        self._keeper.watch(claim)
+        ready = self._unspent(claim)
+        if self._alone_until:
+            self._leave((claim, each) for each in ready)
+        else:
+            self.pool_of(claim).submit(claim, ready)
 
     def _unspent(self, claim: Claim) -> list[Envelope]:
         """Return the messages with attempts left; the others are settled without a handler.
@@ -259,7 +269,7 @@ class Dispatcher:
         """Give back what was leased ahead and nobody has begun."""
         for claim, envelope in taken:
             if claim.is_suspect:  # given back, it would be nobody's suspect
-                self.pool_of(claim.consumer).submit(claim, [envelope])
+                self.pool_of(claim).submit(claim, [envelope])
             else:
                 claim.leave(envelope)
                 self._claimed -= 1
@@ -302,7 +312,7 @@ class Dispatcher:
 
     def _begin_suspect(self) -> None:
         claim, envelope = self._suspects.popleft()
-        self.pool_of(claim.consumer).submit(claim, [envelope])
+        self.pool_of(claim).submit(claim, [envelope])
 
     def _has_others(self) -> bool:
         """Return whether more is in flight, or not yet settled, than the suspects that wait."""

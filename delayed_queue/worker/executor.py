@@ -218,6 +218,7 @@ class Executor(Pool):
         trial = Claim(
             claim.consumer, claim.lease_id, [envelope], began_at, is_suspect=claim.is_suspect
         )
+        trial.call = claim.call
         slot.timed.append((claim, envelope, began_at + claim.timeout))
         self._handle(slot, trial, envelope)
         try:

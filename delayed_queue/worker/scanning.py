@@ -38,6 +38,8 @@ class Poll:
     asks_ahead: bool
     began_at: float
     is_rewind: bool = False
+    # Where there are several: the most urgent first.
+    kinds: tuple[str, ...] = ()
 
     @property
     def is_full_scan(self) -> bool:
@@ -97,9 +99,14 @@ class ScanSchedule:
         """Where a rewind begins, and an idle scan that does not go through the whole queue."""
         return max(self.position - REWIND_MS, NO_FLOOR)
 
-    def begin(self, limit: int) -> Poll:
-        """Return the poll to make now, of so many messages at most."""
+    def begin(self, limit: int, kinds: tuple[str, ...] = ()) -> Poll:
+        """Return the poll to make now, of so many messages at most.
+
+        One position cannot stand for several ``kinds``: their polls are full scans.
+        """
         now = time.monotonic()
+        if kinds:
+            return Poll(limit, NO_FLOOR, self._was_short, now, is_rewind=True, kinds=kinds)
         if now >= self.full_scan_at:
             return Poll(limit, NO_FLOOR, self._was_short, now, is_rewind=True)
         if now >= self.rewind_at:
@@ -109,7 +116,7 @@ class ScanSchedule:
 
     def end(self, poll: Poll, result: PollResult) -> None:
         """Note what a poll found, and say when the next one is worth it."""
-        latest = result.latest
+        latest = None if poll.kinds else result.latest
         if poll.is_rewind:
             self._note_depth(poll, result.seconds)
         if latest is not None:

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
 from delayed_queue.db.rows import Row, column_of
 from delayed_queue.db.statements import Step
-from delayed_queue.handlers import Snooze, Verdict, judge, storable
+from delayed_queue.handlers import Failure, Snooze, Treatment, Verdict, storable
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe import signals
@@ -60,6 +61,10 @@ class Settlement:
     channel: str | None = None
 
 
+def _ignore(rows: Rows) -> None:
+    """Note nothing of an answer."""
+
+
 def channels_of(settlements: Iterable[Settlement]) -> list[str]:
     """Return whom to wake once they are written: each once."""
     channels = {each.channel: None for each in settlements if each.channel is not None}
@@ -93,13 +98,38 @@ class Settler:
                 parts.append((claim, claim.done[claim.acknowledged :]))
             if len(claim.failures) > claim.judged:
                 failures.extend((claim, *each) for each in claim.failures[claim.judged :])
-        found = []
+        alike = list(self._alike(failures))
+        found = self._of_treatments(whole, parts, alike)
         if whole:
             found.append(self._of_whole(whole))
         if parts:
             found.append(self._of_parts(parts))
-        found.extend(map(self._of_failures, self._alike(failures)))
+        found.extend(map(self._of_failures, alike))
         return found
+
+    def _of_treatments(
+        self,
+        whole: list[Claim],
+        parts: list[tuple[Claim, list[int]]],
+        alike: list[list[_Failure]],
+    ) -> list[Settlement]:
+        """Return what treatments have to write in the same transaction, each about all of its."""
+        done: dict[Treatment, list[Envelope]] = {}
+        failed: dict[Treatment, list[Failure]] = {}
+        for claim in whole:
+            if (treatment := claim.consumer.handler.treatment) is not None:
+                done.setdefault(treatment, []).extend(claim.envelopes)
+        for claim, ids in parts:
+            if (treatment := claim.consumer.handler.treatment) is not None:
+                done.setdefault(treatment, []).extend(claim.members(ids))
+        for each in chain.from_iterable(alike):
+            if (treatment := each.claim.consumer.handler.treatment) is not None:
+                failed.setdefault(treatment, []).append((each.envelope, each.error, each.verdict))
+        return [
+            Settlement(step, _ignore)
+            for treatment in {**done, **failed}
+            for step in treatment.settling(done.get(treatment, ()), failed.get(treatment, ()))
+        ]
 
     def _alike(
         self, failures: list[tuple[Claim, Envelope, BaseException]]
@@ -110,7 +140,7 @@ class Settler:
         """
         groups: dict[Any, list[_Failure]] = {}
         for claim, envelope, error in failures:
-            verdict = judge(error, envelope.attempt, claim.consumer.policy)
+            verdict = claim.consumer.judge(error, envelope)
             alike = isinstance(error, Snooze)
             deferred = (envelope.lease_id, type(error), verdict.delay)
             key = deferred if alike else envelope.message_id
@@ -135,7 +165,10 @@ class Settler:
         deleted = None if are_all_deleted else set(column_of(rows))
         for claim, ids in parts:
             claim.acknowledged += len(ids)
-            done = ids if deleted is None else [each for each in ids if each in deleted]
+            done = ids
+            if deleted is not None:
+                settled = {each.message_id for each in claim.envelopes if each.is_settled}
+                done = [each for each in ids if each in deleted or each in settled]
             self._counts.done += len(done)
             self._counts.lost += len(ids) - len(done)
             claim.consumer.done += len(done)
@@ -143,9 +176,9 @@ class Settler:
 
     def _announce_done(self, claim: Claim, done: list[int]) -> None:
         if done and signals.acknowledged.has_listeners():
-            ids = set(done)
-            envelopes = [each for each in claim.envelopes if each.message_id in ids]
-            signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
+            signals.announce(
+                signals.acknowledged, self._sender, envelopes=claim.members(done)
+            )  # fmt: skip
 
     def _of_failures(self, alike: list[_Failure]) -> Settlement:
         claim, envelope, error, verdict = alike[0]

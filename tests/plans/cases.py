@@ -33,6 +33,7 @@ from tests.plans.conftest import NOW, ROWS
 from tests.plans.job_cases import jobs, topics
 from tests.plans.lease_cases import claims, leases
 from tests.plans.pipeline_cases import PIPELINE_CASES
+from tests.plans.task_cases import tasks
 
 
 def offers() -> list[Case]:
@@ -264,6 +265,6 @@ def rates() -> list[Case]:
 
 CASES: Final = [
     *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(),
-    *pauses(), *rates(), *callbacks(), *topics(),
+    *pauses(), *rates(), *callbacks(), *tasks(), *topics(),
     *tokens(), *jobs(), *PIPELINE_CASES,
 ]  # fmt: skip

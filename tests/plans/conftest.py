@@ -11,6 +11,7 @@ from django.db import connections
 
 from delayed_queue.spark.offering import CREATE_STAGE
 from tests.plans.pipeline_rows import ARCHIVES, LEDGER, OFFERED, REPORTS, STAGE
+from tests.plans.task_rows import PRIORITIES, TASKS
 
 NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
@@ -20,7 +21,7 @@ _TABLES: Final = (
     "delayed_queue_rate, delayed_queue_token, delayed_queue_slot, delayed_queue_endpoint, "
     "delayed_queue_host, delayed_queue_callback_attempt, "
     "delayed_queue_offer_ledger, delayed_queue_offer_stage, delayed_queue_archive, "
-    "delayed_queue_report"
+    "delayed_queue_report, delayed_queue_task_result, delayed_queue_task_priority"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -196,6 +197,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
                 *(_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _TOPICS, _ANSWERS),
                 *(_RATES, _TOKENS, _ENDPOINTS, _SLOTS, _HOSTS, _ATTEMPTS),
                 *(LEDGER, STAGE, OFFERED),
+                *(TASKS, PRIORITIES),
             ):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
             for rows in (ARCHIVES, REPORTS):

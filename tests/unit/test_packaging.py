@@ -53,7 +53,9 @@ def names(requirements: list[Any]) -> set[str]:
 def test_all_is_every_extra_and_nothing_else(metadata: dict[str, Any]):
     extras = dict(metadata["extras_require"])
     everything = extras.pop("all")
-    assert extras.keys() == {"api", "callbacks", "metrics", "notifications", "spark", "spark-jre"}
+    assert extras.keys() == {
+        "api", "callbacks", "metrics", "notifications", "spark", "spark-jre", "tasks",
+    }  # fmt: skip
     assert set(everything) == {each for extra in extras.values() for each in extra}
 
 

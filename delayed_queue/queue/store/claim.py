@@ -102,6 +102,36 @@ CLAIM: Final[LiteralString] = _LEASE + _EARLIEST_DUE + _LEASED
 # other none (N6). Still one statement. Reads: as CLAIM.
 CLAIM_STRICT: Final[LiteralString] = _LEASE + _SELECTED + _ALONE + _IN_ORDER + _LEASED
 
+# The same of several kinds, the first of them first: what is due in one is taken before anything
+# of the next. One descent for each kind, and no more rows than the limit; which is paused, the
+# first of them tells for all.
+# Reads: as CLAIM, for each kind.
+CLAIM_RANKED: Final[LiteralString] = (
+    _LEASE
+    + """
+        SELECT due.id
+        FROM unnest(%(kinds)b::text[]) WITH ORDINALITY AS asked (kind, rank)
+        CROSS JOIN LATERAL (
+            SELECT id
+            FROM (
+                SELECT id
+                FROM delayed_queue
+                WHERE "pKind" = asked.kind
+                    AND "scheduledAt" <= (SELECT now FROM clock)
+                    AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)"""
+    + _IN_ORDER
+    + """
+        ) AS due
+        LIMIT %(limit)s::integer"""
+    + """
+))
+RETURNING
+    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
+    headers::text, "lockUuid" = %(retaken_id)s::varchar,
+    array_position(%(kinds)b::text[], "pKind"::text)
+"""
+)
+
 # Whether a strict claim may be made now; then the lock is ours until the transaction ends, and
 # CLAIM_STRICT takes it again. Asked by who must tell "nothing is due" from "not my turn".
 TRY_ALONE: Final[LiteralString] = (
@@ -151,6 +181,25 @@ LIMIT 1
 """
 )
 
+# NEXT_DUE of several kinds, the earliest of them. Reads: delayed_queue__KindPlusScheduledAtIndex.
+NEXT_DUE_RANKED: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT min(earliest.due_at) - (SELECT now FROM clock)
+FROM unnest(%(kinds)b::text[]) AS asked (kind)
+CROSS JOIN LATERAL (
+    SELECT "scheduledAt" AS due_at
+    FROM delayed_queue
+    WHERE "pKind" = asked.kind
+        AND "scheduledAt" > (SELECT now FROM clock)
+        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
+    ORDER BY "scheduledAt", id
+    LIMIT 1
+) AS earliest
+HAVING count(*) > 0
+"""
+)
+
 # Give up waiting for another transaction's lock after so many milliseconds, until the end of
 # this transaction: an operator's page must not hang behind a handler that holds a message.
 LIMIT_WAITS: Final[LiteralString] = """
@@ -172,11 +221,28 @@ class LeasedRow(NamedTuple):
     is_retaken: bool = False
 
 
+class RankedRow(NamedTuple):
+    """As LeasedRow, and the place of the row's kind among those that were asked."""
+
+    id: int
+    key: str
+    payload: bytes
+    scheduled_at: int
+    due_at: int
+    leased_until: int
+    attempts: int
+    headers: str | None
+    is_retaken: bool
+    rank: int
+
+
 # Below any time: a claim from the start of the queue.
 NO_FLOOR: Final = -(2**63 - 1)
 
 # The order of a claim.
 _ORDER: Final = attrgetter("due_at", "id")
+# Of several kinds, the place of its own first.
+_RANKED: Final = attrgetter("rank", "due_at", "id")
 
 Taken = TypeVar("Taken", "LeasedRow", "ConsumedRow")
 
@@ -206,6 +272,20 @@ def claiming(
     return (CLAIM_STRICT, params | {"waits": waits}) if strict else (CLAIM, params)
 
 
+def claiming_ranked(
+    kind: str, kinds: Sequence[str], limit: int, lease_id: str, retaken_id: str, lease: int
+) -> Step:
+    """Lease as ``claiming`` does from several kinds, the first before the next.
+
+    Whether they are paused is asked of ``kind``. Each row is a ``RankedRow``.
+    """
+    params = {
+        "kind": kind, "kinds": list(kinds), "limit": limit, "lease_id": lease_id,
+        "retaken_id": retaken_id, "lease": lease, "now": None,
+    }  # fmt: skip
+    return CLAIM_RANKED, params
+
+
 def trying_alone(kind: str) -> Step:
     """Answered by whether a strict claim behind it, in the same transaction, has its turn."""
     return TRY_ALONE, {"kind": kind}
@@ -217,6 +297,12 @@ def earliest_first(rows: list[Taken]) -> list[Taken]:
     return rows
 
 
+def most_urgent_first(rows: list[RankedRow]) -> list[RankedRow]:
+    """Put the rows of a claim from several kinds in order, in place: by kind, then as above."""
+    rows.sort(key=_RANKED)
+    return rows
+
+
 def limiting_waits(milliseconds: int) -> Step:
     """Have waits for locks of the steps that follow fail after so long."""
     return LIMIT_WAITS, {"milliseconds": milliseconds}
@@ -225,6 +311,11 @@ def limiting_waits(milliseconds: int) -> Step:
 def looking_ahead(kind: str, horizon: int) -> Step:
     """Answered by the milliseconds until the next message due within the horizon, if any."""
     return NEXT_DUE, {"kind": kind, "horizon": horizon, "now": None}
+
+
+def looking_ahead_ranked(kinds: Sequence[str], horizon: int) -> Step:
+    """Answered as ``looking_ahead``, about several kinds."""
+    return NEXT_DUE_RANKED, {"kinds": list(kinds), "horizon": horizon, "now": None}
 
 
 class ClaimStore:

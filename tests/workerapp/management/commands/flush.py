@@ -23,7 +23,15 @@ WHERE
     oid = ANY (
         SELECT to_regclass(quote_ident(name)) FROM unnest(%s::text[]) AS name
     )
-    AND pg_relation_size(oid) > 0
+    AND (
+        pg_relation_size(oid) > 0
+        -- Of a partitioned table the partitions have the rows.
+        OR EXISTS (
+            SELECT 1
+            FROM pg_inherits
+            WHERE inhparent = pg_class.oid AND pg_relation_size(inhrelid) > 0
+        )
+    )
 """
 
 

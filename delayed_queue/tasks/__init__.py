@@ -1,0 +1,27 @@
+"""The backend of Django's tasks: ``@task`` functions as messages of queues, and their results."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from delayed_queue.tasks.backend import DelayedQueueBackend as DelayedQueueBackend
+    from delayed_queue.tasks.policies import Cancelled as Cancelled
+    from delayed_queue.tasks.policies import policy as policy
+    from delayed_queue.tasks.schedules import cron as cron
+
+# Imported on first use: the app is imported before there are models, and settings before apps.
+_HOMES = {
+    "Cancelled": "policies",
+    "DelayedQueueBackend": "backend",
+    "cron": "schedules",
+    "policy": "policies",
+}
+__all__ = ["Cancelled", "DelayedQueueBackend", "cron", "policy"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

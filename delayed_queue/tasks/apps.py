@@ -1,0 +1,43 @@
+"""The app of the tasks: serves the queues that ``TASKS`` declares."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.signals import setting_changed
+
+from delayed_queue.apps import import_modules
+from delayed_queue.handlers import registry
+
+
+class TasksConfig(AppConfig):
+    name = "delayed_queue.tasks"
+    label = "delayed_queue_tasks"
+    verbose_name = "Delayed queue: tasks"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register handlers of the declared queues; nothing where none is declared."""
+        _serve()
+        setting_changed.connect(_serve_again, dispatch_uid="delayed_queue.tasks.apps")
+
+
+def _serve() -> None:
+    """Have workers serve the queues of the backends in ``TASKS``, and import the tasks of apps."""
+    configured = getattr(settings, "TASKS", None)
+    if not configured:
+        return
+    serving = import_module("delayed_queue.tasks.serving")
+    if any(map(serving.is_ours, configured.values())):
+        serving.serve_declared()
+        import_module("delayed_queue.tasks.keeping").watch_workers()
+        # For their schedules, and so that what does not import is said at the start.
+        registry.failures |= import_modules("tasks")
+
+
+def _serve_again(*, setting: str, **kwargs: object) -> None:
+    if setting == "TASKS":
+        import_module("delayed_queue.tasks.serving").forget_declared()
+        _serve()

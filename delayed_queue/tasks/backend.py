@@ -1,0 +1,297 @@
+"""The backend that ``TASKS`` names: tasks become messages, messages and rows become results."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.utils import timezone
+
+from delayed_queue.codecs import encode
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.messages import ScheduledMessage, from_milliseconds, to_milliseconds
+from delayed_queue.tasks._api import (
+    BaseTaskBackend,
+    InvalidTask,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    normalize_json,
+    signals,
+)
+from delayed_queue.tasks.options import Options, id_at, is_id, kind_of_priority
+from delayed_queue.tasks.policies import (
+    Cancelled,
+    Policy,
+    QueueTask,
+    check_policy,
+    policy_of,
+    unique_key,
+)
+from delayed_queue.tasks.results import (
+    TaskGone,
+    bare_result,
+    result_of,
+    unpack,
+)
+
+_LONGEST_KEY: Final = 200
+_PLAIN: Final = frozenset({bool, float, int, str, type(None)})
+
+
+class DelayedQueueBackend(BaseTaskBackend):
+    """Tasks as messages of the queues that it declares, run by ``runqueueworker``."""
+
+    task_class = QueueTask
+    supports_defer = True
+    supports_async_task = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        try:
+            self.settings = Options.of(self.options)
+        except InvalidConfiguration as error:
+            raise ImproperlyConfigured(f"TASKS[{alias!r}]: {error}") from error
+        self._queues: dict[tuple[str, int], Any] = {}
+
+    @property
+    def supports_get_result(self) -> bool:  # type: ignore[override] # by RESULTS
+        return self.settings.results is not None
+
+    def validate_task(self, task: Any) -> None:
+        """Raise InvalidTask for what cannot be run here; asks no database."""
+        super().validate_task(task)
+        check_policy(task)
+
+    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+        from delayed_queue.tasks.checks import problems_of
+
+        return [*super().check(**kwargs), *problems_of(self)]
+
+    # Enqueuing
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Enqueue a task at the commit of the open transaction; return its result at once."""
+        result = self._enqueue(task, args, kwargs)
+        signals.task_enqueued.send(type(self), task_result=result)
+        return result
+
+    async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        result = await sync_to_async(self._enqueue, thread_sensitive=True)(task, args, kwargs)
+        await signals.task_enqueued.asend(type(self), task_result=result)
+        return result
+
+    def _enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        self.validate_task(task)
+        self._check_transaction(task)
+        result = self._result(task, _times(task), args, kwargs)
+        said = policy_of(task)
+        key = unique_key(task, said, result.args, result.kwargs)
+        if key is not None:
+            return self._enqueue_unique(_shortened(key), said, result)
+        self._queue(task).offer_if_not_exists(result.id, _payload(result), task.run_after)
+        return result
+
+    def enqueue_many(self, task: Any, arguments: Iterable[Any]) -> list[Any]:
+        """Enqueue the task once for each of the arguments, a thousand in one statement.
+
+        Each is a tuple or list of positional arguments, a dict of named ones, or one argument
+        that is none of these. Returns the results in the same order; all are enqueued or, outside
+        a transaction, the first thousands of them.
+        """
+        self.validate_task(task)
+        self._check_transaction(task)
+        if policy_of(task).unique is not None:
+            raise InvalidTask(f"{task.module_path} is unique: enqueue each by itself.")
+        times, path = _times(task), task.module_path
+        found = [self._result(task, times, *_split(each)) for each in arguments]
+        messages = [
+            ScheduledMessage(each.id, _payload(each, path), task.run_after) for each in found
+        ]
+        self._queue(task).offer_batch(messages)
+        if len(signals.task_enqueued.receivers) > 1 or signals.logger.isEnabledFor(logging.DEBUG):
+            for each in found:
+                signals.task_enqueued.send(type(self), task_result=each)
+        return found
+
+    async def aenqueue_many(self, task: Any, arguments: Iterable[Any]) -> list[Any]:
+        return await sync_to_async(self.enqueue_many, thread_sensitive=True)(task, arguments)
+
+    def _check_transaction(self, task: Any) -> None:
+        """Refuse a task that would run though the transaction it is enqueued in is undone."""
+        own = self.settings.database
+        if connections[own].in_atomic_block:
+            return
+        others = [
+            each.alias for each in connections.all(initialized_only=True) if each.in_atomic_block
+        ]
+        if others:
+            raise InvalidTask(
+                f"The task {task.module_path} goes to the database {own!r}, outside the open "
+                f"transaction of {others[0]!r}, whose rollback would not take it along: enqueue "
+                f"it in a transaction of {own!r}, or behind the commit."
+            )
+
+    def _result(self, task: Any, times: tuple[int, datetime], args: Any, kwargs: Any) -> Any:
+        moment, enqueued_at = times
+        return bare_result(
+            task=task, id=id_at(moment), status=TaskResultStatus.READY,
+            enqueued_at=enqueued_at,
+            started_at=None, last_attempted_at=None, finished_at=None,
+            args=_plain(args), kwargs=normalize_json(kwargs) if kwargs else {},
+            backend=self.alias, errors=[], worker_ids=[], _return_value=None, metadata={},
+        )  # fmt: skip
+
+    def _queue(self, task: Any) -> Any:
+        from delayed_queue.tasks.queues import TaskQueue
+        from delayed_queue.tasks.serving import priorities
+
+        name, priority = task.queue_name, int(task.priority)
+        priorities.tell(self.settings.database, name, priority)
+        if (name, priority) not in self._queues:
+            self._queues[name, priority] = TaskQueue(name, priority, self.settings.database)
+        return self._queues[name, priority]
+
+    # One that is unique
+
+    def _enqueue_unique(self, key: str, said: Policy, result: Any) -> Any:
+        """Enqueue unless one lives of that key; its result, or where it is replaced, its id."""
+        from delayed_queue.tasks.models import TaskResult
+
+        using = self.settings.database
+        with transaction.atomic(using=using):
+            living = self._living(TaskResult.objects.lock_key(key, using=using), key)
+            if living is not None and not said.replace:
+                return self.get_result(living[1]) if self.supports_get_result else result
+            if living is not None:
+                object.__setattr__(result, "id", living[1])
+                if living[0] != kind_of_priority(result.task.queue_name, result.task.priority):
+                    self._drop(living[0], key)
+            payload = _payload(result) | {"id": result.id}
+            queue = self._queue(result.task)
+            run_after = _aware(result.task.run_after)
+            queue.offer_or_update(key, payload, run_after)
+            if self.supports_get_result:
+                TaskResult.objects.note_enqueued(
+                    using=using, id=result.id, task=result.task.module_path, backend=self.alias,
+                    kind=queue.kind, key=key, payload=encode(queue.codec, payload),
+                    schedule_at=None if run_after is None else to_milliseconds(run_after),
+                )  # fmt: skip
+        return result
+
+    def _living(self, found: Sequence[tuple[str, bytes]], key: str) -> tuple[str, str] | None:
+        """Return kind and id of the task that lives under a key, if there is one."""
+        for kind, data in found:
+            try:
+                payload = json.loads(data)
+                return kind, unpack(payload, kind, key, 0)[0]
+            except (ValueError, TaskGone):
+                continue
+        return None
+
+    def _drop(self, kind: str, key: str) -> None:
+        from delayed_queue.models import Message
+
+        Message.objects.drop(kind, key, using=self.settings.database)
+
+    # Results
+
+    def get_result(self, result_id: str) -> Any:
+        """Return the result; raises TaskResultDoesNotExist for what nobody knows."""
+        if not self.supports_get_result:
+            return super().get_result(result_id)
+        return self._found(result_id)[0]
+
+    def _found(self, result_id: Any) -> tuple[Any, Any]:
+        from delayed_queue.tasks.models import TaskResult
+
+        text = str(result_id)
+        if not is_id(text):
+            raise TaskResultDoesNotExist(result_id)
+        using = self.settings.database
+        rows = TaskResult.objects.find(UUID(text), using=using)
+        # Again: a row that is being moved to the partition of its day may be seen in neither.
+        rows = rows if result_of(text, rows) else TaskResult.objects.find(UUID(text), using=using)
+        result = result_of(text, rows)
+        if result is None or result.backend != self.alias:
+            raise TaskResultDoesNotExist(result_id)
+        return result, next((each for each in rows if each.message_id is not None), None)
+
+    def cancel(self, result_id: str) -> bool:
+        """Cancel a task; return whether there was anything left to cancel.
+
+        One that waits is taken away at the commit, FAILED with ``Cancelled``. One that runs is
+        told within a second: a coroutine is cancelled, a function is to ask its context.
+        """
+        from delayed_queue.tasks.models import TaskResult
+
+        result, row = self._found(result_id)
+        if row is None:
+            return False
+        error = {
+            "exception_class_path": f"{Cancelled.__module__}.{Cancelled.__qualname__}",
+            "traceback": "The task was cancelled before it ran.\n",
+        }
+        is_known = TaskResult.objects.cancel(
+            row.message_id, row.message_created_at, result.id, result.task.module_path,
+            self.alias, json.dumps([error]), using=self.settings.database,
+        )  # fmt: skip
+        return is_known is not None
+
+    async def acancel(self, result_id: str) -> bool:
+        return await sync_to_async(partial(self.cancel, result_id), thread_sensitive=True)()
+
+
+def _times(task: Any) -> tuple[int, datetime]:
+    """Return the milliseconds at which a task is to run, and when it is enqueued: now."""
+    now, due = timezone.now(), _aware(task.run_after)
+    moment = to_milliseconds(now if due is None else max(due, now))
+    return moment, from_milliseconds(to_milliseconds(now))
+
+
+def _plain(args: Sequence[Any]) -> list[Any]:
+    """Return arguments as JSON has them; what is plain already is not gone through again."""
+    if all(type(each) in _PLAIN for each in args):
+        return list(args)
+    found: list[Any] = normalize_json(args)
+    return found
+
+
+def _payload(result: Any, path: str | None = None) -> dict[str, Any]:
+    """Return what is stored of a task: documented, for whoever enqueues without this backend."""
+    task = result.task
+    found = {"task": path or task.module_path, "args": result.args, "kwargs": result.kwargs}
+    if result.backend != "default":
+        found["backend"] = result.backend
+    if task.priority:
+        found["priority"] = int(task.priority)
+    if task.run_after is not None:
+        found["enqueued"] = to_milliseconds(result.enqueued_at)
+    return found
+
+
+def _split(arguments: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if isinstance(arguments, Mapping):
+        return (), arguments
+    return (arguments if isinstance(arguments, tuple | list) else (arguments,)), {}
+
+
+def _aware(at: datetime | None) -> datetime | None:
+    return timezone.make_aware(at) if at is not None and timezone.is_naive(at) else at
+
+
+def _shortened(key: str) -> str:
+    if len(key) <= _LONGEST_KEY:
+        return key
+    raise InvalidMessage(
+        f"unique makes a key of {len(key)} characters, {key[:60]!r}…: at most {_LONGEST_KEY}."
+    )

@@ -1,0 +1,80 @@
+"""The tables of tasks: their results, and the priorities that queues have used."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q, Value
+
+from delayed_queue.db.fields import EpochMillisecondField
+from delayed_queue.tasks.store import PriorityManager, ResultManager
+
+
+class TaskResult(models.Model):
+    """What has become of a task, so far; of one that has never run there is none.
+
+    Whether it waits or runs says its message, while there is one. The table is partitioned by the
+    day that is in the ids, and dropped by the day.
+    """
+
+    class Status(models.TextChoices):
+        UNFINISHED = "", "unfinished"
+        FAILED = "FAILED", "failed"
+        SUCCESSFUL = "SUCCESSFUL", "successful"
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    task = models.TextField()
+    backend = models.TextField()
+    kind = models.TextField(db_column="pKind")
+    # Of the message, where it is not the id.
+    key = models.TextField(null=True, db_column="pKey")
+    payload = models.BinaryField()
+    status = models.TextField(choices=Status, blank=True, db_default="")
+    enqueued_at = EpochMillisecondField(db_column="enqueuedAt")
+    scheduled_at = EpochMillisecondField(db_column="scheduledAt")
+    started_at = EpochMillisecondField(null=True, db_column="startedAt")  # type: ignore[misc]
+    last_attempted_at = EpochMillisecondField(  # type: ignore[misc]
+        null=True, db_column="lastAttemptedAt"
+    )
+    finished_at = EpochMillisecondField(null=True, db_column="finishedAt")  # type: ignore[misc]
+    cancelled_at = EpochMillisecondField(null=True, db_column="cancelledAt")  # type: ignore[misc]
+    return_value = models.JSONField(null=True, db_column="returnValue")
+    errors = models.JSONField(db_default=Value([], models.JSONField()))
+    worker_ids = models.JSONField(db_column="workerIds", db_default=Value([], models.JSONField()))
+    metadata = models.JSONField(db_default=Value({}, models.JSONField()))
+
+    objects = ResultManager["TaskResult"]()
+
+    class Meta:
+        db_table = "delayed_queue_task_result"
+        verbose_name = "task"
+        indexes = [
+            models.Index(fields=["task", "id"], name="task_result_task"),
+            models.Index(fields=["id"], name="task_result_failed", condition=Q(status="FAILED")),
+        ]
+        permissions = [
+            ("cancel_task", "Can cancel tasks"),
+            ("rerun_task", "Can retry tasks, and run them again"),
+        ]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.id}"
+
+
+class TaskPriority(models.Model):
+    """A priority other than 0 that tasks of a queue were once enqueued with."""
+
+    queue = models.CharField(max_length=100)
+    priority = models.SmallIntegerField()
+
+    objects = PriorityManager["TaskPriority"]()
+
+    class Meta:
+        db_table = "delayed_queue_task_priority"
+        constraints = [
+            models.UniqueConstraint(fields=["queue", "priority"], name="task_priority_queue"),
+        ]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.priority}"

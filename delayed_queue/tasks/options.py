@@ -1,0 +1,135 @@
+"""The ``OPTIONS`` of a backend in ``TASKS``, checked, and the ids that say when results end."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from hashlib import md5
+from typing import Any, Final
+from uuid import UUID
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.retries import RetryPolicy, parse_duration
+from delayed_queue.suggestions import did_you_mean
+
+DAY_MS: Final = 86_400_000
+_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_LONGEST: Final = timedelta(days=3650)
+_MAX_TIME: Final = 2**48 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``results``: how long results are kept, in whole days; None writes none.
+
+    ``retry``, ``timeout``: of tasks that say nothing else. ``database``: the alias of the queue.
+    """
+
+    results: timedelta | None = timedelta(days=7)
+    retry: RetryPolicy = RetryPolicy.never()  # noqa: RUF009 - it is frozen
+    timeout: timedelta | None = None
+    database: str = "default"
+
+    @classmethod
+    def of(cls, configured: Any) -> Options:
+        """Return the options of a dict with upper-case keys; raises InvalidConfiguration."""
+        if not isinstance(configured, Mapping):
+            raise InvalidConfiguration(f"OPTIONS must be a dict, not {configured!r}.")
+        known = {each.name.upper() for each in fields(cls)}
+        for key in configured:
+            if key not in known:
+                hint = did_you_mean(key, known) or f" Known: {', '.join(sorted(known))}."
+                raise InvalidConfiguration(f"OPTIONS has an unknown key {key!r}.{hint}")
+        return cls(**{key.lower(): _RULES[key](key, value) for key, value in configured.items()})
+
+
+def _results(key: str, value: Any) -> timedelta | None:
+    found = None if value is None else _duration(key, value)
+    if found is not None and not timedelta(days=1) <= found <= _LONGEST:
+        raise InvalidConfiguration(
+            f"{key} is {value!r}: results are kept for 1 to {_LONGEST.days} days, or None for none."
+        )
+    return found
+
+
+def _duration(key: str, value: Any) -> timedelta:
+    found = parse_duration(value) if isinstance(value, str) else value
+    if not isinstance(found, timedelta) or found <= timedelta(0):
+        raise InvalidConfiguration(f"{key} is {value!r}: write a duration, as in '7d'.")
+    return found
+
+
+def _timeout(key: str, value: Any) -> timedelta | None:
+    return None if value is None else _duration(key, value)
+
+
+def _retry(key: str, value: Any) -> RetryPolicy:
+    if not isinstance(value, RetryPolicy):
+        raise InvalidConfiguration(f"{key} is {value!r}: it must be a RetryPolicy.")
+    return value
+
+
+def _database(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidConfiguration(f"{key} is {value!r}: it must be an alias of DATABASES.")
+    return value
+
+
+_RULES: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "RESULTS": _results,
+    "RETRY": _retry,
+    "TIMEOUT": _timeout,
+    "DATABASE": _database,
+}
+
+
+def id_at(milliseconds: int, rest: bytes | None = None) -> str:
+    """Return an id that carries the instant, as UUIDs of version 7 do.
+
+    Results are kept by the day that is in their id: the day on which their task was to run.
+    ``rest`` makes it the same each time, 16 bytes; without, it is random.
+    """
+    bits = int.from_bytes(os.urandom(16) if rest is None else rest, "big")
+    time = min(max(milliseconds, 0), _MAX_TIME)
+    low = bits & (2**62 - 1) | 0b10 << 62
+    text = f"{time << 80 | 7 << 76 | (bits >> 64 & 0xFFF) << 64 | low:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def time_of(task_id: str) -> int:
+    """Return the milliseconds since the epoch that an id carries."""
+    return int(task_id[:8] + task_id[9:13], 16)
+
+
+def id_of_key(kind: str, key: str, milliseconds: int) -> str:
+    """Return the id of a task whose message is not keyed by it: a tick of a schedule."""
+    digest = md5(f"{kind}|{key}|{milliseconds}".encode(), usedforsecurity=False).digest()
+    return id_at(milliseconds, digest)
+
+
+def first_id(day: int) -> UUID:
+    """Return the least id of a day, counted from 1970-01-01 in UTC."""
+    return UUID(int=min(day * DAY_MS, _MAX_TIME) << 80)
+
+
+def is_id(text: Any) -> bool:
+    """Return whether results are found by such an id."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
+
+
+def split_kind(kind: str) -> tuple[str, int]:
+    """Return queue and priority of a kind of tasks."""
+    name, _, _ = kind.rpartition("|")
+    queue, mark, priority = name.rpartition("!")
+    try:
+        return (queue, int(priority)) if mark else (name, 0)
+    except ValueError:
+        return name, 0
+
+
+def kind_of_priority(queue: str, priority: int) -> str:
+    """Return the kind of a queue's tasks of a priority: ``mail|json``, ``mail!7|json``."""
+    return f"{queue}|json" if priority == 0 else f"{queue}!{priority}|json"

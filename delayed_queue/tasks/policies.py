@@ -1,0 +1,152 @@
+"""How a task is run: attempts, waits, time, uniqueness; said by ``@task`` or by ``@policy``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.retries import RetryPolicy
+from delayed_queue.suggestions import did_you_mean
+from delayed_queue.tasks._api import AnyTask, InvalidTask
+
+F = TypeVar("F", bound=Callable[..., Any])
+_ATTRIBUTE: Final = "delayed_queue_policy"
+MAX_ATTEMPTS: Final = 1000
+
+
+class Cancelled(Exception):
+    """The task was cancelled."""
+
+    def __init__(self, message: str = "The task was cancelled.") -> None:
+        super().__init__(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a task says of how it is run; None, or False, where it says nothing.
+
+    ``max_attempts``: runs at most. ``backoff``: called with the exception and the task's result,
+    returns the seconds to wait before the next run, or None to end. ``timeout``: seconds or a
+    timedelta. ``retry``: a RetryPolicy, in the place of the first two. ``transactional``: what the
+    task writes is committed together with the removal of its message. ``unique``: a template as
+    ``"user-{0}"`` or a function of the arguments; of one name one task lives. ``replace``: a second
+    one takes its place.
+    """
+
+    max_attempts: int | None = None
+    backoff: Callable[[BaseException, Any], float | None] | None = None
+    timeout: float | timedelta | None = None
+    retry: RetryPolicy | None = None
+    transactional: bool = False
+    unique: str | Callable[..., str] | None = None
+    replace: bool = False
+
+    @property
+    def seconds(self) -> float | None:
+        timeout = self.timeout
+        return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueTask(AnyTask):
+    """A task that can say what ``Policy`` can, where ``@task`` passes it on (Django 6.1)."""
+
+    max_attempts: int | None = None
+    backoff: Any = None
+    timeout: Any = None
+    retry: Any = None
+    transactional: bool = False
+    unique: Any = None
+    replace: bool = False
+
+
+_NAMES: Final = tuple(each.name for each in fields(Policy))
+
+
+def policy(**said: Any) -> Callable[[F], F]:
+    """Say of a function, below ``@task``, what ``@task`` of Django 6.1 takes by itself."""
+    for name in said:
+        if name not in _NAMES:
+            hint = did_you_mean(name, _NAMES) or f" Known: {', '.join(_NAMES)}."
+            raise InvalidConfiguration(f"A policy has no {name!r}.{hint}")
+
+    def mark(function: F) -> F:
+        if not inspect.isfunction(function):
+            raise InvalidConfiguration(f"@policy stands below @task, above the function: {said!r}.")
+        setattr(function, _ATTRIBUTE, said)
+        return function
+
+    return mark
+
+
+def policy_of(task: Any) -> Policy:
+    """Return what the task says of itself, before what its function says."""
+    said = dict(getattr(task.func, _ATTRIBUTE, {}))
+    for name in _NAMES:
+        if (value := getattr(task, name, None)) not in (None, False):
+            said[name] = value
+    return Policy(**said)
+
+
+def check_policy(task: Any) -> None:
+    """Raise InvalidTask that names what the task says and cannot be."""
+    said = policy_of(task)
+    for wrong in _wrongs(said):
+        raise InvalidTask(f"The task {task.module_path} {wrong}")
+    if said.transactional and inspect.iscoroutinefunction(task.func):
+        raise InvalidTask(
+            f"The task {task.module_path} is async and transactional: make it a plain function, "
+            "because Django's transactions belong to a thread."
+        )
+
+
+def _wrongs(said: Policy) -> Iterator[str]:
+    attempts = said.max_attempts
+    if attempts is not None and (type(attempts) is not int or not 1 <= attempts <= MAX_ATTEMPTS):
+        yield f"has max_attempts={attempts!r}: write an int from 1 to {MAX_ATTEMPTS}."
+    if said.backoff is not None and not callable(said.backoff):
+        yield f"has backoff={said.backoff!r}: write a function of (exception, task_result)."
+    if said.timeout is not None and not _is_time(said.seconds):
+        yield f"has timeout={said.timeout!r}: write seconds, more than 0, or a timedelta."
+    yield from _wrong_retries(said)
+    if said.transactional and said.timeout is not None:
+        yield "is transactional with a timeout: limit it with PostgreSQL's transaction_timeout."
+
+
+def _wrong_retries(said: Policy) -> Iterator[str]:
+    if said.retry is not None and not isinstance(said.retry, RetryPolicy):
+        yield f"has retry={said.retry!r}: write a RetryPolicy, or max_attempts and backoff."
+    if said.retry is not None and (said.max_attempts is not None or said.backoff is not None):
+        yield "has retry beside max_attempts or backoff: write one or the other."
+    if said.unique is not None and not (isinstance(said.unique, str) or callable(said.unique)):
+        yield f"has unique={said.unique!r}: write a template as 'user-{{0}}', or a function."
+    if said.replace and said.unique is None:
+        yield "has replace=True and no unique: nothing says what it is to replace."
+
+
+def _is_time(seconds: Any) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
+
+
+def unique_key(task: Any, said: Policy, args: Any, kwargs: Any) -> str | None:
+    """Return the name of which one task lives, if the task has such; raises InvalidTask."""
+    if said.unique is None:
+        return None
+    try:
+        if isinstance(said.unique, str):
+            name = said.unique.format(*args, **kwargs)
+        else:
+            name = said.unique(*args, **kwargs)
+    # The project's own code, or a template that does not fit the arguments.
+    except Exception as error:
+        raise InvalidTask(
+            f"unique of {task.module_path} cannot be made of args={args!r} and kwargs={kwargs!r}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    if not isinstance(name, str) or not name:
+        raise InvalidTask(f"unique of {task.module_path} returned {name!r}: return some text.")
+    return f"{task.module_path}:{name}"

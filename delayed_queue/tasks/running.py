@@ -1,0 +1,430 @@
+"""One run of a task in a worker: what it is called with, how it ended, what is recorded of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+import socket
+import time
+from dataclasses import replace
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, Final
+
+from django.db import transaction
+from django.utils import timezone
+
+from delayed_queue.conf import get_settings
+from delayed_queue.db.statements import fetch_all
+from delayed_queue.handlers import (
+    HandlerSignal,
+    Manner,
+    Reject,
+    Retry,
+    Verdict,
+    error_text,
+    judge,
+    storable,
+)
+from delayed_queue.messages import Envelope, check_text, encode_headers, from_milliseconds
+from delayed_queue.queue.store.settle import acknowledging_members
+from delayed_queue.retries import RetryPolicy
+from delayed_queue.tasks import results
+from delayed_queue.tasks._api import TaskError, TaskResultStatus, normalize_json, signals
+from delayed_queue.tasks.options import Options, time_of
+from delayed_queue.tasks.policies import MAX_ATTEMPTS, Cancelled, Policy, policy_of
+from delayed_queue.tasks.results import TaskGone
+from delayed_queue.tasks.store import Ended, Going, recording
+
+CRASHED: Final = "crashed: attempts used up without an answer"
+_FIRST: Final = timedelta(seconds=5)
+_MOST_VALUE: Final = 10_000_000
+_LONGEST_NAME: Final = 500
+
+
+_SUCCESSFUL: Final = str(TaskResultStatus.SUCCESSFUL.value)
+_FAILED: Final = str(TaskResultStatus.FAILED.value)
+
+
+def listens(signal: Any) -> bool:
+    """Return whether anybody would notice it: Django's own receiver only logs, if at all."""
+    return len(signal.receivers) > 1 or signals.logger.isEnabledFor(logging.INFO)
+
+
+class LeaseLost(Exception):
+    """The task was taken over while it ran; what it wrote is undone."""
+
+
+class Known:
+    """A task with all that is the same of each run: looked up once in a process."""
+
+    __slots__ = ("attempts", "backend", "manner", "options", "policy", "task")
+
+    def __init__(self, task: Any, backend: Any) -> None:
+        self.task = task
+        self.backend = backend
+        self.options: Options = backend.settings
+        self.policy: Policy = policy_of(task)
+        timeout = self.policy.seconds
+        if timeout is None and self.options.timeout and not self.policy.transactional:
+            timeout = self.options.timeout.total_seconds()
+        self.manner = Manner(inspect.iscoroutinefunction(task.func), timeout)
+        self.attempts = _retrying(self.policy, self.options)
+
+
+def _retrying(said: Policy, options: Options) -> RetryPolicy:
+    """Return the policy of a task, without a backoff of its own."""
+    if said.retry is not None:
+        return said.retry
+    if said.max_attempts is None:
+        return RetryPolicy((timedelta(0),), MAX_ATTEMPTS) if said.backoff else options.retry
+    if said.max_attempts == 1:
+        return RetryPolicy.never()
+    return RetryPolicy.exponential(_FIRST, max_attempts=said.max_attempts)
+
+
+class Worker:
+    """Who runs tasks in this process, by name, and which ones it is at."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, Run] = {}
+        self.rename(f"{socket.gethostname()}-{os.getpid()}")
+
+    def rename(self, name: str) -> None:
+        self.name, self.as_json = name, json.dumps([name])
+
+
+worker: Final = Worker()
+
+
+class Run:
+    """One delivery of a task's message."""
+
+    __slots__ = (
+        "_metadata", "alias", "began_at", "ended_at", "envelope", "error", "id", "is_cancelled",
+        "is_dirty", "known", "loop", "path", "problem", "seen", "status", "value", "verdict",
+    )  # fmt: skip
+
+    def __init__(self, envelope: Envelope, task_id: str, path: str, alias: str) -> None:
+        self.envelope, self.id = envelope, task_id
+        # As a column takes them, whatever the message said.
+        self.path, self.alias = _name(path), _name(alias)
+        self.known: Known | None = None
+        self.problem: TaskGone | None = None
+        # The result as the task, its backoff and receivers of signals see it, once one asks.
+        self.seen: Any = None
+        self.error: BaseException | None = None
+        self.verdict: Verdict | None = None
+        self.value: str | None = None
+        self.status = ""
+        self.began_at = time.monotonic()
+        self.ended_at: float | None = None
+        self.is_cancelled = self.is_dirty = False
+        self.loop: tuple[Any, Any] | None = None
+        self._metadata: dict[str, Any] | None = None
+
+    @property
+    def manner(self) -> Manner:
+        return Manner(False) if self.known is None else self.known.manner
+
+    # Its course
+
+    def begin(self) -> tuple[Any, ...]:
+        """Return the arguments to call the task with; raises what it cannot be run for."""
+        self.began_at = time.monotonic()
+        if self.problem is not None or self.known is None:
+            raise self.problem or TaskGone("The message is no task.")
+        most = max(self.known.attempts.max_attempts, get_settings().RETRY_POLICY.max_attempts)
+        if self.envelope.attempt > most:
+            raise Reject(CRASHED)
+        worker.runs[id(self)] = self
+        args = self.envelope.payload["args"]
+        if self.known.task.takes_context:
+            return (results.QueueTaskContext(task_result=self.result, run=self), *args)
+        return tuple(args)
+
+    @property
+    def result(self) -> Any:
+        if self.seen is None and self.known is not None:
+            self.seen = self._made(self.known.task)
+        return self.seen
+
+    def _made(self, task: Any) -> Any:
+        envelope = self.envelope
+        now = timezone.now() - timedelta(milliseconds=_ago(self.began_at))
+        enqueued_at = from_milliseconds(time_of(self.id))
+        if isinstance(deferred := envelope.payload.get("enqueued"), int):
+            task = replace(task, run_after=envelope.scheduled_at)
+            enqueued_at = from_milliseconds(deferred)
+        return results.bare_result(
+            task=task, id=self.id, status=TaskResultStatus.RUNNING,
+            enqueued_at=enqueued_at, started_at=now, last_attempted_at=now,
+            finished_at=None, args=envelope.payload["args"], kwargs=envelope.payload["kwargs"],
+            backend=self.alias, errors=[],
+            worker_ids=[*[""] * (envelope.attempt - 1), worker.name],
+            _return_value=None, metadata={},
+        )  # fmt: skip
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        kwargs: dict[str, Any] = self.envelope.payload["kwargs"]
+        return kwargs
+
+    @property
+    def sender(self) -> Any:
+        return type(self.known.backend) if self.known else None
+
+    def started(self) -> None:
+        if listens(signals.task_started):
+            signals.task_started.send(sender=self.sender, task_result=self.result)
+
+    def returned(self, value: Any) -> None:
+        """Note what the task returned; raises what cannot be a return value."""
+        if value is not None:
+            value = normalize_json(value)
+            self.value = _json(value)
+        self.ended_at = time.monotonic()
+        self.status = _SUCCESSFUL
+        if listens(signals.task_finished):
+            self._show(TaskResultStatus.SUCCESSFUL, value)
+
+    def cancelled_with(self, error: BaseException) -> None:
+        """Note that the task ended because it was cancelled: it failed, and is no dead letter."""
+        self.ended_at, self.error = time.monotonic(), error
+        self.status = _FAILED
+        self.result.errors.append(TaskError(**self._said(error)))
+        self._show(TaskResultStatus.FAILED, None)
+
+    def failed(self, error: BaseException) -> None:
+        """Note that the attempt failed, and what becomes of the task."""
+        self.ended_at, self.value, self.status = time.monotonic(), None, ""
+        if self.result is not None:
+            self.result.errors.append(TaskError(**self._said(error)))
+        self.verdict = self.judge(error)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no attempt follows: the task has a final status, or is to be a dead letter."""
+        return bool(self.status) or (self.verdict is not None and self.verdict.is_dead)
+
+    def _show(self, status: Any, value: Any) -> None:
+        object.__setattr__(self.result, "status", status)
+        object.__setattr__(self.result, "finished_at", timezone.now())
+        object.__setattr__(self.result, "_return_value", value)
+
+    def finished(self) -> None:
+        if self.is_to_be_told:
+            self.show_failure()
+            signals.task_finished.send(sender=self.sender, task_result=self.result)
+
+    @property
+    def is_to_be_told(self) -> bool:
+        """Whether it ended for good, and was not given up or taken over meanwhile."""
+        if self.known is None or not self.is_over or self.envelope.lease_lost:
+            return False
+        return self.status != _SUCCESSFUL or listens(signals.task_finished)
+
+    def show_failure(self) -> None:
+        if not self.status:
+            self._show(TaskResultStatus.FAILED, None)
+
+    def end(self) -> None:
+        worker.runs.pop(id(self), None)
+
+    # What becomes of it
+
+    def judge(self, error: BaseException) -> Verdict:
+        """Return what becomes of the message after the attempt that raised this."""
+        attempt = self.envelope.attempt
+        if isinstance(error, TaskGone) or self.known is None:
+            return Verdict(None, storable(str(error)), error_text(error))
+        if isinstance(error, Retry) or not isinstance(error, HandlerSignal):
+            delay = self.known.attempts.delay_after(attempt)
+            if delay is not None and not isinstance(error, Retry):
+                delay = self._waits(error, delay)
+            reason = f"attempts exhausted: {type(error).__name__}" if delay is None else ""
+            if isinstance(error, Retry) and delay is not None:
+                delay = error.delay
+            return Verdict(delay, reason, error_text(error))
+        return judge(error, attempt, self.known.attempts)
+
+    def _waits(self, error: BaseException, delay: timedelta) -> timedelta | None:
+        backoff = self.known.policy.backoff if self.known else None
+        if backoff is None:
+            return delay
+        try:
+            seconds = backoff(error, self.result)
+            return None if seconds is None else timedelta(seconds=max(seconds, 0))
+        # The project's own code: a backoff that fails does not have the task run again for ever.
+        except Exception as failure:
+            failure.__context__ = error
+            self.result.errors.append(TaskError(**self._said(failure)))
+            return None
+
+    # What is recorded
+
+    def note(self, metadata: dict[str, Any]) -> None:
+        """Keep what is to be shown of it; the keeper writes it."""
+        encode_headers(metadata)  # refuses what could not be stored
+        self._metadata = {**(self._metadata or {}), **metadata}
+        self.result.metadata.update(metadata)
+        self.is_dirty = True
+
+    def going(self) -> Going:
+        self.is_dirty = False
+        return Going(
+            self.envelope.message_id, self.envelope.lease_id, self.id, self.path, self.alias,
+            _ago(self.began_at), json.dumps(self._metadata or {}),
+        )  # fmt: skip
+
+    def _ended(self, status: str, value: str | None, errors: list[dict[str, str]]) -> Ended:
+        metadata = None if self._metadata is None else json.dumps(self._metadata)
+        ended = None if not status else _ago(self.ended_at or time.monotonic())
+        return Ended(
+            self.envelope.message_id, self.envelope.lease_id, self.id, self.path, self.alias,
+            status, _ago(self.began_at), ended, value,
+            json.dumps(errors) if errors else "[]", worker.as_json, metadata,
+        )  # fmt: skip
+
+    def _said(self, error: BaseException) -> dict[str, str]:
+        cls = type(error)
+        path = storable(f"{cls.__module__}.{cls.__qualname__}")
+        return {"exception_class_path": path, "traceback": error_text(error)}
+
+    def done_row(self) -> Ended:
+        """Return what is recorded of a run that returned, or was cancelled."""
+        return self._ended(self.status, self.value, [self._said(self.error)] if self.error else [])
+
+    def failed_row(self, error: BaseException, verdict: Verdict) -> Ended:
+        return self._ended(_FAILED if verdict.is_dead else "", None, [self._said(error)])
+
+    @property
+    def is_kept(self) -> bool:
+        return self.known is None or self.known.options.results is not None
+
+
+@lru_cache(maxsize=10_000)
+def _name(text: str) -> str:
+    return storable(text)[:_LONGEST_NAME]
+
+
+def _ago(at: float) -> int:
+    return max(int((time.monotonic() - at) * 1000), 0)
+
+
+def _json(value: Any) -> str:
+    """Return a return value as jsonb takes it; raises what it cannot be for."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if len(text) > _MOST_VALUE:
+        raise ValueError(f"The return value has {len(text)} characters: store it elsewhere.")
+    if "\\u0000" in text:
+        encode_headers({"value": value})
+    return check_text("return value", text)
+
+
+# Calling it
+
+
+def call(run: Run) -> None:
+    """Run a task in this thread; raises what it raised, once that is noted."""
+    try:
+        args = run.begin()
+        run.started()
+        if run.known is not None and run.known.policy.transactional:
+            _call_transactional(run, args)
+        else:
+            _call(run, args)
+    # A task may raise anything; so does Django's own backend see it.
+    except BaseException as error:
+        if not _took_cancellation(run, error):
+            run.failed(error)
+            run.finished()
+            raise
+        run.finished()
+    else:
+        run.finished()
+    finally:
+        run.end()
+
+
+def _call(run: Run, args: tuple[Any, ...]) -> None:
+    function = run.known.task.func  # type: ignore[union-attr] # begin() has asked
+    try:
+        value = function(*args, **run.kwargs)
+    except TypeError as error:
+        _check_binding(run, function, args, error)
+        raise
+    run.returned(value)
+
+
+def _call_transactional(run: Run, args: tuple[Any, ...]) -> None:
+    """Run it, and delete its message and record its result, in one transaction."""
+    envelope, using = run.envelope, run.known.options.database  # type: ignore[union-attr]
+    with transaction.atomic(using=using):
+        _call(run, args)
+        deletion = acknowledging_members([envelope.lease_id], [envelope.message_id])
+        steps = [recording([run.done_row()])] if run.is_kept else []
+        if not fetch_all(using, [*steps, deletion])[-1]:
+            raise LeaseLost(f"The task {run.path} was taken over while it ran: all is undone.")
+    envelope.is_settled = True
+
+
+async def acall(run: Run) -> None:
+    """Run a task on the event loop; raises what it raised, once that is noted."""
+    try:
+        args = run.begin()
+        if listens(signals.task_started):
+            await signals.task_started.asend(sender=run.sender, task_result=run.result)
+        await _acall(run, args)
+    except BaseException as error:
+        if not _took_cancellation(run, error):
+            if isinstance(error, asyncio.CancelledError):  # a timeout, or the end of the worker
+                raise
+            run.failed(error)
+            await _afinished(run)
+            raise
+        await _afinished(run)
+    else:
+        await _afinished(run)
+    finally:
+        run.end()
+
+
+async def _acall(run: Run, args: tuple[Any, ...]) -> None:
+    function = run.known.task.func  # type: ignore[union-attr] # begin() has asked
+    run.loop = (asyncio.get_running_loop(), asyncio.current_task())
+    try:
+        value = await function(*args, **run.kwargs)
+    except TypeError as error:
+        _check_binding(run, function, args, error)
+        raise
+    finally:
+        run.loop = None
+    run.returned(value)
+
+
+async def _afinished(run: Run) -> None:
+    if run.is_to_be_told:
+        run.show_failure()
+        await signals.task_finished.asend(sender=run.sender, task_result=run.result)
+
+
+def _check_binding(run: Run, function: Any, args: tuple[Any, ...], error: TypeError) -> None:
+    """Raise TaskGone if the task cannot be called with its arguments: trying again is no use."""
+    try:
+        inspect.signature(function).bind(*args, **run.kwargs)
+    except TypeError as wrong:
+        raise TaskGone(f"The arguments of {run.path} do not fit: {wrong}.") from error
+
+
+def _took_cancellation(run: Run, error: BaseException) -> bool:
+    """Return whether a task ended because it was to; then that is noted."""
+    if not run.is_cancelled or not isinstance(error, Cancelled | asyncio.CancelledError):
+        return False
+    if run.known is not None and run.known.manner.is_async and (task := asyncio.current_task()):
+        task.uncancel()
+    run.cancelled_with(Cancelled() if isinstance(error, asyncio.CancelledError) else error)
+    return True

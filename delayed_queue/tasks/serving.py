@@ -1,0 +1,244 @@
+"""How workers serve the queues of tasks: a handler for each, which runs and records the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from django.conf import settings
+from django.db import Error, transaction
+from django.utils.module_loading import import_string
+
+from delayed_queue.codecs import codec_named
+from delayed_queue.handlers import (
+    Failure,
+    Handler,
+    HandlerSignal,
+    Manner,
+    Verdict,
+    judge,
+    registry,
+)
+from delayed_queue.messages import Envelope
+from delayed_queue.retries import RetryPolicy
+from delayed_queue.tasks import running
+from delayed_queue.tasks.models import TaskPriority
+from delayed_queue.tasks.options import kind_of_priority
+from delayed_queue.tasks.policies import MAX_ATTEMPTS
+from delayed_queue.tasks.results import (
+    TaskGone,
+    as_enqueued,
+    task_at,
+    unpack,
+)
+from delayed_queue.tasks.running import Known, Run
+from delayed_queue.tasks.store import Ended, recording
+
+BACKEND: Final = "delayed_queue.tasks.DelayedQueueBackend"
+# A task says itself how often it is tried; the handler is not to know better.
+_UNLIMITED: Final = RetryPolicy((timedelta(seconds=5),), MAX_ATTEMPTS)
+_known: Final[dict[tuple[str, str, int, str], Known]] = {}
+_LONGEST_KNOWN: Final = 10_000
+
+
+class Serving:
+    """The treatment of one queue's messages, each of which is a task."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.use(())
+
+    def run_of(self, envelope: Envelope) -> Run:
+        """Return the run of a message, made where it was claimed."""
+        run: Run = envelope.state
+        return self._open(envelope) if run is None else run
+
+    def _open(self, envelope: Envelope) -> Run:
+        payload, kind = envelope.payload, kind_of_priority(self.queue, 0)
+        try:
+            found = unpack(payload, kind, envelope.key, envelope.scheduled_at_ms)
+            run = Run(envelope, *found)
+            payload.setdefault("args", [])
+            payload.setdefault("kwargs", {})
+            priority = payload.get("priority", 0)
+            run.known = known_task(found[1], self.queue, priority, found[2])
+        except TaskGone as error:
+            run = Run(envelope, *_names(payload, kind, envelope))
+            run.problem = error
+        envelope.state = run
+        return run
+
+    # As handlers.Treatment
+
+    def manner(self, envelope: Envelope) -> Manner:
+        return self._open(envelope).manner
+
+    def call(self, envelope: Envelope) -> None:
+        running.call(self.run_of(envelope))
+
+    async def acall(self, envelope: Envelope) -> None:
+        await running.acall(self.run_of(envelope))
+
+    def judge(self, error: BaseException, envelope: Envelope) -> Verdict | None:
+        run: Run | None = envelope.state
+        if run is None or (isinstance(error, HandlerSignal) and run.verdict is None):
+            return None
+        if run.verdict is None:  # it was given up: nothing has been noted of it
+            run.failed(error)
+            run.envelope.lease_lost = False
+            run.finished()
+            run.envelope.lease_lost = True
+        return run.verdict
+
+    def verdict(self, error: BaseException, envelope: Envelope) -> Verdict:
+        """Return what becomes of a failed message, by the policy of the handler if by no other."""
+        return self.judge(error, envelope) or judge(error, envelope.attempt, _UNLIMITED)
+
+    def settling(
+        self, done: Sequence[Envelope], failed: Sequence[Failure]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        # Once each: of two messages that say they are one task, the last tells.
+        rows = {each.id: each for each in self._rows(done, failed)}
+        return [recording(list(rows.values()))] if rows else []
+
+    def _rows(self, done: Sequence[Envelope], failed: Sequence[Failure]) -> Iterator[Ended]:
+        for envelope in done:
+            run: Run | None = envelope.state
+            if run is not None and run.is_kept and not envelope.is_settled:
+                yield run.done_row()
+        for envelope, error, verdict in failed:
+            run = envelope.state
+            if run is not None and run.is_kept and (verdict.counts or verdict.is_dead):
+                yield run.failed_row(error, verdict)
+
+    def kinds(self) -> Sequence[str]:
+        return self._kinds
+
+    def use(self, priorities: Sequence[int]) -> None:
+        """Serve these priorities beside 0; the highest first."""
+        self.priorities = tuple(sorted({0, *priorities}, reverse=True))
+        self._kinds = tuple(kind_of_priority(self.queue, each) for each in self.priorities)
+
+
+def _names(payload: Any, kind: str, envelope: Envelope) -> tuple[str, str, str]:
+    """Return id, path and backend of what may be no task at all."""
+    said = payload if isinstance(payload, dict) else {}
+    path, alias = str(said.get("task", "")), str(said.get("backend", "default"))
+    known = {"task": path, "id": said.get("id", envelope.key), "backend": alias}
+    return unpack(known, kind, envelope.key, envelope.scheduled_at_ms)
+
+
+def known_task(path: str, queue: str, priority: int, alias: str) -> Known:
+    """Return what is the same of all runs of a task; raises TaskGone."""
+    key = (path, queue, priority, alias)
+    found = _known.get(key)
+    if found is None:
+        found = Known(
+            as_enqueued(
+                task_at(path), backend=alias, queue=queue, priority=priority, run_after=None
+            ),
+            _backend(alias),
+        )
+        if len(_known) < _LONGEST_KNOWN:
+            _known[key] = found
+    return found
+
+
+def _backend(alias: str) -> Any:
+    backend = next((each for name, each in declared() if name == alias), None)
+    if backend is None:
+        raise TaskGone(f"TASKS has no backend {alias!r} that is delayed_queue's: declare it.")
+    return backend
+
+
+def is_ours(configured: Any) -> bool:
+    """Return whether an entry of TASKS names this backend, or one that is made of it."""
+    path: Any = configured.get("BACKEND") if isinstance(configured, dict) else None
+    if path == BACKEND:
+        return True
+    from delayed_queue.tasks.backend import DelayedQueueBackend
+
+    try:
+        found = import_string(path)
+    except (ImportError, TypeError, AttributeError):
+        return False
+    return isinstance(found, type) and issubclass(found, DelayedQueueBackend)
+
+
+def declared() -> Iterator[tuple[str, Any]]:
+    """Yield alias and backend of each entry of TASKS that is ours."""
+    if not _backends:
+        for alias, configured in (getattr(settings, "TASKS", None) or {}).items():
+            if is_ours(configured):
+                # Of our own: Django makes one for each thread, and makes them anew when it hears,
+                # after us, that the settings have changed.
+                made = import_string(configured["BACKEND"])
+                _backends[alias] = made(alias=alias, params=configured)
+    yield from list(_backends.items())
+
+
+_backends: Final[dict[str, Any]] = {}
+servings: Final[dict[str, Serving]] = {}
+
+
+def serve_declared() -> None:
+    """Register a handler for each declared queue that has none."""
+    for _, backend in declared():
+        for queue in sorted(backend.queues):
+            serving = servings.setdefault(queue, Serving(queue))
+            if queue not in registry:
+                registry.add(_handler(serving))
+
+
+def forget_declared() -> None:
+    for queue in servings:
+        if queue in registry and is_served(queue):
+            registry.remove(queue)
+    servings.clear()
+    _backends.clear()
+    _known.clear()
+    priorities.forget()
+
+
+def is_served(queue: str) -> bool:
+    """Return whether tasks of the queue are run, and not something else by a handler's."""
+    return isinstance(registry.get(queue).treatment, Serving)
+
+
+def _handler(serving: Serving) -> Handler:
+    codec = codec_named("json")
+    return Handler(
+        serving.queue, serving.call, codec, kind_of_priority(serving.queue, 0), _UNLIMITED,
+        treatment=serving,
+    )  # fmt: skip
+
+
+class Priorities:
+    """The priorities that queues have used, as known to this process."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str, int]] = set()
+
+    def tell(self, using: str, queue: str, priority: int) -> None:
+        """Have all workers know that the queue has this priority, before a message of it."""
+        known = (using, queue, priority)
+        if priority != 0 and known not in self._told:
+            TaskPriority.objects.use(queue, priority, using=using)
+            transaction.on_commit(lambda: self._told.add(known), using=using)
+
+    def forget(self) -> None:
+        self._told.clear()
+
+    def read(self, using: str) -> None:
+        """Serve the priorities that are in use by now; as before while the database is away."""
+        try:
+            found = TaskPriority.objects.by_queue(using=using)
+        except Error:
+            return
+        self._told = {(using, queue, each) for queue, some in found.items() for each in some}
+        for queue, serving in servings.items():
+            serving.use(found.get(queue, ()))
+
+
+priorities: Final = Priorities()

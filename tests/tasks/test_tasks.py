@@ -1,0 +1,281 @@
+"""Tasks from their enqueueing to their results, by a worker and the database."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.utils import timezone
+
+from delayed_queue.handlers import registry
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.tasks._api import (
+    InvalidTask,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    signals,
+    task_backends,
+)
+from delayed_queue.tasks.models import TaskResult
+from delayed_queue.tasks.queues import TaskQueue
+from tests.processes import wait_until
+from tests.running import running
+from tests.tasks.conftest import configured, drained, worker_of_tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class TestRunning:
+    def test_functions_run_in_threads_and_coroutines_on_the_event_loop(self, work: Any) -> None:
+        results = [each.enqueue(1, other=2) for each in (work.add, work.aadd)]
+
+        tally = drained()
+
+        assert (tally.done, tally.lost) == (2, 0)
+        for each in results:
+            assert each.status == TaskResultStatus.READY
+            each.refresh()
+            assert (each.status, each.return_value) == (TaskResultStatus.SUCCESSFUL, 3)
+        threads = {name.partition("-")[0] for _, _, name in work.said}
+        assert threads == {"handler", "event"}
+
+    def test_a_batch_of_both_kinds_is_settled_as_one(self, work: Any) -> None:
+        results = [(work.add, work.aadd)[each % 2].enqueue(each) for each in range(200)]
+
+        assert drained().done == 200
+        for number, each in enumerate(results):
+            each.refresh()
+            assert each.return_value == number
+        assert not Message.objects.exists()
+
+    def test_a_result_says_when_and_where(self, work: Any) -> None:
+        before = timezone.now() - timedelta(seconds=1)
+        result = work.add.enqueue(1)
+        drained(worker_id="here")
+
+        found = work.add.get_result(result.id)
+
+        assert found.worker_ids == ["here"]
+        assert found.attempts == 1
+        times = [found.enqueued_at, found.started_at, found.finished_at]
+        assert times == sorted(times)
+        assert before < times[0]
+        assert found.last_attempted_at == found.started_at
+        assert (found.args, found.kwargs, found.backend) == ([1], {}, "default")
+        assert found.task == work.add
+        assert found.errors == []
+
+    def test_what_a_task_raises_is_its_result_and_a_dead_letter(self, work: Any) -> None:
+        for each in (work.fail, work.afail):
+            result = each.enqueue("why")
+            drained()
+            result.refresh()
+            assert result.status == TaskResultStatus.FAILED
+            assert result.is_finished
+            (error,) = result.errors
+            assert error.exception_class is ValueError
+            assert "ValueError: why" in error.traceback
+            with pytest.raises(ValueError, match="Task failed"):
+                _ = result.return_value
+        assert DeadLetter.objects.count() == 2
+
+    @pytest.mark.parametrize("what", ["set", "nan", "nul", "half"])
+    def test_a_return_value_that_cannot_be_stored_is_a_failure(self, work: Any, what: str) -> None:
+        result = work.leave.enqueue(what)
+        drained()
+        result.refresh()
+        assert result.status == TaskResultStatus.FAILED
+
+    def test_a_backslash_is_no_nul(self, work: Any) -> None:
+        result = work.leave.enqueue("\\u0000")
+        drained()
+        result.refresh()
+        assert result.return_value == "\\u0000"
+
+    def test_the_signals_of_the_queue_are_what_they_answer(self, work: Any) -> None:
+        snoozed, rejected = work.answer.enqueue("snooze"), None
+        drained()
+        snoozed.refresh()
+        assert snoozed.status == TaskResultStatus.SUCCESSFUL
+        assert snoozed.attempts == 1
+        work.said.clear()
+        rejected = work.answer.enqueue("reject")
+        drained()
+        rejected.refresh()
+        assert rejected.status == TaskResultStatus.FAILED
+        assert DeadLetter.objects.get().reason == "as asked"
+
+
+class TestEnqueueing:
+    def test_a_task_is_visible_at_the_commit_and_gone_with_a_rollback(self, work: Any) -> None:
+        with transaction.atomic():
+            kept = work.add.enqueue(1)
+        with transaction.atomic():
+            gone = work.add.enqueue(2)
+            transaction.set_rollback(True)
+        assert kept.task.get_backend().get_result(kept.id).status == TaskResultStatus.READY
+        with pytest.raises(TaskResultDoesNotExist):
+            work.add.get_result(gone.id)
+
+    def test_a_coroutine_enqueues(self, work: Any) -> None:
+        result = async_to_sync(work.aadd.aenqueue)(3)
+        drained()
+        async_to_sync(result.arefresh)()
+        assert result.return_value == 3
+        assert async_to_sync(work.aadd.aget_result)(result.id).return_value == 3
+
+    def test_many_are_one_statement(self, work: Any, backend: Any) -> None:
+        results = backend.enqueue_many(work.add, [(1, 2), {"one": 3}, 4])
+        drained()
+        for each in results:
+            each.refresh()
+        assert [each.return_value for each in results] == [3, 3, 4]
+
+    def test_a_deferred_one_is_ready_until_its_time(self, work: Any) -> None:
+        later = timezone.now() + timedelta(hours=1)
+        result = work.add.using(run_after=later).enqueue(1)
+        assert drained().done == 0
+        found = work.add.get_result(result.id)
+        assert found.status == TaskResultStatus.READY
+        assert abs(found.task.run_after - later) < timedelta(milliseconds=1)
+        assert found.enqueued_at < later
+
+    def test_what_is_no_json_is_refused_before_any_sql(
+        self, work: Any, django_assert_num_queries: Any
+    ) -> None:
+        with django_assert_num_queries(0):
+            with pytest.raises(TypeError):
+                work.add.enqueue(object())
+            with pytest.raises(ValueError, match=r"NaN|nan|JSON"):
+                work.add.enqueue(float("nan"))
+            with pytest.raises(InvalidTask, match="aware"):
+                work.add.using(run_after=datetime(2030, 1, 1)).enqueue(1)  # noqa: DTZ001
+            with pytest.raises(InvalidTask, match="elsewhere"):
+                work.add.using(queue_name="elsewhere").enqueue(1)
+            with pytest.raises(InvalidTask, match="priority"):
+                work.add.using(priority=101).enqueue(1)
+
+
+class TestResults:
+    def test_unknown_ids_and_foreign_ones(self, work: Any) -> None:
+        from delayed_queue.tasks._api import TaskResultMismatch
+
+        for unknown in ("", "123", str(uuid.uuid4()), "x" * 36):
+            with pytest.raises(TaskResultDoesNotExist):
+                work.add.get_result(unknown)
+        result = work.add.enqueue(1)
+        with pytest.raises(TaskResultMismatch):
+            work.fail.get_result(result.id)
+
+    def test_a_task_that_imports_no_more_can_be_read_and_is_dead_until_mended(
+        self, work: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        result = work.add.enqueue(1)
+        found = work.add
+        monkeypatch.delattr(work, "add")
+        assert backend.get_result(result.id).status == TaskResultStatus.READY
+        drained()
+        lost = backend.get_result(result.id)
+        assert lost.status == TaskResultStatus.FAILED
+        assert lost.task.module_path == "tests.tasks.work.add"
+        letter = DeadLetter.objects.get()
+        assert "cannot be imported" in letter.reason
+
+        monkeypatch.setattr(work, "add", found, raising=False)
+        TaskQueue("default", 0, "default").redrive([letter.pk])
+        assert backend.get_result(result.id).status == TaskResultStatus.READY
+        drained()
+        mended = backend.get_result(result.id)
+        assert mended.return_value == 1
+        assert len(mended.errors) == 1
+
+    def test_arguments_that_do_not_fit_are_a_dead_letter_at_once(self, work: Any) -> None:
+        result = work.thrice.enqueue(1, 2, 3)
+        assert drained().dead == 1
+        result.refresh()
+        assert result.status == TaskResultStatus.FAILED
+        assert "do not fit" in DeadLetter.objects.get().reason
+
+    @pytest.mark.parametrize(
+        "payload", [1, {}, {"task": 1}, {"task": "a\x00b", "args": 1}, {"task": "x" * 9000}]
+    )
+    def test_what_is_no_task_is_a_dead_letter(self, payload: Any) -> None:
+        TaskQueue("default", 0, "default").offer_or_update("some key", payload)
+        assert drained().dead == 1
+        assert TaskResult.objects.get().status == "FAILED"
+
+    def test_none_are_written_where_none_are_wanted(self, settings: Any, work: Any) -> None:
+        settings.TASKS = configured(RESULTS=None)
+        assert not task_backends["default"].supports_get_result
+        result = work.add.enqueue(1)
+        work.fail.enqueue()
+        drained()
+        assert not TaskResult.objects.exists()
+        with pytest.raises(NotImplementedError):
+            work.add.get_result(result.id)
+
+
+class TestSignals:
+    def test_they_are_sent_as_django_sends_them(self, work: Any, backend: Any) -> None:
+        seen: list[Any] = []
+
+        def note(sender: Any, signal: Any, task_result: Any, **kwargs: Any) -> None:
+            seen.append((signal, sender, task_result.status, task_result.id))
+
+        sent = (signals.task_enqueued, signals.task_started, signals.task_finished)
+        for each in sent:
+            each.connect(note)
+        try:
+            ids = [each.enqueue(1).id for each in (work.add, work.aadd, work.fail, work.afail)]
+            drained()
+        finally:
+            for each in sent:
+                each.disconnect(note)
+        for number, each in enumerate(ids):
+            ends = [TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED][number // 2]
+            states = [TaskResultStatus.READY, TaskResultStatus.RUNNING, ends]
+            told = [entry[:3] for entry in seen if entry[3] == each]
+            assert told == [
+                (signal, type(backend), state) for signal, state in zip(sent, states, strict=True)
+            ]
+
+
+def test_the_app_costs_nothing_without_a_backend(settings: Any) -> None:
+    assert "default" in registry
+    settings.TASKS = {"default": {"BACKEND": "django_tasks.backends.dummy.DummyBackend"}}
+    assert "default" not in registry
+
+
+def test_who_was_replaced_meanwhile_leaves_no_result(work: Any, other: Any) -> None:
+    """The row of a result is fenced by the lease, as the deletion is."""
+    worker = worker_of_tasks()
+    with running(worker):
+        result = work.advance.enqueue()
+        wait_until(lambda: work.said)
+        other.execute(
+            'UPDATE delayed_queue SET "lockUuid" = NULL, "scheduledAt" = "scheduledAt" + 3600000'
+        )
+        work.gate.set()
+        wait_until(lambda: worker.counts.lost)
+    assert work.advance.get_result(result.id).status == TaskResultStatus.READY
+    assert not TaskResult.objects.exclude(status="").exists()
+
+
+def test_results_wait_for_who_holds_their_message(work: Any, other: Any) -> None:
+    """Another transaction that holds one message holds up its result, and no other's."""
+    worker = worker_of_tasks()
+    with running(worker):
+        other.execute("BEGIN")
+        held = work.advance.enqueue()
+        wait_until(lambda: work.said)
+        other.execute('SELECT 1 FROM delayed_queue WHERE "pKey" = %s FOR UPDATE', [held.id])
+        work.gate.set()
+        free = work.add.enqueue(1)
+        wait_until(lambda: work.add.get_result(free.id).is_finished)
+        assert work.advance.get_result(held.id).status == TaskResultStatus.RUNNING
+        other.execute("ROLLBACK")
+        wait_until(lambda: work.advance.get_result(held.id).is_finished)

@@ -1,0 +1,152 @@
+"""Tasks whose conduct their arguments ask for; imported once TASKS declares their queues."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from datetime import timedelta
+from typing import Any, Final
+
+from delayed_queue import Reject, Snooze
+from delayed_queue.tasks import Cancelled, policy
+from delayed_queue.tasks._api import task
+from tests.processes import wait_until
+from tests.workerapp.models import Effect
+
+# What tasks did, in their order, and what those that wait are waiting for.
+said: Final[list[Any]] = []
+gate: Final = threading.Event()
+
+
+@task
+def add(one: int, other: int = 0) -> int:
+    said.append((one, other, threading.current_thread().name))
+    return one + other
+
+
+@task
+async def aadd(one: int, other: int = 0) -> int:
+    said.append((one, other, threading.current_thread().name))
+    await asyncio.sleep(0)
+    return one + other
+
+
+@task
+def fail(text: str = "no") -> None:
+    said.append(text)
+    raise ValueError(text)
+
+
+@task
+async def afail(text: str = "no") -> None:
+    raise ValueError(text)
+
+
+@task
+def leave(what: str) -> Any:
+    """Return what cannot be stored."""
+    return {
+        "set": {1},
+        "nan": float("nan"),
+        "nul": "a\x00b",
+        "half": "\ud800",
+        "\\u0000": "\\u0000",
+    }[what]
+
+
+@task
+def answer(how: str) -> None:
+    said.append(how)
+    if len(said) == 1:
+        raise Snooze(timedelta(0)) if how == "snooze" else Reject("as asked")
+
+
+@task(takes_context=True)
+def tell(context: Any, *args: Any) -> dict[str, Any]:
+    return {"attempt": context.attempt, "id": context.task_result.id, "args": list(args)}
+
+
+@task(takes_context=True)
+def advance(context: Any) -> bool:
+    """Say how far it is, and go on once the gate is open or it is cancelled."""
+    context.progress(0.5, "half")
+    said.append("advanced")
+    wait_until(lambda: gate.is_set() or context.is_cancelled)
+    if context.is_cancelled:
+        raise Cancelled
+    return True
+
+
+@task
+async def endless() -> None:
+    said.append("begun")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        said.append("ended")
+
+
+@policy(max_attempts=3, backoff=lambda error, result: 0)
+def _thrice(ends: int = 9) -> int:
+    said.append("try")
+    if len(said) < ends:
+        raise ValueError(f"try {len(said)}")
+    return len(said)
+
+
+_thrice.__name__ = _thrice.__qualname__ = "thrice"
+thrice = task(_thrice)
+
+
+@task
+@policy(max_attempts=5, backoff=lambda error, result: None)
+def hopeless() -> None:
+    said.append("try")
+    raise ValueError("hopeless")
+
+
+@task
+@policy(timeout=0.2)
+def slow() -> None:
+    gate.wait(20)
+
+
+@task
+@policy(timeout=0.2)
+async def aslow() -> None:
+    await asyncio.sleep(20)
+
+
+@task
+@policy(transactional=True)
+def pay(key: str, fails: bool = False) -> str:
+    Effect.objects.create(queue="pay", key=key, attempt=1, pid=os.getpid())
+    if fails:
+        raise ValueError("after the effect")
+    return key
+
+
+@task
+@policy(unique="{0}")
+def once(name: str, value: int = 0) -> int:
+    said.append((name, value))
+    return value
+
+
+@task
+@policy(unique=lambda name, value: name, replace=True)
+def latest(name: str, value: int) -> int:
+    said.append((name, value))
+    return value
+
+
+@task
+def effect(key: str) -> None:
+    Effect.objects.create(queue="effect", key=key, attempt=1, pid=os.getpid())
+
+
+@task
+def settle(key: str) -> None:
+    """Leave an effect, more than one where a worker was killed behind it."""
+    Effect.objects.create(queue="settle", key=key, attempt=1, pid=os.getpid())
