@@ -30,7 +30,7 @@ from example_project.postgres import database_url
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 STEP: Final = 0.05
-LANES: Final = ("urgent", "normal", "bulk")
+QUEUES: Final = ("urgent", "normal", "bulk")
 # As the intake does: a notification and its message in one transaction, here of a batch.
 OFFER: Final[LiteralString] = """
 WITH wanted AS (
@@ -86,7 +86,7 @@ class Bench:
         ]
         params = {"ids": ids, "channels": channels, "recipients": recipients, "priority": priority}
         self.connection.execute(OFFER, params)
-        for channel in set(channels):  # as an offer does, to who sleeps
+        for channel in set(channels):  # as an offer does, to whoever sleeps
             kind = f"notifications-{priority}-{channel}|json"
             self.connection.execute("SELECT pg_notify(%s, '')", [channel_of(kind)])
         self.offered += count
@@ -189,7 +189,7 @@ def dispatchers(bench: Bench) -> Iterator[None]:
     processes = [
         _manage(
             bench.conninfo, "runqueueworker", "--processes", str(count),
-            *(part for lane in LANES for part in ("--queue", f"notifications-{lane}-{channel}")),
+            *(part for queue in QUEUES for part in ("--queue", f"notifications-{queue}-{channel}")),
             "--async-concurrency", str(options.async_concurrency), "--batch-size", "100",
             NOTIFICATION_PROVIDERS=json.dumps(providers),
         )

@@ -23,7 +23,7 @@ from benchmarks.machine import describe
 from benchmarks.running import Program, RunningWorker, working
 from benchmarks.workerapp.stamps import Looked, Start
 
-MARK: Final = "low-water mark"
+MARK: Final = "scan position"
 NO_MARK: Final = "without it"
 SWITCHES: Final[dict[str, tuple[str, ...]]] = {
     MARK: ("BENCHMARK_NOTES_LOOKS",),
@@ -61,13 +61,13 @@ class Run:
 
 
 def main() -> None:
-    """Measure with the low-water mark, and without it: each look from the queue's start."""
+    """Measure with the scan position, and without it: each poll from the queue's start."""
     options = _options()
     server = options.database_url or embedded_server()
     with benchmark_database(server) as connection:
         report = Report(describe(connection))
         conninfo = make_conninfo(server, dbname=connection.info.dbname)
-        runs = [_run(options, connection, conninfo, name) for name in options.looks]
+        runs = [_run(options, connection, conninfo, name) for name in options.polls]
     _tell(report, runs, options)
     report.write(options)
 
@@ -77,7 +77,7 @@ def _options() -> Namespace:
     parser.add_argument("--minutes", type=float, help="of each run (10; quick 1)")
     parser.add_argument("--rate", type=float, default=800.0, help="messages per second (800)")
     parser.add_argument("--backlog", type=int, default=20_000, help="drained before and after")
-    parser.add_argument("--looks", nargs="+", choices=list(SWITCHES), default=list(SWITCHES))
+    parser.add_argument("--polls", nargs="+", choices=list(SWITCHES), default=list(SWITCHES))
     options = parser.parse_args()
     options.minutes = options.minutes or (1 if options.quick else 10)
     options.slice = 10.0 if options.minutes < 5 else 30.0

@@ -165,7 +165,7 @@ def _latencies(bench: Bench, priority: str) -> list[tuple[str, str]]:
     [(started, ended)] = bench.rows(LATENCIES, priority=priority)
     shown = [", ".join(f"{1000 * each:,.0f} ms" for each in found) for found in (started, ended)]
     return [
-        ("offer to in hand: p50, p99, longest", shown[0]),
+        ("offer to begun: p50, p99, longest", shown[0]),
         ("offer to sent: p50, p99, longest", shown[1]),
     ]
 

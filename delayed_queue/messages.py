@@ -207,7 +207,7 @@ class Envelope:
 
     @property
     def delivery_type(self) -> DeliveryType:
-        """FIRST, or REDELIVERY once the message was leased or put off before."""
+        """FIRST, or REDELIVERY once the message was leased or deferred before."""
         if self.attempt > 1 or self.due_at_ms > self.scheduled_at_ms:
             return DeliveryType.REDELIVERY
         return DeliveryType.FIRST

@@ -49,7 +49,7 @@ class DeadLetterFactory(DjangoModelFactory[DeadLetter]):
         model = DeadLetter
 
     kind = "orders|json"
-    # Never the key of a message of MessageFactory: a letter whose key lives again stays dead.
+    # Never the key of a message of MessageFactory: a letter whose key is in use again stays dead.
     key = Sequence("dead-order-{}".format)
     payload = b'{"total":12}'
     attempts = 5

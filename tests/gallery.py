@@ -10,11 +10,15 @@ from uuid import UUID
 
 from django.contrib import admin
 from django.urls import reverse
+from django.utils import timezone
 
 from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host, Topic
+from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message, PausedQueue, Schedule, Worker
 from delayed_queue.notifications import models as notifications
 from delayed_queue.spark.models import PipelineReport
+from delayed_queue.tasks.models import TaskResult
+from delayed_queue.tasks.options import id_at
 from example_project.models import Closing, Delivery, Order, SalesReport
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.notifications.factories import enqueue
@@ -222,8 +226,25 @@ def _rest_of_notifications() -> None:
     )  # fmt: skip
 
 
+def _tasks() -> None:
+    statuses = (*TaskResult.Status.values, "SUCCESSFUL")
+    for number, status in enumerate(islice(cycle(statuses), 30)):
+        at = to_milliseconds(timezone.now()) - number * 60_000
+        error = {"exception_class_path": "shop.errors.GatewayTimeout", "traceback": TRACEBACK}
+        TaskResult.objects.create(
+            id=id_at(at), task="shop.tasks.send_the_monthly_statement", backend="default",
+            kind="statements-and-reminders|json", status=status, enqueued_at=at, scheduled_at=at,
+            payload=b'{"args": [4711], "kwargs": {"format": "pdf"}}',
+            started_at=at, last_attempted_at=at, finished_at=at if status else None,
+            errors=[error] * (status != "SUCCESSFUL"), worker_ids=["worker-1"],
+            return_value={"pages": 12} if status == "SUCCESSFUL" else None,
+            metadata={"progress": 0.4, "message": "5 of 12 pages"},
+        )  # fmt: skip
+
+
 PARTS: Final = (
     _queues, _workers, _schedules, _topics, _callbacks, _hosts, _pipeline, _shop, _notifications,
+    _tasks,
 )  # fmt: skip
 
 

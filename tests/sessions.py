@@ -14,7 +14,7 @@ from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
 
 # The servers of processes that were killed end a moment later, those of Spark's workers too.
-PATIENCE: Final = 30.0
+TIMEOUT: Final = 30.0
 _OTHERS: Final = """
 SELECT pid, application_name, state, backend_start, left(query, 200)
 FROM pg_stat_activity
@@ -33,7 +33,7 @@ def demand_none_is_left() -> None:
     connections["default"].close()
     with raw_connection() as connection:
         try:
-            wait_until(lambda: not connection.execute(_OTHERS).fetchall(), PATIENCE)
+            wait_until(lambda: not connection.execute(_OTHERS).fetchall(), TIMEOUT)
         except AssertionError:
             named = list(_named(connection.execute(_OTHERS).fetchall()))
             connection.execute(

@@ -41,7 +41,7 @@ def _letters() -> DeadLetterManager[DeadLetter]:
 class Redrive(Operation):
     name = "redrive"
     label = "Redrive"
-    help = "Offer the letter again, due now, as a first attempt; a living message is left alone."
+    help = "Offer the letter again, due now, as a first attempt; an active message is left alone."
     permission = "delayed_queue.redrive_deadletter"
     overwrites = False
 
@@ -72,7 +72,7 @@ class Redrive(Operation):
 class Overwrite(Redrive):
     name = "overwrite"
     label = "Redrive, overwriting"
-    help = "Offer the letter again even if its key lives again: that message is replaced."
+    help = "Offer the letter again even if its key is in use again: that message is replaced."
     warning = (
         "Where a message lives under the key of one of these letters, it is replaced: its payload "
         "and schedule are lost, and a lease on it ends."
@@ -121,7 +121,7 @@ class DeadLetterAdmin(KeyedRowAdmin):
         "reason_shown",
         "queue",
         "key_shown",
-        "living",
+        "active",
         "attempts_column",
         "times",
         "last_failure",
@@ -156,8 +156,8 @@ class DeadLetterAdmin(KeyedRowAdmin):
             "<strong>{}</strong>", formats.printable(row.reason[: formats.MAX_SHOWN])
         )
 
-    @admin.display(description="lives again")
-    def living(self, row: LetterRow) -> SafeString:
+    @admin.display(description="key in use")
+    def active(self, row: LetterRow) -> SafeString:
         """Say whether a redrive would find the key taken."""
         messages = Message.objects.using(router.db_for_read(Message, instance=row))
         message = messages.filter(key=row.key, kind=row.kind).only("id").first()

@@ -157,7 +157,7 @@ class StateFilter(NarrowFilter):
 
 
 class HolderFilter(SimpleListFilter):
-    """By who holds a lease: shown once it was chosen elsewhere, there is nothing to list."""
+    """By whoever holds a lease: shown once it was chosen elsewhere, there is nothing to list."""
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
         chosen = request.GET.get(self.parameter_name or "")

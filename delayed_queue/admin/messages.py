@@ -240,7 +240,7 @@ class Reject(MessageOperation):
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         reason = storable(call.options["reason"])
-        return _messages().bury(group.lease_id, ids, reason, using=call.using)
+        return _messages().dead_letter(group.lease_id, ids, reason, using=call.using)
 
 
 class Drop(MessageOperation):

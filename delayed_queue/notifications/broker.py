@@ -89,7 +89,7 @@ class Consumer:
         self._waits = _waits()
 
     def stop(self) -> None:
-        """Have ``run`` end after the batch in hand; safe in a signal handler."""
+        """Have ``run`` end after the batch in flight; safe in a signal handler."""
         self._stop.set()
 
     def run(self) -> None:

@@ -166,7 +166,7 @@ def _compiled(template: Template) -> Compiled | None:
     try:
         return compiled(template)
     except TemplateSyntaxError:
-        # Written past ``add_version``, or when the language had more: no fault of who names it.
+        # Written past ``add_version``, or when the language had more: no fault of whoever names it.
         logger.exception(
             "event=template_broken name=%s channel=%s version=%s",
             quoted(template.name), template.channel, template.version,

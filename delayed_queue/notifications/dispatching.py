@@ -1,7 +1,7 @@
-"""The dispatcher: takes a notification in hand, has it sent, and writes what came of it.
+"""The dispatcher: begins a notification, has it sent, and writes what came of it.
 
 Three steps, and no transaction is open between them: ``begin`` commits, providers are called,
-``settle`` commits. Of many notifications in hand at a time, each step is one statement for all
+``settle`` commits. Of many notifications in flight at a time, each step is one statement for all
 that have come to it.
 """
 
@@ -39,7 +39,7 @@ _RECORDED: Final = {
 
 
 class Start(NamedTuple):
-    """A message whose notification is to be taken in hand, and who is to be called first."""
+    """A message whose notification is to be begun, and who is to be called first."""
 
     envelope: Envelope
     provider: str
@@ -141,7 +141,7 @@ class Attempt:
     async def _held_back(self) -> Settlement | None:
         """Return how the attempt ends before a call that could be made; None if it may be.
 
-        The recipient's permit is taken last, with the provider's in hand. That one another message
+        The recipient's permit is taken last, when the provider's is there. That one another message
         can use; this one would be lost, and its recipient kept waiting for nothing.
         """
         if is_late(self._begun):
@@ -233,9 +233,9 @@ async def _admitted(route: Route) -> Hold:
     pause = route.circuit.wait()
     if pause or route.rate is None:
         return Hold(pause)
-    patience = time.monotonic() + get_settings().WAIT.total_seconds()
+    timeout = time.monotonic() + get_settings().WAIT.total_seconds()
     while (permit := await route.rate.ahold()).wait:
-        if time.monotonic() + permit.wait.total_seconds() > patience:
+        if time.monotonic() + permit.wait.total_seconds() > timeout:
             route.circuit.spare()
             return permit
         await asyncio.sleep(permit.wait.total_seconds())
@@ -260,7 +260,7 @@ def _begin(starts: Sequence[Start]) -> list[Begun | None]:
 
 
 def _own(begun: Begun | None, envelope: Envelope) -> Begun | None:
-    """Return it only to who asked under its lease; a process may also have an old one in hand."""
+    """Return it only to whoever asked under its lease; a process may have an old one in flight."""
     return begun if begun is not None and str(begun.lease_id) == envelope.lease_id else None
 
 

@@ -1,4 +1,4 @@
-"""The queues of the dispatcher: one for each lane and channel."""
+"""The queues of the dispatcher: one for each priority and channel."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from delayed_queue.observe import signals
 SWEEPS: Final = "notifications-sweeps"
 LOST: Final = "lost"
 # In the order in which a worker that is to have urgent ones first names its queues.
-LANES = [queue_name(lane, channel) for lane in Priority for channel in Channel]
+QUEUES = [queue_name(priority, channel) for priority in Priority for channel in Channel]
 
-for _name in LANES:
+for _name in QUEUES:
     handler(
         _name,
         retry=get_settings().RETRY,

@@ -66,7 +66,7 @@ def accept(
     Returns a result for each, in order. ``fallback_keys`` are used where a request has no
     ``dedupeKey``: the ids of a broker's messages.
 
-    Four round trips for one request, or for many of one lane: to begin, store, offer and commit.
+    Four round trips for one request, or for many of one queue: to begin, store, offer and commit.
     Takes part in a caller's transaction without a savepoint: an error undoes that, too. Raises
     Django's database errors and ResourceUnavailable.
     """
@@ -174,7 +174,7 @@ class _Intake:
         return {key: (id_, Status(status)) for key, id_, status in rows}
 
     def _offer(self, stored: list[_Candidate], statuses: dict[uuid.UUID, Status]) -> None:
-        """Offer a message for each, in order, one batch for each lane and channel."""
+        """Offer a message for each, in order, one batch for each priority and channel."""
         batches: dict[tuple[str, str], list[ScheduledMessage]] = {}
         for each in stored:
             if statuses[each.id] == Status.ENQUEUED:
@@ -182,8 +182,8 @@ class _Intake:
                 message = ScheduledMessage(str(each.id), None, _later(request.send_at, self.now))
                 batches.setdefault((request.priority, request.channel), []).append(message)
         # In one order everywhere.
-        for lane in sorted(batches):
-            queue_of(*lane).offer_batch(batches[lane])
+        for place in sorted(batches):
+            queue_of(*place).offer_batch(batches[place])
         told = (each.id for each in stored if each.request.callback_url)
         offer_callbacks((id_, statuses[id_]) for id_ in told)
 

@@ -18,7 +18,7 @@ class Channel(models.TextChoices):
 
 
 class Priority(models.TextChoices):
-    """The lanes, the first before the others."""
+    """The priorities, the first before the others."""
 
     URGENT = "urgent", "urgent"
     NORMAL = "normal", "normal"
@@ -147,7 +147,7 @@ class Notification(models.Model):
 
 
 def queue_name(priority: str, channel: str) -> str:
-    """Return the name of the queue of that lane and channel."""
+    """Return the name of the queue of that priority and channel."""
     return f"notifications-{priority}-{channel}"
 
 

@@ -10,7 +10,7 @@ from typing import Final, LiteralString
 
 from delayed_queue.notifications.ids import first_id_at, time_of
 from delayed_queue.notifications.models import ParkedRequest, Priority, Status
-from delayed_queue.notifications.services import LANES, fetch
+from delayed_queue.notifications.services import QUEUES, fetch
 from delayed_queue.observe.overview import Count, QueueDepth, cap_for, depths
 
 CAP: Final = 10_000
@@ -124,7 +124,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class DispatchQueue:
     """A queue of the dispatcher."""
 
     priority: str
@@ -160,15 +160,18 @@ def calls() -> Calls:
     return Calls(max(seconds, 0.001), is_cut, figures)
 
 
-def lanes() -> list[Lane]:
+def queues() -> list[DispatchQueue]:
     """Return the queues of the dispatcher, urgent ones first."""
-    kinds = {queue.kind: lane for lane, queue in LANES.items()}
-    found = [Lane(*kinds[each.kind], each) for each in depths(list(kinds), cap=cap_for(len(kinds)))]
+    kinds = {queue.kind: place for place, queue in QUEUES.items()}
+    found = [
+        DispatchQueue(*kinds[each.kind], each)
+        for each in depths(list(kinds), cap=cap_for(len(kinds)))
+    ]
     order = list(Priority)
-    return sorted(found, key=lambda lane: (order.index(Priority(lane.priority)), lane.channel))
+    return sorted(found, key=lambda each: (order.index(Priority(each.priority)), each.channel))
 
 
-def oldest_due(found: Sequence[Lane]) -> timedelta | None:
+def oldest_due(found: Sequence[DispatchQueue]) -> timedelta | None:
     """Return how long the notification that waits longest has been due."""
     ages = [each.depth.oldest_due_age for each in found if each.depth.oldest_due_age is not None]
     return max(ages, default=None)

@@ -9,7 +9,7 @@ from typing import Final, LiteralString
 from delayed_queue.notifications.ids import first_id_at
 from delayed_queue.notifications.services import execute, fetch
 
-BITE: Final = 1000
+BATCH: Final = 1000
 
 # Delete a bounded number of notifications that ended before a moment and were made before it, with
 # their deliveries; in the order of their ids, so that a prune of a year goes on where it was.
@@ -74,9 +74,9 @@ def prune(age: timedelta) -> int:
     requests by the same age.
     """
     before = datetime.now(UTC) - age
-    while execute(PRUNE_KEYS, {"limit": BITE}) == BITE:
+    while execute(PRUNE_KEYS, {"limit": BATCH}) == BATCH:
         pass
-    while execute(PRUNE_PARKED, {"before": before, "limit": BITE}) == BITE:
+    while execute(PRUNE_PARKED, {"before": before, "limit": BATCH}) == BATCH:
         pass
     return _prune_notifications(before)
 
@@ -86,7 +86,7 @@ def _prune_notifications(before: datetime) -> int:
     after = uuid.UUID(int=0)
     while True:
         params = {"before": first_id_at(before), "ended_before": before}
-        gone, last = fetch(PRUNE, params | {"after": after, "limit": BITE})[0]
+        gone, last = fetch(PRUNE, params | {"after": after, "limit": BATCH})[0]
         total += gone
         if last is None:
             return total

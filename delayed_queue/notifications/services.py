@@ -1,4 +1,4 @@
-"""The life of a notification after its intake: in hand, settled, cancelled, tried again.
+"""The life of a notification after its intake: in flight, settled, cancelled, tried again.
 
 A dispatcher claims a message, calls ``begin``, sends outside any transaction, and writes the end
 with ``finish``, ``fail`` or ``defer``, fenced by the lease of the message. Each of these is one
@@ -34,7 +34,7 @@ SWEEP_LIMIT: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A notification in hand: what a dispatcher needs to send it, and the lease to name.
+    """A notification in flight: what a dispatcher needs to send it, and the lease to name.
 
     ``provider`` is to be called now; when ``in_doubt`` it was called before, and may have sent it.
     """
@@ -85,20 +85,20 @@ class Settlement:
 
 
 def queue_of(priority: str, channel: str) -> DelayedQueue:
-    """Return the queue of that lane and channel."""
-    return LANES[priority, channel]
+    """Return the queue of that priority and channel."""
+    return QUEUES[priority, channel]
 
 
-LANES: Final = {
+QUEUES: Final = {
     (priority.value, channel.value): DelayedQueue(queue_name(priority, channel))
     for priority in Priority
     for channel in Channel
 }
-_KINDS: Final = {queue.name: queue.kind for queue in LANES.values()}
+_KINDS: Final = {queue.name: queue.kind for queue in QUEUES.values()}
 
 
 def begin(envelope: Envelope) -> Begun | None:
-    """Take the envelope's notification in hand; None when there is nothing to send.
+    """Begin the envelope's notification; None when there is nothing to send.
 
     Then it has been sent, cancelled or failed before, or this call found it too late or
     suppressed, or the envelope's lease is lost: acknowledge the message.
@@ -109,7 +109,7 @@ def begin(envelope: Envelope) -> Begun | None:
 def begin_many(
     envelopes: Iterable[Envelope], providers: Mapping[str, str] | None = None
 ) -> dict[str, Begun]:
-    """Take notifications in hand with one statement; return those to be sent, by key.
+    """Begin notifications with one statement; return those to be sent, by key.
 
     ``providers`` are those about to be called, by key.
     """
@@ -290,7 +290,7 @@ def expire_overdue(limit: int = SWEEP_LIMIT) -> int:
 @transaction.atomic
 def fail_dead(limit: int = SWEEP_LIMIT) -> int:
     """Fail open notifications whose message became a dead letter; return how many."""
-    kinds = [queue.kind for queue in LANES.values()]
+    kinds = [queue.kind for queue in QUEUES.values()]
     return sum(_tell(fetch(sql.FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-# A delivery for each of ``held`` that was taken in hand by somebody who never wrote how it ended:
+# A delivery for each of ``held`` that was begun by somebody who never wrote how it ended:
 # the provider may have seen it.
 INTERRUPTED: Final[LiteralString] = """
 interrupted AS (
@@ -24,14 +24,14 @@ STAMP: Final[LiteralString] = """
     concat_ws(' ', t.id, t.xmin, t.ctid, extract(epoch FROM t.created_at))"""
 
 
-# Take notifications in hand, for the leases of their messages. A row comes back for each that is
+# Begin notifications, for the leases of their messages. A row comes back for each that is
 # still open, PROCESSING under its lease, with what is to become of it: sent, or ended as expired
 # or suppressed, which the caller settles at once. One whose former dispatcher never wrote how it
 # ended (another lease) is taken over, and a delivery tells so. Twice under one lease changes
 # nothing, so that a lost answer can be asked for again.
 # "provider" is the one that is about to be called; it comes back as it is, unless the last call
 # may have been accepted ("in doubt"): then as the one that was called.
-# Only for who holds the message now: one that was stopped or cut off for longer than its lease
+# Only for whoever holds the message now: one that was stopped or cut off for longer than its lease
 # must not take over from the one that has the message since, and end what that one is sending.
 # Rows are locked in the order of their ids: batches that overlap wait, and never for each other.
 # Expiry is by the clock, not the statement's start: the wait for a lock counts.
@@ -197,7 +197,7 @@ RETURNING priority, channel, callback_url
 """
 
 # Let what failed be tried again, unless it would come too late; and what may have been sent only
-# for who says so. Reads: the primary key.
+# for whoever says so. Reads: the primary key.
 RETRY: Final[LiteralString] = """
 UPDATE delayed_queue_notification
 SET status = 'ENQUEUED', ended_at = NULL, outcome = '', error_class = ''

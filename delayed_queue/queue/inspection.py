@@ -28,7 +28,7 @@ from delayed_queue.queue.store.inspect import StoredRow
 
 DROP_ALL_CONFIRMATION: Final = "Yes, please, I know what I'm doing!"
 STATS_CAP: Final = 10_000
-_BITE: Final = 1000
+_BATCH: Final = 1000
 
 
 class Inspection(QueueBase):
@@ -103,10 +103,10 @@ class Inspection(QueueBase):
     ) -> dict[int, OfferOutcome]:
         """Offer those dead letters again, due now; return the outcome of each one found.
 
-        IGNORED stayed dead: its key lives again, or a newer letter of that key was redriven.
-        ``overwrite`` replaces the living message instead. What an app guards (``hooks``) is locked
-        to the end of the transaction; it waits for who holds that. Raises OutcomeUnknown when the
-        connection was lost meanwhile and a letter is not there.
+        IGNORED stayed dead: its key is in use again, or a newer letter of that key was redriven.
+        ``overwrite`` replaces the active message instead. What an app guards (``hooks``) is locked
+        to the end of the transaction; it waits for whoever holds that. Raises OutcomeUnknown when
+        the connection was lost meanwhile and a letter is not there.
         """
         call = partial(
             self._letters.redrive,
@@ -133,22 +133,22 @@ class Inspection(QueueBase):
         """
         ids, older = self._newest_ids(reason)
         outcomes = Counter({OfferOutcome.IGNORED: older} if older else {})
-        size = self._repeat(lambda: self._letters.bite(self.kind, using=self.using))
+        size = self._repeat(lambda: self._letters.batch_size(self.kind, using=self.using))
         for start in range(0, len(ids), size):
-            bite = ids[start : start + size]
-            outcomes.update(self.redrive(bite, overwrite=overwrite).values())
+            batch = ids[start : start + size]
+            outcomes.update(self.redrive(batch, overwrite=overwrite).values())
         return outcomes
 
     def _newest_ids(self, reason: str | None) -> tuple[Sequence[int], int]:
         """Return the letters that are the newest of their keys, and how many are not."""
         next_letters = partial(
-            self._letters.next_letters, self.kind, reason=reason, limit=_BITE, using=self.using
+            self._letters.next_letters, self.kind, reason=reason, limit=_BATCH, using=self.using
         )
         # Eight bytes each: ten million letters fit.
         ids, found, last = array("q"), 0, 0
-        while bite := self._repeat(partial(next_letters, after=last)):
-            ids.extend(each.id for each in bite if each.is_newest)
-            found, last = found + len(bite), bite[-1].id
+        while batch := self._repeat(partial(next_letters, after=last)):
+            ids.extend(each.id for each in batch if each.is_newest)
+            found, last = found + len(batch), batch[-1].id
         return ids, found - len(ids)
 
     def prune_dead_letters(self, older_than: timedelta) -> int:
@@ -157,12 +157,12 @@ class Inspection(QueueBase):
             raise InvalidConfiguration(f"older_than must be a timedelta ≥ 0, not {older_than!r}.")
         age = older_than // MILLISECOND
         total = 0
-        while bite := self._repeat(
+        while batch := self._repeat(
             lambda: self._letters.prune(
-                self.kind, age, limit=_BITE, now=self._now(), using=self.using
+                self.kind, age, limit=_BATCH, now=self._now(), using=self.using
             )
         ):
-            total += bite
+            total += batch
         return total
 
 

@@ -68,7 +68,7 @@ class Leasing(QueueBase):
     def fail(
         self, envelope: Envelope, error: BaseException, policy: RetryPolicy | None = None
     ) -> bool:
-        """Settle a failed attempt: retry or bury by policy, signals of handlers as they say."""
+        """Settle a failed attempt: by the policy, or as the handler's signal says."""
         return self.settle(envelope, judge(error, envelope.attempt, policy or self.retry_policy))
 
     def settle(self, envelope: Envelope, verdict: Verdict) -> bool:
@@ -76,8 +76,8 @@ class Leasing(QueueBase):
         ids, lease_id = [envelope.message_id], envelope.lease_id
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
-            bury = partial(self._bury, lease_id, ids, reason, verdict.error or None)
-            return bool(self._repeat(bury, doubt=nothing))
+            dead_letter = partial(self._dead_letter, lease_id, ids, reason, verdict.error or None)
+            return bool(self._repeat(dead_letter, doubt=nothing))
         release = partial(
             self._messages.release,
             lease_id,
@@ -113,8 +113,10 @@ class Leasing(QueueBase):
             self._wake()
         return released
 
-    def _bury(self, lease_id: str, ids: Sequence[int], reason: str, error: str | None) -> list[int]:
-        return self._messages.bury(
+    def _dead_letter(
+        self, lease_id: str, ids: Sequence[int], reason: str, error: str | None
+    ) -> list[int]:
+        return self._messages.dead_letter(
             lease_id, ids, reason, error=error, now=self._now(), using=self.using
         )
 

@@ -66,13 +66,13 @@ class Polling(Leasing):
         )
 
     def open_rows(self, rows: Sequence[LeasedRow | RankedRow], lease_id: str) -> list[Envelope]:
-        """Decode leased rows into envelopes; bury those that do not decode (Q22)."""
+        """Decode leased rows into envelopes; dead-letter those that do not decode (Q22)."""
         envelopes, open_row = [], self.envelope_of
         for row in rows:
             try:
                 envelopes.append(open_row(row, lease_id))
             except PayloadNotDecodable as error:
-                self._bury_undecodable(row.id, lease_id, error)
+                self._dead_letter_undecodable(row.id, lease_id, error)
         return envelopes
 
     def envelope_of(self, row: TakenRow, lease_id: str) -> Envelope:
@@ -92,9 +92,11 @@ class Polling(Leasing):
             self,
         )
 
-    def _bury_undecodable(self, row_id: int, lease_id: str, error: PayloadNotDecodable) -> None:
+    def _dead_letter_undecodable(
+        self, row_id: int, lease_id: str, error: PayloadNotDecodable
+    ) -> None:
         text = error_text(error)
-        self._repeat(partial(self._bury, lease_id, [row_id], "payload not decodable", text))
+        self._repeat(partial(self._dead_letter, lease_id, [row_id], "payload not decodable", text))
 
     def poll(
         self, timeout: timedelta | float | None = None, *, stop: StopSignal | None = None
@@ -146,7 +148,7 @@ class Polling(Leasing):
         """Handle the earliest due message and delete it in one transaction.
 
         Yields None when nothing is due. If the block raises, what it wrote on this connection
-        is rolled back, the attempt is counted and the message retried or buried by policy,
+        is rolled back, the attempt is counted and the message retried or dead-lettered by policy,
         all in that same transaction; the error then leaves the block, except ``Snooze``,
         ``Retry`` and ``Reject``. Cannot be used inside a transaction: the count must commit with
         it.
@@ -168,7 +170,7 @@ class Polling(Leasing):
             raise failure
 
     def _take(self) -> tuple[ConsumedRow, Envelope] | tuple[None, None]:
-        """Take out the earliest due message that decodes; bury the ones before it."""
+        """Take out the earliest due message that decodes; dead-letter the ones before it."""
         while True:
             rows = self._messages.consume(self.kind, 1, now=self._now(), using=self.using)
             if not rows:
@@ -178,7 +180,7 @@ class Polling(Leasing):
                 return rows[0], self.envelope_of(rows[0], lease_id)
             except PayloadNotDecodable as error:
                 self._restore(rows[0], lease_id)
-                self._bury_undecodable(rows[0].id, lease_id, error)
+                self._dead_letter_undecodable(rows[0].id, lease_id, error)
 
     def _count_failure(self, row: ConsumedRow, envelope: Envelope, error: Exception) -> None:
         """Put the message back and settle the failure; if that fails too, all is rolled back."""

@@ -278,7 +278,7 @@ def connect(options: Options, *, dsn: str | None = None, reads_rows: bool = Fals
 
 
 def reconnect(options: Options) -> PsycopgSession:
-    """Open a connection as ``connect`` does, for who tries again: raises DriverError."""
+    """Open a connection as ``connect`` does, for whoever tries again: raises DriverError."""
     return PsycopgSession(_labelled(resolve_dsn(options)))
 
 

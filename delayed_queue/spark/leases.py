@@ -103,7 +103,7 @@ _ALL: Final = 2**31 - 1
 _RENEWED_AFTER: Final = 0.5
 _LOOKED_AFTER: Final = 0.1
 # How long the end waits for a renewal that is under way, in seconds.
-_PATIENCE: Final = 30.0
+_TIMEOUT: Final = 30.0
 
 
 Taken = tuple[str | None, int]
@@ -303,7 +303,7 @@ class Leases:
         # Not before they have ended: one that is at work would connect anew.
         self._pool.shutdown(cancel_futures=True)
         if self._renewer.is_alive():
-            self._renewer.join(_PATIENCE)
+            self._renewer.join(_TIMEOUT)
         self._link.close()
         for each in self._claimers:
             each.close()

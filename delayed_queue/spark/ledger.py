@@ -17,7 +17,7 @@ from delayed_queue.spark.store.offering import (
 )
 
 DAY: Final = 24 * 3600 * 1000
-_BITE: Final = 10_000
+_BATCH: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +92,5 @@ def is_closed(session: Session, key: JobKey) -> bool:
 
 def prune_ledger(session: Session, days: int) -> int:
     """Forget up to 10,000 rows that are older; return how many they were."""
-    params = {"age": days * DAY, "limit": _BITE, "now": None}
+    params = {"age": days * DAY, "limit": _BATCH, "now": None}
     return len(session.fetch(PRUNE_LEDGER, params))

@@ -142,7 +142,7 @@ _JSON: Final = codec_named("json")
 
 
 def _canonical(text: str) -> bytes:
-    """Return the bytes that Django's side would store: a repetition is told by its bytes."""
+    """Return the bytes that Django's side would store: a repetition is identified by its bytes."""
     try:
         return encode(_JSON, decode(_JSON, text.encode()))
     except (PayloadNotDecodable, InvalidMessage):

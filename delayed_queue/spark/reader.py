@@ -221,7 +221,7 @@ class FilteringReader(QueueReader):
 
     Spark 4.2 and 4.3 keep the reader that was given filters last with the frame, and use it for
     every query on that frame which has none, and for all uses of the frame in one query: these
-    then lack rows. Nothing here can tell which query is reading, so this is only for who asks.
+    then lack rows. Nothing here can tell which query is reading, so this is only for whoever asks.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:

@@ -39,7 +39,7 @@ def private_directory() -> Path:
 
 
 class Stopping:
-    """Ctrl-C and SIGTERM: an event for who looks at it, an exception for everybody else."""
+    """Ctrl-C and SIGTERM: an event for whoever looks at it, an exception for everybody else."""
 
     def __init__(self) -> None:
         self.event = threading.Event()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 STAGE: Final = "delayed_queue_offer_stage"
-_BITE: Final = 10_000
+_BATCH: Final = 10_000
 
 
 def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, str, bool]:
@@ -126,7 +126,7 @@ def clear_stage(session: Session, job: Job) -> None:
     """Forget what the job has staged, and what others left behind long ago."""
     session.fetch(CLEAR_STAGE, {"job": job.key.job})
     age = job.options.ledgerDays * DAY
-    session.fetch(PRUNE_STAGE, {"age": age, "limit": _BITE, "now": None})
+    session.fetch(PRUNE_STAGE, {"age": age, "limit": _BATCH, "now": None})
 
 
 @dataclass

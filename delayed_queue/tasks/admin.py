@@ -126,8 +126,11 @@ class TaskResultAdmin(_Base):
 
     @admin.display(description="progress")
     def progress(self, row: TaskResult) -> str:
-        said = row.metadata
-        return f"{said['progress']:.0%} {said['message']}" if "progress" in said else "—"
+        share = row.metadata.get("progress")
+        # Whatever a task has put there itself is no progress.
+        if not isinstance(share, int | float):
+            return "—"
+        return f"{share:.0%} {row.metadata.get('message', '')}"
 
     @admin.display(description="arguments")
     def arguments(self, row: TaskResult) -> SafeString:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import django
 from django.apps import AppConfig
 from django.conf import settings
+from django.core.checks import register
 from django.core.signals import setting_changed
 
 from delayed_queue.apps import import_modules
@@ -20,6 +22,9 @@ class TasksConfig(AppConfig):
 
     def ready(self) -> None:
         """Register handlers of the declared queues; nothing where none is declared."""
+        checks = import_module("delayed_queue.tasks.checks")
+        if django.VERSION < (6, 0) and getattr(settings, "TASKS", None):
+            register(checks.check_backends)
         _serve()
         setting_changed.connect(_serve_again, dispatch_uid="delayed_queue.tasks.apps")
 

@@ -169,13 +169,13 @@ class DelayedQueueBackend(BaseTaskBackend):
 
         using = self.settings.database
         with transaction.atomic(using=using):
-            living = self._living(TaskResult.objects.lock_key(key, using=using), key)
-            if living is not None and not said.replace:
-                return self.get_result(living[1]) if self.supports_get_result else result
-            if living is not None:
-                object.__setattr__(result, "id", living[1])
-                if living[0] != kind_of_priority(result.task.queue_name, result.task.priority):
-                    self._drop(living[0], key)
+            active = self._active(TaskResult.objects.lock_key(key, using=using), key)
+            if active is not None and not said.replace:
+                return self.get_result(active[1]) if self.supports_get_result else result
+            if active is not None:
+                object.__setattr__(result, "id", active[1])
+                if active[0] != kind_of_priority(result.task.queue_name, result.task.priority):
+                    self._drop(active[0], key)
             payload = _payload(result) | {"id": result.id}
             queue = self._queue(result.task)
             run_after = _aware(result.task.run_after)
@@ -188,7 +188,7 @@ class DelayedQueueBackend(BaseTaskBackend):
                 )  # fmt: skip
         return result
 
-    def _living(self, found: Sequence[tuple[str, bytes]], key: str) -> tuple[str, str] | None:
+    def _active(self, found: Sequence[tuple[str, bytes]], key: str) -> tuple[str, str] | None:
         """Return kind and id of the task that lives under a key, if there is one."""
         for kind, data in found:
             try:

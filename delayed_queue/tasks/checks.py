@@ -13,14 +13,21 @@ from django.core.checks import CheckMessage
 from delayed_queue.handlers import registry
 
 
+def check_backends(**kwargs: Any) -> list[CheckMessage]:
+    """Have the backends of ``TASKS`` checked, as Django does from 6.0 on."""
+    from delayed_queue.tasks._api import task_backends
+
+    return [each for backend in task_backends.all() for each in backend.check(**kwargs)]
+
+
 def problems_of(backend: Any) -> Iterator[CheckMessage]:
-    """Yield what is wrong with a backend: E008 to E010, E011."""
+    """Yield what is wrong with a backend: E009 to E012."""
     where = f"TASKS[{backend.alias!r}]"
     if not apps.is_installed("delayed_queue.tasks"):
         yield checks.Error(
             f"{where} names delayed_queue's backend, whose app is not installed.",
             hint="Add 'delayed_queue' and 'delayed_queue.tasks' to INSTALLED_APPS, and migrate.",
-            id="delayed_queue.E008",
+            id="delayed_queue.E012",
         )
         return
     yield from _of_queues(where, backend)

@@ -169,7 +169,7 @@ def result_of(task_id: str, rows: Sequence[FoundRow]) -> Any:
             row.message_payload,
             row.message_scheduled_at,
         ):
-            return _living(task_id, row)
+            return _active(task_id, row)
     if rows and rows[0].status:
         return _stored(task_id, rows[0], TaskResultStatus(rows[0].status))
     for row in rows:
@@ -195,7 +195,7 @@ def _read(data: Any) -> Any:
         return None
 
 
-def _living(task_id: str, row: FoundRow) -> Any:
+def _active(task_id: str, row: FoundRow) -> Any:
     status = TaskResultStatus.RUNNING if row.is_leased else TaskResultStatus.READY
     workers = json.loads(row.worker_ids or "[]")
     if row.is_leased:

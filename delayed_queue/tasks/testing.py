@@ -13,7 +13,7 @@ from delayed_queue.db.statements import Step, fetch_all
 from delayed_queue.exceptions import HandlerNotFound
 from delayed_queue.handlers import Verdict
 from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.queue.store.settle import acknowledging_members, burying, releasing
+from delayed_queue.queue.store.settle import acknowledging_members, dead_lettering, releasing
 from delayed_queue.suggestions import did_you_mean
 from delayed_queue.tasks.backend import DelayedQueueBackend
 from delayed_queue.tasks.queues import TaskQueue
@@ -92,7 +92,7 @@ def _acknowledging(envelope: Envelope) -> Step:
 
 def _ending(envelope: Envelope, verdict: Verdict) -> Step:
     if verdict.delay is None:
-        return burying(
+        return dead_lettering(
             envelope.lease_id, envelope.message_id, verdict.reason or "rejected",
             verdict.error or None,
         )  # fmt: skip

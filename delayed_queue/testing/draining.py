@@ -24,8 +24,8 @@ from delayed_queue.retries import RetryPolicy
 class Drained:
     """How the deliveries of one ``drain()`` ended; each is counted once.
 
-    ``failed`` raised an error, and were put off or buried by policy. ``lost`` were no longer
-    the drain's to settle: the handler had acknowledged, released, updated or dropped them.
+    ``failed`` raised an error, and were retried or dead-lettered by policy. ``lost`` were no
+    longer the drain's to settle: the handler had acknowledged, released, updated or dropped them.
     """
 
     handled: int = 0

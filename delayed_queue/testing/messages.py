@@ -202,7 +202,7 @@ class InMemoryMessages(_Messages):
             ExtendedRow(row.id, str(row.lease_id), max(row.scheduled_at, until)) for row in held
         ]
 
-    def bury(
+    def dead_letter(
         self,
         lease_id: str | None,
         ids: Sequence[int],

@@ -55,16 +55,16 @@ class InMemoryLetters(_Letters):
         return letter is not None and letter.kind != row.kind
 
     def _offer(self, letter: Letter, *, overwrite: bool, at: int) -> bool | None:
-        living = self._store.find(letter.kind, letter.key)
-        if living is not None and not overwrite:
+        active = self._store.find(letter.kind, letter.key)
+        if active is not None and not overwrite:
             return None
-        row_id = self._store.new_id() if living is None else living.id
+        row_id = self._store.new_id() if active is None else active.id
         first = letter.scheduled_at_initially if _keeps_schedule(letter.kind) else at
         self._store.put(
             Row(row_id, letter.kind, letter.key, letter.payload, at, first, at, letter.headers)
         )
         del self._store.letters[letter.id]
-        return living is None
+        return active is None
 
     def next_letters(
         self,
@@ -82,7 +82,7 @@ class InMemoryLetters(_Letters):
         rows = [ListedRow(each.id, newest[each.key] == each.id) for each in wanted]
         return [row for row in rows if row.id > after][:limit]
 
-    def bite(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
+    def batch_size(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
         return 1000
 
     def hold_jobs(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> None:

@@ -93,7 +93,7 @@ class Child:
         self.process = None
         return code
 
-    def bury(self, *, crashed: bool) -> None:
+    def dead_letter(self, *, crashed: bool) -> None:
         """Forget the process that ended, and say when the next may start."""
         counters = self.board.counters()
         for name in COUNTERS:

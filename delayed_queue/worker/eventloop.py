@@ -22,7 +22,7 @@ from delayed_queue.worker.claims import Claim
 from delayed_queue.worker.consumers import FIRST_WINDOW, Consumer
 from delayed_queue.worker.executor import TIDY_SECONDS, tidy_connections
 from delayed_queue.worker.pools import (
-    GREED,
+    FAIR_FACTOR,
     SLOW_WINDOW,
     SOON_SECONDS,
     Pool,
@@ -143,12 +143,12 @@ class EventLoop(Pool):
         """Return whether a consumer leaves slots for others.
 
         The first message of a consumer may always run; its next ones within its window, as long as
-        ``GREED`` times the slots left free are more than it has.
+        ``FAIR_FACTOR`` times the slots left free are more than it has.
         """
         if not consumer.is_dynamic or not consumer.share.running:
             return True
         return consumer.share.running < min(
-            consumer.share.window, GREED * (len(self._free_slots) - 1)
+            consumer.share.window, FAIR_FACTOR * (len(self._free_slots) - 1)
         )
 
     def _note_time(self, consumer: Consumer, spent: float, *, is_done: bool) -> None:

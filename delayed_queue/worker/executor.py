@@ -147,7 +147,7 @@ class Executor(Pool):
 
     def _serve(self, slot: Slot) -> None:
         try:
-            # One that was given up leaves the slot, and the board, to who took its place.
+            # One that was given up leaves the slot, and the board, to whoever took its place.
             while not self._is_stopped and self._work_off(slot):
                 self._board.take(slot.number, 0)
                 self._idle.append(slot)

@@ -25,7 +25,7 @@ AVERAGED: Final = 16
 GATHER_SECONDS: Final = 0.002
 
 # How many times what is left free one dynamic queue may hold: one alone eight ninths.
-GREED: Final = 8
+FAIR_FACTOR: Final = 8
 # What part it may have that takes longer, and does what it was given.
 SLOW_WINDOW: Final = 1 / 2
 # What it takes at most to have given a slot back soon.
@@ -109,20 +109,20 @@ class Pool:
     def share(self, batch_size: int, unhandled: int, held: int, window: float) -> int:
         """Return how many messages a consumer that holds so many may claim, with room for others.
 
-        No consumer holds more than ``GREED`` times what is left free behind it, nor more than its
-        window and what goes with that.
+        No consumer holds more than ``FAIR_FACTOR`` times what is left free behind it, nor more than
+        its window and what goes with that.
         """
         ahead = self.ahead(batch_size, unhandled)
         wanted = self.capacity + ahead
         free = wanted - unhandled
         if free <= 0:
             return 0
-        appetite = min(window / self.capacity, 1) * wanted
-        more = int(min((GREED * free - held) / (1 + GREED), appetite - held))
+        target = min(window / self.capacity, 1) * wanted
+        more = int(min((FAIR_FACTOR * free - held) / (1 + FAIR_FACTOR), target - held))
         if not held:
             return min(max(more, 1), batch_size)
         # Not in small change, as above.
-        return min(more, batch_size) if more >= min(free + held, appetite, ahead) / 4 else 0
+        return min(more, batch_size) if more >= min(free + held, target, ahead) / 4 else 0
 
     # What was leased ahead is not kept
 

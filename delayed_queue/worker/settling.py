@@ -22,7 +22,7 @@ from delayed_queue.observe import signals
 from delayed_queue.queue.store.settle import (
     acknowledging_leases,
     acknowledging_members,
-    burying,
+    dead_lettering,
     releasing,
 )
 from delayed_queue.worker.claims import Claim, LeaseKeeper, NotBegun
@@ -186,7 +186,7 @@ class Settler:
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
             return Settlement(
-                burying(envelope.lease_id, envelope.message_id, reason, text), note
+                dead_lettering(envelope.lease_id, envelope.message_id, reason, text), note
             )  # fmt: skip
         ids = [each.envelope.message_id for each in alike]
         if isinstance(error, NotBegun):

@@ -99,7 +99,7 @@ class Supervisor:
         return Counts(**{name: sum(each[name] for each in sums) for name in COUNTERS[:-1]})
 
     def places(self) -> list[Place]:
-        """Return the processes, for who judges their health; may be asked from another thread."""
+        """Return the processes, for a judge of their health; may be asked from another thread."""
         return [
             Place(each.index, each.pid, each.board, each.started_at, each.is_finished)
             for each in self.children
@@ -199,7 +199,7 @@ class Supervisor:
         # A process that has turned drains when it is told to; until then the signal ends it.
         was_told = code == -signal.SIGTERM and not child.board.turned_at
         crashed = code not in (0, EXIT_RECYCLE) and not was_told
-        child.bury(crashed=crashed)
+        child.dead_letter(crashed=crashed)
         if crashed:
             self._isolate_suspects(child, report)
             self._note_crash(child, code, report)

@@ -411,7 +411,7 @@ def is_signed(secret: str, headers: Mapping[str, str], body: bytes) -> bool:
 
 
 class Control(WebServer):
-    """Tells over HTTP what the others have accepted, for who runs them in another process."""
+    """Tells over HTTP what the others have accepted, for whoever runs them in another process."""
 
     def __init__(self, *servers: Server) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ from delayed_queue.notifications.models import (
     Status,
     queue_name,
 )
-from delayed_queue.notifications.services import LANES
+from delayed_queue.notifications.services import QUEUES
 from example_project.demo.fakes import FakeHook, FakeSms, FakeSmtp, is_signed
 from example_project.demo.stage import (
     HOST,
@@ -70,12 +70,12 @@ HURRY: Final = 2.5
 # How long requests are gathered for one call.
 GATHER_SECONDS: Final = 0.4
 TENANT: Final = "demo-shop"
-KINDS: Final = [queue.kind for queue in LANES.values()]
+KINDS: Final = [queue.kind for queue in QUEUES.values()]
 DISPATCHERS: Final = 2
 # A short lease, so that what the killed one held comes back while one watches.
 DISPATCHING: Final = (
     "--async-concurrency", "60", "--poll-interval", "1", "--lease", "5", "--shutdown-timeout", "5",
-    "--no-cron", *(part for lane in LANES for part in ("--queue", queue_name(*lane))),
+    "--no-cron", *(part for queue in QUEUES for part in ("--queue", queue_name(*queue))),
 )  # fmt: skip
 RETRIES: Final = "1s 1s 2s 3s"
 

@@ -57,9 +57,9 @@ from example_project.shop import VOUCHERS_QUEUE_NAME, vouchers
 
 TENANT: Final = "demo-spring"
 LAKE_PREFIX: Final = "delayed-queue-demo-lake-"
-LANES: Final = [queue_name("bulk", channel) for channel in ("email", "sms")]
+QUEUES: Final = [queue_name("bulk", channel) for channel in ("email", "sms")]
 SERVING: Final = (
-    "--no-cron", *(each for name in (*LANES, VOUCHERS_QUEUE_NAME) for each in ("--queue", name))
+    "--no-cron", *(each for name in (*QUEUES, VOUCHERS_QUEUE_NAME) for each in ("--queue", name))
 )  # fmt: skip
 TARGET: Final = "delayed_queue.notifications.importing:import_rows"
 NOTIFICATIONS: Final = "delayed_queue_notification"
@@ -69,7 +69,7 @@ EVENTS: Final = (
     "outcome=reason",
 )  # fmt: skip
 # A step of Spark may say nothing for as long, on a machine that has more to do.
-PATIENCE_FACTOR: Final = 3
+TIMEOUT_FACTOR: Final = 3
 QUARANTINED: Final = 3
 PARTS: Final = ("created", "updated", "ignored", "duplicates", "quarantined")
 
@@ -86,7 +86,7 @@ class PipelineAct(Act):
     @transaction.atomic
     def clear(self) -> None:
         """Delete what an earlier run left, also of an archive that it did not finish."""
-        forget(TENANT, [f"{lane}|json" for lane in LANES])
+        forget(TENANT, [f"{queue}|json" for queue in QUEUES])
         vouchers.drop_all_messages(DROP_ALL_CONFIRMATION)
         DeadLetter.objects.filter(kind=vouchers.kind).delete()
         ExpiredVoucher.objects.all().delete()
@@ -202,7 +202,7 @@ class Spark:
 
     def answers(self, is_over: Callable[[], bool] = lambda: True) -> list[Any]:
         """Return what the commands have answered, once all have and all else is over."""
-        self._stage.wait(lambda: self._look(is_over), PATIENCE_FACTOR * self._stage.patience)
+        self._stage.wait(lambda: self._look(is_over), TIMEOUT_FACTOR * self._stage.timeout)
         found, self._answers, self._asked = self._answers, [], []
         return found
 

@@ -1,4 +1,4 @@
-"""What the acts play on: processes, the database, a web server, lines of text, and patience."""
+"""What the acts play on: processes, the database, a web server, lines of text, and timeout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from delayed_queue.models import Worker
 MANAGE: Final = (sys.executable, "-m", "example_project.demo.child")
 WORKER: Final = ("runqueueworker", "--processes", "0", "--no-color")
 HOST: Final = "127.0.0.1"
-PATIENCE_SECONDS: Final = 60.0
+TIMEOUT_SECONDS: Final = 60.0
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 0.25
@@ -140,7 +140,7 @@ class Patience:
     """Runs out when what is seen stays the same for so many seconds, however slow the machine."""
 
     def __init__(
-        self, seconds: float = PATIENCE_SECONDS, clock: Callable[[], float] = time.monotonic
+        self, seconds: float = TIMEOUT_SECONDS, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._seconds = seconds
         self._clock = clock
@@ -381,9 +381,9 @@ class Stage:
     login: str
 
     def __init__(
-        self, console: Console, manage: Sequence[str] = MANAGE, patience: float = PATIENCE_SECONDS
+        self, console: Console, manage: Sequence[str] = MANAGE, timeout: float = TIMEOUT_SECONDS
     ) -> None:
-        self.console, self.patience = console, patience
+        self.console, self.timeout = console, timeout
         self.children: list[Child] = []
         self.environment: dict[str, str] = {}
         self._manage = manage
@@ -487,9 +487,9 @@ class Stage:
                     f"{child.returncode}. The end of its log:\n{child.tail()}"
                 )
 
-    def wait(self, look: Callable[[], Look], patience: float = 0.0) -> None:
+    def wait(self, look: Callable[[], Look], timeout: float = 0.0) -> None:
         """Return once all is done; raise Stalled when nothing moves, or a process ends."""
-        began, waiting = time.monotonic(), Patience(patience or self.patience)
+        began, waiting = time.monotonic(), Patience(timeout or self.timeout)
         while True:
             self.check()
             found = look()

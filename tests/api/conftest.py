@@ -11,7 +11,7 @@ from django.test import Client
 from delayed_queue.http import rates
 from delayed_queue.http.api import threads
 from delayed_queue.http.api.auth import cache
-from delayed_queue.http.api.waiting import hub
+from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.tokens import VERBS, create_token
 
@@ -31,7 +31,7 @@ def new_process() -> Iterator[None]:
     yield
     forget_topics()
     # A test database cannot be dropped while the API's threads are connected to it.
-    hub.close()
+    waiting_pops.close()
     threads.close()
 
 

@@ -1,4 +1,4 @@
-"""The end of the hub of waiting pops, at every point where a pop may be."""
+"""The end of the waiting_pops of waiting pops, at every point where a pop may be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from django.db import connections
 
-from delayed_queue.http.api.waiting import Hub, Waiter, Wish
+from delayed_queue.http.api.waiting import Waiter, WaitingPops, Wish
 from tests.api.test_waiting import is_listening
 from tests.processes import wait_until
 
@@ -54,26 +54,26 @@ def wish(
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    made = Hub()
+def waiting_pops() -> Iterator[WaitingPops]:
+    made = WaitingPops()
     yield made
     made.close()
 
 
 @contextmanager
-def waiting(hub: Hub, *wishes: Wish[str]) -> Iterator[list[Future[Sequence[str]]]]:
+def waiting(waiting_pops: WaitingPops, *wishes: Wish[str]) -> Iterator[list[Future[Sequence[str]]]]:
     """The pops, each on an event loop of its own; all wait."""
     with ThreadPoolExecutor(len(wishes)) as pool:
-        waits = [pool.submit(asyncio.run, hub.wait(each, 60)) for each in wishes]
+        waits = [pool.submit(asyncio.run, waiting_pops.wait(each, 60)) for each in wishes]
         try:
-            wait_until(lambda: hub.waiting == len(wishes))
+            wait_until(lambda: waiting_pops.waiting == len(wishes))
             yield waits
         finally:
-            hub.close()
+            waiting_pops.close()
 
 
-def started(hub: Hub) -> tuple[Loop, threading.Thread]:
-    loop, thread = hub._room._loop, hub._room._thread
+def started(waiting_pops: WaitingPops) -> tuple[Loop, threading.Thread]:
+    loop, thread = waiting_pops._room._loop, waiting_pops._room._thread
     assert loop is not None
     assert thread is not None
     return loop, thread
@@ -85,20 +85,20 @@ def assert_over(loop: Loop, thread: threading.Thread) -> None:
     assert asyncio.all_tasks(loop) == set()
 
 
-def test_all_who_wait_get_nothing_and_nothing_is_left(hub: Hub):
-    with waiting(hub, wish(), wish(), wish(line="b")) as waits:
-        running = started(hub)
-        hub.close()
+def test_all_who_wait_get_nothing_and_nothing_is_left(waiting_pops: WaitingPops):
+    with waiting(waiting_pops, wish(), wish(), wish(line="b")) as waits:
+        running = started(waiting_pops)
+        waiting_pops.close()
         assert_over(*running)
         assert [each.result(60) for each in waits] == [[], [], []]
 
 
-def test_who_waits_for_a_claim_gets_what_it_brings(hub: Hub):
+def test_who_waits_for_a_claim_gets_what_it_brings(waiting_pops: WaitingPops):
     claim = Claim()
-    with waiting(hub, wish(claim), wish(line="b")) as waits, ThreadPoolExecutor() as pool:
+    with waiting(waiting_pops, wish(claim), wish(line="b")) as waits, ThreadPoolExecutor() as pool:
         assert claim.is_under_way.wait(20)
-        running = started(hub)
-        closing = pool.submit(hub.close)
+        running = started(waiting_pops)
+        closing = pool.submit(waiting_pops.close)
         assert waits[1].result(20) == []
         assert not closing.done()
         claim.may_end.set()
@@ -108,66 +108,66 @@ def test_who_waits_for_a_claim_gets_what_it_brings(hub: Hub):
     assert claim.given_back == []
 
 
-def test_a_claim_that_takes_too_long_is_given_back(hub: Hub):
+def test_a_claim_that_takes_too_long_is_given_back(waiting_pops: WaitingPops):
     claim = Claim()
-    with waiting(hub, wish(claim)) as waits:
+    with waiting(waiting_pops, wish(claim)) as waits:
         assert claim.is_under_way.wait(20)
-        running = started(hub)
-        hub.close(patience=0)
+        running = started(waiting_pops)
+        waiting_pops.close(timeout=0)
         assert_over(*running)
         assert waits[0].result(60) == []
         claim.may_end.set()
     wait_until(lambda: claim.given_back == [["job"]])
 
 
-def test_who_looks_while_it_is_closed_does_not_wait(hub: Hub):
+def test_who_looks_while_it_is_closed_does_not_wait(waiting_pops: WaitingPops):
     """Between the look and the line: it would wait where nobody ends it."""
 
     def close() -> Sequence[str]:
-        hub.close()
+        waiting_pops.close()
         return []
 
-    assert asyncio.run(asyncio.wait_for(hub.wait(wish(close), 60), 20)) == []
-    assert hub._room._thread is None
+    assert asyncio.run(asyncio.wait_for(waiting_pops.wait(wish(close), 60), 20)) == []
+    assert waiting_pops._room._thread is None
 
 
-def test_who_comes_to_the_line_after_a_drain_does_not_wait(hub: Hub):
-    room = hub._room
-    hub.drain()
+def test_who_comes_to_the_line_after_a_drain_does_not_wait(waiting_pops: WaitingPops):
+    room = waiting_pops._room
+    waiting_pops.drain()
     assert room.admit(Waiter(wish()), 60).result(20) == []
 
 
-def test_who_vanishes_after_the_end_is_no_error(hub: Hub):
-    with waiting(hub, wish()):
-        room = hub._room
-        hub.close()
+def test_who_vanishes_after_the_end_is_no_error(waiting_pops: WaitingPops):
+    with waiting(waiting_pops, wish()):
+        room = waiting_pops._room
+        waiting_pops.close()
         room.call(Waiter(wish()).leave)
         room.drain()
 
 
-def test_closing_twice_is_harmless_and_a_later_wait_begins_anew(hub: Hub):
+def test_closing_twice_is_harmless_and_a_later_wait_begins_anew(waiting_pops: WaitingPops):
     for _ in range(2):
-        with waiting(hub, wish()) as waits:
-            room = hub._room
-            hub.close()
-            hub.close()
+        with waiting(waiting_pops, wish()) as waits:
+            room = waiting_pops._room
+            waiting_pops.close()
+            waiting_pops.close()
             room.close(0)
             assert waits[0].result(60) == []
 
 
 @pytest.mark.django_db(transaction=True)
 def test_closing_while_a_connection_is_to_be_made_anew(
-    hub: Hub, other: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+    waiting_pops: WaitingPops, other: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ):
-    with waiting(hub, wish(kinds=["orders|json"])) as waits:
+    with waiting(waiting_pops, wish(kinds=["orders|json"])) as waits:
         wait_until(lambda: is_listening(other))
         other.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name = 'delayed_queue_pops' AND datname = current_database()"
         )
         wait_until(lambda: "event=listener_lost" in caplog.text)
-        running = started(hub)
-        hub.close()
+        running = started(waiting_pops)
+        waiting_pops.close()
         assert_over(*running)
         assert waits[0].result(60) == []
     assert not is_listening(other)
@@ -184,11 +184,13 @@ def silent_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield server
 
 
-def test_closing_while_a_connection_is_being_made(hub: Hub, silent_database: socket.socket):
-    with waiting(hub, wish(kinds=["orders|json"], using="silent")) as waits:
+def test_closing_while_a_connection_is_being_made(
+    waiting_pops: WaitingPops, silent_database: socket.socket
+):
+    with waiting(waiting_pops, wish(kinds=["orders|json"], using="silent")) as waits:
         connection, _ = silent_database.accept()
-        running = started(hub)
-        hub.close(patience=0)
+        running = started(waiting_pops)
+        waiting_pops.close(timeout=0)
         assert_over(*running)
         assert waits[0].result(60) == []
         connection.close()

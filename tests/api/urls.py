@@ -15,7 +15,7 @@ from ninja import Field, Router, Schema, Status
 from delayed_queue import DelayedQueue, RetryPolicy
 from delayed_queue.http.api import Problem, make_api, requires, takes_body
 from delayed_queue.http.api.auth import demand
-from delayed_queue.http.api.waiting import Wish, hub
+from delayed_queue.http.api.waiting import Wish, waiting_pops
 from delayed_queue.messages import Envelope
 
 router = Router()
@@ -66,7 +66,7 @@ class Popped(Schema):
     "/topics/{topic}/pop", auth=requires("consume"), response={200: list[Popped], 204: None}
 )
 async def pop(request: Any, topic: str, count: int = 1, timeout: float = 0) -> Any:
-    jobs = await hub.wait(wish(topic, count), timeout)
+    jobs = await waiting_pops.wait(wish(topic, count), timeout)
     found = [{"key": each.key, "lease": each.lease_id, "attempt": each.attempt} for each in jobs]
     return Status(200, found) if found else Status(204, None)
 
@@ -92,7 +92,7 @@ api.add_router("", router)
 
 @non_atomic_requests
 def waiting(request: HttpRequest) -> HttpResponse:
-    waiters = hub._room.waiters()
+    waiters = waiting_pops._room.waiters()
     leaving = sum(each.is_leaving for each in waiters)
     return HttpResponse(f"{len(waiters)} {leaving}")
 

@@ -65,5 +65,5 @@ def send_due() -> Worker:
 
 
 def make_due() -> None:
-    """Let the time come for everything that was put off."""
+    """Let the time come for everything that was deferred."""
     Message.objects.filter(lease_id=None).update(scheduled_at=1)

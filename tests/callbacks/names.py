@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from tests.callbacks.servers import PATIENCE
+from tests.callbacks.servers import TIMEOUT
 
 _AAAA = 28
 
@@ -44,7 +44,7 @@ class NameServer:
     ) -> None:
         # An empty datagram ends the thread; closing the socket would not wake it.
         self._socket.sendto(b"", ("127.0.0.1", self.port))
-        self._thread.join(PATIENCE)
+        self._thread.join(TIMEOUT)
         self._socket.close()
 
     def _serve(self) -> None:

@@ -19,7 +19,7 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Receiver:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(PATIENCE)
+        assert self._ready.wait(TIMEOUT)
         return self
 
     def __exit__(
@@ -112,22 +112,22 @@ class Receiver:
         trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
+        self._thread.join(TIMEOUT)
         assert not self._thread.is_alive()
 
     def wait_for_requests(self, number: int) -> list[Received]:
         """Return the requests as soon as there are so many."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.requests) >= number, PATIENCE)
+            assert self._changed.wait_for(lambda: len(self.requests) >= number, TIMEOUT)
             return list(self.requests)
 
     def close_connections(self) -> None:
         """Close what is open, and return when it is."""
-        asyncio.run_coroutine_threadsafe(self._close_connections(), self._loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(self._close_connections(), self._loop).result(TIMEOUT)
 
     def write_to_all(self, data: bytes) -> None:
         """Write to all open connections, unasked."""
-        asyncio.run_coroutine_threadsafe(self._write_to_all(data), self._loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(self._write_to_all(data), self._loop).result(TIMEOUT)
 
     # In the thread
 

@@ -271,8 +271,8 @@ class TestClientOfALoop:
         pool.start()
         coroutine = clients.send(CallbackRequest(receiver.url, b"{}"))
         sent = asyncio.run_coroutine_threadsafe(coroutine, pool._loop)
-        assert sent.result(servers.PATIENCE).is_success
-        pool.stop(servers.PATIENCE)
+        assert sent.result(servers.TIMEOUT).is_success
+        pool.stop(servers.TIMEOUT)
         assert clients._clients == {}
         gc.collect()
 

@@ -55,7 +55,7 @@ def deliver(envelope: Envelope) -> None:
     async_to_sync(adeliver)(envelope)
 
 
-def assert_put_off(envelope: Envelope, receiver: Receiver) -> None:
+def assert_deferred(envelope: Envelope, receiver: Receiver) -> None:
     """Which counts no attempt."""
     with pytest.raises(Snooze):
         deliver(envelope)
@@ -67,14 +67,14 @@ class TestBefore:
         self, envelope: Envelope, receiver: Receiver
     ) -> None:
         assert delete_job(TOPIC, "a")
-        assert_put_off(envelope, receiver)
+        assert_deferred(envelope, receiver)
 
     def test_j3_what_is_being_deleted_is_not_sent_and_not_lost(
         self, envelope: Envelope, receiver: Receiver
     ) -> None:
         with raw_connection() as other, other.transaction(force_rollback=True):
             other.execute(DELETE)
-            assert_put_off(envelope, receiver)
+            assert_deferred(envelope, receiver)
         deliver(envelope)
         assert len(receiver.requests) == 1
 
@@ -83,7 +83,7 @@ class TestBefore:
     ) -> None:
         envelope.release()
         assert DelayedQueue(TOPIC, kind=KIND, codec="bytes").try_poll() is not None
-        assert_put_off(envelope, receiver)
+        assert_deferred(envelope, receiver)
 
 
 class TestHeld:

@@ -1,4 +1,4 @@
-"""What operators do about hosts and endpoints: closed, opened, enabled, and what was put off."""
+"""What operators do about hosts and endpoints: closed, opened, enabled, and what was deferred."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def endpoint() -> Endpoint:
     return endpoint_of(HOOKS)
 
 
-def put_off(job_id: str, url: str = HOOKS, *, seconds: int = 600, **fields: Any) -> None:
-    """Add a job that was due, and was put off without an attempt."""
+def deferred(job_id: str, url: str = HOOKS, *, seconds: int = 600, **fields: Any) -> None:
+    """Add a job that was due, and was deferred without an attempt."""
     add(job_id, url, **fields)
     Message.objects.filter(key=job_id).update(scheduled_at=timezone.now() + seconds * SECOND)
 
@@ -58,14 +58,14 @@ def due_in(job_id: str) -> float:
 
 
 def is_waiting(job_id: str | None = None) -> bool:
-    """Return whether the job, or any, was put off and is in no worker's hands."""
+    """Return whether the job, or any, was deferred and is in no worker's hands."""
     soon = timezone.now() + 15 * SECOND
     waiting = Message.objects.filter(lease_id=None, scheduled_at__gt=soon)
     return waiting.filter(key=job_id).exists() if job_id else waiting.exists()
 
 
 class TestEndpoints:
-    def test_what_a_worker_put_off_comes_when_the_endpoint_is_enabled(
+    def test_what_a_worker_deferred_comes_when_the_endpoint_is_enabled(
         self, receiver: Receiver
     ) -> None:
         register_endpoint(receiver.url)
@@ -77,7 +77,7 @@ class TestEndpoints:
             assert due_in("a") > 200
             enable_endpoint(endpoint)
             assert recall_endpoint(endpoint) == 1
-            # Sooner than the workers know of it, and it would be put off again.
+            # Sooner than the workers know of it, and it would be deferred again.
             assert due_in("a") > 2
             wait_until(lambda: not Message.objects.exists(), 20)
         assert len(receiver.requests) == 1
@@ -86,7 +86,7 @@ class TestEndpoints:
         "url", [f"{HOOKS}/a", f"{HOOKS}?a=b", "HTTPS://EXAMPLE.com:443/hooks/a"]
     )
     def test_however_the_url_is_written(self, endpoint: Endpoint, url: str) -> None:
-        put_off("a", url)
+        deferred("a", url)
         assert recall_endpoint(endpoint) == 1
         assert 0 < due_in("a") < 10
 
@@ -99,7 +99,7 @@ class TestEndpoints:
     )  # fmt: skip
     def test_jobs_of_another_endpoint_stay(self, endpoint: Endpoint, url: str) -> None:
         register_endpoint(f"{HOOKS}/special")
-        put_off("a", url)
+        deferred("a", url)
         assert recall_endpoint(endpoint) == 0
         assert due_in("a") > 500
 
@@ -107,33 +107,33 @@ class TestEndpoints:
         self, endpoint: Endpoint
     ) -> None:
         add("later", HOOKS, delay=600)
-        put_off("failed")
+        deferred("failed")
         Message.objects.filter(key="failed").update(attempts=1)
-        put_off("leased")
+        deferred("leased")
         Message.objects.filter(key="leased").update(lease_id="held")
-        put_off("refused", "https://example.com:99999/hooks")
+        deferred("refused", "https://example.com:99999/hooks")
         assert recall_endpoint(endpoint) == 0
         assert min(map(due_in, ("later", "failed", "leased", "refused"))) > 500
 
     def test_what_comes_sooner_anyway_comes_no_later(self, endpoint: Endpoint) -> None:
-        put_off("soon", seconds=1)
-        put_off("late")
+        deferred("soon", seconds=1)
+        deferred("late")
         assert recall_endpoint(endpoint) == 1
         assert due_in("soon") < 1
 
     def test_of_all_topics_and_shards(self, endpoint: Endpoint) -> None:
         configure_topic("wide", shards=8)
         for n in range(30):
-            put_off(f"{n}", topic=("wide", "orders", "mails")[n % 3])
+            deferred(f"{n}", topic=("wide", "orders", "mails")[n % 3])
         assert recall_endpoint(endpoint) == 30
         assert Topic.objects.count() == 3
 
-    def test_many_are_recalled_in_bites_and_spread(
+    def test_many_are_recalled_in_batches_and_spread(
         self, endpoint: Endpoint, django_assert_num_queries: Any
     ) -> None:
         many(1200)
         before = timezone.now()
-        # The endpoint's rows, the topics twice, which kinds; thrice a page and a bite; a wake-up.
+        # The endpoint's rows, the topics twice, which kinds; thrice a page and a batch; a wake-up.
         with django_assert_num_queries(11):
             assert recall_endpoint(endpoint) == 1200
         assert timezone.now() - before < 5 * SECOND
@@ -202,7 +202,7 @@ class TestHosts:
             add("first", receiver.url)
             receiver.wait_for_requests(1)
             assert Host.objects.shut(host.name, "By me.", pause=60_000)
-            wait_until(lambda: is_put_off(receiver), 20)
+            wait_until(lambda: is_deferred(receiver), 20)
             sent = len(receiver.requests)
             make_due()
             add("more", receiver.url)
@@ -222,16 +222,16 @@ class TestHosts:
 
     def test_jobs_of_other_hosts_stay(self) -> None:
         host = Host.objects.create(name="example.com:443")
-        put_off("a")
-        put_off("b", "https://example.com:8443/hooks")
-        put_off("c", "https://example.org/hooks")
+        deferred("a")
+        deferred("b", "https://example.com:8443/hooks")
+        deferred("c", "https://example.org/hooks")
         assert recall_host(host) == 1
         assert due_in("a") < 10
         assert min(due_in("b"), due_in("c")) > 500
 
-    def test_those_that_were_put_off_for_the_longest_pause_are_found(self) -> None:
+    def test_those_that_were_deferred_for_the_longest_pause_are_found(self) -> None:
         host = Host.objects.create(name="example.com:443")
-        put_off("a", seconds=2 * 3600 - 5)
+        deferred("a", seconds=2 * 3600 - 5)
         assert recall_host(host) == 1
 
 
@@ -241,6 +241,6 @@ def is_sent(job_id: str, receiver: Receiver) -> bool:
     return bool(receiver.requests)
 
 
-def is_put_off(receiver: Receiver) -> bool:
+def is_deferred(receiver: Receiver) -> bool:
     add(f"next-{time.monotonic()}", receiver.url)
     return is_waiting()

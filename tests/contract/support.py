@@ -23,7 +23,7 @@ DAY: Final = timedelta(days=1)
 MILLISECOND: Final = timedelta(milliseconds=1)
 MICROSECOND: Final = timedelta(microseconds=1)
 # Long enough for the slowest machine; a test that needs it has failed.
-PATIENCE: Final = 10.0
+TIMEOUT: Final = 10.0
 
 
 # A name and the keywords of DelayedQueue.
@@ -58,7 +58,7 @@ class WatchedStop(StopSignal):
         return super().fileno()
 
     def await_sleep(self) -> None:
-        assert self.is_slept_on.wait(PATIENCE), "nobody slept"
+        assert self.is_slept_on.wait(TIMEOUT), "nobody slept"
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from delayed_queue.cron.service import Installer, ManyInstaller
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.testing import ManualClock
 from tests.contract.schedules import HOURLY, A, B, drained, hourly, payload_of
-from tests.contract.support import DAY, HOUR, MINUTE, PATIENCE, SECOND, MakeQueue, leased
+from tests.contract.support import DAY, HOUR, MINUTE, SECOND, TIMEOUT, MakeQueue, leased
 
 
 def test_c5_payloads_are_replaced_by_the_first_run_alone(queue: DelayedQueue):
@@ -102,8 +102,8 @@ def test_c8_installs_at_once_and_again_and_closing_leaves_the_ticks(
         return [CronMessage("tick", now + HOUR)]
 
     with queue.cron.install(A, "report", timedelta(milliseconds=10), messages) as handle:
-        assert all(runs.acquire(timeout=PATIENCE) for _ in range(3))
-        assert handle.wait(PATIENCE)
+        assert all(runs.acquire(timeout=TIMEOUT) for _ in range(3))
+        assert handle.wait(TIMEOUT)
     assert handle.close()
     assert queue.stats().scheduled >= 2
 
@@ -118,7 +118,7 @@ def test_c8_goes_on_after_any_error(make_shared_queue: MakeQueue, caplog: pytest
         return [CronMessage("tick", now + HOUR)]
 
     with queue.cron.install(A, "report", timedelta(milliseconds=10), messages) as handle:
-        assert handle.wait(PATIENCE)
+        assert handle.wait(TIMEOUT)
     errors = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert len(errors) == 2
     assert "event=install_failed schedule=orders|json/report" in errors[0].getMessage()
@@ -127,7 +127,7 @@ def test_c8_goes_on_after_any_error(make_shared_queue: MakeQueue, caplog: pytest
 
 def test_c8_close_ends_a_long_sleep(make_shared_queue: MakeQueue):
     handle = make_shared_queue("orders").cron.install(A, "report", DAY, lambda _: [])
-    assert handle.wait(PATIENCE)
+    assert handle.wait(TIMEOUT)
     assert handle.close()
 
 
@@ -140,14 +140,14 @@ def test_c8_what_a_generator_returns_after_close_is_not_installed(
 
     def messages(now: datetime) -> list[CronMessage]:
         started.set()
-        assert finish.wait(PATIENCE)
+        assert finish.wait(TIMEOUT)
         return [CronMessage("tick", now + HOUR)]
 
     handle = queue.cron.install(A, "report", DAY, messages)
-    assert started.wait(PATIENCE)
+    assert started.wait(TIMEOUT)
     assert not handle.close()
     finish.set()
-    monkeypatch.setattr("delayed_queue.cron.service.CLOSE_SECONDS", PATIENCE)
+    monkeypatch.setattr("delayed_queue.cron.service.CLOSE_SECONDS", TIMEOUT)
     assert handle.close()
     assert not handle.wait(0)
     assert queue.stats().scheduled == 0
@@ -185,7 +185,7 @@ def test_c9_the_next_four_periods_are_written_ahead(queue: DelayedQueue, clock: 
 def test_c9_one_call_does_it(make_shared_queue: MakeQueue):
     queue = make_shared_queue("orders")
     with queue.cron.install_periodic_tick("report", HOUR, payload_of) as handle:
-        assert handle.wait(PATIENCE)
+        assert handle.wait(TIMEOUT)
     assert queue.stats().scheduled == 4
 
 
@@ -195,7 +195,7 @@ def test_c10_a_daily_schedule_fills_its_window(make_shared_queue: MakeQueue, clo
         timezone="UTC", hours=[time(18), time(0), time(18)], schedule_in_advance=2 * DAY
     )
     with queue.cron.install_daily_schedule("report", schedule, payload_of) as handle:
-        assert handle.wait(PATIENCE)
+        assert handle.wait(TIMEOUT)
     # Midnight itself is not after now.
     assert queue.stats().scheduled == 4
     assert queue.stats().due == 0

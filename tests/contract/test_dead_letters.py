@@ -22,7 +22,7 @@ from tests.contract.support import DAY, HOUR, MILLISECOND, MINUTE, SECOND, MakeQ
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
 
 
-def bury(queue: DelayedQueue, key: str, payload: Any = 1, reason: str = "bad") -> DeadLetter:
+def dead_letter(queue: DelayedQueue, key: str, payload: Any = 1, reason: str = "bad") -> DeadLetter:
     """Make a dead letter of a message that is the first due."""
     queue.offer_or_update(key, payload, headers={"of": key})
     envelope = leased(queue)
@@ -52,7 +52,7 @@ def test_q29_a_dead_letter_keeps_everything(make_queue: MakeQueue, manual_clock:
 
 class TestRedrive:
     def test_q29_puts_a_letter_back_as_new(self, queue: DelayedQueue, manual_clock: ManualClock):
-        letter = bury(queue, "a", {"n": 1})
+        letter = dead_letter(queue, "a", {"n": 1})
         now = manual_clock.advance(DAY)
         assert queue.redrive([letter.id]) == {letter.id: CREATED}
         stored = assert_offered(queue, "a", {"n": 1}, schedule_at=now, headers={"of": "a"})
@@ -63,7 +63,7 @@ class TestRedrive:
         assert (envelope.attempt, envelope.delivery_type) == (1, DeliveryType.FIRST)
 
     def test_q29_never_overwrites_a_newer_message(self, queue: DelayedQueue):
-        letter = bury(queue, "a", "old")
+        letter = dead_letter(queue, "a", "old")
         queue.offer_or_update("a", "new")
         before = queue.read("a")
         assert queue.redrive([letter.id]) == {letter.id: IGNORED}
@@ -75,7 +75,7 @@ class TestRedrive:
     def test_j5_leaves_a_key_that_lives_in_another_kind_of_the_topic(
         self, queue: DelayedQueue, make_queue: MakeQueue, kind: str, overwrite: bool
     ):
-        letter = bury(queue, "a", "old")
+        letter = dead_letter(queue, "a", "old")
         make_queue("orders", kind=kind).offer_or_update("a", "new")
         assert queue.redrive([letter.id], overwrite=overwrite) == {letter.id: IGNORED}
         assert not queue.contains_message("a")
@@ -84,7 +84,7 @@ class TestRedrive:
     def test_j5_a_key_of_another_topic_is_another(
         self, queue: DelayedQueue, make_queue: MakeQueue, kind: str
     ):
-        letter = bury(queue, "a", "old")
+        letter = dead_letter(queue, "a", "old")
         make_queue("orders", kind=kind).offer_or_update("a", "new")
         assert queue.redrive([letter.id]) == {letter.id: CREATED}
 
@@ -93,7 +93,7 @@ class TestRedrive:
     ):
         calls = make_queue("orders", kind="orders|callback", clock=manual_clock)
         first = manual_clock()
-        letter = bury(calls, "a")
+        letter = dead_letter(calls, "a")
         manual_clock.advance(DAY)
         calls.redrive([letter.id])
         stored = calls.read("a")
@@ -101,7 +101,7 @@ class TestRedrive:
         assert (stored.scheduled_at_initially, stored.state) == (first, "due")
 
     def test_q29_overwrites_when_asked(self, queue: DelayedQueue):
-        letter = bury(queue, "a", "old")
+        letter = dead_letter(queue, "a", "old")
         queue.offer_or_update("a", "new")
         envelope = leased(queue)
         assert queue.redrive([letter.id], overwrite=True) == {letter.id: UPDATED}
@@ -113,14 +113,14 @@ class TestRedrive:
     def test_q29_of_several_letters_of_a_key_the_newest_comes_back(
         self, queue: DelayedQueue, overwrite: bool
     ):
-        old, new = bury(queue, "a", "old"), bury(queue, "a", "new")
+        old, new = dead_letter(queue, "a", "old"), dead_letter(queue, "a", "new")
         outcomes = queue.redrive([new.id, old.id], overwrite=overwrite)
         assert outcomes == {old.id: IGNORED, new.id: CREATED}
         assert_offered(queue, "a", "new")
         assert [letter.id for letter in dead_letters(queue)] == [old.id]
 
     def test_q29_reports_each_letter_it_found(self, queue: DelayedQueue):
-        first, second = bury(queue, "a"), bury(queue, "b")
+        first, second = dead_letter(queue, "a"), dead_letter(queue, "b")
         queue.offer_or_update("b", 2)
         outcomes = queue.redrive([first.id, second.id, first.id, 999_999_999])
         assert outcomes == {first.id: CREATED, second.id: IGNORED}
@@ -130,20 +130,20 @@ class TestRedrive:
     def test_q29_only_of_its_own_kind(self, make_queue: MakeQueue, manual_clock: ManualClock):
         orders = make_queue("orders", clock=manual_clock)
         mails = make_queue("mails", clock=manual_clock)
-        letter = bury(orders, "a")
+        letter = dead_letter(orders, "a")
         assert mails.redrive([letter.id]) == {}
         assert mails.redrive_all() == {}
         assert_dead(orders, "a")
 
     def test_q29_letters_come_back_in_the_order_of_their_keys(self, queue: DelayedQueue):
-        letters = [bury(queue, key).id for key in ("b", "a", "C")]
+        letters = [dead_letter(queue, key).id for key in ("b", "a", "C")]
         queue.redrive(letters)
         assert [leased(queue).key for _ in letters] == ["C", "a", "b"]
 
     def test_q29_all_of_a_reason(self, queue: DelayedQueue):
-        bury(queue, "a", reason="attempts exhausted: ValueError")
-        bury(queue, "b", reason="attempts exhausted: KeyError")
-        bury(queue, "c", reason="no such customer")
+        dead_letter(queue, "a", reason="attempts exhausted: ValueError")
+        dead_letter(queue, "b", reason="attempts exhausted: KeyError")
+        dead_letter(queue, "c", reason="no such customer")
         queue.offer_or_update("b", 2)
         outcomes = queue.redrive_all(reason="attempts exhausted")
         assert outcomes == {CREATED: 1, IGNORED: 1}
@@ -151,15 +151,19 @@ class TestRedrive:
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_q29_all_take_the_newest_letter_of_each_key(self, queue: DelayedQueue, overwrite: bool):
-        old, _, _ = bury(queue, "a", "old"), bury(queue, "b", "other"), bury(queue, "a", "new")
+        old, _, _ = (
+            dead_letter(queue, "a", "old"),
+            dead_letter(queue, "b", "other"),
+            dead_letter(queue, "a", "new"),
+        )
         assert queue.redrive_all(overwrite=overwrite) == {CREATED: 2, IGNORED: 1}
         assert_offered(queue, "a", "new")
         assert [letter.id for letter in dead_letters(queue)] == [old.id]
 
     def test_q29_all_of_a_reason_take_the_newest_that_has_it(self, queue: DelayedQueue):
-        bury(queue, "a", "old", reason="late")
-        bury(queue, "a", "newer", reason="late again")
-        bury(queue, "a", "newest", reason="wrong")
+        dead_letter(queue, "a", "old", reason="late")
+        dead_letter(queue, "a", "newer", reason="late again")
+        dead_letter(queue, "a", "newest", reason="wrong")
         assert queue.redrive_all(reason="late") == {CREATED: 1, IGNORED: 1}
         assert_offered(queue, "a", "newer")
 
@@ -167,20 +171,20 @@ class TestRedrive:
         self, make_queue: MakeQueue, manual_clock: ManualClock
     ):
         orders = make_queue("orders", clock=manual_clock)
-        bury(orders, "a", "old")
-        bury(make_queue("mails", clock=manual_clock), "a", "new")
+        dead_letter(orders, "a", "old")
+        dead_letter(make_queue("mails", clock=manual_clock), "a", "new")
         assert orders.redrive_all() == {CREATED: 1}
 
     def test_q29_a_reason_is_no_pattern(self, queue: DelayedQueue):
-        bury(queue, "a", reason="100 percent")
-        bury(queue, "b", reason="100% sure")
+        dead_letter(queue, "a", reason="100 percent")
+        dead_letter(queue, "b", reason="100% sure")
         assert queue.redrive_all(reason="100%") == {CREATED: 1}
         assert_offered(queue, "b")
 
     def test_q29_all_and_overwriting(self, queue: DelayedQueue):
-        bury(queue, "a", "dead")
-        bury(queue, "b", "dead")
-        queue.offer_or_update("a", "living")
+        dead_letter(queue, "a", "dead")
+        dead_letter(queue, "b", "dead")
+        queue.offer_or_update("a", "active")
         assert queue.redrive_all(overwrite=True) == {CREATED: 1, UPDATED: 1}
         assert_offered(queue, "a", "dead")
         assert_offered(queue, "b", "dead")
@@ -189,7 +193,7 @@ class TestRedrive:
 class TestPrune:
     def test_q29_by_age(self, queue: DelayedQueue, manual_clock: ManualClock):
         for key in "abc":
-            bury(queue, key)
+            dead_letter(queue, key)
             manual_clock.advance(HOUR)
         assert queue.prune_dead_letters(2 * HOUR) == 1
         assert [letter.key for letter in dead_letters(queue)] == ["b", "c"]
@@ -197,7 +201,7 @@ class TestPrune:
         assert queue.prune_dead_letters(timedelta(0)) == 0
 
     def test_q29_not_what_is_exactly_that_old(self, queue: DelayedQueue, manual_clock: ManualClock):
-        bury(queue, "a")
+        dead_letter(queue, "a")
         manual_clock.advance(HOUR)
         assert queue.prune_dead_letters(HOUR) == 0
         manual_clock.advance(MILLISECOND)
@@ -208,7 +212,7 @@ class TestPrune:
     ):
         orders = make_queue("orders", clock=manual_clock)
         mails = make_queue("mails", clock=manual_clock)
-        bury(orders, "a")
+        dead_letter(orders, "a")
         mails.offer_or_update("b", 1)
         manual_clock.advance(DAY)
         assert mails.prune_dead_letters(SECOND) == 0
@@ -217,7 +221,7 @@ class TestPrune:
         assert_not_offered(orders, "a")
 
     def test_q29_an_age_beyond_all_time_prunes_nothing(self, queue: DelayedQueue):
-        bury(queue, "a")
+        dead_letter(queue, "a")
         assert queue.prune_dead_letters(timedelta.max) == 0
 
     @pytest.mark.parametrize("age", [-SECOND, 7, None])

@@ -28,8 +28,8 @@ from tests.contract.support import (
     MICROSECOND,
     MILLISECOND,
     MINUTE,
-    PATIENCE,
     SECOND,
+    TIMEOUT,
     MakeQueue,
     in_thread,
     leased,
@@ -156,7 +156,7 @@ class TestConcurrentOffers:
     def test_q6_threads_offering_one_key_create_it_once(self, make_shared_queue: MakeQueue):
         queue = make_shared_queue("orders")
         futures = [in_thread(partial(queue.offer_or_update, "a", n)) for n in range(6)]
-        outcomes = Counter(future.result(PATIENCE) for future in futures)
+        outcomes = Counter(future.result(TIMEOUT) for future in futures)
         assert outcomes == {CREATED: 1, UPDATED: 5}
 
     def test_q6_the_same_offer_of_many_threads_is_stored_once(
@@ -164,7 +164,7 @@ class TestConcurrentOffers:
     ):
         offer = partial(shared_queue.offer_or_update, "a", 1, manual_clock())
         futures = [in_thread(offer) for _ in range(4)]
-        outcomes = Counter(future.result(PATIENCE) for future in futures)
+        outcomes = Counter(future.result(TIMEOUT) for future in futures)
         assert outcomes == {CREATED: 1, IGNORED: 3}
 
     @pytest.mark.parametrize("can_update", [True, False])

@@ -11,7 +11,7 @@ from delayed_queue.testing import ManualClock, drain
 from tests.contract.support import (
     HOUR,
     MINUTE,
-    PATIENCE,
+    TIMEOUT,
     MakeQueue,
     in_thread,
     leased,
@@ -96,13 +96,13 @@ def test_w12_resuming_wakes_a_sleeping_poller(make_shared_queue: MakeQueue):
     queue.offer_or_update("a", 1)
     queue.pause()
     with watched_stop() as stop:
-        future = in_thread(lambda: queue.poll(timeout=PATIENCE, stop=stop))
+        future = in_thread(lambda: queue.poll(timeout=TIMEOUT, stop=stop))
         stop.await_sleep()
         started = time.monotonic()
         queue.resume()
-        envelope = future.result(PATIENCE)
+        envelope = future.result(TIMEOUT)
     assert envelope is not None
-    assert time.monotonic() - started < PATIENCE / 2
+    assert time.monotonic() - started < TIMEOUT / 2
 
 
 def test_w12_any_text_is_a_reason(queue: DelayedQueue):

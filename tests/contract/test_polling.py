@@ -22,8 +22,8 @@ from tests.contract.support import (
     HOUR,
     MILLISECOND,
     MINUTE,
-    PATIENCE,
     SECOND,
+    TIMEOUT,
     MakeQueue,
     in_thread,
     leased,
@@ -116,7 +116,7 @@ class TestLeases:
             return taken
 
         futures = [in_thread(take_all) for _ in range(4)]
-        taken = [key for future in futures for key in future.result(PATIENCE)]
+        taken = [key for future in futures for key in future.result(TIMEOUT)]
         assert sorted(taken) == sorted(f"k{n}" for n in range(60))
 
     def test_q18_never_more_than_the_limit(self, queue: DelayedQueue):

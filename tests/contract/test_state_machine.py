@@ -312,7 +312,7 @@ class Queues(RuleBasedStateMachine):
         self.both(lambda queue: queue.stats())
         self.both(lambda queue: queue.is_paused())
         self.both(lambda queue: queue.seconds_to_next_look())
-        self.both(lambda queue: [self.buried(each) for each in dead_letters(queue)])
+        self.both(lambda queue: [self.dead_lettered(each) for each in dead_letters(queue)])
         for key in KEYS:
             self.agree_on(key)
 
@@ -329,7 +329,7 @@ class Queues(RuleBasedStateMachine):
             assert getattr(real, name) == getattr(memory, name), name
 
     @staticmethod
-    def buried(letter: Any) -> tuple[Any, ...]:
+    def dead_lettered(letter: Any) -> tuple[Any, ...]:
         return (
             letter.key, bytes(letter.payload), letter.headers, letter.attempts, letter.reason,
             letter.first_error, letter.last_error, letter.scheduled_at_initially,

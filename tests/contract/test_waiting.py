@@ -17,8 +17,8 @@ from delayed_queue.testing import InMemoryQueue, dead_letters
 from tests.contract.support import (
     HOUR,
     MINUTE,
-    PATIENCE,
     SECOND,
+    TIMEOUT,
     MakeQueue,
     in_thread,
     leased,
@@ -34,7 +34,7 @@ def patient(make_shared_queue: MakeQueue) -> DelayedQueue:
 
 def test_q21_returns_at_once_what_is_due(patient: DelayedQueue):
     patient.offer_or_update("a", 1)
-    envelope = patient.poll(timeout=PATIENCE)
+    envelope = patient.poll(timeout=TIMEOUT)
     assert envelope is not None
     assert envelope.key == "a"
 
@@ -43,7 +43,7 @@ def test_q21_wakes_at_the_next_due_time(patient: DelayedQueue):
     patient.offer_or_update("a", 1, delay=0.3 * SECOND)
     patient.offer_or_update("b", 1, delay=HOUR)
     started = time.monotonic()
-    envelope = patient.poll(timeout=PATIENCE)
+    envelope = patient.poll(timeout=TIMEOUT)
     assert time.monotonic() - started > 0.2
     assert envelope is not None
 
@@ -62,13 +62,13 @@ def test_q21_wakes_for_an_offer_of_another_thread(
 ):
     patient.offer_or_update("later", 1, delay=HOUR)
     with watched_stop() as stop:
-        future = in_thread(lambda: patient.poll(timeout=PATIENCE, stop=stop))
+        future = in_thread(lambda: patient.poll(timeout=TIMEOUT, stop=stop))
         stop.await_sleep()
         started = time.monotonic()
         offer(patient)
-        envelope = future.result(PATIENCE)
+        envelope = future.result(TIMEOUT)
     assert envelope is not None
-    assert time.monotonic() - started < PATIENCE / 2
+    assert time.monotonic() - started < TIMEOUT / 2
 
 
 def test_q21_wakes_for_a_release_and_a_redrive(patient: DelayedQueue):
@@ -77,17 +77,17 @@ def test_q21_wakes_for_a_release_and_a_redrive(patient: DelayedQueue):
     patient.offer_or_update("dead", 1)
     leased(patient).reject("bad")
     with watched_stop() as stop:
-        future = in_thread(lambda: patient.poll(timeout=PATIENCE, stop=stop))
+        future = in_thread(lambda: patient.poll(timeout=TIMEOUT, stop=stop))
         stop.await_sleep()
         held.release()
-        envelope = future.result(PATIENCE)
+        envelope = future.result(TIMEOUT)
         assert envelope is not None
         assert envelope.key == "released"
     with watched_stop() as stop:
-        future = in_thread(lambda: patient.poll(timeout=PATIENCE, stop=stop))
+        future = in_thread(lambda: patient.poll(timeout=TIMEOUT, stop=stop))
         stop.await_sleep()
         patient.redrive([letter.id for letter in dead_letters(patient)])
-        envelope = future.result(PATIENCE)
+        envelope = future.result(TIMEOUT)
         assert envelope is not None
         assert envelope.key == "dead"
 
@@ -102,13 +102,11 @@ def test_q21_what_is_due_already_is_no_time_to_wake(queue: DelayedQueue):
 
 def test_q21_several_pollers_share_what_comes(patient: DelayedQueue):
     with watched_stop() as first, watched_stop() as second:
-        futures = [
-            in_thread(partial(patient.poll, PATIENCE, stop=stop)) for stop in (first, second)
-        ]
+        futures = [in_thread(partial(patient.poll, TIMEOUT, stop=stop)) for stop in (first, second)]
         first.await_sleep()
         second.await_sleep()
         patient.offer_batch([ScheduledMessage("a", 1), ScheduledMessage("b", 1)])
-        envelopes = [future.result(PATIENCE) for future in futures]
+        envelopes = [future.result(TIMEOUT) for future in futures]
     assert sorted(each.key for each in envelopes if each is not None) == ["a", "b"]
 
 
@@ -132,8 +130,8 @@ def test_q21_another_thread_can_end_the_sleep(patient: DelayedQueue):
         stop.await_sleep()
         started = time.monotonic()
         stop.set()
-        assert future.result(PATIENCE) is None
-    assert time.monotonic() - started < PATIENCE / 2
+        assert future.result(TIMEOUT) is None
+    assert time.monotonic() - started < TIMEOUT / 2
 
 
 def test_q21_a_stop_that_was_set_before_leases_nothing(patient: DelayedQueue):
@@ -147,7 +145,7 @@ def test_q21_a_stop_that_was_set_before_leases_nothing(patient: DelayedQueue):
 def test_q21_waits_inside_a_transaction_too(make_queue: MakeQueue):
     queue = make_queue("orders", poll_interval=MINUTE)
     queue.offer_or_update("a", 1, delay=0.1 * SECOND)
-    envelope = queue.poll(timeout=PATIENCE)
+    envelope = queue.poll(timeout=TIMEOUT)
     assert envelope is not None
 
 

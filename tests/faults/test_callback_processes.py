@@ -200,7 +200,8 @@ class TestRests:
                 wait_while_tending(program, is_sent_when_due)
             times = Counter(each.path for each in healthy.requests)
         assert set(times) == {f"/hook/good{n}" for n in range(300)}
-        assert sum(times.values()) <= 400
+        # What was sent since the last commit is sent again, once.
+        assert max(times.values()) <= 2
         times = Counter(each.path for each in receiver.requests)
         assert set(times) == {f"/hook/k{n}" for n in range(5000)}
         assert {path for path, count in times.items() if count > 1} <= dialled

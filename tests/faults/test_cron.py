@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 OLD, NEW = "a" * 32, "b" * 32
 START: Final = int((datetime.now(UTC) + timedelta(hours=1)).timestamp())
-PATIENCE: Final = 20.0
+TIMEOUT: Final = 20.0
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def test_killed_between_its_statements(
             ((pid, query),) = waiting(admin)
             assert statement in query
             process.send_signal(signal.SIGKILL)
-            assert process.wait(PATIENCE) == -signal.SIGKILL
+            assert process.wait(TIMEOUT) == -signal.SIGKILL
     gone = "SELECT FROM pg_stat_activity WHERE pid = %s"
     wait_until(lambda: admin.execute(gone, [pid]).fetchone() is None)
 
@@ -107,7 +107,7 @@ def test_killed_between_its_statements(
     assert Schedule.objects.get().config_hash == OLD
     # Nothing is in the way of the next one.
     with installing(NEW) as process:
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
     assert hashes() == [NEW] * 5
 
 
@@ -118,7 +118,7 @@ def test_killed_at_any_moment(admin: psycopg.Connection[Any]):
         with installing(NEW if number % 2 == 0 else OLD) as process:
             threading.Event().wait(number * 0.01)
             process.kill()
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT)
         wait_until(lambda: not others(admin))
         assert hashes() in ([OLD] * 5, [NEW] * 5)
 
@@ -148,7 +148,7 @@ def test_c8_an_installer_outlives_an_outage(queue: DelayedQueue, proxy: Proxy):
     with queue.cron.install(NEW, "report", timedelta(milliseconds=20), lambda _: messages()) as it:
         assert not it.wait(0.2)
         proxy.accept()
-        assert it.wait(PATIENCE)
+        assert it.wait(TIMEOUT)
     assert hashes() == [NEW] * 5
 
 

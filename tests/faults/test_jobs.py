@@ -233,7 +233,7 @@ def test_j5_a_redrive_of_a_topic_whose_answer_was_swallowed_is_made_once(proxy: 
 def test_a_recall_goes_on_over_a_new_connection(
     queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any]
 ) -> None:
-    """RECALL_JOBS: a bite whose answer was lost is recalled twice, to as soon."""
+    """RECALL_JOBS: a batch whose answer was lost is recalled twice, to as soon."""
     host = Host.objects.create(name="example.org:443")
     for name in ("a", "b"):
         add(name, url=URL)

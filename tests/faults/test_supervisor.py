@@ -87,10 +87,10 @@ def test_w6_what_a_killed_child_had_leased_ahead_comes_back_uncounted() -> None:
         (child,) = children_of(process)
         held = halt_while_it_holds_several(child)
         os.kill(child, signal.SIGKILL)
-        wait_until(lambda: not Message.objects.exists(), 30)
+        wait_until(lambda: not Message.objects.exists())
     found = attempts()
     assert len(found) == 1000
-    # Of all that it held, the one in hand at most; what was handled and not yet acknowledged is
+    # Of all that it held, the one in flight at most; what was handled and not yet acknowledged is
     # handled again, uncounted.
     assert len({key for key, counted in found.items() if 2 in counted}) <= 1
     assert {key for key, counted in found.items() if len(counted) > 1} <= held

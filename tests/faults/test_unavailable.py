@@ -22,7 +22,7 @@ from tests.faults.proxy import Proxy
 from tests.processes import wait_until
 from tests.races.answers import present, sqlstate_of
 from tests.races.concurrency import (
-    PATIENCE,
+    TIMEOUT,
     calling,
     raw_connection,
     running,
@@ -77,7 +77,7 @@ def test_a_database_that_comes_back_in_time_is_used(
     is_ill = threading.Event()
 
     def offer_in_illness() -> OfferOutcome:
-        assert is_ill.wait(PATIENCE)
+        assert is_ill.wait(TIMEOUT)
         return queue.offer_or_update("key", None)
 
     with calling(offer_in_illness) as offering:

@@ -108,7 +108,7 @@ def test_w5_poison_message_becomes_a_dead_letter_and_spares_the_rest() -> None:
     deaths = 0
     while not DeadLetter.objects.exists():
         with worker("--queue", "conduct", "--lease", "0.3", "--processes", "0") as process:
-            wait_until(partial(_ended_or_buried, process))
+            wait_until(partial(_ended_or_dead_lettered, process))
             deaths += process.poll() == 9
         assert deaths <= 3
     letter = DeadLetter.objects.get()
@@ -120,7 +120,7 @@ def test_w5_poison_message_becomes_a_dead_letter_and_spares_the_rest() -> None:
     assert effects()["good"] == 1
 
 
-def _ended_or_buried(process: Process) -> bool:
+def _ended_or_dead_lettered(process: Process) -> bool:
     return process.poll() is not None or DeadLetter.objects.exists()
 
 

@@ -40,7 +40,7 @@ def test_w2_a_turn_is_one_round_trip(queue: DelayedQueue, proxy: Proxy):
     assert not Message.objects.exists()
 
 
-@pytest.mark.parametrize("policy", ["1h", ""], ids=["retried", "buried"])
+@pytest.mark.parametrize("policy", ["1h", ""], ids=["retried", "dead-lettered"])
 def test_w2_failures_are_written_many_in_a_round_trip(
     queue: DelayedQueue, proxy: Proxy, policy: str
 ):

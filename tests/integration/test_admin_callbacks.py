@@ -167,8 +167,8 @@ def host() -> Host:
     )  # fmt: skip
 
 
-def put_off() -> None:
-    """Add a job that was put off for half an hour."""
+def deferred() -> None:
+    """Add a job that was deferred for half an hour."""
     add_job(job_from({"topic": "orders", "jobId": "job-1", "url": URL}))
     Message.objects.update(scheduled_at=datetime.now(UTC) + timedelta(minutes=14))
 
@@ -177,8 +177,8 @@ def is_soon() -> bool:
     return Message.objects.get().scheduled_at < datetime.now(UTC) + timedelta(seconds=10)
 
 
-def test_closing_a_host_asks_first_and_has_what_was_put_off_come(host: Host):
-    put_off()
+def test_closing_a_host_asks_first_and_has_what_was_deferred_come(host: Host):
+    deferred()
     client = operator("view_host", "close_host")
     shown = tokens(page(client, HOSTS))
     assert "are you sure" in post(client, HOSTS, "close", shown).content.decode()
@@ -246,10 +246,10 @@ def test_a_host_that_another_holds_is_not_waited_for(host: Host, other: psycopg.
     ]
 
 
-def test_enabling_an_endpoint_has_what_was_put_off_come():
+def test_enabling_an_endpoint_has_what_was_deferred_come():
     register_endpoint(URL)
     Endpoint.objects.update(disabled_at=datetime.now(UTC))
-    put_off()
+    deferred()
     client = operator("view_endpoint", "disable_endpoint")
     shown = tokens(page(client, ENDPOINTS))
     assert told(post(client, ENDPOINTS, "enable", shown)) == [

@@ -98,7 +98,7 @@ def test_redrive_reports_the_outcome_of_each(admin_client: Client):
     ]
 
 
-def test_redrive_over_the_living(admin_client: Client):
+def test_redrive_over_the_active(admin_client: Client):
     DeadLetterFactory.create(key="alive", payload=b'"old"')
     MessageFactory.create(key="alive", payload=b'"new"', leased=True)
     response = run(admin_client, "overwrite", LETTERS)

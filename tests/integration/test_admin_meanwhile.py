@@ -177,7 +177,7 @@ def test_message_that_a_handler_holds_is_not_waited_for(
 def test_redrive_does_not_hang_behind_a_handler(
     other: psycopg.Connection[Any], admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ):
-    """The living message is held by a transaction; the letter stays, the operator is told."""
+    """The active message is held by a transaction; the letter stays, the operator is told."""
     monkeypatch.setattr("delayed_queue.admin.operations._MAX_WAIT", 50)
     MessageFactory.create(key="k")
     DeadLetterFactory.create(key="k")

@@ -25,6 +25,7 @@ from delayed_queue.cron.registry import crontab
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry
 from delayed_queue.notifications.conf import CONSOLES
+from delayed_queue.tasks.checks import check_backends
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
 from tests import documents
@@ -125,6 +126,31 @@ def provoke_w009(settings: Settings) -> None:
     settings.DELAYED_QUEUE = {"API": SERVED["API"]}
 
 
+def with_tasks(settings: Settings, **more: Any) -> None:
+    settings.DELAYED_QUEUE = SERVED
+    backend = {"BACKEND": "delayed_queue.tasks.DelayedQueueBackend", "QUEUES": ["mail"], **more}
+    settings.TASKS = {"default": backend}
+
+
+def provoke_e009(settings: Settings) -> None:
+    with_tasks(settings, QUEUES=["ledger"])
+
+
+def provoke_e010(settings: Settings) -> None:
+    with_tasks(settings, OPTIONS={"DATABASE": "nope"})
+
+
+def provoke_e011(settings: Settings) -> None:
+    with_tasks(settings, QUEUES=[])
+
+
+def provoke_e012(settings: Settings) -> None:
+    with_tasks(settings)
+    settings.INSTALLED_APPS = [
+        each for each in settings.INSTALLED_APPS if each != "delayed_queue.tasks"
+    ]
+
+
 class TestEachId:
     @pytest.mark.parametrize(
         "name", ["E001", "E003", "E004", "E005", "E008", "W005", "W007", "W008", "W009"]
@@ -134,6 +160,12 @@ class TestEachId:
         assert ids(check("--deploy")) == set()
         globals()[f"provoke_{name.lower()}"](settings)
         assert ids(check("--deploy")) == {f"delayed_queue.{name}"}
+
+    @pytest.mark.parametrize("name", ["E009", "E010", "E011", "E012"])
+    def test_of_tasks(self, name: str, settings: Settings) -> None:
+        globals()[f"provoke_{name.lower()}"](settings)
+        found = {each.id for each in check_backends()}
+        assert found == {f"delayed_queue.{name}"}
 
     @pytest.mark.django_db
     def test_of_databases(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,13 +184,13 @@ def quiet_console():
     return Console(OutputWrapper(out), OutputWrapper(out), colour=False)
 
 
-def run_with(tmp_path, program, patience=20.0):
+def run_with(tmp_path, program, timeout=20.0):
     """Run with a program of ours in the place of the worker."""
     path = tmp_path / "orders.jsonl"
     path.write_bytes(line_of("A", close_after=1))
     manage = (sys.executable, "-c", program)
     act = OrdersAct(Options(path, seconds=0.1, workers=1))
-    with Stage(quiet_console(), manage, patience) as stage:
+    with Stage(quiet_console(), manage, timeout) as stage:
         stage.prepare([act])
         act.run(stage)
 

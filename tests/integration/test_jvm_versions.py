@@ -129,7 +129,7 @@ class TestTheirNewVersion:
     def test_q4_dies_without_what_was_the_old_ones(self, queue: DelayedQueue, jvm: JvmService):
         jvm.offer("key-1", "new")
         row = Message.objects.get()
-        assert Message.objects.bury(None, [row.id], "by an operator") == [row.id]
+        assert Message.objects.dead_letter(None, [row.id], "by an operator") == [row.id]
         letter = assert_dead(queue, "key-1", reason="by an operator")
         assert (letter.payload, letter.attempts, letter.headers) == (b"new", 0, None)
         assert DeadLetter.objects.get().last_error is None

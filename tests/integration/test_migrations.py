@@ -22,7 +22,7 @@ from psycopg import sql as composed
 from delayed_queue import DelayedQueue, DeliveryType
 from tests.processes import wait_until
 from tests.races.answers import only_row, polled, present, sqlstate_of
-from tests.races.concurrency import PATIENCE, raw_connection
+from tests.races.concurrency import TIMEOUT, raw_connection
 from tests.sampling import sample
 
 APPS: Final = ("delayed_queue", "delayed_queue_http", "delayed_queue_spark")
@@ -347,6 +347,6 @@ def test_a_migration_waits_for_its_turn(empty: psycopg.Connection[Any]):
             migration = pool.submit(migrate_and_close)
             wait_until(lambda: waiting() == 1)
             assert schema(empty) == []
-        migration.result(PATIENCE)
+        migration.result(TIMEOUT)
 
     assert options(empty) == STORAGE

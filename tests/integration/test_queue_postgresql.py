@@ -26,8 +26,8 @@ from delayed_queue.testing import assert_dead, assert_not_offered, assert_offere
 from tests.contract.support import (
     HOUR,
     MINUTE,
-    PATIENCE,
     SECOND,
+    TIMEOUT,
     in_thread,
     leased,
     polled_keys,
@@ -45,7 +45,7 @@ def queue() -> DelayedQueue:
 
 def await_locked(other: psycopg.Connection[Any]) -> None:
     """Wait until some session of this database waits for a lock."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     waiting = (
         "SELECT count(*) FROM pg_stat_activity, pg_sleep(0.01)"
         " WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -62,8 +62,8 @@ class TestTransactions:
             queue.offer_or_update("a", 1)
             queue.offer_batch([ScheduledMessage("b", 1)])
             elsewhere = in_thread(lambda: (queue.read("a"), list(queue.try_poll_many(9))))
-            assert elsewhere.result(PATIENCE) == (None, [])
-        assert in_thread(lambda: polled_keys(queue)).result(PATIENCE) == ["a", "b"]
+            assert elsewhere.result(TIMEOUT) == (None, [])
+        assert in_thread(lambda: polled_keys(queue)).result(TIMEOUT) == ["a", "b"]
 
     def test_q9_an_offer_is_gone_with_the_rollback(self, queue: DelayedQueue):
         queue.offer_or_update("old", 1)
@@ -87,7 +87,7 @@ class TestTransactions:
         with transaction.atomic():
             queue.offer_or_update("a", 1)
             assert list(other.notifies(timeout=0)) == []
-        assert len(list(other.notifies(timeout=PATIENCE, stop_after=1))) == 1
+        assert len(list(other.notifies(timeout=TIMEOUT, stop_after=1))) == 1
 
     @pytest.mark.parametrize("delay", [timedelta(0), HOUR])
     def test_only_what_is_due_soon_is_announced(
@@ -105,7 +105,7 @@ class TestTransactions:
             _insert(other, queue.kind, "b")
             future = in_thread(lambda: queue.offer_batch(messages))
             await_locked(other)
-        assert future.result(PATIENCE) == [CREATED, IGNORED, CREATED]
+        assert future.result(TIMEOUT) == [CREATED, IGNORED, CREATED]
         assert Message.objects.filter(kind=queue.kind).count() == 3
 
     def test_q13_an_insertion_that_is_undone_meanwhile_costs_nothing(
@@ -116,7 +116,7 @@ class TestTransactions:
             _insert(other, queue.kind, "b")
             future = in_thread(lambda: queue.offer_batch(messages))
             await_locked(other)
-        assert future.result(PATIENCE) == [CREATED] * 3
+        assert future.result(TIMEOUT) == [CREATED] * 3
 
     def test_q7_an_offer_waits_for_the_deletion_of_its_key(
         self, queue: DelayedQueue, other: psycopg.Connection[Any]
@@ -127,7 +127,7 @@ class TestTransactions:
                 other.execute("DELETE FROM delayed_queue")
                 future = in_thread(partial(offer, "a", 2))
                 await_locked(other)
-            assert future.result(PATIENCE) is CREATED
+            assert future.result(TIMEOUT) is CREATED
 
     def test_q17_a_locked_row_is_skipped(self, queue: DelayedQueue, other: psycopg.Connection[Any]):
         queue.offer_batch([ScheduledMessage("locked", 1), ScheduledMessage("free", 1)])
@@ -153,8 +153,8 @@ class TestTransactions:
     def test_q30_what_is_being_consumed_is_not_delivered(self, queue: DelayedQueue):
         queue.offer_or_update("a", 1)
         with queue.consume():
-            assert in_thread(queue.try_poll).result(PATIENCE) is None
-            assert in_thread(lambda: queue.read("a")).result(PATIENCE) is not None
+            assert in_thread(queue.try_poll).result(TIMEOUT) is None
+            assert in_thread(lambda: queue.read("a")).result(TIMEOUT) is not None
 
 
 @pytest.mark.django_db
@@ -221,12 +221,12 @@ class TestWaiting:
     def test_q21_wakes_for_an_offer_of_another_session(self, other: psycopg.Connection[Any]):
         queue = DelayedQueue("orders", poll_interval=MINUTE)
         with watched_stop() as stop:
-            future = in_thread(lambda: queue.poll(timeout=PATIENCE, stop=stop))
+            future = in_thread(lambda: queue.poll(timeout=TIMEOUT, stop=stop))
             stop.await_sleep()
             with other.transaction():
                 _insert(other, queue.kind, "a")
                 other.execute("SELECT pg_notify(%s, '')", [channel_of(queue.kind)])
-            envelope = future.result(PATIENCE / 2)
+            envelope = future.result(TIMEOUT / 2)
         assert envelope is not None
 
     def test_q21_without_notifications_it_looks_at_its_interval(
@@ -234,10 +234,10 @@ class TestWaiting:
     ):
         queue = DelayedQueue("orders", poll_interval=SECOND / 20)
         with watched_stop() as stop:
-            future = in_thread(lambda: queue.poll(timeout=PATIENCE, stop=stop))
+            future = in_thread(lambda: queue.poll(timeout=TIMEOUT, stop=stop))
             stop.await_sleep()
             _insert(other, queue.kind, "a")
-            envelope = future.result(PATIENCE)
+            envelope = future.result(TIMEOUT)
         assert envelope is not None
 
     def test_q21_it_listens_no_more_afterwards(self, queue: DelayedQueue):
@@ -254,7 +254,7 @@ class TestWaiting:
             future = in_thread(lambda: queue.poll(stop=stop))
             await_locked(other)
             stop.set()
-            assert future.result(PATIENCE) is None
+            assert future.result(TIMEOUT) is None
 
     def test_q21_a_statement_cancelled_by_others_is_an_error(
         self, queue: DelayedQueue, other: psycopg.Connection[Any]
@@ -269,7 +269,7 @@ class TestWaiting:
             await_locked(other)
             other.execute(cancel)
             with pytest.raises(OperationalError, match="canceling statement"):
-                future.result(PATIENCE)
+                future.result(TIMEOUT)
 
 
 @pytest.mark.django_db
@@ -291,24 +291,24 @@ class TestStatements:
         batch = queue.try_poll_many(3)
         assert Message.objects.filter(lease_id=batch.lease_id).count() == len(batch) == 3
 
-    def test_q29_dead_letters_are_pruned_in_bites(self, queue: DelayedQueue):
-        _bury_many(queue, 2 * CHUNK + 1)
+    def test_q29_dead_letters_are_pruned_in_batches(self, queue: DelayedQueue):
+        _dead_letter_many(queue, 2 * CHUNK + 1)
         with CaptureQueriesContext(connection) as captured:
             assert queue.prune_dead_letters(timedelta(0)) == 2 * CHUNK + 1
         assert len(captured) == 4
         assert dead_letters(queue) == []
 
-    def test_q29_dead_letters_are_redriven_in_bites(self, queue: DelayedQueue):
-        _bury_many(queue, CHUNK + 1)
+    def test_q29_dead_letters_are_redriven_in_batches(self, queue: DelayedQueue):
+        _dead_letter_many(queue, CHUNK + 1)
         assert queue.redrive_all() == {CREATED: CHUNK + 1}
         assert queue.stats().due == CHUNK + 1
 
     @pytest.mark.parametrize("overwrite", [False, True])
-    def test_q29_of_a_key_in_two_bites_the_newest_comes_back(
+    def test_q29_of_a_key_in_two_batches_the_newest_comes_back(
         self, queue: DelayedQueue, overwrite: bool
     ):
-        _bury_many(queue, CHUNK + 1)
-        _bury_many(queue, 1, b"2")
+        _dead_letter_many(queue, CHUNK + 1)
+        _dead_letter_many(queue, 1, b"2")
         outcomes = queue.redrive_all(overwrite=overwrite)
         assert outcomes == {CREATED: CHUNK + 1, IGNORED: 1}
         assert_offered(queue, "k0", 2)
@@ -317,11 +317,11 @@ class TestStatements:
     @pytest.mark.parametrize(
         ("overwrite", "outcome", "payload"), [(False, IGNORED, 3), (True, UPDATED, 2)]
     )
-    def test_q29_of_a_key_in_two_bites_that_lives_the_newest_may_replace_it(
+    def test_q29_of_a_key_in_two_batches_that_lives_the_newest_may_replace_it(
         self, queue: DelayedQueue, overwrite: bool, outcome: OfferOutcome, payload: int
     ):
-        _bury_many(queue, CHUNK + 1)
-        _bury_many(queue, 1, b"2")
+        _dead_letter_many(queue, CHUNK + 1)
+        _dead_letter_many(queue, 1, b"2")
         queue.offer_or_update("k0", 3)
         expected = Counter({CREATED: CHUNK}) + Counter([outcome, IGNORED])
         assert queue.redrive_all(overwrite=overwrite) == expected
@@ -355,7 +355,7 @@ def _hours(count: int) -> list[tuple[int, Any]]:
     return [(number, start + number * SECOND) for number in range(count)]
 
 
-def _bury_many(queue: DelayedQueue, count: int, payload: bytes = b"1") -> None:
+def _dead_letter_many(queue: DelayedQueue, count: int, payload: bytes = b"1") -> None:
     at = timezone.now() - HOUR
     DeadLetter.objects.bulk_create(
         DeadLetter(

@@ -1,4 +1,4 @@
-"""Where a notification can hide from who sleeps (Q21, W9)."""
+"""Where a notification can hide from whoever sleeps (Q21, W9)."""
 
 from __future__ import annotations
 

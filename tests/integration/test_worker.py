@@ -49,7 +49,7 @@ class TestEnds:
         assert Effect.objects.count() == 250
         assert not Message.objects.exists()
 
-    def test_q28_failures_are_retried_then_buried(self) -> None:
+    def test_q28_failures_are_retried_then_dead_lettered(self) -> None:
         queue = DelayedQueue("conduct")
         queue.offer_or_update("k", "fail", headers={"trace": "1"})
         assert run_until_settled(queue) == Counts(failed=2, dead=1)
@@ -92,7 +92,7 @@ class TestEnds:
         assert burst("awaited") == Counts(done=5)
         assert Effect.objects.filter(queue="awaited").count() == 5
 
-    def test_w5_message_whose_attempts_all_crashed_is_buried_unhandled(self) -> None:
+    def test_w5_message_whose_attempts_all_crashed_is_dead_lettered_unhandled(self) -> None:
         queue = DelayedQueue("ledger")
         queue.offer_or_update("k", 1)
         for _ in range(3):

@@ -22,7 +22,7 @@ from tests.workerapp.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PATIENCE: Final = 20
+TIMEOUT: Final = 20
 HOUR: Final = timedelta(hours=1)
 EVENT: Final = "event=messages_given_back"
 
@@ -31,7 +31,7 @@ class Conduct:
     """Does what the payload names: ``meet`` returns once three do so, ``hang`` once it may."""
 
     def __init__(self) -> None:
-        self.three = threading.Barrier(3, timeout=PATIENCE)
+        self.three = threading.Barrier(3, timeout=TIMEOUT)
         self.hanging = threading.Event()
         self.may_end = threading.Event()
         self.delivered: list[tuple[str, int]] = []
@@ -45,7 +45,7 @@ class Conduct:
                 threading.Event().wait(0.3)
             case "hang":
                 self.hanging.set()
-                assert self.may_end.wait(PATIENCE)
+                assert self.may_end.wait(TIMEOUT)
 
     async def awaited(self, envelope: Envelope) -> None:
         await asyncio.to_thread(self, envelope)
@@ -127,7 +127,7 @@ def test_what_waits_behind_a_slow_one_is_handled_by_another_worker(
     with running(first):
         warm([first], "quick", 20)
         offer_behind_one_that_hangs(9)
-        assert conduct.hanging.wait(PATIENCE)
+        assert conduct.hanging.wait(TIMEOUT)
         with running(second):
             wait_until(lambda: second.counts.done == 9)
         assert Message.objects.get().key == "hangs"
@@ -176,7 +176,7 @@ def test_what_is_given_back_does_not_count_for_the_most_that_a_worker_may_take(c
         offer_behind_one_that_hangs(9)
         wait_until(lambda: Message.objects.filter(lease_id=None, attempts=0).count() == 9)
         conduct.may_end.set()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
     assert worker.counts == Counts(done=30)
 
@@ -195,7 +195,7 @@ def test_a_transaction_that_waits_for_a_thread_is_left_waiting(conduct: Conduct)
     with running(worker):
         warm([worker], "quick", 20)
         offer("hang", 1)
-        assert conduct.hanging.wait(PATIENCE)
+        assert conduct.hanging.wait(TIMEOUT)
         DelayedQueue("transacted").offer_or_update("t", 1)
         wait_until(pool.waiting)
         looked_at = pool._looked_at

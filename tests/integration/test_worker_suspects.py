@@ -42,7 +42,7 @@ def offer(queue: str, *keys: str, suspects: tuple[str, ...] = ()) -> None:
 
 
 class Crowd:
-    """Who was beside whom: how many messages were in hand when each was begun, and ended."""
+    """Who was beside whom: how many messages were in flight when each was begun, and ended."""
 
     def __init__(self) -> None:
         self._active: set[str] = set()

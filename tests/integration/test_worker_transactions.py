@@ -163,7 +163,7 @@ def test_failures_are_retried_then_buried_by_policy() -> None:
     assert "asked to fail" in (letter.first_error or "")
 
 
-def test_an_undecodable_payload_is_buried_and_spares_the_others() -> None:
+def test_an_undecodable_payload_is_dead_lettered_and_spares_the_others() -> None:
     DelayedQueue("moved", codec="text", kind="moved|json").offer_or_update("bad", "{")
     offer(3)
     assert drain(handler()).done == 3
@@ -171,7 +171,7 @@ def test_an_undecodable_payload_is_buried_and_spares_the_others() -> None:
     assert written() == {"k0", "k1", "k2"}
 
 
-def test_w5_what_used_up_its_attempts_without_an_answer_is_buried_unhandled() -> None:
+def test_w5_what_used_up_its_attempts_without_an_answer_is_dead_lettered_unhandled() -> None:
     offer(3)
     Message.objects.filter(key="k1").update(attempts=9, lease_id="crashed", scheduled_at=0)
     assert drain(handler()) == Counts(done=2, dead=1)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 class TestTurns:
     def test_j7_a_queue_that_is_stuck_leaves_seats_for_another(self) -> None:
-        """Messages that never end, in hand or claimed; another queue goes on beside them."""
+        """Messages that never end, in flight or claimed; another queue goes on beside them."""
         may_end = asyncio.Event()
         begun: list[str] = []
         ended: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.dispatching import dispatch
-from delayed_queue.notifications.handlers import LANES
+from delayed_queue.notifications.handlers import QUEUES
 from delayed_queue.notifications.models import FINAL_STATUSES, Notification, Status
 from delayed_queue.worker.worker import Worker
 from example_project.demo.fakes import FakeSms, FakeSmtp
@@ -37,12 +37,12 @@ def sms_entry(server: FakeSms, name: str = "texts", **options: Any) -> dict[str,
 
 
 def dispatcher(**options: Any) -> Worker:
-    """Return a worker of all lanes, with the retries of the setting in force."""
+    """Return a worker of all queues, with the retries of the setting in force."""
     chosen = get_settings()
     claim = {name: options.pop(name) for name in ("claim", "batch_size") if name in options}
     handlers = [
         handler_of(name, dispatch, retry=chosen.RETRY, lease=chosen.LEASE, **claim)
-        for name in LANES
+        for name in QUEUES
     ]
     return worker_with(*handlers, **{"poll_interval": timedelta(milliseconds=100)} | options)
 

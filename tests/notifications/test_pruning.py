@@ -38,7 +38,7 @@ def ended(days: int, ago: int) -> Notification:
 
 
 def test_what_ended_before_the_age_goes_with_its_deliveries(monkeypatch):
-    monkeypatch.setattr(pruning, "BITE", 3)
+    monkeypatch.setattr(pruning, "BATCH", 3)
     for _ in range(10):
         ended(100, ago=99)
     kept = [ended(100, ago=2), ended(2, ago=1), made(100), made(1)]

@@ -57,7 +57,7 @@ def hosts() -> list[Case]:
     return [
         Case("READ_HOST", host, {HOSTS}),
         Case("OPEN_HOST", {**host, "pause": 1000, "reason": "x"}, {HOSTS}, buffers=60),
-        Case("PROBE_HOST", {**host, "by": "me", "patience": 1000}, {HOSTS}, buffers=60),
+        Case("PROBE_HOST", {**host, "by": "me", "timeout": 1000}, {HOSTS}, buffers=60),
         Case(
             "END_PROBE",
             {**host, "by": "me", "outcome": "failed", "pause": 1, "longest": 9}, {HOSTS},
@@ -71,7 +71,7 @@ def recalled() -> list[Case]:
     return [
         *(
             Case(
-                "JOBS_PUT_OFF",
+                "DEFERRED_JOBS",
                 {"kind": "scheduled|json", "horizon": 10**8, "after": after, "after_id": 0,
                  "limit": limit, "now": NOW},
                 {DUE}, n=limit, rows=1,
@@ -91,7 +91,7 @@ def recalled() -> list[Case]:
 
 def slots() -> list[Case]:
     held = {
-        "id": 1_000_100, "holder": "me", "wanted": 3, "used": 0, "concurrency": 5, "patience": 1000,
+        "id": 1_000_100, "holder": "me", "wanted": 3, "used": 0, "concurrency": 5, "timeout": 1000,
     }  # fmt: skip
     return [
         Case("LOCK_SLOTS", {"id": 1_000_100}, {ENDPOINT}, buffers=60),

@@ -33,7 +33,7 @@ def topics() -> list[Case]:
         Case("HOLD_TOPIC", {"topic": "bulk"}, {TOPICS}),
         Case("TOPICS", {"after": "topic-2", "limit": 100}, {TOPICS}, n=100, fixed=150),
         Case("CONFIGURE_TOPIC", {"topic": "topic-5", **settings}, {TOPICS}, buffers=60),
-        Case("KEEP_PLANS", {"patience": 100}, set(), rows=0),
+        Case("KEEP_PLANS", {"timeout": 100}, set(), rows=0),
         Case("LOCK_TOPIC", {"topic": "bulk"}, set(), rows=0),
         Case("TRY_KEY", {"lock": 1}, set(), rows=0),
         *(

@@ -94,7 +94,7 @@ def test_a_plan_made_on_empty_tables_reads_the_indexes_of_full_ones(
                 "UPDATE pg_class SET reltuples = 0, relpages = 0 WHERE oid = ANY (%s::regclass[])",
                 [list(TABLES)],
             )
-        raw.execute(KEEP_PLANS, {"patience": None})
+        raw.execute(KEEP_PLANS, {"timeout": None})
         raw.execute("PREPARE kept AS " + prepare)
         with raw.transaction(force_rollback=True):
             raw.execute(composed.SQL("EXECUTE kept") + arguments)

@@ -26,7 +26,7 @@ COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
 WALKS: Final = {
     "CLAIM", "CLAIM_STRICT", "CONSUME", "NEXT_DUE", "STATS", "OVERVIEW", "KINDS",
     "DEAD_LETTER_KINDS", "DEAD_LETTER_IDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS",
-    "PEEK_JOBS", "NEXT_JOB", "JOBS_PUT_OFF", "NEXT_DUE_OF_KINDS", "LEASE_DUE",
+    "PEEK_JOBS", "NEXT_JOB", "DEFERRED_JOBS", "NEXT_DUE_OF_KINDS", "LEASE_DUE",
 }  # fmt: skip
 
 # These meet the dead versions that rolled-back claims leave behind everything else; the first walk

@@ -16,7 +16,7 @@ from django.db import connections
 from tests.processes import wait_until
 
 T = TypeVar("T")
-PATIENCE: Final = 20.0
+TIMEOUT: Final = 20.0
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def raw_connection() -> Iterator[psycopg.Connection[Any]]:
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Start the calls at the same moment, a thread each, and return their answers in order."""
-    barrier = threading.Barrier(len(calls), timeout=PATIENCE)
+    barrier = threading.Barrier(len(calls), timeout=TIMEOUT)
 
     def run(call: Callable[[], T]) -> T:
         try:
@@ -44,7 +44,7 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(run, call) for call in calls]
-        return [future.result(PATIENCE) for future in futures]
+        return [future.result(TIMEOUT) for future in futures]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Call(Generic[T]):
         return self.connection.info.backend_pid
 
     def answer(self) -> T:
-        return self.future.result(PATIENCE)
+        return self.future.result(TIMEOUT)
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def calling(call: Callable[[], T]) -> Iterator[Call[T]]:
             connections.close_all()
 
     with ThreadPoolExecutor(1) as pool:
-        started = Call(pool.submit(run), opened.result(PATIENCE))
+        started = Call(pool.submit(run), opened.result(TIMEOUT))
         with _let_go(started):
             yield started
 
@@ -112,7 +112,7 @@ def wait_until_blocked(admin: psycopg.Connection[Any], call: Call[Any]) -> None:
         row = admin.execute("SELECT cardinality(pg_blocking_pids(%s))", [call.pid]).fetchone()
         return row is not None and row[0] > 0
 
-    wait_until(is_blocked, PATIENCE)
+    wait_until(is_blocked, TIMEOUT)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def half_open() -> None:
 
 
 def probing(by: str, now: int = NOW + 1000) -> bool:
-    return Host.objects.probe(HOST, by, patience=5000, now=now)
+    return Host.objects.probe(HOST, by, timeout=5000, now=now)
 
 
 def ending(by: str, outcome: Any, now: int = NOW + 2000) -> bool:
@@ -51,7 +51,7 @@ class TestHosts:
         self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
         end: str,
     ) -> None:  # fmt: skip
-        params = {"host": HOST, "by": "first", "patience": 5000, "now": NOW + 1000}
+        params = {"host": HOST, "by": "first", "timeout": 5000, "now": NOW + 1000}
         other.execute("BEGIN")
         assert other.execute(PROBE_HOST, params).fetchall()
         with calling(partial(probing, "second")) as second:
@@ -156,7 +156,7 @@ class TestHosts:
 
 
 class TestRecalling:
-    """RECALL_JOBS: what somebody has in hand, or has changed meanwhile, is left alone."""
+    """RECALL_JOBS: what somebody has in flight, or has changed meanwhile, is left alone."""
 
     @pytest.fixture
     def ids(self) -> list[int]:
@@ -201,7 +201,7 @@ def holding(
     endpoint: Endpoint, holder: str, wanted: int, used: int = 0, now: int | None = None
 ) -> int:
     return Endpoint.objects.hold_slots(
-        endpoint.id, holder, wanted, used, concurrency=5, patience=1000, now=now
+        endpoint.id, holder, wanted, used, concurrency=5, timeout=1000, now=now
     )
 
 
@@ -215,7 +215,7 @@ class TestSlots:
     ) -> None:
         params = {
             "id": endpoint.id, "holder": "first", "wanted": 4, "used": 0, "concurrency": 5,
-            "patience": 60_000, "now": None,
+            "timeout": 60_000, "now": None,
         }  # fmt: skip
         other.execute("BEGIN")
         other.execute(LOCK_SLOTS, {"id": endpoint.id})

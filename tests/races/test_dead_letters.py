@@ -14,7 +14,7 @@ from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.store.dead_letters import PRUNE_DEAD_LETTERS, REDRIVE, family_params
 from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
-from delayed_queue.queue.store.settle import BURY
+from delayed_queue.queue.store.settle import DEAD_LETTER
 from tests.processes import wait_until
 from tests.races.answers import only_row, polled, stored
 from tests.races.concurrency import (
@@ -90,7 +90,7 @@ def test_a_burial_is_seen_whole_or_not_at_all(
     }  # fmt: skip
 
     with other.transaction():
-        other.execute(BURY, params)
+        other.execute(DEAD_LETTER, params)
         assert admin.execute(COUNTS).fetchone() == (1, 0)
     assert admin.execute(COUNTS).fetchone() == (0, 1)
 
@@ -222,7 +222,7 @@ def test_redriving_all_ends_though_every_message_dies_again(queue: DelayedQueue)
     def reject_all() -> None:
         while not is_over.is_set():
             batch = queue.try_poll_many(500)
-            Message.objects.bury(batch.lease_id, [each.message_id for each in batch], "no")
+            Message.objects.dead_letter(batch.lease_id, [each.message_id for each in batch], "no")
 
     def redrive_all() -> Counter[OfferOutcome]:
         try:

@@ -39,7 +39,7 @@ def new_process(transactional_db: None) -> Iterator[None]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread writes at a time, and who waits in a group waits for as long as it takes."""
-    monkeypatch.setattr(grouping, "PATIENCE", LONG)
+    monkeypatch.setattr(grouping, "TIMEOUT", LONG)
     monkeypatch.setattr(grouping, "WRITERS", 1)
 
 

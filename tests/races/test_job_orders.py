@@ -22,7 +22,7 @@ from delayed_queue.http.store.adding import DROP_DEAD_JOB, DROP_JOB, PUT_JOBS
 from delayed_queue.http.store.locks import LOCK_JOBS, LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
 from delayed_queue.queue.store.consume import CONSUME, RESTORE
 from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
-from delayed_queue.queue.store.settle import BURY, RELEASE
+from delayed_queue.queue.store.settle import DEAD_LETTER, RELEASE
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
 
@@ -75,9 +75,9 @@ UPDATE: Final[Sequence[Step]] = (lock, put, commit)
 DELETION: Final[Sequence[Step]] = (
     lock, drop, run(DROP_DEAD_JOB, topic="orders", key="a"), commit
 )  # fmt: skip
-# By who leased it.
+# By whoever leased it.
 DEATH: Final[Sequence[Step]] = (
-    run(BURY, ids=[-1], lease_id="leased", reason="no", error=None, now=NOW),
+    run(DEAD_LETTER, ids=[-1], lease_id="leased", reason="no", error=None, now=NOW),
 )
 
 

@@ -28,7 +28,7 @@ from delayed_queue.http.jobs.jobs import AddedJob, Answer, IfExists, job_from
 from delayed_queue.http.jobs.kinds import kinds_of_topic
 from delayed_queue.http.store.popping import POP_JOBS
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, BURY, RELEASE
+from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, DEAD_LETTER, RELEASE
 from tests.races.concurrency import calling, together, wait_until_blocked
 from tests.races.jobs import Connection, hold_job, insert, redriving
 from tests.topics.support import URL, add, popped
@@ -147,14 +147,14 @@ class TestDeletion:
         params = {"ids": [Message.objects.get().id], "lease_id": token, "reason": "no",
                   "error": None, "now": None}  # fmt: skip
         other.execute("BEGIN")
-        other.execute(BURY, params)
+        other.execute(DEAD_LETTER, params)
         with calling(partial(delete_job, "orders", "a")) as deletion:
             wait_until_blocked(admin, deletion)
             other.execute("COMMIT")
             assert deletion.answer()
         assert find_job("orders", "a") is None
 
-    def test_a_job_that_is_redriven_meanwhile_is_deleted_as_a_living_one(
+    def test_a_job_that_is_redriven_meanwhile_is_deleted_as_an_active_one(
         self, other: Connection, admin: Connection
     ) -> None:
         add()

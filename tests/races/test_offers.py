@@ -18,7 +18,7 @@ from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR
 from delayed_queue.queue.store.consume import CONSUME
 from delayed_queue.queue.store.inspect import DROP, DROP_ALL
-from delayed_queue.queue.store.settle import ACKNOWLEDGE, ACKNOWLEDGE_LEASE, BURY
+from delayed_queue.queue.store.settle import ACKNOWLEDGE, ACKNOWLEDGE_LEASE, DEAD_LETTER
 from tests.races.answers import polled, stored
 from tests.races.concurrency import at_most, calling, together, wait_until_blocked
 
@@ -73,7 +73,7 @@ DELETIONS: Final = {
     "acknowledge a batch": (ACKNOWLEDGE_LEASE, ("lease_id",)),
     "drop": (DROP, ("key", "kind")),
     "drop all": (DROP_ALL, ("kind",)),
-    "reject": (BURY, ("ids", "lease_id", "reason", "error", "now")),
+    "reject": (DEAD_LETTER, ("ids", "lease_id", "reason", "error", "now")),
     "consume": (CONSUME, ("kind", "limit", "floor", "now")),
 }
 

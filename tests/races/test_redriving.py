@@ -88,7 +88,7 @@ class TestRedriving:
         add("a")
         for _ in range(2):
             popped()
-        bury = partial(Message.objects.bury, reason="no")
+        bury = partial(Message.objects.dead_letter, reason="no")
         lease_id = Message.objects.get(key="a").lease_id
         ids = list(Message.objects.filter(key="a").values_list("id", flat=True))
         other.execute("BEGIN")

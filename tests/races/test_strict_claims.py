@@ -16,7 +16,7 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.queue.store.claim import CLAIM, CLAIM_STRICT, NO_FLOOR, TRY_ALONE
 from delayed_queue.worker.worker import Worker
 from tests.processes import wait_until
-from tests.races.concurrency import PATIENCE, calling, raw_connection, together, wait_until_blocked
+from tests.races.concurrency import TIMEOUT, calling, raw_connection, together, wait_until_blocked
 from tests.running import handler_of, running, worker_with
 
 ROUNDS: Final = 200
@@ -56,7 +56,7 @@ class Rounds:
         self._queue = queue
         self._messages = messages
         self._batch = batch
-        self._barrier = threading.Barrier(2, timeout=PATIENCE)
+        self._barrier = threading.Barrier(2, timeout=TIMEOUT)
         self.splits: Counter[tuple[int, ...]] = Counter()
         self._found = [0, 0]
 
@@ -167,7 +167,7 @@ def test_two_threads_with_batch_two_process_three_messages_in_parallel(
     """N5, the test of the original design: each handler ends only once both have begun."""
     pollers = DelayedQueue(queue.name, claim=mode)
     offer(queue, 3)
-    both = threading.Barrier(2, timeout=PATIENCE)
+    both = threading.Barrier(2, timeout=TIMEOUT)
 
     def poll() -> list[str]:
         batch = pollers.try_poll_many(2)
@@ -194,7 +194,7 @@ def worker_of(function: Callable[[Envelope], Any], **options: Any) -> Worker:
 def test_strict_workers_handle_everything_once_and_their_handlers_overlap(queue: DelayedQueue):
     keys = offer(queue, 40)
     handled: list[str] = []
-    four = threading.Barrier(4, timeout=PATIENCE)
+    four = threading.Barrier(4, timeout=TIMEOUT)
     places = iter(range(4))
 
     def handle(envelope: Envelope) -> None:

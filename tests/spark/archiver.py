@@ -74,7 +74,7 @@ def borrowed_session() -> Any:
 def main(step: str, lake: str, cutoff: str) -> None:
     arm(step, die)
     options = archives.ArchiveOptions(
-        (KNOWN["dead-letters"],), int(cutoff), lake, rows_per_file=20, bite=10
+        (KNOWN["dead-letters"],), int(cutoff), lake, rows_per_file=20, batch_size=10
     )
     archives.run(borrowed_session(), options, Console())
 

@@ -15,7 +15,7 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from tests.processes import ROOT, Process, killed_at_last
 
 LOCAL = "127.0.0.1"
-PATIENCE = 300
+TIMEOUT = 300
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -38,7 +38,7 @@ def started(*command: str, **variables: str) -> Iterator[Process]:
 
 
 def finish(process: Process) -> str:
-    code, output = process.ended(PATIENCE)
+    code, output = process.ended(TIMEOUT)
     assert code == 0, output
     return output
 

@@ -11,7 +11,7 @@ import pytest
 
 from delayed_queue.models import Message
 from tests.processes import kill_family, wait_until
-from tests.spark.drivers import PATIENCE, fill, in_lake, program
+from tests.spark.drivers import TIMEOUT, fill, in_lake, program
 from tests.spark.programs import draining
 from tests.spark.support import with_jvm
 
@@ -27,7 +27,7 @@ def test_a_driver_is_killed_and_another_goes_on(tmp_path: Path, spark: Any):
     keys = fill(100, "file", "batch")
     with program("draining", str(tmp_path), "stand", "local[3,4]") as process:
         for each in ("file", "batch"):
-            wait_until((tmp_path / each / "reached").exists, PATIENCE)
+            wait_until((tmp_path / each / "reached").exists, TIMEOUT)
         kill_family(process)
     assert Message.objects.count() == 200
     for each in ("file", "batch"):
@@ -50,7 +50,7 @@ def test_two_drivers_on_one_queue(tmp_path: Path, spark: Any):
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(draining.run, spark, "file", str(at), "none") for at in lakes]
         for each in both:
-            each.result(PATIENCE)
+            each.result(TIMEOUT)
     found = [in_lake(at / "file") for at in lakes if (at / "file/rows").exists()]
     assert sum(found, Counter()) == Counter(keys)
     assert Message.objects.count() == 0

@@ -107,7 +107,7 @@ class TestArchiveAndReplay:
             each.key: (bytes(each.payload), each.headers)
             for each in DeadLetter.objects.exclude(key="young")
         }
-        found = archive(spark, lake, rows_per_archive=60, rows_per_file=25, bite=7)
+        found = archive(spark, lake, rows_per_archive=60, rows_per_file=25, batch_size=7)
         assert (found.rows, found.deleted, found.changed, found.archives) == (100, 100, 0, 2)
         assert [each.key for each in DeadLetter.objects.all()] == ["young"]
         path = f"{lake}/delayed_queue_dead_letter"
@@ -207,7 +207,7 @@ class TestArchiveAndReplay:
             spark.conf.set(name, value)
         try:
             with pytest.raises(Exception, match=r"(?i)not exist"):
-                archive(spark, lake, rows_per_file=10, bite=10)
+                archive(spark, lake, rows_per_file=10, batch_size=10)
         finally:
             for name, value in before.items():
                 spark.conf.set(name, value)
@@ -272,7 +272,7 @@ class TestArchiveAndReplay:
             cut.append(len(other.execute(CUT_OTHERS, [ours]).fetchall()))
 
         arm(step, happen, monkeypatch.setattr)
-        found = archive(spark, lake, rows_per_file=20, bite=10)
+        found = archive(spark, lake, rows_per_file=20, batch_size=10)
 
         assert len(cut) == 1
         assert cut[0] >= 1
@@ -301,7 +301,7 @@ class TestArchiveAndReplay:
                 restarting.append(pool.submit(restart, server, holder))
 
             arm("bounded", happen, monkeypatch.setattr)
-            found = archive(spark, lake, rows_per_file=20, bite=100)
+            found = archive(spark, lake, rows_per_file=20, batch_size=100)
             restarting[0].result()
         assert (found.archives, found.rows, found.deleted) == (1, 400, 400)
         rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter")

@@ -44,7 +44,7 @@ SMALL = [
     # On a machine that does much else a worker needs its time to start.
     "--conf", "spark.python.authenticate.socketTimeout=60s",
 ]  # fmt: skip
-PATIENCE = 300
+TIMEOUT = 300
 PROGRESS = re.compile(r"\[ +[\d.]+ s\] ")
 
 
@@ -85,7 +85,7 @@ def executors_of(pid: int) -> list[psutil.Process]:
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == DONE, err
     found: dict[str, Any] = json.loads(out)
     return found
@@ -104,7 +104,7 @@ class TestArchive:
         cutoff = 2_000_000_000_000
         done = subprocess.run(
             [sys.executable, "-m", "tests.spark.archiver", step, lake, str(cutoff)],
-            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
+            cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False,
             env=environment(
                 PYSPARK_GATEWAY_PORT=str(gateway.port), PYSPARK_GATEWAY_SECRET=gateway.auth_token
             ),
@@ -115,7 +115,7 @@ class TestArchive:
         assert ArchiveManifest.objects.exclude(state="pruned").count() == 1
         self.check_nothing_is_lost(spark, lake, original, left)
 
-        found = archive(spark, lake, rows_per_file=20, bite=10)
+        found = archive(spark, lake, rows_per_file=20, batch_size=10)
 
         assert DeadLetter.objects.count() == 0
         manifest = ArchiveManifest.objects.get()
@@ -168,7 +168,7 @@ class TestImport:
             "import", path, "--queue", "orders", "--format", "json",
             "--master", "local-cluster[2,1,1024]",
         ) as process:  # fmt: skip
-            wait_until(lambda: count(other) > 0 or process.poll() is not None, PATIENCE)
+            wait_until(lambda: count(other) > 0 or process.poll() is not None, TIMEOUT)
             executors_of(process.pid)[0].kill()
             report = answer(process)
         assert (report["created"], report["ignored"], report["input"]) == (60_000, 0, 60_000)
@@ -192,7 +192,7 @@ class TestImport:
             with command(
                 "import", path, "--queue", "orders", "--id", "killed", "--master", "local[2,4]"
             ) as process:
-                wait_until(lambda: count(other) == 40_000 or process.poll() is not None, PATIENCE)
+                wait_until(lambda: count(other) == 40_000 or process.poll() is not None, TIMEOUT)
                 kill_family(process)
             holder.rollback()
         wait_until(lambda: count(other) == 40_000)
@@ -222,7 +222,7 @@ class TestImport:
                     "--queue", "orders", "--format", "json",
                 ],
                 cwd=tmp_path, env=without_package(), capture_output=True, text=True,
-                timeout=PATIENCE, check=False,
+                timeout=TIMEOUT, check=False,
             )  # fmt: skip
         assert done.returncode == DONE, done.stderr
         report = json.loads(done.stdout.strip().splitlines()[-1])
@@ -253,7 +253,7 @@ class TestDrain:
                     break
             assert "batch 0" in said[-1], said
             process.send_signal(number)
-            out, err = process.communicate(timeout=PATIENCE)
+            out, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == DONE, err
         assert json.loads(out)["messages"] == 20
         # What Spark and Java have to say is not for the operator.
@@ -294,7 +294,7 @@ class TestDrain:
         assert {attempt for _, attempt in calls} == {"1", "2"}
         assert {words[key] for key in again} <= {"kill", "done"}
         assert max(times.values()) == 2
-        assert len(again) <= handling._BITE
+        assert len(again) <= handling._BATCH
         self.check_the_rules(words)
 
     def check_the_rules(self, words: dict[str, str]) -> None:
@@ -318,7 +318,7 @@ class TestErrors:
     def test_a_process_of_its_own_says_no_more(self, known: str, tmp_path: Path) -> None:
         arguments = ["import", "nothing.csv", "--queue", "orders", "--master", "local[1,4]"]
         with command(*arguments) as process:
-            out, err = process.communicate(timeout=PATIENCE)
+            out, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == FAILED
         assert out == ""
         told = [line for line in err.splitlines() if not PROGRESS.match(line)]
@@ -371,14 +371,14 @@ def cluster(directory: Path) -> Iterator[str]:
         start = [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port),
                  "--webui-port", "0"]  # fmt: skip
         out = started(stack, directory / "master.log", start)
-        wait_until(lambda: "I have been elected leader" in out.read_text(), PATIENCE)
+        wait_until(lambda: "I have been elected leader" in out.read_text(), TIMEOUT)
         for number in range(2):
             log = directory / f"worker-{number}.log"
             start = [f"{deploy}.worker.Worker", "--cores", "1", "--memory", "600m",
                      "--webui-port", "0", "--work-dir", str(directory / f"work-{number}"),
                      "--host", "127.0.0.1", master]  # fmt: skip
             started(stack, log, start)
-        wait_until(lambda: out.read_text().count("Registering worker") == 2, PATIENCE)
+        wait_until(lambda: out.read_text().count("Registering worker") == 2, TIMEOUT)
         yield master
 
 

@@ -204,7 +204,7 @@ def test_an_update_ends_the_lease_and_starts_the_attempts_anew() -> None:
     assert bury_job("orders", "a", job.lease_token) == "stale"
 
 
-def test_a_dead_job_exists_and_an_update_puts_a_living_one_beside_it() -> None:
+def test_a_dead_job_exists_and_an_update_puts_an_active_one_beside_it() -> None:
     add()
     bury_job("orders", "a", popped().lease_token)
 

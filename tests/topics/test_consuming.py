@@ -285,7 +285,7 @@ def _kill(url: str | None) -> None:
     assert bury_job("orders", "a", _reserve(url)) is DONE
 
 
-def test_j3_a_deletion_takes_the_living_and_the_dead() -> None:
+def test_j3_a_deletion_takes_the_active_and_the_dead() -> None:
     _kill(None)
     add(if_exists="update")
     assert delete_job("orders", "a")

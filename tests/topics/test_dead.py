@@ -94,13 +94,13 @@ def test_a_job_that_lives_again_whichever_way_is_not_replayed(url: str | None) -
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize(("dead", "living"), [(None, URL), (URL, None)])
+@pytest.mark.parametrize(("dead", "active"), [(None, URL), (URL, None)])
 def test_j5_a_redrive_of_queues_and_admin_leaves_an_id_that_lives_the_other_way(
-    dead: str | None, living: str | None, overwrite: bool
+    dead: str | None, active: str | None, overwrite: bool
 ) -> None:
     configure_topic("orders", shards=1)
     kill("a", url=dead)
-    add("a", url=living, if_exists="update")
+    add("a", url=active, if_exists="update")
     configure_topic("orders", shards=8)  # and whatever its shard
 
     (letter,) = DeadLetter.objects.all()
@@ -141,8 +141,8 @@ def test_the_newest_letter_of_a_job_is_kicked_and_the_others_stay() -> None:
     assert DeadLetter.objects.count() == 2
 
 
-def test_of_a_job_that_died_in_two_bites_the_newest_is_kicked() -> None:
-    """A limit of one is the smallest bite."""
+def test_of_a_job_that_died_in_two_batches_the_newest_is_kicked() -> None:
+    """A limit of one is the smallest batch."""
     kill("a", url=URL)
     kill("b")
     add("a", body="new", if_exists="update")

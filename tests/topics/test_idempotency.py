@@ -82,7 +82,7 @@ def test_a_key_is_forgotten_after_24_hours() -> None:
     assert ask(request=b"[]") == KeptAnswer(202, "first", is_replay=True)
 
 
-def test_old_answers_are_pruned_in_bites() -> None:
+def test_old_answers_are_pruned_in_batches() -> None:
     for n in range(5):
         ask(str(n))
     age(24.1)
@@ -106,7 +106,7 @@ def test_old_answers_are_pruned_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
 def test_while_there_are_more_they_are_pruned_as_fast_as_they_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotency, "_BITE", 2)
+    monkeypatch.setattr(idempotency, "_BATCH", 2)
     monkeypatch.setattr(idempotency, "_next_prune_at", time.monotonic() + 60)
     for n in range(3):
         ask(str(n))

@@ -44,7 +44,7 @@ bodies = st.integers(0, 1)
 
 
 @dataclass
-class Living:
+class Active:
     """A job of the model; ``due`` in seconds from now, all multiples of ten."""
 
     body: int
@@ -85,7 +85,7 @@ class Topic(RuleBasedStateMachine):
         super().__init__()
         self.name = f"machine-{next(numbers)}"
         self.shards = 1
-        self.living: dict[str, Living] = {}
+        self.active: dict[str, Active] = {}
         self.dead: list[Dead] = []
         forget_topics()
         ladder = " ".join(f"{each}s" for each in LADDER)
@@ -99,8 +99,8 @@ class Topic(RuleBasedStateMachine):
     def add(
         self, job_id: str, body: int, delay: int, url: str | None, retry: int, if_exists: str
     ) -> None:
-        exists = job_id in self.living or self._letter(job_id) is not None
-        is_update = if_exists == "update" and job_id in self.living
+        exists = job_id in self.active or self._letter(job_id) is not None
+        is_update = if_exists == "update" and job_id in self.active
         outcome = add(
             job_id, self.name, body=body, delay=delay, url=url, retry=retry, if_exists=if_exists
         ).outcome
@@ -108,14 +108,14 @@ class Topic(RuleBasedStateMachine):
             assert outcome == (None if if_exists == "fail" else "ignored")
             return
         assert outcome == ("updated" if is_update else "created")
-        self.living[job_id] = Living(body, delay, url, retry)
+        self.active[job_id] = Active(body, delay, url, retry)
 
     @rule(target=held, count=st.integers(1, 3))
     def pop(self, count: int) -> Any:
         jobs = pop_jobs(self.name, count)
-        due = {name for name, job in self.living.items() if job.state == "ready" and not job.url}
+        due = {name for name, job in self.active.items() if job.state == "ready" and not job.url}
         for name in sorted(due):
-            job = self.living[name]
+            job = self.active[name]
             if job.attempts and job.retry + job.attempts >= len(LADDER) + 1:
                 # The lease of the last attempt expired. Whether this pop came by depends on how
                 # many it was to take; a found one is a dead letter.
@@ -128,17 +128,17 @@ class Topic(RuleBasedStateMachine):
         assert {each.job_id for each in jobs} <= due
         assert len(jobs) == min(count, len(due))
         for each in jobs:
-            job = self.living[each.job_id]
+            job = self.active[each.job_id]
             job.attempts, job.due, job.token = job.attempts + 1, TTR, each.lease_token
             assert (each.body, each.attempt) == (job.body, job.retry + job.attempts)
         return multiple(*jobs)
 
     def _holds(self, job: PoppedJob) -> Answer:
         """Return what a call with the lease of that job is answered."""
-        living = self.living.get(job.job_id)
-        if living is not None and living.token == job.lease_token:
+        active = self.active.get(job.job_id)
+        if active is not None and active.token == job.lease_token:
             return Answer.DONE
-        is_there = living is not None or self._letter(job.job_id) is not None
+        is_there = active is not None or self._letter(job.job_id) is not None
         return Answer.STALE if is_there else Answer.MISSING
 
     @rule(job=held)
@@ -146,7 +146,7 @@ class Topic(RuleBasedStateMachine):
         expected = self._holds(job)
         assert finish_job(self.name, job.job_id, job.lease_token) is expected
         if expected is Answer.DONE:
-            del self.living[job.job_id]
+            del self.active[job.job_id]
 
     @rule(job=held, delay=st.sampled_from([None, 0]))
     def release(self, job: PoppedJob, delay: int | None) -> None:
@@ -155,20 +155,20 @@ class Topic(RuleBasedStateMachine):
         assert release_job(self.name, job.job_id, job.lease_token, delay=wait) is expected
         if expected is not Answer.DONE:
             return
-        living = self.living[job.job_id]
-        failures = living.retry + living.attempts
+        active = self.active[job.job_id]
+        failures = active.retry + active.attempts
         if failures > len(LADDER):
             self._bury(job.job_id)
         else:
-            living.token = None
-            living.due = LADDER[failures - 1] if delay is None else delay
+            active.token = None
+            active.due = LADDER[failures - 1] if delay is None else delay
 
     @rule(job=held)
     def touch(self, job: PoppedJob) -> None:
         expected = self._holds(job)
         assert touch_job(self.name, job.job_id, job.lease_token) is expected
         if expected is Answer.DONE:
-            self.living[job.job_id].due = TTR
+            self.active[job.job_id].due = TTR
 
     @rule(job=held)
     def bury(self, job: PoppedJob) -> None:
@@ -179,16 +179,16 @@ class Topic(RuleBasedStateMachine):
 
     @rule(job_id=ids)
     def delete(self, job_id: str) -> None:
-        was_there = job_id in self.living or self._letter(job_id) is not None
+        was_there = job_id in self.active or self._letter(job_id) is not None
         assert delete_job(self.name, job_id) is was_there
-        self.living.pop(job_id, None)
+        self.active.pop(job_id, None)
         self.dead = [each for each in self.dead if each.job_id != job_id]
 
     @rule(job_id=ids)
     def kick(self, job_id: str) -> None:
         letter = self._letter(job_id)
         if letter is None:
-            expected = 0 if job_id in self.living else None
+            expected = 0 if job_id in self.active else None
         else:
             expected = self._revive(letter)
         assert kick_job(self.name, job_id) == expected
@@ -210,7 +210,7 @@ class Topic(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([30, 120]))
     def wait(self, seconds: int) -> None:
         let_pass(timedelta(seconds=seconds))
-        for each in self.living.values():
+        for each in self.active.values():
             each.due -= seconds
 
     @rule()
@@ -222,29 +222,29 @@ class Topic(RuleBasedStateMachine):
         return next((each for each in reversed(self.dead) if each.job_id == job_id), None)
 
     def _bury(self, job_id: str) -> None:
-        job = self.living.pop(job_id)
+        job = self.active.pop(job_id)
         failures = job.retry + job.attempts
         self.dead.append(Dead(job_id, job.body, job.url, job.retry, failures))
 
     def _revive(self, letter: Dead) -> int:
-        if letter.job_id in self.living:
+        if letter.job_id in self.active:
             return 0
         self.dead.remove(letter)
-        self.living[letter.job_id] = Living(letter.body, 0, letter.url, letter.retry)
+        self.active[letter.job_id] = Active(letter.body, 0, letter.url, letter.retry)
         return 1
 
     @invariant()
     def jobs_stand_as_in_the_model(self) -> None:
         for job_id in IDS:
-            found, living, letter = (
-                find_job(self.name, job_id), self.living.get(job_id), self._letter(job_id)
+            found, active, letter = (
+                find_job(self.name, job_id), self.active.get(job_id), self._letter(job_id)
             )  # fmt: skip
             if found is None:
-                assert living is None
+                assert active is None
                 assert letter is None
-            elif living is not None:
+            elif active is not None:
                 seen = (found.state, found.retry, found.url)
-                assert seen == (living.state, living.failures, living.url)
+                assert seen == (active.state, active.failures, active.url)
             else:
                 assert letter is not None
                 assert (found.state, found.retry) == ("dead", letter.failures)
@@ -253,10 +253,10 @@ class Topic(RuleBasedStateMachine):
     def there_is_nothing_else(self) -> None:
         letters = [(each.job_id, each.body, each.retry) for each in dead_jobs(self.name)]
         assert letters == [(each.job_id, each.body, each.failures) for each in self.dead]
-        assert Message.objects.filter(kind__startswith=self.name).count() >= len(self.living)
+        assert Message.objects.filter(kind__startswith=self.name).count() >= len(self.active)
         stats = topic_stats(self.name)
         counts = (stats.delayed, stats.ready, stats.reserved, stats.dead)
-        states = [each.state for each in self.living.values()]
+        states = [each.state for each in self.active.values()]
         expected = [states.count("delayed"), states.count("ready"), states.count("reserved")]
         assert [each.value for each in counts] == [*expected, len(self.dead)]
 

@@ -18,18 +18,18 @@ class Clock:
 
 def test_what_moves_is_waited_for_however_long_it_takes():
     clock = Clock()
-    patience = Patience(60, clock)
+    timeout = Patience(60, clock)
     for left in range(100, 0, -1):
         clock.now += 59
-        patience.see(left, f"{left} wait")
+        timeout.see(left, f"{left} wait")
 
 
 def test_what_stands_still_is_given_up_after_a_minute():
     clock = Clock()
-    patience = Patience(60, clock)
-    patience.see(2756, "2,756 wait")
+    timeout = Patience(60, clock)
+    timeout.see(2756, "2,756 wait")
     clock.now = 60
-    patience.see(2756, "2,756 wait")
+    timeout.see(2756, "2,756 wait")
     clock.now = 60.1
     with pytest.raises(Stalled, match=r"^No progress for 60 s: 2,756 wait\.$"):
-        patience.see(2756, "2,756 wait")
+        timeout.see(2756, "2,756 wait")

@@ -26,7 +26,7 @@ from delayed_queue.testing import (
 from delayed_queue.testing.clocks import START
 from delayed_queue.testing.messages import InMemoryMessages
 from delayed_queue.testing.tables import InMemoryLetters, InMemoryPauses
-from tests.contract.support import HOUR, MINUTE, PATIENCE, SECOND, in_thread, watched_stop
+from tests.contract.support import HOUR, MINUTE, SECOND, TIMEOUT, in_thread, watched_stop
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_others_wait_for_the_end_of_a_consume():
     with queue.consume():
         waiting = in_thread(lambda: queue.read("a"))
         assert not waiting.done()
-    assert waiting.result(PATIENCE) is None
+    assert waiting.result(TIMEOUT) is None
 
 
 @pytest.mark.django_db
@@ -127,10 +127,10 @@ class TestManualClock:
         queue = InMemoryQueue("orders", clock=clock, poll_interval=MINUTE)
         queue.offer_or_update("a", 1, delay=timedelta(days=365))
         with watched_stop() as stop:
-            future = in_thread(lambda: queue.poll(timeout=PATIENCE, stop=stop))
+            future = in_thread(lambda: queue.poll(timeout=TIMEOUT, stop=stop))
             stop.await_sleep()
             clock.advance(timedelta(days=365))
-            envelope = future.result(PATIENCE / 2)
+            envelope = future.result(TIMEOUT / 2)
         assert envelope is not None
 
     def test_it_forgets_pollers_that_have_gone(self):

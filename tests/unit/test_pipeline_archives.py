@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.jobs.archives import bites, ranges_of
+from delayed_queue.spark.jobs.archives import batched, ranges_of
 from delayed_queue.spark.jobs.files import FileDigest, digest_of
 from delayed_queue.spark.jobs.tables import is_dead, named, new_holder, parse_only
 
@@ -31,8 +31,8 @@ class TestArchives:
     def test_no_bounds_no_pieces(self) -> None:
         assert ranges_of([]) == []
 
-    def test_bites(self) -> None:
-        assert list(bites(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+    def test_batches(self) -> None:
+        assert list(batched(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
 
     def test_the_checksum_changes_with_any_file(self) -> None:
         files = [FileDigest("a", 1, "x"), FileDigest("b", 2, "y")]

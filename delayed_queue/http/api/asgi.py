@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from delayed_queue.http.api.bodies import too_large
 from delayed_queue.http.api.problems import MEDIA_TYPE, Problem
-from delayed_queue.http.api.waiting import hub
+from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
 
 Message = MutableMapping[str, Any]
@@ -113,7 +113,7 @@ async def _live(receive: Receive, send: Send) -> None:
             _drain_at_stop()
             await send({"type": "lifespan.startup.complete"})
         else:
-            hub.drain()
+            waiting_pops.drain()
             await send({"type": "lifespan.shutdown.complete"})
             return
 
@@ -131,7 +131,7 @@ def _drain_at_stop() -> None:
 
 def _chain(number: int, servers: Any) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
-        hub.drain()
+        waiting_pops.drain()
         if callable(servers):
             servers(number, frame)
 

@@ -118,7 +118,7 @@ def unknown(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
     return Problem(404, "not_found").as_response()
 
 
-unknown.csrf_exempt = True  # type: ignore[attr-defined] # no token is asked of who goes wrong
+unknown.csrf_exempt = True  # type: ignore[attr-defined] # no token is asked of whoever goes wrong
 
 
 def _field_error(model: Any, error: Any) -> dict[str, str]:

@@ -20,7 +20,7 @@ _CONNECT_SECONDS: Final = 5
 _DJANGOS: Final = frozenset({"context", "cursor_factory", "prepare_threshold"})
 
 
-class Ear:
+class PopListener:
     """Hears notifications on an event loop, on a connection of its own; reconnects by itself.
 
     Who is on a channel is told of every notification, and of every new connection: something
@@ -63,7 +63,7 @@ class Ear:
             self._reconnecting.cancel()
 
     async def close(self) -> None:
-        """End for good. Waits for who is adding or removing channels."""
+        """End for good. Waits for whoever is adding or removing channels."""
         self.deafen()
         async with self._turn:
             self._wanted.clear()

@@ -18,7 +18,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.wakeups import channel_of
-from delayed_queue.http.api.listening import Ear
+from delayed_queue.http.api.listening import PopListener
 from delayed_queue.http.api.problems import unavailable
 from delayed_queue.http.api.threads import submit
 from delayed_queue.http.conf import api_settings
@@ -50,7 +50,7 @@ class Wish(Generic[T]):
 
 
 class Waiter(Generic[T]):
-    """One pop in a line; ``leave`` and ``answer`` are for the hub's loop alone."""
+    """One pop in a line; ``leave`` and ``answer`` are for the waiting_pops's loop alone."""
 
     def __init__(self, wish: Wish[T]) -> None:
         self.wish = wish
@@ -77,7 +77,7 @@ class Waiter(Generic[T]):
         coming = submit(self.wish.claim)
         try:
             found = await asyncio.wrap_future(coming)
-        except asyncio.CancelledError:  # the hub is closed, and has waited long enough
+        except asyncio.CancelledError:  # the waiting_pops is closed, and has waited long enough
             coming.add_done_callback(partial(give_back, self.wish))
             raise
         finally:
@@ -103,11 +103,11 @@ class Waiter(Generic[T]):
 class Line(Generic[T]):
     """The waiters for one topic, and the task that looks for the first of them."""
 
-    def __init__(self, ear: Ear, forget: Callable[[], None]) -> None:
+    def __init__(self, listener: PopListener, forget: Callable[[], None]) -> None:
         self.waiters: deque[Waiter[T]] = deque()
         self.channels: frozenset[str] = frozenset()
-        self.bell = asyncio.Event()
-        self._ear = ear
+        self.woken = asyncio.Event()
+        self._listener = listener
         self._forget = forget
         self._task: asyncio.Task[None] | None = None
         self._end: asyncio.TimerHandle | None = None
@@ -127,7 +127,7 @@ class Line(Generic[T]):
         with suppress(ValueError):
             self.waiters.remove(waiter)
         if not self.waiters:
-            self.bell.set()
+            self.woken.set()
 
     def stop(self) -> None:
         """Look for nobody any more: all who waited have been answered."""
@@ -152,7 +152,7 @@ class Line(Generic[T]):
     async def _look(self) -> None:
         """Serve waiters until nothing is due, then sleep until something may be."""
         nap = math.inf
-        self.bell.clear()
+        self.woken.clear()
         while self.waiters:
             first = self.waiters[0]
             await first.claim()
@@ -164,7 +164,7 @@ class Line(Generic[T]):
                 nap = await asyncio.wrap_future(submit(first.wish.next_look))
             else:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self.bell.wait(), nap)
+                    await asyncio.wait_for(self.woken.wait(), nap)
                 return
 
     async def _listen_to(self, wish: Wish[T]) -> None:
@@ -173,14 +173,14 @@ class Line(Generic[T]):
         if channels == self.channels or not get_settings().NOTIFY:
             return
         old, self.channels = self.channels, channels
-        await self._ear.add(channels - old)
-        await self._ear.remove(old - channels)
+        await self._listener.add(channels - old)
+        await self._listener.remove(old - channels)
 
     def _drop(self) -> None:
         if not self.waiters:
             self._forget()
             channels, self.channels = self.channels, frozenset()
-            _in_background(self._ear.remove(channels))
+            _in_background(self._listener.remove(channels))
 
 
 _tasks: Final[set[asyncio.Task[None]]] = set()
@@ -199,17 +199,17 @@ def give_back(wish: Wish[T], came: Future[Sequence[T]]) -> None:
 
 
 # How long closing waits for claims under way, and for a connection that is being made.
-PATIENCE_SECONDS: Final = 10.0
+TIMEOUT_SECONDS: Final = 10.0
 
 
-class Hub:
-    """The lines of this process; :data:`hub` is the one there is.
+class WaitingPops:
+    """The lines of this process; :data:`waiting_pops` is the one there is.
 
     In a view::
 
         @router.post("/topics/{topic}/pop", auth=requires("consume"), response=…)
         async def pop(request, topic: str, count: int = 1, timeout: float = 0):
-            jobs = await hub.wait(Wish(topic, kinds, claim, next_look, give_back), timeout)
+            jobs = await waiting_pops.wait(Wish(topic, kinds, claim, next_look, give_back), timeout)
             return Status(200, jobs) if jobs else Status(204, None)
     """
 
@@ -254,15 +254,15 @@ class Hub:
         """End every wait with nothing, now and from now on: the process is to stop."""
         self._room.drain()
 
-    def close(self, patience: float = PATIENCE_SECONDS) -> None:
+    def close(self, timeout: float = TIMEOUT_SECONDS) -> None:
         """End every wait, and the connections that listen; a later wait begins anew.
 
         Blocks, and leaves no thread and no task. Waits end with nothing, but those whose claim is
-        on its way with what that brings. After the patience, in seconds, these too end with
+        on its way with what that brings. After the timeout, in seconds, these too end with
         nothing, and what comes is given back. To close again does nothing.
         """
         room, self._room = self._room, _Room()
-        room.close(patience)
+        room.close(timeout)
 
 
 class _Room:
@@ -275,7 +275,7 @@ class _Room:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lines: dict[tuple[str, str], Line[Any]] = {}
-        self._ears: dict[str, Ear] = {}
+        self._listeners: dict[str, PopListener] = {}
 
     @property
     def waiting(self) -> int:
@@ -308,14 +308,14 @@ class _Room:
         self.is_draining = True
         self.call(self._dismiss)
 
-    def close(self, patience: float) -> None:
+    def close(self, timeout: float) -> None:
         self.is_draining = True
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
         if self._loop is None or self._thread is None or not is_first:
             return
         try:
-            asyncio.run_coroutine_threadsafe(self._end(patience), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._end(timeout), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -346,34 +346,34 @@ class _Room:
         for each in self.waiters():
             each.leave()
 
-    async def _end(self, patience: float) -> None:
+    async def _end(self, timeout: float) -> None:
         self._dismiss()
-        for ear in self._ears.values():
-            ear.deafen()
-        await _others(patience)
+        for listener in self._listeners.values():
+            listener.deafen()
+        await _others(timeout)
         for waiter in self.waiters():
             waiter.hand([])
         for line in self._lines.values():
             line.stop()
         await _others()
-        for ear in self._ears.values():
-            await ear.close()
+        for listener in self._listeners.values():
+            await listener.close()
 
     def _line_of(self, wish: Wish[T]) -> Line[T]:
         key = (wish.using, wish.line)
         if key not in self._lines:
-            self._lines[key] = Line(self._ear_of(wish.using), partial(self._forget, key))
+            self._lines[key] = Line(self._listener_of(wish.using), partial(self._forget, key))
         return self._lines[key]
 
-    def _ear_of(self, using: str) -> Ear:
-        if using not in self._ears:
-            self._ears[using] = Ear(using, partial(self._ring, using))
-        return self._ears[using]
+    def _listener_of(self, using: str) -> PopListener:
+        if using not in self._listeners:
+            self._listeners[using] = PopListener(using, partial(self._ring, using))
+        return self._listeners[using]
 
     def _ring(self, using: str, channel: str | None) -> None:
         for (alias, _), line in self._lines.items():
             if alias == using and (channel is None or channel in line.channels):
-                line.bell.set()
+                line.woken.set()
 
     def _forget(self, key: tuple[str, str]) -> None:
         self._lines.pop(key, None)
@@ -386,11 +386,11 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-async def _others(patience: float | None = None) -> None:
+async def _others(timeout: float | None = None) -> None:
     """Wait until this task is the only one of its loop, no longer than that."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
-        await asyncio.wait(others, timeout=patience)
+        await asyncio.wait(others, timeout=timeout)
 
 
 def _nothing() -> Future[Sequence[Any]]:
@@ -409,7 +409,7 @@ async def _kept(wish: Wish[T], coming: Future[Sequence[T]]) -> Sequence[T]:
         raise
 
 
-hub: Final = Hub()
+waiting_pops: Final = WaitingPops()
 
 # Neither the thread nor the connection comes along.
-os.register_at_fork(after_in_child=hub._reset)  # noqa: SLF001
+os.register_at_fork(after_in_child=waiting_pops._reset)  # noqa: SLF001

@@ -26,13 +26,13 @@ logger = logging.getLogger("delayed_queue")
 TRUST_SECONDS: Final = 1.0
 LONGEST_PAUSE: Final = timedelta(hours=1)
 # A probe that has not answered by then, because its worker died, is given to another.
-PROBE_PATIENCE: Final = timedelta(seconds=10)
+PROBE_TIMEOUT: Final = timedelta(seconds=10)
 # A host is opened by so many failures in a row (BREAKER_FAILURES), or by half of the last results,
 # of which so many times that number are remembered.
 SAMPLE: Final = 4
 # How many callbacks to a host a process has on the wire before it knows that it answers; what part
-# of its seats at most one has that takes its time. How many others wait in memory, for how long;
-# the rest are put off, by what the host seems to need.
+# of its slots at most one has that takes its time. How many others wait in memory, for how long;
+# the rest are deferred, by what the host seems to need.
 FIRST_WINDOW: Final = 8
 QUICK: Final = timedelta(seconds=1)
 SLOW_SHARE: Final = 4
@@ -47,23 +47,23 @@ SILENCE: Final = 0.25
 SILENT_TIMES: Final = 4
 # For how long nothing more is claimed for a host that takes nothing; then it is tried again.
 REST: Final = timedelta(seconds=TRUST_SECONDS)
-# So many messages are put off by the same delay, so that one statement writes them.
+# So many messages are deferred by the same delay, so that one statement writes them.
 SAME_DELAY: Final = 64
 MAX_HOSTS: Final = 10_000
 
 Outcome = Literal["succeeded", "failed", "dropped"]
 
 # What another job, or this one at another time, would not have met: they say nothing of the host.
-_INNOCENT: Final = frozenset({Failure.BLOCKED, Failure.TOO_LARGE, Failure.LOCAL})
+_UNRELATED: Final = frozenset({Failure.BLOCKED, Failure.TOO_LARGE, Failure.LOCAL})
 
 
-class PutOff(Exception):
+class Deferred(Exception):
     """Nothing was dialled; the message is to come back after the delay."""
 
     def __init__(self, delay: float) -> None:
-        super().__init__(f"put off for {delay:.1f} s")
+        super().__init__(f"deferred for {delay:.1f} s")
         self.delay = timedelta(milliseconds=max(int(delay * 1000), 1))
-        # Whether others for the host would be put off too.
+        # Whether others for the host would be deferred too.
         self.is_for_host = False
 
 
@@ -108,7 +108,7 @@ class HostState:
         now = time.monotonic()
         if self.has_answered or self.at_gate:
             return until - now
-        # It may never answer: then who waits here keeps others of the topic from its seats.
+        # It may never answer: then who waits here keeps others of the topic from its slots.
         return min(self.heard_at + SILENCE, until) - now
 
     @property
@@ -124,7 +124,7 @@ class HostState:
                 turn.set_result(None)
 
     def delay(self, least: float, most: float) -> float:
-        """Return a random delay, the same for some messages that are put off together."""
+        """Return a random delay, the same for some messages that are deferred together."""
         now = time.monotonic()
         if self.same_left <= 0 or now > self.same_until or not least <= self.same_delay <= most:
             self.same_delay = random.uniform(least, most)  # noqa: S311 - to spread a herd
@@ -168,7 +168,7 @@ class Breaker:
                 return
 
     async def check(self, state: HostState) -> None:
-        """Raise PutOff if nothing may be sent to the host now."""
+        """Raise Deferred if nothing may be sent to the host now."""
         if time.monotonic() >= state.read_until:
             async with state.reading:
                 # Who waited here finds what the one before has read.
@@ -178,14 +178,14 @@ class Breaker:
         if now < state.open_until:
             left = state.open_until - now
             # Over as long again: not all of them the moment it ends.
-            raise PutOff(state.delay(left, 2 * left + 1))
+            raise Deferred(state.delay(left, 2 * left + 1))
         if state.running < state.window:
-            # Nobody waits: what was put off before is gone, or less than it seemed.
+            # Nobody waits: what was deferred before is gone, or less than it seemed.
             state.excess //= 2
         elif not await self._wait(state):
             state.excess += 1
             more = min(state.excess * state.seconds_each / state.window, LONGEST_EXCESS)
-            raise PutOff(state.delay(SHORT_WAIT[0], SHORT_WAIT[1] + more))
+            raise Deferred(state.delay(SHORT_WAIT[0], SHORT_WAIT[1] + more))
 
     async def _wait(self, state: HostState) -> bool:
         """Return whether the window had room before long."""
@@ -206,7 +206,7 @@ class Breaker:
         return time.monotonic() >= state.open_until
 
     async def begin(self, state: HostState) -> str:
-        """Count a callback in, which ``end`` must follow; raises PutOff where only one may.
+        """Count a callback in, which ``end`` must follow; raises Deferred where only one may.
 
         Returns the name of the probe that it is, or nothing.
         """
@@ -248,19 +248,19 @@ class Breaker:
         state.is_half_open = row is not None and row.open_for <= 0
         state.open_until = 0.0 if row is None else now + row.open_for / 1000
         if row is not None and not state.is_half_open:
-            # Then it is half open, which only the table says: what was put off comes back at once.
+            # Then it is half open, which only the table says: what was deferred comes back at once.
             state.read_until = min(state.read_until, state.open_until)
         if row is not None and state.is_half_open and (row.probed_for or 0) > 0:
             state.open_until = now + min((row.probed_for or 0) / 1000, TRUST_SECONDS)
 
     async def _probe(self, state: HostState) -> str:
         if state.is_probing:
-            raise PutOff(state.delay(*SHORT_WAIT))
+            raise Deferred(state.delay(*SHORT_WAIT))
         by, state.is_probing = str(uuid.uuid4()), True
-        patience = PROBE_PATIENCE + callback_settings().TOTAL_TIMEOUT
+        timeout = PROBE_TIMEOUT + callback_settings().TOTAL_TIMEOUT
         try:
             is_ours = await sync_to_async(Host.objects.probe)(
-                state.name, by, patience=patience // MILLISECOND, using=self._using
+                state.name, by, timeout=timeout // MILLISECOND, using=self._using
             )
         except BaseException:
             state.is_probing = False
@@ -268,7 +268,7 @@ class Breaker:
         if not is_ours:
             state.is_probing = False
             state.read_until = 0.0
-            raise PutOff(state.delay(*SHORT_WAIT))
+            raise Deferred(state.delay(*SHORT_WAIT))
         return by
 
     async def _end_probe(self, state: HostState, by: str, outcome: Outcome) -> None:
@@ -314,7 +314,7 @@ def _next_window(window: float, is_failure: bool, duration: timedelta) -> float:
 
 def _tells_of_trouble(result: CallbackResult) -> bool:
     """Return whether the host failed, rather than this job or this endpoint of it."""
-    if result.failure is None or result.failure in _INNOCENT:
+    if result.failure is None or result.failure in _UNRELATED:
         return False
     if result.failure is Failure.STATUS:
         return result.status is not None and result.status >= 500

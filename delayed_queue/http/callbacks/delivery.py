@@ -18,7 +18,7 @@ from django.db import Error
 from delayed_queue.exceptions import ResourceUnavailable, UrlRefused
 from delayed_queue.handlers import Reject, Retry, Snooze
 from delayed_queue.http.callbacks.attempts import AttemptLog
-from delayed_queue.http.callbacks.breaker import REST, Breaker, HostState, PutOff
+from delayed_queue.http.callbacks.breaker import REST, Breaker, Deferred, HostState
 from delayed_queue.http.callbacks.client import send
 from delayed_queue.http.callbacks.endpoints import (
     DISABLED_WAIT,
@@ -56,7 +56,7 @@ class Callback:
     webhook_id: str
 
 
-class Desk:
+class DeliveryContext:
     """What the callbacks of one event loop share, for one database alias."""
 
     def __init__(self, using: str) -> None:
@@ -82,17 +82,17 @@ class Desk:
             await self.gate.close()
 
     async def send(self, callback: Callback) -> CallbackResult:
-        """Send if the endpoint and its host let it; raises PutOff before anything is dialled."""
+        """Send if the endpoint and its host let it; raises Deferred before anything is dialled."""
         try:
             place = place_of(callback.url)
         except UrlRefused as error:
             return self._logged(callback, None, _refused(error))
         endpoint = await self.endpoints.of(place)
         if endpoint.is_disabled:
-            raise PutOff(random.uniform(*DISABLED_WAIT))  # noqa: S311 - to spread a herd
+            raise Deferred(random.uniform(*DISABLED_WAIT))  # noqa: S311 - to spread a herd
         try:
             result = await self._within_limits(callback, endpoint, place)
-        except PutOff as error:
+        except Deferred as error:
             error.is_for_host = self.breaker.state_of(place.host).takes_nothing()
             raise
         self._logged(callback, endpoint, result)
@@ -121,7 +121,7 @@ class Desk:
             wait = await endpoint.rate.atake()
             if wait:
                 # What waits for a low rate comes back spread over the time it needs.
-                raise PutOff(wait.total_seconds() * random.uniform(1, 3) + 0.05)  # noqa: S311
+                raise Deferred(wait.total_seconds() * random.uniform(1, 3) + 0.05)  # noqa: S311
         host = self.breaker.state_of(place.host)
         probe = await self.breaker.begin(host)
         result: CallbackResult | None = None
@@ -129,7 +129,7 @@ class Desk:
             enter = partial(self._enter, callback.envelope, host)
             result = await send(_request(callback, endpoint), enter)
         except Withdrawn:
-            raise PutOff(0) from None
+            raise Deferred(0) from None
         finally:
             await _quietly(self.breaker.end(host, probe, result))
         return result
@@ -168,19 +168,19 @@ class Desk:
         return result
 
 
-_desks: dict[tuple[asyncio.AbstractEventLoop, str], Desk] = {}
+_contexts: dict[tuple[asyncio.AbstractEventLoop, str], DeliveryContext] = {}
 
 
-async def desk_of(using: str) -> Desk:
-    """Return the desk of the running event loop."""
+async def context_of(using: str) -> DeliveryContext:
+    """Return the context of the running event loop."""
     loop = asyncio.get_running_loop()
-    desk = _desks.get((loop, using))
-    if desk is None:
-        for known in [each for each in _desks if each[0].is_closed()]:
-            del _desks[known]
-        desk = _desks[loop, using] = Desk(using)
-        await desk.open()
-    return desk
+    context = _contexts.get((loop, using))
+    if context is None:
+        for known in [each for each in _contexts if each[0].is_closed()]:
+            del _contexts[known]
+        context = _contexts[loop, using] = DeliveryContext(using)
+        await context.open()
+    return context
 
 
 @lru_cache(maxsize=10_000)
@@ -193,8 +193,8 @@ def deliverer(using: str, kind: str, ladder: str, jitter: float, *, has_one_host
     async def deliver(envelope: Envelope) -> None:
         callback = _read(envelope, kind, ladder, jitter)
         try:
-            await _deliver(await desk_of(using), callback)
-        except PutOff as error:
+            await _deliver(await context_of(using), callback)
+        except Deferred as error:
             rest = REST if has_one_host and error.is_for_host else timedelta(0)
             raise Snooze(error.delay, rest=rest) from None
 
@@ -202,20 +202,20 @@ def deliverer(using: str, kind: str, ladder: str, jitter: float, *, has_one_host
     return deliver
 
 
-async def _deliver(desk: Desk, callback: Callback) -> None:
-    """Send, and raise what becomes of the message unless it was received; PutOff before a dial."""
+async def _deliver(context: DeliveryContext, callback: Callback) -> None:
+    """Send; raise what becomes of a message that was not received, Deferred before a dial."""
     try:
-        result = await desk.send(callback)
+        result = await context.send(callback)
     except (Error, ResourceUnavailable) as error:
         # Before anything was dialled: an outage of ours is no failure of theirs.
-        logger.warning("event=callback_put_off error=%s", type(error).__name__)
+        logger.warning("event=callback_deferred error=%s", type(error).__name__)
         delay = random.uniform(*OUTAGE_WAIT)  # noqa: S311 - to spread a herd
         raise Snooze(timedelta(seconds=delay)) from error
     if result.is_success:
         return
     text = _sentence(callback, result)
     if callback.wait is None:
-        await desk.log.flush()
+        await context.log.flush()
         raise Reject(f"attempts exhausted: {_outcome(result)}", text)
     raise Retry(callback.wait if result.retry_after is None else result.retry_after, text)
 

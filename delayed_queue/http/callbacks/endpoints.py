@@ -24,7 +24,7 @@ logger = logging.getLogger("delayed_queue")
 # For so long a worker believes what it read of an endpoint: a switch, a limit, a secret.
 TRUST_SECONDS: Final = 2.0
 MAX_ORIGINS: Final = 10_000
-# How long the messages of an endpoint that is disabled are put off each time, in seconds: they
+# How long the messages of an endpoint that is disabled are deferred each time, in seconds: they
 # stay, and are sent within that time after it was enabled.
 DISABLED_WAIT: Final = (300.0, 900.0)
 

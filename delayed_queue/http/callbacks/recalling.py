@@ -1,4 +1,4 @@
-"""Having what was put off come now: when an operator enables an endpoint or closes a host."""
+"""Having what was deferred come now: when an operator enables an endpoint or closes a host."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from delayed_queue.queue.store.claim import NO_FLOOR
 # Later than any worker goes by what it read of an endpoint (2 s) or a host (1 s) before.
 WAIT: Final = timedelta(seconds=3)
 # So many are looked at by a statement, and so many of those that are recalled are due in a second.
-BITE: Final = 500
+BATCH: Final = 500
 SECONDS: Final = 5.0
 _PAGE: Final = 1000
-# A message that meets an open host is put off for up to twice what is left, and a second.
+# A message that meets an open host is deferred for up to twice what is left, and a second.
 _LONGEST: Final = 2 * LONGEST_PAUSE + timedelta(seconds=1)
 
 Matches = Callable[[str], bool]
 
 
 def recall_endpoint(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> int:
-    """Have the jobs come that were put off while the endpoint was disabled; return how many.
+    """Have the jobs come that were deferred while the endpoint was disabled; return how many.
 
     They are due from three seconds on, when all workers know of the change, 500 in a second. To be
-    called when that has committed; each bite is a transaction of its own. Stops after five
+    called when that has committed; each batch is a transaction of its own. Stops after five
     seconds: what is left, and jobs that have failed before, come at their time.
     """
     rows = repeat(using, partial(Endpoint.objects.of_origin, endpoint.origin, using=using))
@@ -52,7 +52,7 @@ def recall_endpoint(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> int
 
 
 def recall_host(host: Host, *, using: str = DEFAULT_DB_ALIAS) -> int:
-    """Have the jobs come that were put off while the host was open, as ``recall_endpoint`` does."""
+    """Recall the jobs that were deferred while the host was open, as ``recall_endpoint`` does."""
     return _recall(partial(_leads, lambda place: place.host == host.name), _LONGEST, using)
 
 
@@ -68,7 +68,7 @@ def _recall(matches: Matches, horizon: timedelta, using: str) -> int:
     recalled = 0
     for kind in _kinds(horizon // MILLISECOND, using):
         before = recalled
-        for ids in _put_off(kind, matches, horizon // MILLISECOND, using):
+        for ids in _deferred(kind, matches, horizon // MILLISECOND, using):
             recalled += _bring(ids, recalled, using) if ids else 0
             if time.monotonic() > ends_at:
                 break
@@ -80,24 +80,24 @@ def _recall(matches: Matches, horizon: timedelta, using: str) -> int:
 
 
 def _bring(ids: list[int], before: int, using: str) -> int:
-    """Recall a bite behind so many others."""
-    # A second for each bite: as many as it holds, at a random instant of it.
-    wait = WAIT // MILLISECOND + before * 1000 // BITE
-    spread = max(len(ids) * 1000 // BITE, 1)
+    """Recall a batch behind so many others."""
+    # A second for each batch: as many as it holds, at a random instant of it.
+    wait = WAIT // MILLISECOND + before * 1000 // BATCH
+    spread = max(len(ids) * 1000 // BATCH, 1)
     recall = partial(Topic.objects.recall, ids, wait=wait, spread=spread, using=using)
     return len(repeat(using, recall))
 
 
-def _put_off(kind: str, matches: Matches, horizon: int, using: str) -> Iterator[list[int]]:
-    """Yield the ids of those put off that are meant, few or none of each bite of the kind."""
+def _deferred(kind: str, matches: Matches, horizon: int, using: str) -> Iterator[list[int]]:
+    """Yield the ids of those deferred that are meant, few or none of each batch of the kind."""
     after, after_id = NO_FLOOR, 0
     while True:
         look = partial(
-            Topic.objects.put_off, kind, horizon, after=after, after_id=after_id, limit=BITE
+            Topic.objects.deferred, kind, horizon, after=after, after_id=after_id, limit=BATCH
         )
         rows = repeat(using, partial(look, using=using))
         yield [row.id for row in rows if row.url is not None and matches(row.url)]
-        if len(rows) < BITE:
+        if len(rows) < BATCH:
             return
         after, after_id = rows[-1].due_at, rows[-1].id
 

@@ -69,7 +69,7 @@ def disable_endpoint(
 def enable_endpoint(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Send to it again; False if it was not disabled.
 
-    Workers know within seconds; jobs that were put off come within a quarter of an hour, or from
+    Workers know within seconds; jobs that were deferred come within a quarter of an hour, or from
     then on, if ``recalling.recall_endpoint`` is called when this has committed.
     """
     disabled = Endpoint.objects.using(using).filter(pk=endpoint.pk, disabled_at__isnull=False)

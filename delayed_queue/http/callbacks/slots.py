@@ -13,7 +13,7 @@ from typing import Final
 from asgiref.sync import sync_to_async
 from django.db import Error
 
-from delayed_queue.http.callbacks.breaker import PutOff
+from delayed_queue.http.callbacks.breaker import Deferred
 from delayed_queue.http.models import Endpoint
 from delayed_queue.messages import MILLISECOND
 
@@ -42,7 +42,7 @@ class _Held:
 class Slots:
     """The slots that this process holds, for one database alias and one event loop.
 
-    It asks for what it uses and what it had to put off since, so that processes with little to do
+    It asks for what it uses and what it had to defer since, so that processes with little to do
     leave theirs to the others, at the latest at the next renewal.
     """
 
@@ -53,7 +53,7 @@ class Slots:
         self._lock = asyncio.Lock()
 
     async def take(self, endpoint_id: int, concurrency: int) -> None:
-        """Take a slot, which ``give`` must follow; raises PutOff when there is none."""
+        """Take a slot, which ``give`` must follow; raises Deferred when there is none."""
         mine = self._held.setdefault(endpoint_id, _Held(concurrency))
         mine.concurrency = concurrency
         mine.wanted += 1
@@ -63,7 +63,7 @@ class Slots:
         if is_stale or is_short:
             await self._ask(endpoint_id, mine)
         if mine.used >= min(mine.held, concurrency):
-            raise PutOff(ASK_SECONDS * (1 + min(mine.wanted / concurrency, 20) / 2))
+            raise Deferred(ASK_SECONDS * (1 + min(mine.wanted / concurrency, 20) / 2))
         mine.used += 1
 
     def give(self, endpoint_id: int) -> None:
@@ -108,6 +108,6 @@ class Slots:
                 wanted,
                 mine.used,
                 concurrency=mine.concurrency,
-                patience=HOLD // MILLISECOND,
+                timeout=HOLD // MILLISECOND,
                 using=self._using,
             )

@@ -1,4 +1,4 @@
-"""Adding jobs: one transaction and one round trip for a bite of them."""
+"""Adding jobs: one transaction and one round trip for a batch of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from delayed_queue.messages import MILLISECOND, OfferOutcome, from_milliseconds,
 from delayed_queue.queue.doubts import find_out
 from delayed_queue.queue.store.offer import Offered
 
-BITE: Final = MOST_JOBS
+BATCH: Final = MOST_JOBS
 _TRIES: Final = 100
 
 
@@ -53,16 +53,16 @@ def add_jobs(
     connection was lost meanwhile and a job that is due is not there: it may be handled already.
     """
     added: dict[int, AddedJob] = {}
-    for bite in _bites(jobs):
-        chosen = [jobs[position] for position in bite]
-        added.update(zip(bite, _add_bite(chosen, IfExists(if_exists), using), strict=True))
+    for batch in _batches(jobs):
+        chosen = [jobs[position] for position in batch]
+        added.update(zip(batch, _add_batch(chosen, IfExists(if_exists), using), strict=True))
     return [added[position] for position in range(len(jobs))]
 
 
-def _bites(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
+def _batches(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
     """Yield positions of jobs that one statement can take: of one topic, with distinct ids.
 
-    A repeated id comes in a later bite, so it meets what the earlier one stored.
+    A repeated id comes in a later batch, so it meets what the earlier one stored.
     """
     turns: dict[tuple[str, str], int] = {}
     groups: dict[tuple[int, str], list[int]] = {}
@@ -71,11 +71,11 @@ def _bites(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
         turn = turns[name] = turns.get(name, -1) + 1
         groups.setdefault((turn, job.topic), []).append(position)
     for _, group in sorted(groups.items()):
-        for start in range(0, len(group), BITE):
-            yield group[start : start + BITE]
+        for start in range(0, len(group), BATCH):
+            yield group[start : start + BATCH]
 
 
-def _add_bite(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedJob]:
+def _add_batch(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedJob]:
     rows = _add(jobs, if_exists, using)
     by_id = {row.key: row for row in rows}
     return [outcome_of(job, by_id.get(job.job_id), if_exists, using) for job in jobs]
@@ -133,7 +133,7 @@ def write_jobs(
     if_exists: IfExists,
     using: str,
     *,
-    patience: int | None = None,
+    timeout: int | None = None,
 ) -> list[AddedRow] | None:
     """Write jobs with distinct ids, in one try; None when the topic has other shards now."""
     offered = [_offered(job, topic) for job in jobs]
@@ -143,7 +143,7 @@ def write_jobs(
         kinds_of(topic),
         can_update=if_exists is IfExists.UPDATE,
         channels=_channels(offered),
-        patience=patience,
+        timeout=timeout,
         using=using,
     )
 

@@ -73,7 +73,7 @@ def ensure_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
 def create_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
     """Create the topic unless it exists; return how it treats its jobs, as it is now.
 
-    To create it waits for who redrives a queue of that name, and holds it to the end of the
+    To create it waits for whoever redrives a queue of that name, and holds it to the end of the
     transaction.
     """
     check_topic(topic)
@@ -98,7 +98,7 @@ def configure_topic(
     """Change what is given of a topic, creating it if need be; return all of it.
 
     More shards may be had at any time: look-ups search all of them. Fewer only when those that
-    would go hold no job, dead ones included; else InvalidConfiguration. Waits for who is adding
+    would go hold no job, dead ones included; else InvalidConfiguration. Waits for whoever is adding
     jobs to the topic. An empty ladder is the default one.
     """
     given = {"shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr}

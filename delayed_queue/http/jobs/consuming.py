@@ -223,7 +223,7 @@ def bury_job(
 
 
 def _bury(row_id: int, token: str, reason: str, error: str | None, using: str) -> list[int]:
-    bury = partial(Message.objects.bury, token, [row_id], reason, error=error, using=using)
+    bury = partial(Message.objects.dead_letter, token, [row_id], reason, error=error, using=using)
     buried: list[int] = repeat(using, bury, doubt=nothing)
     return buried
 

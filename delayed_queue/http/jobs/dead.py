@@ -10,7 +10,7 @@ from typing import Any, Final
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.resilience import repeat
-from delayed_queue.http.jobs.adding import BITE
+from delayed_queue.http.jobs.adding import BATCH
 from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic
 from delayed_queue.http.jobs.consuming import wake
 from delayed_queue.http.jobs.finding import find_row, last_line
@@ -111,8 +111,8 @@ def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -
     kinds = _kinds_of(topic, using)
     kicked, after = 0, 0
     while kicked < limit:
-        bite = min(BITE, limit - kicked)
-        rows = repeat(using, partial(Topic.objects.dead, kinds, after, bite, using=using))
+        batch = min(BATCH, limit - kicked)
+        rows = repeat(using, partial(Topic.objects.dead, kinds, after, batch, using=using))
         if not rows:
             break
         after = rows[-1].id
@@ -122,7 +122,7 @@ def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -
 
 
 def replay(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> Answer:
-    """Put one dead job back, ready; STALE when it lives again already."""
+    """Put one dead job back, ready; STALE when it was added again already."""
     found = find_dead_job(letter_id, using=using)
     if found is None:
         return Answer.MISSING

@@ -70,7 +70,7 @@ def delete_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> boo
     """Delete the job whatever its state, dead ones too; return whether there was one.
 
     It is not delivered after the answer; an attempt under way may end, and is not repeated.
-    Waits for who holds its row. Raises OutcomeUnknown when the connection was lost meanwhile
+    Waits for whoever holds its row. Raises OutcomeUnknown when the connection was lost meanwhile
     and no job is there.
     """
     check_topic(topic)

@@ -16,14 +16,14 @@ from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue.db.resilience import Tries, is_in_transaction
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.http.jobs.adding import BITE, add_alone, add_job, outcome_of, write_jobs
+from delayed_queue.http.jobs.adding import BATCH, add_alone, add_job, outcome_of, write_jobs
 from delayed_queue.http.jobs.catalogue import ensure_hosts, ensure_topic
 from delayed_queue.http.jobs.jobs import AddedJob, IfExists, NewJob
 from delayed_queue.http.store.topics import AddedRow
 
 # How long those who came together wait for an id that somebody else holds, in milliseconds; then
 # each waits for its own.
-PATIENCE: Final = 100
+TIMEOUT: Final = 100
 # How many threads write jobs of a topic at a time. With one, the few threads of a server would
 # spend their time in waiting for the disk in turns.
 WRITERS: Final = 2
@@ -55,7 +55,7 @@ def write_together(batch: Sequence[Entry], place: Place) -> None:
         found = ensure_topic(topic, using=using)
         found = ensure_hosts(found, (job.host for job in jobs), using=using)
         tries.begin()
-        rows = write_jobs(found, jobs, if_exists, using, patience=PATIENCE)
+        rows = write_jobs(found, jobs, if_exists, using, timeout=TIMEOUT)
     except ResourceUnavailable:
         return
     except Error as error:
@@ -90,7 +90,7 @@ def needs_database(entry: Entry, if_exists: IfExists) -> bool:
 def first_of(line: deque[E]) -> list[E]:
     """Take from the line what one statement can write: jobs with distinct ids."""
     batch: dict[str, E] = {}
-    while line and len(batch) < BITE and line[0].job.job_id not in batch:
+    while line and len(batch) < BATCH and line[0].job.job_id not in batch:
         entry = line.popleft()
         batch[entry.job.job_id] = entry
     return list(batch.values())

@@ -24,9 +24,9 @@ from delayed_queue.messages import MILLISECOND
 RETENTION: Final = timedelta(hours=24)
 MAX_LENGTH: Final = 200
 _PRUNE_SECONDS: Final = 600.0
-# While there is more than a bite to delete: keys may come a thousand a second.
+# While there is more than a batch to delete: keys may come a thousand a second.
 _PRUNE_AGAIN_SECONDS: Final = 1.0
-_BITE: Final = 1000
+_BATCH: Final = 1000
 _next_prune_at = 0.0
 
 
@@ -103,20 +103,20 @@ def _replay(kept: AnswerRow, digest: bytes) -> KeptAnswer | Refusal:
     return KeptAnswer(kept.status, kept.answer, is_replay=True)
 
 
-def prune_answers(*, limit: int = _BITE, using: str = DEFAULT_DB_ALIAS) -> int:
+def prune_answers(*, limit: int = _BATCH, using: str = DEFAULT_DB_ALIAS) -> int:
     """Delete answers that are no longer replayed, at most ``limit``; return how many."""
     prune = partial(IdempotencyKey.objects.prune, RETENTION // MILLISECOND, limit=limit)
     return repeat(using, partial(prune, using=using))
 
 
 def _prune_now_and_then(using: str) -> None:
-    """Delete old answers, a bite every ten minutes or, while there are more, every second."""
+    """Delete old answers, a batch every ten minutes or, while there are more, every second."""
     global _next_prune_at
     now = time.monotonic()
     if now >= _next_prune_at and not transaction.get_connection(using).in_atomic_block:
         _next_prune_at = now + _PRUNE_SECONDS
         try:
-            is_done = prune_answers(limit=_BITE, using=using) < _BITE
+            is_done = prune_answers(limit=_BATCH, using=using) < _BATCH
         except Error:
             # The request was answered; what is old can be deleted the next time.
             return

@@ -29,7 +29,7 @@ _KIND: Final = re.compile(
 
 
 class Way(StrEnum):
-    """How a job is delivered: handed to who pops it, or sent to its url."""
+    """How a job is delivered: handed to whoever pops it, or sent to its url."""
 
     PULLED = "json"
     CALLBACK = "callback"

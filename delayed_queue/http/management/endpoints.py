@@ -49,7 +49,7 @@ def _enable(command: BaseCommand, options: Options) -> None:
     enable_endpoint(chosen, using=options["database"])
     recalled = recall_endpoint(chosen, using=options["database"])
     command.stdout.write("Enabled. Workers know within seconds.")
-    command.stdout.write(f"Messages that were put off and come from now on: {recalled}.")
+    command.stdout.write(f"Messages that were deferred and come from now on: {recalled}.")
 
 
 def _disable(command: BaseCommand, options: Options) -> None:

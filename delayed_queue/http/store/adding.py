@@ -152,7 +152,7 @@ LEFT JOIN written ON true
 """
 )
 
-# The job as it stands: living, or else its newest dead letter, in one snapshot, so that one on
+# The job as it stands: active, or else its newest dead letter, in one snapshot, so that one on
 # its way to the dead letters is found in one of the two places.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 FIND_JOB: Final[LiteralString] = (
@@ -235,9 +235,9 @@ WHERE "pKey" = %(key)s
 """
 )
 
-# REDRIVE for jobs: a letter whose job lives again in any kind of the topic stays dead. A row for
+# REDRIVE for jobs: a letter whose job is there again in any kind of the topic stays dead. A row for
 # each letter that went back. To run under LOCK_JOBS. With %(newest_only)s a letter is passed over
-# where the job has a newer one, among the ids or not: it is in a later bite.
+# where the job has a newer one, among the ids or not: it is in a later batch.
 # Reads: the primary key of the dead letters, dead_letter_key;
 # delayed_queue__PKeyPlusKindUniqueIndex.
 KICK_JOBS: Final[LiteralString] = (
@@ -276,9 +276,9 @@ newest AS MATERIALIZED (
     WHERE COALESCE(
             (
                 SELECT false
-                FROM delayed_queue AS living
-                WHERE living."pKey" = newest."pKey"
-                    AND living."pKind" = ANY ((SELECT kinds FROM places)::text[])
+                FROM delayed_queue AS active
+                WHERE active."pKey" = newest."pKey"
+                    AND active."pKind" = ANY ((SELECT kinds FROM places)::text[])
                 LIMIT 1
             ),
             true

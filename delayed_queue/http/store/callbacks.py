@@ -90,7 +90,7 @@ PROBE_HOST: Final[LiteralString] = (
     + """
 UPDATE delayed_queue_host
 SET "probeBy" = %(by)s,
-    "probeUntil" = (SELECT now FROM clock) + %(patience)s::bigint
+    "probeUntil" = (SELECT now FROM clock) + %(timeout)s::bigint
 WHERE name = %(host)s
     AND "openUntil" <= (SELECT now FROM clock)
     AND ("probeUntil" IS NULL OR "probeUntil" <= (SELECT now FROM clock))
@@ -158,7 +158,7 @@ SELECT
     %(id)s,
     %(holder)s,
     greatest(least(%(wanted)s::integer, %(concurrency)s::integer - taken.slots), %(used)s::integer),
-    clock.now + %(patience)s::bigint
+    clock.now + %(timeout)s::bigint
 FROM clock
 CROSS JOIN taken
 ON CONFLICT (endpoint_id, holder) DO UPDATE
@@ -309,12 +309,12 @@ class EndpointManager(models.Manager[M]):
 
     def hold_slots(
         self, endpoint_id: int, holder: str, wanted: int, used: int, *, concurrency: int,
-        patience: int, now: int | None = None, using: str = DEFAULT_DB_ALIAS,
+        timeout: int, now: int | None = None, using: str = DEFAULT_DB_ALIAS,
     ) -> int:  # fmt: skip
-        """Hold up to so many slots for ``patience`` ms; return how many, at least those in use."""
+        """Hold up to so many slots for ``timeout`` ms; return how many, at least those in use."""
         params = {
             "id": endpoint_id, "holder": holder, "wanted": wanted, "used": used,
-            "concurrency": concurrency, "patience": patience, "now": now,
+            "concurrency": concurrency, "timeout": timeout, "now": now,
         }  # fmt: skip
         lock = (LOCK_SLOTS, {"id": endpoint_id})
         _, answer = fetch_all(using, [lock, (HOLD_SLOTS, params)])
@@ -353,11 +353,11 @@ class HostManager(models.Manager[M]):
         return bool(fetch(using, SHUT_HOST, params))
 
     def probe(
-        self, host: str, by: str, *, patience: int, now: int | None = None,
+        self, host: str, by: str, *, timeout: int, now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool:  # fmt: skip
-        """Take the one probe of a half open host for ``patience`` ms; return whether it is ours."""
-        params = {"host": host, "by": by, "patience": patience, "now": now}
+        """Take the one probe of a half open host for ``timeout`` ms; return whether it is ours."""
+        params = {"host": host, "by": by, "timeout": timeout, "now": now}
         return bool(fetch(using, PROBE_HOST, params))
 
     def end_probe(

@@ -1,4 +1,4 @@
-"""What operators do about callbacks: hosts closed and opened, what was put off recalled."""
+"""What operators do about callbacks: hosts closed and opened, what was deferred recalled."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ RETURNING id
 )
 
 # The next messages of a kind that are due within the horizon, a page at a time, each with its url
-# if it was put off: due later than it was offered for, though no delivery of it has failed. What
+# if it was deferred: due later than it was offered for, though no delivery of it has failed. What
 # waits by its ladder is not meant, nor what was offered for later.
 # Reads: delayed_queue__KindPlusScheduledAtIndex in order, at most the limit.
-JOBS_PUT_OFF: Final[LiteralString] = (
+DEFERRED_JOBS: Final[LiteralString] = (
     CLOCK
     + """
 SELECT

@@ -36,7 +36,7 @@ from delayed_queue.http.store.popping import (
     POP_JOBS,
     READ_DEAD_JOB,
 )
-from delayed_queue.http.store.recalling import JOBS_PUT_OFF, RECALL_JOBS
+from delayed_queue.http.store.recalling import DEFERRED_JOBS, RECALL_JOBS
 from delayed_queue.queue.store.claim import limiting_waits
 from delayed_queue.queue.store.offer import Offered
 
@@ -52,7 +52,7 @@ SELECT
     set_config('jit', 'off', true),
     set_config(
         'lock_timeout',
-        COALESCE(%(patience)s::integer::text, current_setting('lock_timeout')),
+        COALESCE(%(timeout)s::integer::text, current_setting('lock_timeout')),
         true
     )
 """
@@ -140,7 +140,7 @@ SET "requestHash" = EXCLUDED."requestHash",
 """
 )
 
-# Delete answers older than the age, one bounded bite at a time. Two limits as in a claim.
+# Delete answers older than the age, one bounded batch at a time. Two limits as in a claim.
 # Reads: idempotency_created.
 PRUNE_ANSWERS: Final[LiteralString] = (
     CLOCK
@@ -227,8 +227,8 @@ class PoppedRow(NamedTuple):
     headers: str | None
 
 
-class PutOffRow(NamedTuple):
-    """A message ahead; ``url`` is None for one that was not put off."""
+class DeferredRow(NamedTuple):
+    """A message ahead; ``url`` is None for one that was not deferred."""
 
     id: int
     due_at: int
@@ -258,13 +258,13 @@ class AnswerRow(NamedTuple):
     answer: str
 
 
-def keeping_plans(patience: int | None = None) -> Step:
-    """Keep the plan of ADD_JOBS, and limit waits for locks if ``patience`` says so.
+def keeping_plans(timeout: int | None = None) -> Step:
+    """Keep the plan of ADD_JOBS, and limit waits for locks if ``timeout`` says so.
 
     Not before what puts, deletes and kicks: their plans made on an empty table may go by the
     index of due times when it has filled.
     """
-    return KEEP_PLANS, {"patience": patience}
+    return KEEP_PLANS, {"timeout": timeout}
 
 
 class TopicManager(models.Manager[M]):
@@ -284,7 +284,7 @@ class TopicManager(models.Manager[M]):
         return first_row(TopicRow, rows)
 
     def hold(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
-        """Return the topic as it stays until the end of the transaction; waits for who changes it.
+        """Return the topic, held to the end of the transaction; waits for whoever changes it.
 
         Behind the lock of those who add jobs: everybody takes that first.
         """
@@ -313,14 +313,14 @@ class TopicManager(models.Manager[M]):
         *,
         can_update: bool,
         channels: Sequence[str] = (),
-        patience: int | None = None,
+        timeout: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[AddedRow] | None:
         """Write jobs under their locks, wake the channels; None when the shards are others.
 
         Keys are distinct. What exists already (or, with ``can_update``, is just so) is left out;
         rows without a due time were not written, and are to be asked for again. In a transaction
-        of its own it waits for another's lock no longer than ``patience`` milliseconds, then
+        of its own it waits for another's lock no longer than ``timeout`` milliseconds, then
         raises OperationalError.
         """
         steps = [
@@ -328,9 +328,9 @@ class TopicManager(models.Manager[M]):
             _adding(topic, jobs, places, can_update=can_update),
         ]
         if can_update:
-            settings = [] if patience is None else [limiting_waits(patience)]
+            settings = [] if timeout is None else [limiting_waits(timeout)]
         else:
-            settings = [keeping_plans(patience)]
+            settings = [keeping_plans(timeout)]
         *_, answer = fetch_all_and_notify(using, steps, channels, settings=settings)
         found = beside(AddedRow, answer)
         if not all(fits for fits, _ in found):
@@ -338,12 +338,12 @@ class TopicManager(models.Manager[M]):
         return [added for _, added in found if added is not None]
 
     def find(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> JobRow | None:
-        """Return the living job of that id, or else its newest dead letter."""
+        """Return the active job of that id, or else its newest dead letter."""
         rows = fetch(using, FIND_JOB, {**_of_job(topic, key), "now": None})
         return first_row(JobRow, rows)
 
     def drop(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> DroppedRow:
-        """Delete the job, living and dead, under its lock.
+        """Delete the job, active and dead, under its lock.
 
         One that dies while its row is waited for is found by the second look.
         """
@@ -426,22 +426,22 @@ class TopicManager(models.Manager[M]):
         _, kicked = fetch_all(using, steps)
         return dict(kicked)
 
-    def put_off(
+    def deferred(
         self, kind: str, horizon: int, *, after: int, after_id: int, limit: int,
         now: int | None = None, using: str = DEFAULT_DB_ALIAS,
-    ) -> list[PutOffRow]:  # fmt: skip
+    ) -> list[DeferredRow]:  # fmt: skip
         """Return what falls due within the horizon, in that order from behind that message."""
         params = {
             "kind": kind, "horizon": horizon, "after": after, "after_id": after_id,
             "limit": limit, "now": now,
         }  # fmt: skip
-        return rows_of(PutOffRow, fetch(using, JOBS_PUT_OFF, params))
+        return rows_of(DeferredRow, fetch(using, DEFERRED_JOBS, params))
 
     def recall(
         self, ids: Sequence[int], *, wait: int, spread: int, now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[int]:  # fmt: skip
-        """Have those that are put off fall due after ``wait`` ms, within ``spread`` ms of that.
+        """Have those that are deferred fall due after ``wait`` ms, within ``spread`` ms of that.
 
         Returns the ids of those that now come earlier, or would have been as early.
         """

@@ -1,4 +1,4 @@
-"""The service at a glance: states, lanes, providers, and what failed last."""
+"""The service at a glance: states, queues, providers, and what failed last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delayed_queue.admin.formats import human, moment, per_second, relative
 from delayed_queue.notifications import listing, monitor
 from delayed_queue.notifications.admin.base import badge, may
 from delayed_queue.notifications.models import Channel, Status
-from delayed_queue.notifications.monitor import Lane, ProviderFigures
+from delayed_queue.notifications.monitor import DispatchQueue, ProviderFigures
 
 if TYPE_CHECKING:
     from delayed_queue.notifications.admin.base import ShownOnly
@@ -46,17 +46,17 @@ def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse
 
 def _figures() -> dict[str, Any]:
     now = datetime.now(UTC)
-    lanes, calls = monitor.lanes(), monitor.calls()
-    oldest = monitor.oldest_due(lanes)
+    queues, calls = monitor.queues(), monitor.calls()
+    oldest = monitor.oldest_due(queues)
     failing = listing.page([Status.FAILED], None, None, LATEST_FAILURES).items
     return {
         "states": [(badge(state), state, count) for state, count in monitor.states().items()],
-        "lanes": [_lane(each) for each in lanes],
+        "queues": [_row_of(each) for each in queues],
         "providers": [_provider(each, now) for each in calls.providers],
         "accepted": per_second(monitor.accepted_per_second(now)),
         "sent": per_second(calls.sent_per_second),
         "oldest": human(oldest) if oldest else "",
-        "is_late": any(_is_late(each) for each in lanes),
+        "is_late": any(_is_late(each) for each in queues),
         "span": human(timedelta(seconds=calls.span)),
         "is_cut": calls.is_cut,
         "calls_cap": f"{monitor.CALLS:,}",
@@ -70,23 +70,23 @@ def _figures() -> dict[str, Any]:
     }
 
 
-def _is_late(lane: Lane) -> bool:
-    age = lane.depth.oldest_due_age
-    return age is not None and age > LATE[lane.priority]
+def _is_late(queue: DispatchQueue) -> bool:
+    age = queue.depth.oldest_due_age
+    return age is not None and age > LATE[queue.priority]
 
 
-def _lane(lane: Lane) -> dict[str, Any]:
-    depth = lane.depth
+def _row_of(queue: DispatchQueue) -> dict[str, Any]:
+    depth = queue.depth
     return {
-        "priority": lane.priority,
-        "channel": Channel(lane.channel).label,
+        "priority": queue.priority,
+        "channel": Channel(queue.channel).label,
         "kind": depth.kind,
         "due": depth.due,
         "leased": depth.leased,
         "scheduled": depth.scheduled,
         "dead": depth.dead,
         "age": human(depth.oldest_due_age) if depth.oldest_due_age else "",
-        "is_late": _is_late(lane),
+        "is_late": _is_late(queue),
         "is_idle": depth.is_empty,
     }
 

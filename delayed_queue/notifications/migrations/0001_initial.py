@@ -8,7 +8,7 @@ from django.db import migrations, models
 
 import delayed_queue.notifications.ids
 
-# Each notification leaves two dead versions: when it is taken in hand, and at its end. Vacuum by
+# Each notification leaves two dead versions: when it is begun, and at its end. Vacuum by
 # count rather than by share, as for the queue's own table.
 STORAGE = """
 ALTER TABLE delayed_queue_notification SET (

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable, UrlRefused
-from delayed_queue.http.callbacks.breaker import Breaker, HostState, PutOff
+from delayed_queue.http.callbacks.breaker import Breaker, Deferred, HostState
 from delayed_queue.http.callbacks.client import send
 from delayed_queue.http.callbacks.endpoints import place_of
 from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
@@ -69,7 +69,7 @@ class WebhookProvider:
         try:
             await breaker.check(host)
             probe = await breaker.begin(host)
-        except PutOff as error:
+        except Deferred as error:
             if time.monotonic() < host.open_until:
                 return Outcome(Verdict.TRANSIENT, LEFT_ALONE)
             return Outcome(Verdict.POSTPONED, retry_after=error.delay)

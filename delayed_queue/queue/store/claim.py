@@ -133,7 +133,7 @@ RETURNING
 )
 
 # Whether a strict claim may be made now; then the lock is ours until the transaction ends, and
-# CLAIM_STRICT takes it again. Asked by who must tell "nothing is due" from "not my turn".
+# CLAIM_STRICT takes it again. Asked by whoever must tell "nothing is due" from "not my turn".
 TRY_ALONE: Final[LiteralString] = (
     """
 SELECT pg_try_advisory_xact_lock("""

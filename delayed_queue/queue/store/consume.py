@@ -42,7 +42,7 @@ RETURNING
 )
 
 # Put one consumed message back under a lease, in the transaction that took it and whose
-# handler failed, so that RELEASE or BURY can count the failure like any other.
+# handler failed, so that RELEASE or DEAD_LETTER can count the failure like any other.
 # Its key is free: the deletion is ours and uncommitted, so any other offer of it waits.
 RESTORE: Final[LiteralString] = """
 INSERT INTO delayed_queue (

@@ -23,7 +23,7 @@ _FIRST_SCHEDULE: Final[LiteralString] = (
 )
 
 # Put dead letters back, due now, as first attempts. Several letters of one key: the newest is
-# offered, the others stay. %(overwrite)s decides about a key that lives again meanwhile.
+# offered, the others stay. %(overwrite)s decides about a key that is in use again meanwhile.
 # A row for each letter found: created true or false, or NULL for one that stayed dead. A letter
 # whose key lives in another kind of its family stays dead, overwriting or not. To run behind
 # the locks of its guards: a message that is being put into another kind could not be seen.
@@ -55,9 +55,9 @@ newest AS MATERIALIZED (
     WHERE COALESCE(
             (
                 SELECT false
-                FROM delayed_queue AS living
-                WHERE living."pKey" = newest."pKey"
-                    AND living."pKind" <> newest."pKind"
+                FROM delayed_queue AS active
+                WHERE active."pKey" = newest."pKey"
+                    AND active."pKind" <> newest."pKind"
                     AND """
     + _FAMILY
     + """ = newest.family
@@ -90,7 +90,7 @@ LEFT JOIN redriven ON redriven.id = locked.id
 # any, because starts_with is strict. Inside COALESCE the planner expects it to keep half of the
 # rows, bare next to none, for which it would rather sort all that the kind has.
 # Of each, whether it is the newest of its key that is wanted: the others are not to be redriven,
-# or the older of two that are in different bites would come back, and the newer find it living.
+# or the older of two that are in different batches would come back, and the newer find it active.
 # Of a page only the last of a key is looked up: a key may have died many times.
 # Reads: dead_letter_kind_id, or the primary key where the kind has much of the table;
 # dead_letter_key.
@@ -125,7 +125,7 @@ FROM (
 ORDER BY id
 """
 
-# Delete dead letters that died longer ago than the age, one bounded bite at a time, without
+# Delete dead letters that died longer ago than the age, one bounded batch at a time, without
 # waiting for rows that a redrive holds. Two limits as in _EARLIEST_DUE.
 # Reads: dead_letter_kind_died.
 PRUNE_DEAD_LETTERS: Final[LiteralString] = (
@@ -192,7 +192,7 @@ WHERE id = ANY (%(ids)b::bigint[])
 """
 
 M = TypeVar("M", bound=models.Model)
-_BITE: Final = 1000
+_BATCH: Final = 1000
 
 
 class RedrivenRow(NamedTuple):
@@ -251,10 +251,10 @@ class DeadLetterManager(models.Manager[M]):
         found: int = value_of(fetch(using, COUNT_LETTERS, {"ids": list(ids), "kind": kind}))
         return found
 
-    def bite(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
+    def batch_size(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
         """Return how many letters of the kind to redrive at a time, as guards allow."""
         limits = [guard.most_at_once(kind, using) for guard in hooks.redrive_guards]
-        return min([_BITE, *(each for each in limits if each is not None)])
+        return min([_BATCH, *(each for each in limits if each is not None)])
 
     def hold_jobs(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> None:
         """Hold until the end of the transaction what ``redrive`` holds.

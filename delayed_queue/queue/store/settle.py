@@ -95,7 +95,7 @@ RETURNING id
 # End leases whose holder is gone. What had been begun, and what was under the leases of suspects,
 # carries a mark from now on: the id of a lease that nobody holds, by which those who claim it see
 # that a delivery ended without an answer. Of what had not been begun the delivery is taken off the
-# count; of what had, unless the refund is 0, all but the first: so however often an innocent
+# count; of what had, unless the refund is 0, all but the first: so however often an unrelated
 # message is beside one that kills its process, it loses one attempt at most.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 GIVE_BACK: Final[LiteralString] = (
@@ -172,10 +172,10 @@ RETURNING id, "lockUuid", "scheduledAt"
 
 # Move messages to the dead letters in one statement: in the queue or there, never both, never
 # neither (Q28). Reads: the primary key.
-BURY: Final[LiteralString] = (
+DEAD_LETTER: Final[LiteralString] = (
     CLOCK
     + """,
-buried AS (
+dead_lettered AS (
     DELETE FROM delayed_queue
     WHERE id = ANY (%(ids)b::bigint[])
         AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
@@ -201,10 +201,10 @@ kept AS (
         COALESCE("firstError", %(error)s::text),
         COALESCE(%(error)s::text, "lastError"),
         "scheduledAtInitially", "createdAt", (SELECT now FROM clock)
-    FROM buried
+    FROM dead_lettered
 )
 SELECT id
-FROM buried
+FROM dead_lettered
 """
 )
 
@@ -287,12 +287,12 @@ def releasing(
     return RELEASE, params
 
 
-def burying(lease_id: str, message_id: int, reason: str, error: str | None) -> Step:
+def dead_lettering(lease_id: str, message_id: int, reason: str, error: str | None) -> Step:
     """Move a message to the dead letters; answered by its id."""
     params = {
         "lease_id": lease_id, "ids": [message_id], "reason": reason, "error": error, "now": None
     }  # fmt: skip
-    return BURY, params
+    return DEAD_LETTER, params
 
 
 def returning_leases(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> Step:
@@ -391,7 +391,7 @@ class SettleStore:
         params = {"lease_ids": list(set(lease_ids)), "ids": list(ids)}
         return rows_of(HeldRow, db.fetch_at_once(using, HOLD_LEASED, params))
 
-    def bury(
+    def dead_letter(
         self,
         lease_id: str | None,
         ids: Sequence[int],
@@ -405,4 +405,4 @@ class SettleStore:
         params = {
             "lease_id": lease_id, "ids": list(ids), "reason": reason, "error": error, "now": now
         }  # fmt: skip
-        return column_of(db.fetch(using, BURY, params))
+        return column_of(db.fetch(using, DEAD_LETTER, params))

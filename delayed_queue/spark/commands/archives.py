@@ -32,7 +32,13 @@ def _add_arguments(parser: ArgumentParser) -> None:
         help="of one archive, at most",
     )
     add("--rows-per-file", type=arguments.whole, default=100_000, metavar="N")
-    add("--bite", type=arguments.whole, default=5_000, metavar="N", help="rows deleted at a time")
+    add(
+        "--batch-size",
+        type=arguments.whole,
+        default=5_000,
+        metavar="N",
+        help="rows deleted at a time",
+    )
     add("--dry-run", action="store_true", help="count what would be archived")
 
 
@@ -48,7 +54,7 @@ def _run(options: Namespace, settings: SparkSettings, console: Console, stopping
         destination=options.to,
         rows_per_archive=options.rows,
         rows_per_file=options.rows_per_file,
-        bite=options.bite,
+        batch_size=options.batch_size,
         is_dry_run=options.dry_run,
     )
     with session(settings, console, "archive", is_verbose=options.verbose) as spark:

@@ -63,7 +63,7 @@ class ArchiveOptions:
     destination: str
     rows_per_archive: int = 1_000_000
     rows_per_file: int = 100_000
-    bite: int = 5_000
+    batch_size: int = 5_000
     is_dry_run: bool = False
     lease_ms: int = LEASE_MS
 
@@ -264,7 +264,7 @@ class _Archive:
         self._manifests.advance(manifest, "published")
 
     def _prune(self, manifest: Manifest) -> None:
-        """Check the files once more, then delete the rows that are in them, in bites."""
+        """Check the files once more, then delete the rows that are in them, in batches."""
         if not self._is_whole(manifest):
             raise InvalidConfiguration(
                 f"The files in {manifest.path} are not those that were written: nothing was "
@@ -278,8 +278,8 @@ class _Archive:
     def _delete_all(self, manifest: Manifest) -> int:
         """Delete the archived rows; return how many stay, as they have changed since."""
         kept = 0
-        for bite in bites(self._archived_keys(manifest.path), self._options.bite):
-            keys, digests = [key for key, _ in bite], [digest for _, digest in bite]
+        for batch in batched(self._archived_keys(manifest.path), self._options.batch_size):
+            keys, digests = [key for key, _ in batch], [digest for _, digest in batch]
             self._manifests.pruned(manifest, lambda: self._delete(keys, digests))  # noqa: B023 # called here
             counted = fetch(self._connection, self._layout.statement(COUNT_KEPT), {"keys": keys})
             kept += counted[0][0]
@@ -358,10 +358,10 @@ def read_rows(spark: SparkSession, table: Table, columns: Sequence[str]) -> Data
     return pieces.repartition(max(len(ranges), 1), "lower").mapInArrow(reading, layout.schema)
 
 
-def bites(items: Iterator[T], size: int) -> Iterator[list[T]]:
+def batched(items: Iterator[T], size: int) -> Iterator[list[T]]:
     """Yield the items in lists of at most that many."""
-    while bite := list(islice(items, size)):
-        yield bite
+    while batch := list(islice(items, size)):
+        yield batch
 
 
 def ranges_of(bounds: list[str]) -> list[tuple[str, str, bool]]:

@@ -152,7 +152,7 @@ def _started(
         .option("lease", options.lease)
     )
     if options.handling is not None:
-        # The rest is read by who handles, under the lease as it then is.
+        # The rest is read by whoever handles, under the lease as it then is.
         # Handlers are what takes the time: what waits for them is not withheld from others.
         reader = reader.schema("id bigint, lock_uuid string").option("prefetch", "false")
         tasks = spark.sparkContext.defaultParallelism

@@ -20,7 +20,7 @@ from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, reg
 from delayed_queue.messages import MILLISECOND, Batch, Envelope
 from delayed_queue.queue.store.settle import (
     ACKNOWLEDGE,
-    BURY,
+    DEAD_LETTER,
     EXTEND,
     LEASED_MEMBERS,
     RELEASE,
@@ -32,7 +32,7 @@ from delayed_queue.spark.jobs.database import Connection, connect, fetch
 from delayed_queue.spark.jobs.functions import load_application
 from delayed_queue.spark.store.streaming import COUNT_DELIVERY
 
-_BITE: Final = 100
+_BATCH: Final = 100
 _LEASE_MS: Final = 600_000
 
 
@@ -133,14 +133,14 @@ class Settler:
         self._leases = ExecutorLeases(connection, handling.lease_ms)
 
     def handle(self, lease_id: str, ids: list[int]) -> None:
-        size = 1 if self._is_repeated else _BITE
+        size = 1 if self._is_repeated else _BATCH
         for begin in range(0, len(ids), size):
-            bite = ids[begin : begin + size]
+            batch = ids[begin : begin + size]
             if self._is_repeated:
-                self._leases.run(COUNT_DELIVERY, id=bite[0], lease_id=lease_id)
-            self._handle_bite(lease_id, bite)
+                self._leases.run(COUNT_DELIVERY, id=batch[0], lease_id=lease_id)
+            self._handle_batch(lease_id, batch)
 
-    def _handle_bite(self, lease_id: str, ids: list[int]) -> None:
+    def _handle_batch(self, lease_id: str, ids: list[int]) -> None:
         """Handle those that are still under the lease; done ones are deleted at its end."""
         params = {"ids": ids, "lease_id": lease_id, "kind": self._kind}
         done: list[int] = []
@@ -187,7 +187,7 @@ class Settler:
         one = {"ids": [message_id], "lease_id": lease_id, "error": error, "now": None}
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
-            changed = self._leases.run(BURY, **one, reason=reason)
+            changed = self._leases.run(DEAD_LETTER, **one, reason=reason)
             name = "dead"
         else:
             refund = 0 if verdict.counts else 1
@@ -238,7 +238,7 @@ class ExecutorLeases:
         return extended is not None
 
     def reject(self, envelope: Envelope, reason: str) -> bool:
-        return self._one(envelope, BURY, reason=storable(reason), error=None, now=None)
+        return self._one(envelope, DEAD_LETTER, reason=storable(reason), error=None, now=None)
 
     def acknowledge_batch(self, batch: Batch) -> int:
         return sum(self.acknowledge(each) for each in batch)

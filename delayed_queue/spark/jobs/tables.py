@@ -287,7 +287,7 @@ class Manifests:
         manifest.digest = manifest.digest if digest is None else digest
 
     def pruned(self, manifest: Manifest, delete: Callable[[], int]) -> int:
-        """Delete a bite and count it, in one transaction."""
+        """Delete a batch and count it, in one transaction."""
         with self.connection.transaction():
             deleted = delete()
             params = {

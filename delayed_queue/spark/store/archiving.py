@@ -75,7 +75,7 @@ RETURNING id
 """
 )
 
-# Count a bite of deleted rows, in the transaction that deletes it; no row means that the archive
+# Count a batch of deleted rows, in the transaction that deletes it; no row means that the archive
 # was lost, and the deletion must be rolled back.
 # Reads: the primary key.
 COUNT_PRUNED: Final[LiteralString] = (

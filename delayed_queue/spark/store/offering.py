@@ -114,7 +114,7 @@ FROM (
 
 
 def _forgetting(table: LiteralString) -> LiteralString:
-    # One bounded bite at a time; two limits as in _EARLIEST_DUE.
+    # One bounded batch at a time; two limits as in _EARLIEST_DUE.
     return (
         CLOCK
         + f"""

@@ -28,8 +28,8 @@ from example_project.demo.stage import (
     BOLD,
     DIM,
     GREEN,
-    PATIENCE_SECONDS,
     RED,
+    TIMEOUT_SECONDS,
     Act,
     Check,
     Console,
@@ -71,9 +71,9 @@ class Command(BaseCommand):
         add("--format", choices=["text", "json"], default="text")
         add("--no-spark", action="store_true", help="without the act pipeline, which needs Java")
         add(
-            "--patience",
+            "--timeout",
             type=_positive,
-            default=PATIENCE_SECONDS,
+            default=TIMEOUT_SECONDS,
             metavar="S",
             help="give an act up when nothing moves for so long (default: 60 seconds)",
         )
@@ -104,7 +104,7 @@ class Command(BaseCommand):
         console = Console(out, self.stderr, colour=self.style.ERROR("x") != "x")
         self._current = acts[0]
         try:
-            with _sigterm_as_ctrl_c(), Stage(console, patience=options["patience"]) as stage:
+            with _sigterm_as_ctrl_c(), Stage(console, timeout=options["timeout"]) as stage:
                 outcomes = self._run(stage, acts, serve=options["serve"])
                 if as_json:
                     self.stdout.write(_as_json(outcomes))

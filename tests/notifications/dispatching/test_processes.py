@@ -15,7 +15,7 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue.models import Message
-from delayed_queue.notifications.handlers import LANES
+from delayed_queue.notifications.handlers import QUEUES
 from delayed_queue.notifications.models import Notification, Status
 from example_project.demo.fakes import FakeSms, FakeSmtp, Server
 from tests.notifications.dispatchers import (
@@ -44,7 +44,7 @@ def dispatchers(
         "email": [email_entry(smtp, timeout=20.0)],
         "sms": [sms_entry(sms, kind=kind, timeout=20.0)],
     }
-    queues = [part for name in LANES for part in ("--queue", name)]
+    queues = [part for name in QUEUES for part in ("--queue", name)]
     arguments = (*queues, "--no-cron", "--lease", "30", "--shutdown-timeout", "1", *arguments)
     # Quiet: what a failure shows should not be each of thousands of sends.
     variables = {

@@ -42,7 +42,7 @@ def post(client: Client, request: Any) -> tuple[int, Any]:
     "request_",
     [USUAL, USUAL | {"dedupeKey": "second"},
      [USUAL | {"dedupeKey": str(each)} for each in range(100)]],
-    ids=["alone", "with a key", "a hundred of one lane"],
+    ids=["alone", "with a key", "a hundred of one queue"],
 )  # fmt: skip
 def test_n1_a_request_takes_four_round_trips(shop: Client, proxy: Proxy, request_: Any):
     """Begin; confirm the template, claim and store; offer and announce; commit."""

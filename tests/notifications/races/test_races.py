@@ -42,7 +42,7 @@ def claim_params(id_: uuid.UUID) -> dict[str, object]:
 
 
 def begin_params(notification: Notification) -> dict[str, object]:
-    """Lease its message, and return what takes it in hand under that lease."""
+    """Lease its message, and return what begins it under that lease."""
     envelope = lease(notification)
     kind = services.queue_of(notification.priority, notification.channel).kind
     ids, leases = [notification.pk], [envelope.lease_id]

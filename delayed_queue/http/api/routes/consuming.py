@@ -23,7 +23,7 @@ from delayed_queue.http.api.replies import (
     settled,
 )
 from delayed_queue.http.api.threads import in_thread
-from delayed_queue.http.api.waiting import Wish, hub
+from delayed_queue.http.api.waiting import Wish, waiting_pops
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.consuming import (
     bury_job,
@@ -87,7 +87,7 @@ async def pop(
         partial(give_back, topic, using=using),
         using,
     )
-    jobs = await hub.wait(wish, timeout)
+    jobs = await waiting_pops.wait(wish, timeout)
     return reply(200, [_as_dict(each) for each in jobs]) if jobs else nothing()
 
 

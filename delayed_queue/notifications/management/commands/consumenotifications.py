@@ -21,7 +21,7 @@ class Command(BaseCommand):
         parser.add_argument("--batch-size", type=int, help="most messages per transaction")
 
     def handle(self, *, queue: str, tenant: str, batch_size: int | None, **options: Any) -> None:
-        """Consume; the first SIGTERM or SIGINT ends it after the batch in hand."""
+        """Consume; the first SIGTERM or SIGINT ends it after the batch in flight."""
         try:
             consumer = Consumer(queue=queue, tenant=tenant, batch=batch_size)
         except ImproperlyConfigured as error:
