@@ -1,4 +1,7 @@
-"""The backend of Django's tasks: ``@task`` functions as messages of queues, and their results."""
+"""The backend of Django's tasks: ``@task`` functions as messages of queues, and their results.
+
+``task`` is Django's own, or that of the backport where Django has none.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from delayed_queue.tasks._api import task as task
     from delayed_queue.tasks.backend import DelayedQueueBackend as DelayedQueueBackend
     from delayed_queue.tasks.policies import Cancelled as Cancelled
     from delayed_queue.tasks.policies import policy as policy
@@ -17,8 +21,9 @@ _HOMES = {
     "DelayedQueueBackend": "backend",
     "cron": "schedules",
     "policy": "policies",
+    "task": "_api",
 }
-__all__ = ["Cancelled", "DelayedQueueBackend", "cron", "policy"]
+__all__ = ["Cancelled", "DelayedQueueBackend", "cron", "policy", "task"]
 
 
 def __getattr__(name: str) -> Any:
