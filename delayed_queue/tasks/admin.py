@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin, messages
@@ -14,6 +15,7 @@ from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from delayed_queue.admin import formats
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.options import is_id, split_kind
@@ -26,6 +28,9 @@ else:
 _PAGE: Final = 50
 # Beyond it nobody pages: a count would read the whole table.
 _MOST_LISTED: Final = 1000
+_STATES: Final = {
+    "": ("leased", "not finished"), "FAILED": ("alarm", "failed"), "SUCCESSFUL": ("due", "done"),
+}  # fmt: skip
 
 
 class Uncounted(Paginator):  # type: ignore[type-arg] # not at run time
@@ -53,7 +58,7 @@ class StatusFilter(admin.SimpleListFilter):
 class TaskResultAdmin(_Base):
     """Tasks that have run, or say how far they are; waiting ones are messages of their queue."""
 
-    list_display = ("id", "task", "queue", "status", "attempts", "duration", "progress")
+    list_display = ("path", "short_id", "queue", "state", "attempts", "duration", "progress")
     list_filter = (StatusFilter,)
     search_fields = ("task",)
     search_help_text = "The whole path of a task, or the id of a result."
@@ -66,10 +71,13 @@ class TaskResultAdmin(_Base):
     paginator = Uncounted
     actions = ("cancel_tasks", "retry_now", "run_again")
     fields = (
-        "id", "task", "queue", "status", "attempts", "enqueued_at", "scheduled_at", "started_at",
+        "id", "task", "queue", "state", "attempts", "enqueued_at", "scheduled_at", "started_at",
         "finished_at", "duration", "worker_ids", "progress", "arguments", "value", "failures",
     )  # fmt: skip
     readonly_fields = fields
+
+    class Media:
+        css = {"all": ["delayed_queue/admin.css"]}
 
     # What may be seen
 
@@ -109,6 +117,19 @@ class TaskResultAdmin(_Base):
         found: QuerySet[Any] = super().get_queryset(request)
         return found.defer("payload", "return_value", "errors")
 
+    @admin.display(description="task")
+    def path(self, row: TaskResult) -> SafeString:
+        return formats.dotted(row.task)
+
+    @admin.display(description="id")
+    def short_id(self, row: TaskResult) -> SafeString:
+        return format_html('<span title="{}">{}…</span>', row.pk, str(row.pk)[:13])
+
+    @admin.display(description="status")
+    def state(self, row: TaskResult) -> SafeString:
+        look, words = _STATES[row.status]
+        return format_html('<span class="dq-state dq-{}">{}</span>', look, words)
+
     @admin.display(description="queue")
     def queue(self, row: TaskResult) -> str:
         name, priority = split_kind(row.kind)
@@ -122,7 +143,7 @@ class TaskResultAdmin(_Base):
     def duration(self, row: TaskResult) -> str:
         began: Any = row.last_attempted_at
         ended: Any = row.finished_at
-        return "—" if began is None or ended is None else str(ended - began)
+        return "—" if began is None or ended is None else _span(ended - began)
 
     @admin.display(description="progress")
     def progress(self, row: TaskResult) -> str:
@@ -134,15 +155,16 @@ class TaskResultAdmin(_Base):
 
     @admin.display(description="arguments")
     def arguments(self, row: TaskResult) -> SafeString:
-        return _block(bytes(row.payload).decode(errors="replace"))
+        return formats.block(bytes(row.payload).decode(errors="replace"))
 
     @admin.display(description="return value")
     def value(self, row: TaskResult) -> SafeString:
-        return _block(json.dumps(row.return_value, ensure_ascii=False, indent=2))
+        return formats.block(json.dumps(row.return_value, ensure_ascii=False, indent=2))
 
     @admin.display(description="errors")
     def failures(self, row: TaskResult) -> SafeString:
-        return format_html_join("", "<pre>{}</pre>", ((each["traceback"],) for each in row.errors))
+        blocks = ((formats.error_block(each["traceback"]),) for each in row.errors)
+        return format_html_join("", "{}", blocks) or formats.NOTHING
 
     # What may be done
 
@@ -176,8 +198,10 @@ class TaskResultAdmin(_Base):
         self.message_user(request, f"{count} of {len(rows)} {done}.")
 
 
-def _block(text: str) -> SafeString:
-    return format_html("<pre>{}</pre>", text)
+def _span(span: timedelta) -> str:
+    if span < timedelta(seconds=10):
+        return f"{span / timedelta(milliseconds=1):,.0f} ms"
+    return formats.human(span)
 
 
 def _backend_of(row: TaskResult) -> Any:
