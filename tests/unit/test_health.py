@@ -131,9 +131,12 @@ class TestReadingIt:
 
 @contextmanager
 def serving(
-    report: Callable[[], HealthReport] = lambda: HEALTHY, host: str = "127.0.0.1", **options: Any
+    report: Callable[[], HealthReport] = lambda: HEALTHY,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    **options: Any,
 ) -> Iterator[HealthServer]:
-    server = HealthServer(host, 0, report, **options)
+    server = HealthServer(host, port, report, **options)
     server.start()
     try:
         yield server
@@ -235,10 +238,13 @@ class TestServer:
             HealthServer(*server.address, lambda: HEALTHY)
 
     def test_it_is_bound_to_the_address_given(self) -> None:
-        with serving(host="127.0.0.2") as server:
-            assert server.address[0] == "127.0.0.2"
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", server.address[1]), timeout=10)
+        """At another one somebody else may have the port, which a server of all could not take."""
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            with serving(host="127.0.0.2", port=port) as server:
+                assert server.address == ("127.0.0.2", port)
+            with pytest.raises(OSError, match="in use"), serving(host="0.0.0.0", port=port):  # noqa: S104
+                pass
 
     @pytest.mark.parametrize(("host", "bound"), [("::1", "::1"), ("", "0.0.0.0")])  # noqa: S104
     def test_other_families_and_all_addresses(self, host: str, bound: str) -> None:
