@@ -12,8 +12,6 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from delayed_queue.conf import SETTING, find_problems, get_settings
-from delayed_queue.cron.registry import crontab, entries_of
-from delayed_queue.cron.rules import has_zones
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry
 from delayed_queue.observe.instruments import load
@@ -37,6 +35,8 @@ def check_zones(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """W004: no time zone database, without which schedules know no local time."""
+    from delayed_queue.cron.rules import has_zones
+
     if has_zones():
         return []
     return [
@@ -89,6 +89,8 @@ def check_schedules(
     configured = getattr(settings, SETTING, {})
     if find_problems(configured) or registry.failures:
         return []
+    from delayed_queue.cron.registry import crontab, entries_of
+
     entries = [*entries_of(get_settings().CRON), *crontab]
     return [
         checks.Warning(

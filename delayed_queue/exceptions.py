@@ -1,4 +1,4 @@
-"""Every error the package raises, as one tree.
+"""Every error the package raises, as one tree, and the guess behind "did you mean".
 
 ::
 
@@ -27,8 +27,15 @@ A lost lease is an answer, not an error: ``acknowledge()``, ``release()``, ``ext
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
+from itertools import islice
+from typing import Final
+
+# To compare two names takes as long as the one times the other, and callers choose the names.
+MAX_LENGTH: Final = 40
+MAX_KNOWN: Final = 200
 
 
 class DelayedQueueError(Exception):
@@ -128,3 +135,21 @@ def needing(extra: str, what: str) -> Iterator[None]:
             f"{what} needs the extra [{extra}]: pip install 'django-delayed-queue[{extra}]' "
             f"({error})."
         ) from error
+
+
+def suggest(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like this one, whatever its case; None if none is.
+
+    None, too, for a name that is too long to be a slip of the pen.
+    """
+    if not isinstance(name, str) or len(name) > MAX_LENGTH:
+        return None
+    by_fold = {each.casefold(): each for each in islice(known, MAX_KNOWN)}
+    close = get_close_matches(name.casefold(), by_fold, n=1)
+    return by_fold[close[0]] if close else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a question that names the nearest of what is known, after a blank; "" for none."""
+    close = suggest(name, known)
+    return f" Did you mean {close!r}?" if close else ""

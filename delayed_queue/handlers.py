@@ -10,10 +10,9 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
-from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
+from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, did_you_mean
 from delayed_queue.messages import Envelope
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.suggestions import did_you_mean
 
 MAX_ERROR_LENGTH: Final = 10_000
 # How messages are claimed: passing over what others are claiming, or one claim at a time.

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from django.db import models
 from django.db.models import Q, Value
 
 from delayed_queue.cron.store import ScheduleManager
 from delayed_queue.db.fields import EpochMillisecondField
-from delayed_queue.queue.managers import MessageManager
+from delayed_queue.queue.store.claim import ClaimStore
+from delayed_queue.queue.store.consume import ConsumeStore
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
+from delayed_queue.queue.store.inspect import InspectStore
+from delayed_queue.queue.store.offer import OfferStore
 from delayed_queue.queue.store.pauses import PausedQueueManager
+from delayed_queue.queue.store.settle import SettleStore
 from delayed_queue.worker.store import WorkerManager
+
+M = TypeVar("M", bound=models.Model)
+
+
+class MessageManager(
+    OfferStore, ClaimStore, ConsumeStore, SettleStore, InspectStore, models.Manager[M]
+):
+    """The queue's statements. ``kind`` names the queue, ``using`` the database alias.
+
+    Instants and durations are integer milliseconds; ``now=None`` is the database's clock.
+    Methods neither retry nor open transactions: that is the queue's business.
+    """
 
 
 class LongNamedIndex(models.Index):

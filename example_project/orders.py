@@ -13,8 +13,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from delayed_queue.exceptions import suggest
 from delayed_queue.messages import check_key, check_text
-from delayed_queue.suggestions import suggest
 
 MAX_LINE_BYTES: Final = 65_536
 MAX_CUSTOMER_LENGTH: Final = 200

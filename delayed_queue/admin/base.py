@@ -35,8 +35,8 @@ from delayed_queue.admin.lists import (
     is_id,
 )
 from delayed_queue.admin.operations import Call, Operation, Report
-from delayed_queue.hooks import hooks
 from delayed_queue.observe.overview import name_of
+from delayed_queue.queue.hooks import hooks
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]

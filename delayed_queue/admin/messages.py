@@ -43,9 +43,8 @@ from delayed_queue.admin.overview import queues_view
 from delayed_queue.conf import get_settings
 from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import Message
+from delayed_queue.models import Message, MessageManager
 from delayed_queue.observe.overview import handler_of
-from delayed_queue.queue.managers import MessageManager
 
 CHANGED: Final = "changed meanwhile"
 _MAX_BIGINT: Final = 2**63

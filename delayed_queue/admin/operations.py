@@ -16,8 +16,7 @@ from django.db import models, router, transaction
 from delayed_queue.admin.lists import is_id
 from delayed_queue.conf import get_settings
 from delayed_queue.db.wakeups import channel_of
-from delayed_queue.models import Message
-from delayed_queue.queue.managers import MessageManager
+from delayed_queue.models import Message, MessageManager
 
 
 class ReasonForm(forms.Form):

@@ -20,7 +20,6 @@ from delayed_queue.admin.lists import DatabaseClock, Keyset, find
 from delayed_queue.admin.operations import Call, Entry, Operation, Report, lock, parse_ids, record
 from delayed_queue.admin.schedule_forms import ScheduleForm, declared_entry, next_run, preview
 from delayed_queue.cron.keeper import installer_of
-from delayed_queue.cron.service import CronService
 from delayed_queue.handlers import registry
 from delayed_queue.messages import OfferOutcome, to_milliseconds
 from delayed_queue.models import Schedule
@@ -117,7 +116,7 @@ class RunNow(ScheduleOperation):
     def _offer(self, row: Any, using: str) -> str:
         entry = declared_entry(row.kind, row.key_prefix)
         if entry is not None:
-            queue, payload = installer_of(entry, using).queue, entry.generate(row.read_at)
+            queue, payload = installer_of(entry, using).ticks.queue, entry.generate(row.read_at)
         elif row.declared_in:
             return f"as its code, {row.declared_in}, is not loaded in this process"
         else:
@@ -138,7 +137,7 @@ def take_back(row: Schedule, using: str) -> int:
     and waits for a retry when its handler fails.
     """
     # No payload is read, so that a codec which only the workers know does not matter.
-    service = CronService(DelayedQueue(row.queue, kind=row.kind, using=using))
+    service = DelayedQueue(row.queue, kind=row.kind, using=using).cron
     hashes = dict.fromkeys([row.config_hash, *row.retired_hashes])
     return sum(service.uninstall_tick(each, row.key_prefix) for each in hashes if each)
 

@@ -27,7 +27,7 @@ from delayed_queue.cron.registry import (
     schedule_of,
 )
 from delayed_queue.cron.rules import Schedule as Rule
-from delayed_queue.cron.service import CronService, ScheduleInstaller
+from delayed_queue.cron.service import ScheduleInstaller
 from delayed_queue.cron.store import ScheduleRow
 from delayed_queue.cron.tickplans import TickReport
 from delayed_queue.db.resilience import repeat
@@ -73,10 +73,6 @@ class _Duty:
     installer: ScheduleInstaller
     row: ScheduleRow | None = None
     now: int = 0
-
-    @property
-    def cron(self) -> CronService:
-        return CronService(self.installer.queue)
 
     def is_up_to_date(self) -> bool:
         row = self.row
@@ -126,7 +122,7 @@ class CronKeeper:
         return [
             Kept(
                 str(duty.installer), duty.row.config_hash,
-                uninstalled=duty.cron.uninstall_tick(
+                uninstalled=duty.installer.ticks.uninstall(
                     duty.row.config_hash, duty.row.key_prefix
                 ),
             )
@@ -181,7 +177,7 @@ class CronKeeper:
         if row is not None and not row.is_enabled:
             if not row.config_hash:
                 return kept
-            removed = duty.cron.uninstall_tick(row.config_hash, row.key_prefix)
+            removed = duty.installer.ticks.uninstall(row.config_hash, row.key_prefix)
             return Kept(kept.name, row.config_hash, uninstalled=removed)
         if duty.is_up_to_date() and not force:
             return kept

@@ -20,10 +20,9 @@ from delayed_queue.cron.rules import (
     missed,
 )
 from delayed_queue.cron.rules.daily import hour_text
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.exceptions import InvalidConfiguration, suggest
 from delayed_queue.messages import EPOCH, MILLISECOND
 from delayed_queue.retries import parse_duration
-from delayed_queue.suggestions import suggest
 
 F = TypeVar("F", bound=Callable[[datetime], Any])
 

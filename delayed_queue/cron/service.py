@@ -26,7 +26,7 @@ from delayed_queue.cron.rules import (
 )
 from delayed_queue.cron.rules.base import check_duration
 from delayed_queue.cron.store import ScheduleRow
-from delayed_queue.cron.ticking import Ticking
+from delayed_queue.cron.ticking import Ticks
 from delayed_queue.cron.tickplans import TickReport
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.messages import MILLISECOND, from_milliseconds
@@ -46,9 +46,9 @@ class Installer:
     """Keeps the ticks of one prefix written ahead; each run is one transaction."""
 
     def __init__(
-        self, queue: Ticking, key_prefix: str, config_hash: str, interval: timedelta
+        self, ticks: Ticks, key_prefix: str, config_hash: str, interval: timedelta
     ) -> None:
-        self.queue = queue
+        self.ticks = ticks
         self.key_prefix = check_key_prefix(key_prefix, check_config_hash(config_hash))
         self.config_hash = config_hash
         self.interval = check_duration("interval", interval, MILLISECOND)
@@ -57,7 +57,7 @@ class Installer:
         self._told = TickReport()
 
     def __str__(self) -> str:
-        return f"{self.queue.kind}/{self.key_prefix}"
+        return f"{self.ticks}/{self.key_prefix}"
 
     def messages(self, now: datetime, state: ScheduleRow | None) -> list[CronMessage]:
         """Return the ticks to have at ``now``, in this state of the schedule's row."""
@@ -68,11 +68,11 @@ class Installer:
 
         Payloads of ticks that are there are replaced until a first run succeeds.
         """
-        now, state = self.queue._read_schedule(self.key_prefix)  # noqa: SLF001
+        now, state = self.ticks.read_schedule(self.key_prefix)
         messages = self.messages(from_milliseconds(now), state)
         if self.is_closed:
             return TickReport()
-        report = self.queue._install_ticks(  # noqa: SLF001
+        report = self.ticks.install(
             self.config_hash,
             self.key_prefix,
             messages,
@@ -100,13 +100,13 @@ class ManyInstaller(Installer):
 
     def __init__(
         self,
-        queue: Ticking,
+        ticks: Ticks,
         key_prefix: str,
         config_hash: str,
         interval: timedelta,
         generate_many: GenerateMany,
     ) -> None:
-        super().__init__(queue, key_prefix, config_hash, interval)
+        super().__init__(ticks, key_prefix, config_hash, interval)
         self._generate_many = generate_many
 
     def messages(self, now: datetime, state: ScheduleRow | None) -> list[CronMessage]:
@@ -118,7 +118,7 @@ class ScheduleInstaller(Installer):
 
     def __init__(
         self,
-        queue: Ticking,
+        ticks: Ticks,
         key_prefix: str,
         schedule: Schedule,
         generator: Generator,
@@ -126,7 +126,7 @@ class ScheduleInstaller(Installer):
         missed_cap: int = 100,
     ) -> None:
         self.schedule = in_default_zone(schedule)
-        super().__init__(queue, key_prefix, self.schedule.config_hash, self.schedule.interval)
+        super().__init__(ticks, key_prefix, self.schedule.config_hash, self.schedule.interval)
         self._generator = generator
         self._missed = missed_policy, missed_cap
         missed(schedule, None, from_milliseconds(0), missed_policy, missed_cap)  # checks both
@@ -198,7 +198,7 @@ class InstallerHandle:
 
     def _run(self) -> bool:
         try:
-            with self._stop.cancelling(self.installer.queue.using):
+            with self._stop.cancelling(self.installer.ticks.queue.using):
                 self.installer.run()
         # A generator may raise anything, and the schedule must outlive it.
         except Exception as error:
@@ -225,8 +225,8 @@ class CronService:
     prefix is decided under a lock on its row in the table of schedules.
     """
 
-    def __init__(self, queue: Ticking) -> None:
-        self._queue = queue
+    def __init__(self, ticks: Ticks) -> None:
+        self.ticks = ticks
 
     def install_tick(
         self, config_hash: str, key_prefix: str, cron_messages: Iterable[CronMessage]
@@ -236,16 +236,14 @@ class CronService:
         One transaction, or part of the one that is open. Ticks that are there stay as they
         are. One at or before the last tick of the schedule is not created again.
         """
-        return self._queue._install_ticks(  # noqa: SLF001
-            config_hash, key_prefix, cron_messages
-        )
+        return self.ticks.install(config_hash, key_prefix, cron_messages)
 
     def uninstall_tick(self, config_hash: str, key_prefix: str) -> int:
         """Remove the pending ticks of this prefix and hash; return how many there were.
 
         Those of other hashes stay, and those that somebody is handling.
         """
-        return self._queue._uninstall_ticks(config_hash, key_prefix)  # noqa: SLF001
+        return self.ticks.uninstall(config_hash, key_prefix)
 
     def install(
         self,
@@ -256,7 +254,7 @@ class CronService:
     ) -> InstallerHandle:
         """Install ``generate_many(now)`` at once and every interval, until the handle is closed."""
         return InstallerHandle(
-            ManyInstaller(self._queue, key_prefix, config_hash, schedule_interval, generate_many)
+            ManyInstaller(self.ticks, key_prefix, config_hash, schedule_interval, generate_many)
         )
 
     def install_schedule(
@@ -299,4 +297,4 @@ class CronService:
         missed_cap: int = 100,
     ) -> ScheduleInstaller:
         """Return what ``install_schedule`` runs, for a caller with a loop of its own."""
-        return ScheduleInstaller(self._queue, key_prefix, schedule, generator, missed, missed_cap)
+        return ScheduleInstaller(self.ticks, key_prefix, schedule, generator, missed, missed_cap)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
 from delayed_queue.cron.rules import CronMessage, check_config_hash, check_key_prefix
 from delayed_queue.cron.store import ScheduleRow, TickRow
@@ -18,13 +19,28 @@ from delayed_queue.cron.tickplans import (
     rival,
 )
 from delayed_queue.messages import OfferOutcome
-from delayed_queue.queue.offering import Offering
+
+if TYPE_CHECKING:
+    from delayed_queue.cron.store import ScheduleManager
+    from delayed_queue.models import Schedule
+    from delayed_queue.queue.offering import Offering
 
 
-class Ticking(Offering):
-    """What ``queue.cron`` is made of; programs reach it there."""
+class Ticks:
+    """The ticks of a queue, by their prefixes; ``queue.cron`` stands on it."""
 
-    def _install_ticks(
+    def __init__(self, queue: Offering, schedules: ScheduleManager[Schedule]) -> None:
+        self.queue = queue
+        self._schedules = schedules
+        # What the in-memory queue does otherwise.
+        self._repeat = queue._repeat  # noqa: SLF001
+        self._transaction = queue._transaction  # noqa: SLF001
+        self._now = queue._now  # noqa: SLF001
+
+    def __str__(self) -> str:
+        return self.queue.kind
+
+    def install(
         self,
         config_hash: str,
         key_prefix: str,
@@ -45,7 +61,7 @@ class Ticking(Offering):
         report: TickReport = self._repeat(partial(self._install, wanted, yields=yields))
         return report
 
-    def _uninstall_ticks(self, config_hash: str, key_prefix: str) -> int:
+    def uninstall(self, config_hash: str, key_prefix: str) -> int:
         """Remove the pending ticks of this configuration alone; return how many.
 
         Leased ones stay: their run is under way.
@@ -54,9 +70,9 @@ class Ticking(Offering):
         removed: int = self._repeat(partial(self._uninstall, config_hash, key_prefix))
         return removed
 
-    def _read_schedule(self, key_prefix: str) -> tuple[int, ScheduleRow | None]:
+    def read_schedule(self, key_prefix: str) -> tuple[int, ScheduleRow | None]:
         """Return the clock in milliseconds, and the prefix's row if it has one."""
-        read = partial(self._schedules.read, self.kind, key_prefix, using=self.using)
+        read = partial(self._schedules.read, self.queue.kind, key_prefix, using=self.queue.using)
         return self._repeat(lambda: read(now=self._now()))
 
     def _install(self, wanted: Installation, *, yields: bool) -> TickReport:
@@ -69,7 +85,7 @@ class Ticking(Offering):
                 return TickReport(superseded_by=winner)
             steps = plan(wanted, state, rows, now)
             removed = self._drop_ticks(steps.drops)
-            outcomes = Counter(self.offer_batch(steps.offers))
+            outcomes = Counter(self.queue.offer_batch(steps.offers))
             self._save_schedule(steps.state)
         return TickReport(
             created=outcomes[OfferOutcome.CREATED],
@@ -90,16 +106,20 @@ class Ticking(Offering):
 
     def _lock_schedule(self, key_prefix: str) -> ScheduleRow:
         return self._schedules.lock(
-            self.kind, key_prefix, queue=self.name, codec=self.codec.name, using=self.using
+            self.queue.kind,
+            key_prefix,
+            queue=self.queue.name,
+            codec=self.queue.codec.name,
+            using=self.queue.using,
         )
 
     def _pending_ticks(self, key_prefix: str) -> tuple[int, list[TickRow]]:
         return self._schedules.pending_ticks(
-            self.kind, key_prefix, now=self._now(), using=self.using
+            self.queue.kind, key_prefix, now=self._now(), using=self.queue.using
         )
 
     def _drop_ticks(self, ids: list[int]) -> int:
-        return self._schedules.drop_ticks(ids, using=self.using) if ids else 0
+        return self._schedules.drop_ticks(ids, using=self.queue.using) if ids else 0
 
     def _save_schedule(self, row: ScheduleRow) -> None:
-        self._schedules.save(row, using=self.using)
+        self._schedules.save(row, using=self.queue.using)

@@ -319,3 +319,14 @@ def _is_transient(connection: BaseDatabaseWrapper, error: Error) -> bool:
 
 def _sqlstate(error: Error) -> str | None:
     return getattr(error.__cause__, "sqlstate", None)
+
+
+def tidy_connections(*, idle: bool) -> None:
+    """Close this thread's connections that are of no use or, when idle, outlived CONN_MAX_AGE.
+
+    Django does this around each request. Here, with the default CONN_MAX_AGE of 0, it would
+    mean a new connection for each message; so age counts only between bursts of work.
+    """
+    for connection in connections.all(initialized_only=True):
+        if idle or connection.errors_occurred:
+            tend(connection)

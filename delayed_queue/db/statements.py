@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 from django.db import Error, connections, transaction
 
-from delayed_queue.db.pipelines import RefusableCursor, first_of, leave_pipeline, refusal_of
 from delayed_queue.db.plans import plan_each_time, prepares
 from delayed_queue.db.rows import Row as Row
 from delayed_queue.db.sql import NOTIFY, ONE_PLAN
@@ -22,6 +21,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Cursor = psycopg.Cursor[Row]
 Statement = tuple[str, Mapping[str, Any]]
+
+
+class _RefusableCursor(psycopg.Cursor[tuple[Any, ...]]):
+    """A cursor that keeps what the server refused its statement with.
+
+    When a session is ended, psycopg reads that answer in a pipeline, goes on reading, and tells
+    of the broken connection alone; but it matters that the statement has not happened.
+    """
+
+    refusal: psycopg.Error | None = None
+
+    def _check_results(self, results: Any) -> None:
+        try:
+            super()._check_results(results)
+        except psycopg.Error as error:
+            self.refusal = error
+            raise
+
+
 AllExecutor = Callable[[psycopg.Connection[Row], Sequence[Statement], bool], list[list[Row]]]
 
 # The savepoint before what the handler of a consumed message writes.
@@ -46,7 +64,7 @@ _NOTIFY_FAILURES: Final = (
 )
 
 
-Executor = Callable[[RefusableCursor, str, Mapping[str, Any], bool], None]
+Executor = Callable[[_RefusableCursor, str, Mapping[str, Any], bool], None]
 
 # What is asked of a cursor that has run. Never its description: it is made anew each time.
 _rows: Callable[[Any], list[Row]] = methodcaller("fetchall")
@@ -213,7 +231,7 @@ def _run(
     prepare = prepares(connection) if statement in ONE_PLAN else plan_each_time(connection.alias)
 
     def work(raw: psycopg.Connection[Row]) -> T:
-        cursor = RefusableCursor(raw)
+        cursor = _RefusableCursor(raw)
         executed(cursor, statement, params, prepare)
         return answer(cursor)
 
@@ -240,16 +258,16 @@ def _directly(connection: BaseDatabaseWrapper, work: Callable[[psycopg.Connectio
 def _execute_all(
     raw: psycopg.Connection[Row], statements: Sequence[Statement], prepare: bool
 ) -> list[list[Row]]:
-    cursors: list[RefusableCursor] = []
+    cursors: list[_RefusableCursor] = []
     try:
         # Without a sync in between PostgreSQL takes them for one transaction.
         with raw.pipeline():
             for statement, params in statements:
-                cursors.append(RefusableCursor(raw))
+                cursors.append(_RefusableCursor(raw))
                 _execute(cursors[-1], statement, params, prepare)
     except psycopg.Error as caught:
-        leave_pipeline(raw)
-        raise refusal_of(cursors) or first_of(caught) from None
+        _leave_pipeline(raw)
+        raise _refusal_of(cursors) or _first_of(caught) from None
     return [cursor.fetchall() for cursor in cursors]
 
 
@@ -265,18 +283,18 @@ def _execute_within(
                 _execute(cursor, statement, params, prepare)
             psycopg.Cursor(raw).execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=prepare)
     except psycopg.Error as caught:
-        leave_pipeline(raw)
+        _leave_pipeline(raw)
         # Not there if the transaction was broken before, or the connection is lost.
         with suppress(psycopg.Error):
             raw.execute(f"ROLLBACK TO SAVEPOINT {_STEPS}", prepare=False)
             raw.execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=False)
-        raise first_of(caught) from None
+        raise _first_of(caught) from None
     return [cursor.fetchall() for cursor in cursors]
 
 
 def _execute_and_notify(
     channel: str,
-    cursor: RefusableCursor,
+    cursor: _RefusableCursor,
     statement: str,
     params: Mapping[str, Any],
     prepare: bool,
@@ -290,18 +308,18 @@ def _execute_all_and_notify(
     channels: Sequence[str],
     prepare: bool,
 ) -> list[list[Row]]:
-    steps = [(RefusableCursor(raw), *each) for each in statements]
+    steps = [(_RefusableCursor(raw), *each) for each in statements]
     _commit_and_notify(raw, steps, channels, prepare)
     return [cursor.fetchall() for cursor, _, _ in steps]
 
 
 def _commit_and_notify(
     raw: psycopg.Connection[Row],
-    steps: Sequence[tuple[RefusableCursor, str, Mapping[str, Any]]],
+    steps: Sequence[tuple[_RefusableCursor, str, Mapping[str, Any]]],
     channels: Sequence[str],
     prepare: bool,
 ) -> None:
-    announcements = [RefusableCursor(raw) for _ in channels]
+    announcements = [_RefusableCursor(raw) for _ in channels]
     try:
         with raw.pipeline() as pipeline:
             for cursor, statement, params in steps:
@@ -314,9 +332,9 @@ def _commit_and_notify(
             for announcement, channel in zip(announcements, channels, strict=True):
                 announcement.execute(NOTIFY, {"channel": channel}, prepare=prepare)
     except psycopg.Error as caught:
-        leave_pipeline(raw)
+        _leave_pipeline(raw)
         cursors = [cursor for cursor, _, _ in steps]
-        error = refusal_of(cursors) or first_of(caught)
+        error = _refusal_of(cursors) or _first_of(caught)
         is_executed = all(cursor.rownumber is not None for cursor in cursors)
         if is_executed and isinstance(error, _ENDINGS):
             # Before the commit or behind it: no answer to the statements, whatever it says.
@@ -372,3 +390,26 @@ def run(using: str, steps: Sequence[Step], channels: Sequence[str] = ()) -> list
     Then those who listen on the channels are woken.
     """
     return fetch_all_and_notify(using, steps, channels)
+
+
+def _leave_pipeline(raw: psycopg.Connection[Any]) -> None:
+    """Read what psycopg leaves unread: for a sync it expects one answer, a failed commit has two.
+
+    Until all is read, the connection cannot be used.
+    """
+    while not raw.closed and raw.info.pipeline_status is not psycopg.pq.PipelineStatus.OFF:
+        try:
+            raw.pgconn.exit_pipeline_mode()
+        except psycopg.OperationalError:
+            raw.pgconn.get_result()
+
+
+def _refusal_of(cursors: Sequence[_RefusableCursor]) -> psycopg.Error | None:
+    """Return what the first of the statements was refused with, if one was."""
+    return next((each.refusal for each in cursors if each.refusal is not None), None)
+
+
+def _first_of(error: psycopg.Error) -> psycopg.Error:
+    """Return the error that came first: that a pipeline could not be left follows from it."""
+    first = error.__context__
+    return first if isinstance(first, psycopg.Error) else error

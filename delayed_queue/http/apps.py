@@ -11,8 +11,8 @@ from django.conf import settings
 from delayed_queue.conf import SETTING, find_problems
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import Handler, Source, registry
-from delayed_queue.hooks import hooks
 from delayed_queue.http.conf import callback_settings
+from delayed_queue.queue.hooks import hooks
 
 
 class HttpConfig(AppConfig):

@@ -9,8 +9,7 @@ from datetime import timedelta
 from ipaddress import ip_network
 from typing import Any, Final
 
-from delayed_queue.conf import register_section, section
-from delayed_queue.sections import (
+from delayed_queue.conf import (
     KIB,
     MIB,
     Rule,
@@ -20,6 +19,8 @@ from delayed_queue.sections import (
     counts,
     each,
     is_flag,
+    register_section,
+    section,
 )
 
 _PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+", re.IGNORECASE)

@@ -11,8 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from delayed_queue.db.resilience import advice_on
-from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch
-from delayed_queue.suggestions import did_you_mean
+from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch, did_you_mean
 
 
 def count(least: int, most: int) -> Callable[[str], int]:

@@ -7,10 +7,19 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from delayed_queue.conf import register_section, section
+from delayed_queue.conf import (
+    KIB,
+    MIB,
+    Rule,
+    RuledSection,
+    between,
+    counts,
+    each,
+    register_section,
+    section,
+)
 from delayed_queue.handlers import CLAIMS
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.sections import KIB, MIB, Rule, RuledSection, between, counts, each
 
 KEY: Final = "NOTIFICATIONS"
 CHANNELS: Final = ("email", "sms", "webhook")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
+from delayed_queue.exceptions import suggest
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Channel, Priority
 from delayed_queue.notifications.recipients import problem_with, problem_with_url, recipient_hash
@@ -23,7 +24,6 @@ from delayed_queue.notifications.rendering import (
     NotRenderable,
     Rendered,
 )
-from delayed_queue.suggestions import suggest
 
 MAX_DEPTH: Final = 16
 # Python refuses to write numbers of thousands of digits.

@@ -12,9 +12,9 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.codecs import codec_named, kind_of
 from delayed_queue.handlers import Handler, registry
-from delayed_queue.hooks import hooks
 from delayed_queue.messages import MAX_MILLISECONDS, MILLISECOND
 from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
+from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.inspect import OverviewRow
 
 MAX_KINDS: Final = 100

@@ -22,8 +22,8 @@ from delayed_queue.messages import (
     from_milliseconds,
 )
 from delayed_queue.queue.base import QueueBase, nothing
-from delayed_queue.queue.batches import outcome_of
 from delayed_queue.queue.doubts import redrive_again
+from delayed_queue.queue.offering import outcome_of
 from delayed_queue.queue.store.inspect import StoredRow
 
 DROP_ALL_CONFIRMATION: Final = "Yes, please, I know what I'm doing!"

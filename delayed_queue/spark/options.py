@@ -11,10 +11,9 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from delayed_queue.codecs import check_kind, codec_named, kind_of
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.exceptions import InvalidConfiguration, suggest
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.retries import parse_duration
-from delayed_queue.suggestions import suggest
 
 MAX_JOB_LENGTH: Final = 200
 # Options of Spark's own that it hands to every sink.

@@ -19,8 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.suggestions import suggest
+from delayed_queue.exceptions import InvalidConfiguration, suggest
 
 TEXT_CODECS: Final = ("|json", "|text")
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.suggestions import suggest
+from delayed_queue.exceptions import InvalidConfiguration, suggest
 
 _MASTER: Final = re.compile(r"(local(\[.+\]|-cluster\[.+\])?|spark://.+|yarn|k8s://.+)")
 _MEMORY: Final = re.compile(r"[1-9]\d*[mgt]", re.IGNORECASE)

@@ -11,9 +11,8 @@ from hashlib import md5
 from typing import Any, Final
 from uuid import UUID
 
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
 from delayed_queue.retries import RetryPolicy, parse_duration
-from delayed_queue.suggestions import did_you_mean
 
 DAY_MS: Final = 86_400_000
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.suggestions import did_you_mean
 from delayed_queue.tasks._api import AnyTask, InvalidTask
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,11 +10,10 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
 from delayed_queue.db.statements import Step, fetch_all
-from delayed_queue.exceptions import HandlerNotFound
+from delayed_queue.exceptions import HandlerNotFound, did_you_mean
 from delayed_queue.handlers import Verdict
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.queue.store.settle import acknowledging_members, dead_lettering, releasing
-from delayed_queue.suggestions import did_you_mean
 from delayed_queue.tasks.backend import DelayedQueueBackend
 from delayed_queue.tasks.queues import TaskQueue
 from delayed_queue.tasks.serving import Serving, declared, priorities, servings

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.models import Message
-from delayed_queue.queue.managers import MessageManager
+from delayed_queue.models import Message, MessageManager
 from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.consume import ConsumedRow
 from delayed_queue.queue.store.inspect import StatsRow, StoredRow

@@ -14,17 +14,18 @@ from typing import Final
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from delayed_queue.db.resilience import tidy_connections
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
 from delayed_queue.worker.consumers import FIRST_WINDOW, Consumer
-from delayed_queue.worker.executor import TIDY_SECONDS, tidy_connections
 from delayed_queue.worker.pools import (
     FAIR_FACTOR,
     SLOW_WINDOW,
     SOON_SECONDS,
+    TIDY_SECONDS,
     Pool,
     Work,
     emptied,

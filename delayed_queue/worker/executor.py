@@ -11,17 +11,14 @@ from typing import Final
 
 from django.db import connections
 
-from delayed_queue.db.resilience import tend
+from delayed_queue.db.resilience import tidy_connections
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
-from delayed_queue.worker.pools import GATHER_SECONDS, Pool, Run, Work, emptied
+from delayed_queue.worker.pools import GATHER_SECONDS, TIDY_SECONDS, Pool, Run, Work, emptied
 
-# How often a busy thread looks whether its connections have outlived CONN_MAX_AGE, and how long
-# an idle one waits for more work before it does. After an error it looks at once.
-TIDY_SECONDS: Final = 1.0
 # How often it looks whether one of them broke without the handler saying so.
 CHECK_SECONDS: Final = 0.001
 
@@ -235,14 +232,3 @@ class Executor(Pool):
         if is_time:
             slot.tidied_at = now
         tidy_connections(idle=is_time)
-
-
-def tidy_connections(*, idle: bool) -> None:
-    """Close this thread's connections that are of no use or, when idle, outlived CONN_MAX_AGE.
-
-    Django does this around each request. Here, with the default CONN_MAX_AGE of 0, it would
-    mean a new connection for each message; so age counts only between bursts of work.
-    """
-    for connection in connections.all(initialized_only=True):
-        if idle or connection.errors_occurred:
-            tend(connection)

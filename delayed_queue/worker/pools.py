@@ -23,6 +23,9 @@ FIRST_SECONDS: Final = 1.0
 AVERAGED: Final = 16
 # How long a sleeping worker lets results gather before it is woken to acknowledge them.
 GATHER_SECONDS: Final = 0.002
+# How often a busy thread looks whether its connections have outlived CONN_MAX_AGE, and how long
+# an idle one waits for more work before it does. After an error it looks at once.
+TIDY_SECONDS: Final = 1.0
 
 # How many times what is left free one dynamic queue may hold: one alone eight ninths.
 FAIR_FACTOR: Final = 8

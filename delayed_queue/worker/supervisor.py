@@ -18,8 +18,9 @@ from django.utils.autoreload import iter_all_python_module_files
 
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.observe.logs import quoted
-from delayed_queue.worker.board import COUNTERS, CrashReport, give_back, limit_of
+from delayed_queue.worker.board import COUNTERS, limit_of
 from delayed_queue.worker.children import Child
+from delayed_queue.worker.crashes import CrashReport, give_back
 from delayed_queue.worker.health import Place, forget_metrics, totals_of
 from delayed_queue.worker.heartbeat import Totals
 from delayed_queue.worker.settling import Counts

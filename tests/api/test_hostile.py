@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 from django.test import Client
 
-from delayed_queue import suggestions
+from delayed_queue import exceptions
 from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.api import bodies
 from delayed_queue.http.api.bodies import lines_of, parse
@@ -121,7 +121,7 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(name)
         return get_close_matches(name, *args, **kwargs)
 
-    monkeypatch.setattr(suggestions, "get_close_matches", count)
+    monkeypatch.setattr(exceptions, "get_close_matches", count)
     return made
 
 

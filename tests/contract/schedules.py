@@ -30,7 +30,7 @@ def hourly(queue: DelayedQueue, config_hash: str = A, payload: Any = "tick") -> 
         hour = now.replace(minute=0, second=0, microsecond=0)
         return [CronMessage(payload, hour + each * HOUR) for each in (1, 2)]
 
-    return ManyInstaller(queue, "report", config_hash, 10 * MINUTE, messages)
+    return ManyInstaller(queue.cron.ticks, "report", config_hash, 10 * MINUTE, messages)
 
 
 def drained(queue: DelayedQueue) -> list[Envelope]:

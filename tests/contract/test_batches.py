@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.queue.batches import CHUNK
+from delayed_queue.queue.offering import CHUNK
 from delayed_queue.testing import InMemoryQueue, ManualClock, assert_not_offered, assert_offered
 from tests.contract.support import HOUR, SECOND, MakeQueue, leased, polled_keys
 

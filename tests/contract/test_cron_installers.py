@@ -35,10 +35,10 @@ def test_c5_payloads_are_replaced_by_the_first_run_alone(queue: DelayedQueue):
 def test_c5_a_first_run_that_fails_does_not_use_it_up(queue: DelayedQueue):
     hourly(queue, payload="old").run()
     payloads: list[Any] = [object(), "new"]
-    now = queue._read_schedule("report")[0]
+    now = queue.cron.ticks.read_schedule("report")[0]
     at = datetime.fromtimestamp(now // 1000, UTC) + HOUR
     installer = ManyInstaller(
-        queue, "report", A, MINUTE, lambda _: [CronMessage(payloads.pop(0), at)]
+        queue.cron.ticks, "report", A, MINUTE, lambda _: [CronMessage(payloads.pop(0), at)]
     )
 
     with pytest.raises(ValueError, match="encode"):

@@ -169,10 +169,10 @@ def test_c4_a_lease_that_ran_out_is_none(queue: DelayedQueue, clock: ManualClock
 def test_c4_the_first_run_of_a_restarted_installer_steals_no_lease(
     queue: DelayedQueue, clock: ManualClock
 ):
-    queue._install_ticks(A, "report", ticks(clock, 0, payload="old"), can_update=True)
+    queue.cron.ticks.install(A, "report", ticks(clock, 0, payload="old"), can_update=True)
     envelope = leased(queue)
 
-    report = queue._install_ticks(A, "report", ticks(clock, 0, payload="new"), can_update=True)
+    report = queue.cron.ticks.install(A, "report", ticks(clock, 0, payload="new"), can_update=True)
 
     assert (report.kept, report.updated) == (1, 0)
     assert envelope.acknowledge()

@@ -21,7 +21,7 @@ from django.utils import timezone
 from delayed_queue import DelayedQueue, OfferOutcome, RetryPolicy, ScheduledMessage
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queue.batches import CHUNK
+from delayed_queue.queue.offering import CHUNK
 from delayed_queue.testing import assert_dead, assert_not_offered, assert_offered, dead_letters
 from tests.contract.support import (
     HOUR,

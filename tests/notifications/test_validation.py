@@ -12,7 +12,7 @@ from django.template import TemplateSyntaxError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayed_queue import suggestions
+from delayed_queue import exceptions
 from delayed_queue.notifications.recipients import recipient_hash
 from delayed_queue.notifications.rendering import Compiled, compiled
 from delayed_queue.notifications.validation import FieldError, Request, validate
@@ -193,7 +193,7 @@ def test_n1_guesses_and_errors_are_few(monkeypatch: pytest.MonkeyPatch):
         guessed.append(name)
         return []
 
-    monkeypatch.setattr(suggestions, "get_close_matches", guess)
+    monkeypatch.setattr(exceptions, "get_close_matches", guess)
     many = {f"sendAtt{number}": 1 for number in range(1000)}
     assert errors(many)[20] == FieldError("", "has more errors than these 20")
     assert len(guessed) == 3

@@ -20,7 +20,7 @@ from delayed_queue.http.jobs.dead import kick_topic
 from delayed_queue.http.jobs.finding import delete_job, find_job
 from delayed_queue.http.jobs.jobs import IfExists, job_from
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queue.batches import outcome_of
+from delayed_queue.queue.offering import outcome_of
 from tests.races.answers import polled
 from tests.races.concurrency import Call, calling, together, wait_until_blocked
 from tests.races.jobs import Connection, hold_job, insert, redriving

@@ -44,7 +44,7 @@ def test_the_floors_are_those_of_the_contract() -> None:
 # The core is used without them; health endpoints and code of other libraries aside.
 WINGS = re.compile(r"callback|topic|url|spark", re.IGNORECASE)
 INNOCENT = re.compile(r"hourly|add_done_callback")
-CORE = ("db", "queue", "cron", "worker", "observe", "models.py", "hooks.py", "handlers.py")
+CORE = ("db", "queue", "cron", "worker", "observe", "models.py", "handlers.py")
 
 
 def test_the_core_knows_no_word_of_the_wings() -> None:

@@ -12,8 +12,8 @@ from django.db import transaction
 
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.models import MessageManager
 from delayed_queue.queue import queue as queues
-from delayed_queue.queue.managers import MessageManager
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
 from delayed_queue.queue.store.pauses import PausedQueueManager
 from delayed_queue.testing import (

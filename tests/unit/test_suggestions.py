@@ -9,8 +9,8 @@ import pytest
 
 import delayed_queue
 import example_project
-from delayed_queue import suggestions
-from delayed_queue.suggestions import MAX_KNOWN, MAX_LENGTH, suggest
+from delayed_queue import exceptions
+from delayed_queue.exceptions import MAX_KNOWN, MAX_LENGTH, suggest
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_is_compared_is_bounded(monkeypatch: pytest.MonkeyPatch):
         compared.append(len(name) * len(known))
         return []
 
-    monkeypatch.setattr(suggestions, "get_close_matches", count)
+    monkeypatch.setattr(exceptions, "get_close_matches", count)
     suggest("x" * (MAX_LENGTH + 1), ["x"])
     assert compared == []
     suggest("x" * MAX_LENGTH, map(str, range(10**6)))
@@ -44,4 +44,4 @@ def test_nobody_else_guesses():
         for file in Path(str(package.__file__)).parent.rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
                 is_guess = isinstance(node, ast.ImportFrom) and node.module == "difflib"
-                assert not is_guess or file.name == "suggestions.py", file
+                assert not is_guess or file.name == "exceptions.py", file

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from delayed_queue.hooks import hooks
 from delayed_queue.http.admin.attempts import CallbackAttemptAdmin, attempts_of_job
 from delayed_queue.http.admin.tokens import ApiTokenAdmin
 from delayed_queue.http.admin.topics import TopicAdmin
+from delayed_queue.queue.hooks import hooks
 
 __all__ = ["ApiTokenAdmin", "CallbackAttemptAdmin", "TopicAdmin"]
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from delayed_queue.codecs import codec_named, encode
-from delayed_queue.exceptions import InvalidConfiguration, InvalidJob, InvalidMessage
+from delayed_queue.exceptions import InvalidConfiguration, InvalidJob, InvalidMessage, suggest
 from delayed_queue.http.jobs.kinds import Way, check_topic, host_of
 from delayed_queue.http.jobs.ladders import MAX_RETRY, MAX_TTR, check_ladder
 from delayed_queue.messages import (
@@ -25,7 +25,6 @@ from delayed_queue.messages import (
     to_milliseconds,
 )
 from delayed_queue.observe.instruments import headers_for
-from delayed_queue.suggestions import suggest
 
 FIELDS: Final = (
     "jobId", "topic", "delay", "body", "retry", "url", "runAt", "ttr", "ladder", "jitter",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, LiteralString
 
-from delayed_queue.hooks import KindFamily
+from delayed_queue.queue.hooks import KindFamily
 
 # The kinds of topics are one family for each topic: a key is one job in all of them. Who received
 # a callback knows it by its first schedule, and must know it again when it was redriven.

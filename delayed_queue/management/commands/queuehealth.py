@@ -14,9 +14,9 @@ from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
+from delayed_queue.exceptions import did_you_mean
 from delayed_queue.management.base import WRONG_USAGE, QueueCommand, count, seconds
 from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
-from delayed_queue.suggestions import did_you_mean
 from delayed_queue.worker.database import name_of_migration, our_labels
 from delayed_queue.worker.health import problems_of_file
 

@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, models
 from delayed_queue.db.rows import column_of, rows_of, value_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import Step, execute, fetch, fetch_all
-from delayed_queue.hooks import hooks
+from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.fragments import REPLACE, offering_again
 
 # The kinds of a family share their keys (hooks.KindFamily); any other kind is one for itself.
