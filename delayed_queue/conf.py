@@ -115,6 +115,8 @@ class QueueSettings:
     ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
     ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
     them or to their classes.
+    ``LOG_ERRORS``: log a handler's failure with its error and traceback, which may hold what the
+    payload held; None does so where ``DEBUG`` is on.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -131,6 +133,7 @@ class QueueSettings:
     HANDLERS_MODULE: str = "handlers"
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Sequence[Any] = ()
+    LOG_ERRORS: bool | None = None
 
 
 def check_lease(duration: Any) -> timedelta:
@@ -242,6 +245,7 @@ def _wrong(key: str, value: Any) -> str | None:
         "BACKOFF": (isinstance(value, Backoff), "It must be a Backoff."),
         "NOTIFY": (isinstance(value, bool), "It must be True or False."),
         "PREPARE": (value is None or isinstance(value, bool), "It must be True, False or None."),
+        "LOG_ERRORS": (value is None or isinstance(value, bool), "It must be True, False or None."),
         "CONCURRENCY": (_is_count(value, 1000), "It must be an int from 1 to 1000."),
         "ASYNC_CONCURRENCY": (_is_count(value, 10_000), "It must be an int from 1 to 10000."),
         "BATCH_SIZE": (_is_count(value, 10_000), "It must be an int from 1 to 10000."),
@@ -269,6 +273,12 @@ def get_settings() -> QueueSettings:
     """Return the settings in force, or raise InvalidConfiguration naming all that is wrong."""
     configured = _configured()
     return QueueSettings(**{key: configured[key] for key in configured if key not in _sections})
+
+
+def logs_errors() -> bool:
+    """Return whether handlers' failures are logged with their errors."""
+    chosen = get_settings().LOG_ERRORS
+    return settings.DEBUG if chosen is None else chosen
 
 
 @lru_cache

@@ -1,7 +1,7 @@
-"""The log of workers: the receivers that turn signals into ``key=value`` lines, ids only.
+"""The log: lines of ``key=value``, ids only, and the receivers that turn signals into them.
 
 Payloads stay out, and so do the texts of handlers' errors and reasons: they may hold personal
-data. What comes from outside goes through ``quoted()``.
+data; ``LOG_ERRORS`` adds the errors with their tracebacks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from delayed_queue.conf import logs_errors
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
 
@@ -29,6 +30,20 @@ def quoted(value: str) -> str:
     Keys are the callers' text: one with a line break could forge an event.
     """
     return value if _PLAIN.fullmatch(value) else json.dumps(value)
+
+
+def log(level: int, event: str, error: BaseException | None = None, /, **fields: Any) -> None:
+    """Write one line, ``event=… name=value …``; a value that could break or fake one is quoted.
+
+    The record has the event as ``record.event`` and the values as ``record.fields``, for handlers
+    that write JSON; ``error`` goes with its traceback.
+    """
+    if not logger.isEnabledFor(level):
+        return
+    template = "event=" + event + "".join(f" {name}=%s" for name in fields)
+    values = [quoted(str(value)) for value in fields.values()]
+    extra = {"event": event, "fields": fields}
+    logger.log(level, template, *values, exc_info=error, extra=extra, stacklevel=2)
 
 
 def first_line(error: BaseException) -> str:
@@ -66,53 +81,43 @@ def log_poll(queue: str, keys: Sequence[str]) -> None:
         logger.debug("event=polled queue=%s count=%s keys=%s", quoted(queue), len(keys), listed)
 
 
-def _name(worker: Any) -> str:
-    return quoted(str(worker))
+def _log_each(event: str, sender: Any, envelopes: Sequence[Envelope]) -> None:
+    for each in envelopes:
+        log(logging.DEBUG, event, **_ids(each), lease=each.lease_id, worker=sender)
+
+
+def _ids(envelope: Envelope) -> dict[str, Any]:
+    return {"queue": envelope.queue, "key": envelope.key, "attempt": envelope.attempt}
 
 
 def _log_leased(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
-    for each in envelopes:
-        logger.debug(
-            "event=leased queue=%s key=%s attempt=%s lease=%s worker=%s",
-            quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, _name(sender),
-        )  # fmt: skip
+    _log_each("leased", sender, envelopes)
 
 
 def _log_acknowledged(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
     for queue, count in Counter(each.queue for each in envelopes).items():
-        logger.debug(
-            "event=batch_acknowledged queue=%s count=%s worker=%s",
-            quoted(queue),
-            count,
-            _name(sender),
-        )
-    for each in envelopes:
-        logger.debug(
-            "event=acknowledged queue=%s key=%s attempt=%s lease=%s worker=%s",
-            quoted(each.queue), quoted(each.key), each.attempt, each.lease_id, _name(sender),
-        )  # fmt: skip
+        log(logging.DEBUG, "batch_acknowledged", queue=queue, count=count, worker=sender)
+    _log_each("acknowledged", sender, envelopes)
 
 
 def _log_failed(
     *, sender: Any, envelope: Envelope, error: BaseException, delay: timedelta, **kwargs: Any
 ) -> None:
-    logger.warning(
-        "event=failed queue=%s key=%s attempt=%s error=%s retry_in_s=%.3f worker=%s",
-        quoted(envelope.queue), quoted(envelope.key), envelope.attempt, type(error).__name__,
-        delay.total_seconds(), _name(sender),
-    )  # fmt: skip
+    shown = error if logs_errors() else None
+    fields = {"error": type(error).__name__, "retry_in_s": f"{delay.total_seconds():.3f}"}
+    log(logging.WARNING, "failed", shown, **_ids(envelope), **fields, worker=sender)
 
 
-def _log_dead(*, sender: Any, envelope: Envelope, **kwargs: Any) -> None:
-    logger.error(
-        "event=dead queue=%s key=%s attempt=%s worker=%s",
-        quoted(envelope.queue), quoted(envelope.key), envelope.attempt, _name(sender),
-    )  # fmt: skip
+def _log_dead(
+    *, sender: Any, envelope: Envelope, error: BaseException | None = None, **kwargs: Any
+) -> None:
+    shown = error if logs_errors() else None
+    log(logging.ERROR, "dead", shown, **_ids(envelope), worker=sender)
 
 
 def _log_started(*, sender: Any, **kwargs: Any) -> None:
-    logger.info("event=worker_started worker=%s", _name(sender))
+    log(logging.INFO, "worker_started", worker=sender)
 
 
 def _log_stopped(*, sender: Any, **kwargs: Any) -> None:
-    logger.info("event=worker_stopped worker=%s", _name(sender))
+    log(logging.INFO, "worker_stopped", worker=sender)

@@ -4,7 +4,8 @@ Each is sent with ``send_robust``: a receiver that fails is logged and changes n
 
 ``leased(sender, envelopes)`` after a claim; ``acknowledged(sender, envelopes)`` after the
 deletion committed; ``failed(sender, envelope, error, delay)`` after a retry was scheduled;
-``dead(sender, envelope, reason)`` after a message became a dead letter;
+``dead(sender, envelope, reason, error)`` after a message became a dead letter, ``error`` being
+the exception that its handler raised;
 ``worker_started(sender)``, ``worker_stopped(sender)``. The sender is the worker.
 """
 

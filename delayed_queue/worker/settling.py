@@ -211,8 +211,8 @@ class Settler:
         if verdict.delay is None:
             self._counts.dead += 1
             signals.announce(
-                signals.dead, self._sender, envelope=envelope, reason=verdict.reason
-            )  # fmt: skip
+                signals.dead, self._sender, envelope=envelope, reason=verdict.reason, error=error
+            )
             return
         if isinstance(error, NotBegun):
             consumer.schedule.rewind()

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import LazySettings
 from django.dispatch import Signal
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
@@ -110,6 +111,34 @@ class TestOfAWorker:
         assert dead == f"event=dead queue=conduct key=k attempt=3 worker={worker}"
         # The text of an error may hold what the payload held.
         assert "asked to fail" not in log.text
+
+    @pytest.mark.parametrize(
+        ("chosen", "debug", "is_shown"),
+        [(True, False, True), (False, True, False), (None, True, True), (None, False, False)],
+    )
+    def test_errors_are_logged_where_the_settings_say_so(
+        self,
+        log: pytest.LogCaptureFixture,
+        settings: LazySettings,
+        chosen: bool | None,
+        debug: bool,
+        is_shown: bool,
+    ) -> None:
+        """O6: the traceback, of what failed and of what died; without it no text of theirs."""
+        settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "LOG_ERRORS": chosen}
+        settings.DEBUG = debug
+        queue = DelayedQueue("conduct")
+        queue.offer_or_update("k", "fail")
+        while queue.contains_message("k"):
+            burst("conduct")
+        told: list[Any] = [each for each in log.records if hasattr(each, "event")]
+        ended = [each for each in told if each.event in ("failed", "dead")]
+        assert [each.event for each in ended] == ["failed", "failed", "dead"]
+        assert [each.exc_info is not None for each in ended] == [is_shown] * 3
+        assert ("asked to fail" in log.text) is is_shown
+        assert ("Traceback" in log.text) is is_shown
+        fields = ended[0].fields
+        assert (fields["queue"], fields["key"], fields["attempt"]) == ("conduct", "k", 1)
 
     def test_start_and_stop_are_told(self, log: pytest.LogCaptureFixture) -> None:
         worker = burst("ledger")

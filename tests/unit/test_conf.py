@@ -36,6 +36,7 @@ RIGHT: dict[str, list[Any]] = {
     "WATCHDOG": [timedelta(seconds=10), timedelta(hours=1)],
     "HANDLERS_MODULE": ["handlers", "queue_handlers"],
     "CRON": [(), []],
+    "LOG_ERRORS": [True, False, None],
     "INSTRUMENTS": [(), ["tests.instruments.Recorder"], [Recorder], (Recorder(),)],
     "API": [ApiSettings(), ApiSettings(PUBLIC=True, RATE=0.5, DOCS=False)],
     "CALLBACKS": [CallbackSettings(), CallbackSettings(ALLOWED_PORTS=[8080])],
@@ -60,6 +61,7 @@ WRONG: dict[str, list[Any]] = {
     "WATCHDOG": [timedelta(seconds=9.999), timedelta(0), 120, None],
     "HANDLERS_MODULE": ["", "my.handlers", None],
     "CRON": ["* * * * *", 5, [5], [{"no": "entry"}]],
+    "LOG_ERRORS": ["yes", 1],
     "INSTRUMENTS": ["tests.instruments.Recorder", None, ["Recorder"], ["a. b"], [5], [object]],
     "API": [
         None,

@@ -1,0 +1,40 @@
+"""Failed handlers as issues of Sentry, by its own SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sentry_sdk
+
+from delayed_queue.handlers import HandlerSignal
+from delayed_queue.messages import Envelope
+from delayed_queue.observe.instruments import Headers
+
+
+class SentryInstrument:
+    """Reports each attempt that failed, with queue, key and attempt, under a scope of its own.
+
+    What else the handler reports or logs there has them too. ``Snooze``, ``Retry`` and ``Reject``
+    are answers, not errors. The project initialises the SDK; what is sent of local variables, which
+    may hold payloads, is for its ``include_local_variables`` to say.
+    """
+
+    def offering(self, queue: str, headers: Headers | None) -> Headers | None:
+        return headers
+
+    @contextmanager
+    def handling(self, envelope: Envelope) -> Iterator[None]:
+        with sentry_sdk.isolation_scope() as scope:
+            scope.clear_breadcrumbs()
+            scope.set_transaction_name(f"handle {envelope.queue}")
+            scope.set_tag("delayed_queue.queue", envelope.queue)
+            scope.set_tag("delayed_queue.key", envelope.key)
+            scope.set_tag("delayed_queue.attempt", envelope.attempt)
+            try:
+                yield
+            except HandlerSignal:
+                raise
+            except Exception as error:
+                sentry_sdk.capture_exception(error)
+                raise
