@@ -27,6 +27,12 @@ from tests.callbacks.servers import Receiver
 from tests.callbacks.urls import EVERY_ADDRESS, EVERY_REFUSED
 
 CLOSED = CallbackSettings()
+# What a name has beside an address that is refused.
+OTHERS = [
+    pytest.param((), marks=pytest.mark.long),
+    ("8.8.8.8",),
+    pytest.param(("8.8.8.8", "2606:2800::1"), marks=pytest.mark.long),
+]
 
 
 class Answering(AbstractResolver):
@@ -76,7 +82,7 @@ def test_a_refused_url_opens_no_socket(url: str) -> None:
 
 
 @pytest.mark.parametrize("address", EVERY_ADDRESS)
-@pytest.mark.parametrize("others", [(), ("8.8.8.8",), ("8.8.8.8", "2606:2800::1")])
+@pytest.mark.parametrize("others", OTHERS)
 def test_a_name_with_a_refused_address_opens_no_socket(
     address: str, others: tuple[str, ...]
 ) -> None:

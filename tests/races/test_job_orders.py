@@ -1,13 +1,11 @@
 """J5, J3: a job is one, whatever the order in which the statements of several callers come.
 
 Each caller is a connection that is told one statement at a time; who has to wait for a lock goes on
-when it is given to it. Of the orders every so many-th is tried, and with ALL_ORDERS in the
-environment each one, which takes minutes.
+when it is given to it. Every day a part of the orders is tried, in `make test-all` each.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,6 +23,7 @@ from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
 from delayed_queue.queue.store.settle import DEAD_LETTER, RELEASE
 from tests.processes import wait_until
 from tests.races.concurrency import raw_connection
+from tests.sampling import sample
 
 Connection = psycopg.Connection[Any]
 # A step that returns True has its caller begin again, after all others.
@@ -169,7 +168,7 @@ def callers(transactional_db: None) -> Iterator[list[Caller]]:
 
 def orders(counts: Sequence[int], every: int) -> Iterator[list[int]]:
     """Yield ways to merge sequences of those lengths, as the numbers of the sequences."""
-    return islice(all_orders(counts), 0, None, 1 if "ALL_ORDERS" in os.environ else every)
+    return islice(all_orders(counts), 0, None, every)
 
 
 def all_orders(counts: Sequence[int]) -> Iterator[list[int]]:
@@ -238,10 +237,11 @@ def holding_x(caller: Caller) -> Sequence[Step]:
     return (commit,)
 
 
+@pytest.mark.parametrize("every", sample([17, 1], 17))
 def test_j5_an_update_a_death_and_a_redrive_leave_one_job(
-    callers: list[Caller], admin: Connection
+    callers: list[Caller], admin: Connection, every: int
 ) -> None:
-    for order in orders([3, 1, 3, 1], 5):
+    for order in orders([3, 1, 3, 1], every):
         scene(admin, is_leased=True)
         steps = [UPDATE, DEATH, redrive(), holding_x(callers[3])]
         assert play(admin, callers, steps, order) == 1, order
@@ -253,7 +253,7 @@ def test_j5_without_the_locks_of_its_letters_a_redrive_leaves_two(
 ) -> None:
     """So what is tried above is enough to find it."""
     most = 1
-    for order in orders([3, 1, 3, 1], 5):
+    for order in orders([3, 1, 3, 1], 17):
         scene(admin, is_leased=True)
         steps = [UPDATE, DEATH, redrive(careless=True), holding_x(callers[3])]
         most = max(most, play(admin, callers, steps, order))
@@ -262,29 +262,32 @@ def test_j5_without_the_locks_of_its_letters_a_redrive_leaves_two(
     assert most == 2
 
 
+@pytest.mark.parametrize("every", sample([41, 1], 41))
 def test_j5_an_update_and_two_failures_of_consumers_leave_one_job(
-    callers: list[Caller], admin: Connection
+    callers: list[Caller], admin: Connection, every: int
 ) -> None:
-    for order in orders([3, 3, 3], 19):
+    for order in orders([3, 3, 3], every):
         scene(admin, is_leased=False)
         assert play(admin, callers, [UPDATE, failure(), failure()], order) == 1, order
         assert admin.execute(LIVING).fetchall() == [("a", CALLED), ("x", CALLED)], order
 
 
+@pytest.mark.parametrize("every", sample([7, 1], 7))
 def test_j3_a_deletion_a_death_and_a_redrive_leave_none(
-    callers: list[Caller], admin: Connection
+    callers: list[Caller], admin: Connection, every: int
 ) -> None:
-    for order in orders([4, 1, 3], 3):
+    for order in orders([4, 1, 3], every):
         scene(admin, is_leased=True)
         assert play(admin, callers, [DELETION, DEATH, redrive()], order) == 1, order
         assert admin.execute(LIVING).fetchall() == [("x", PULLED)], order
         assert admin.execute(LETTERS).fetchall() == [(None,)], order
 
 
+@pytest.mark.parametrize("every", sample([101, 1], 101))
 def test_j3_a_deletion_and_two_failures_of_consumers_leave_none(
-    callers: list[Caller], admin: Connection
+    callers: list[Caller], admin: Connection, every: int
 ) -> None:
-    for order in orders([4, 3, 3], 61):
+    for order in orders([4, 3, 3], every):
         scene(admin, is_leased=False)
         play(admin, callers, [DELETION, failure(), failure()], order)
         assert admin.execute(LIVING).fetchall() == [("x", PULLED)], order

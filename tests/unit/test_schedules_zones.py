@@ -6,7 +6,7 @@ change, ``wall - after`` if that does not, both in a fold, and neither in a gap.
 test reads wall times with PEP 495 instead, and knows no changes.
 
 Covered are all zones of the tz database, one of each set with the same offsets in those years,
-found by probing twice a day. Around each change: hours at, just before, just after and between
+found by probing once a day. Around each change: hours at, just before, just after and between
 its edges; all four policies; now from two days before it to a day after, on and beside ticks.
 """
 
@@ -29,15 +29,16 @@ from hypothesis import strategies as st
 
 from delayed_queue.cron.rules import CronSchedule, DailySchedule, Gap, next_clock_change
 from delayed_queue.exceptions import InvalidConfiguration
+from tests.sampling import sample
 
 START, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC)
-STEP = timedelta(hours=12)
+STEP = timedelta(days=1)
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
 INSTANT = timedelta(microseconds=1)
 ZONES = sorted(zoneinfo.available_timezones())
-PARTS = 4
+PARTS = 8
 GAPS: list[Gap] = ["shift", "skip"]
 FOLDS: list[Literal["first", "second"]] = ["first", "second"]
 POLICIES = list(product(GAPS, FOLDS))
@@ -161,7 +162,7 @@ def test_the_changes_are_there_and_far_enough_apart_to_be_looked_at_one_by_one()
     assert any(change.edges[0].time() == time(0) for change in changes())
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", sample(range(PARTS), 0))
 def test_daily_windows_hold_what_they_should(part):
     for change in part_of_changes(part):
         hours = sampled_hours(change)
@@ -174,7 +175,7 @@ def test_daily_windows_hold_what_they_should(part):
                 assert got == within(expected, now, now + 2 * DAY), (str(change), gap, fold, now)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", sample(range(PARTS), 0))
 def test_daily_runs_follow_each_other_one_by_one(part):
     for change in part_of_changes(part):
         hours = sampled_hours(change)
@@ -188,7 +189,7 @@ def test_daily_runs_follow_each_other_one_by_one(part):
             assert chained[:-1] == within(expected, after, until), (str(change), gap, fold)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", sample(range(PARTS), 0))
 def test_every_single_hour_runs_once_a_day(part):
     for change in part_of_changes(part):
         for hour in sampled_hours(change)[::3]:
@@ -203,7 +204,7 @@ def test_every_single_hour_runs_once_a_day(part):
                     assert DAY - moved <= later - earlier <= DAY + moved
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", sample(range(PARTS), 0))
 def test_cron_expressions_with_fixed_times_run_as_daily_ones_do(part):
     for change in part_of_changes(part):
         for hour in [each for each in sampled_hours(change) if not each.second][::4]:
@@ -216,7 +217,7 @@ def test_cron_expressions_with_fixed_times_run_as_daily_ones_do(part):
                 assert got == [at for at in expected if at > now][:4], (str(change), hour)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", sample(range(PARTS), 0))
 @pytest.mark.parametrize("minutes", [60, 15])
 def test_repeating_cron_expressions_keep_their_pace(part, minutes):
     expression = "0 * * * *" if minutes == 60 else f"*/{minutes} * * * *"
@@ -233,7 +234,7 @@ def test_repeating_cron_expressions_keep_their_pace(part, minutes):
             assert {later - earlier for earlier, later in pairwise(got)} == {pace}, str(change)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", sample(range(PARTS), 0))
 def test_the_next_clock_change_is_found(part):
     for change in part_of_changes(part):
         assert next_clock_change(change.zone, change.at - INSTANT) == change.at, str(change)

@@ -11,6 +11,7 @@ import pytest
 from example_project.postgres import EmbeddedPostgres, installed_binaries
 from example_project.postgres.binaries import version_of
 from tests.integration.postgres.support import SMALL
+from tests.sampling import sample
 
 
 @pytest.fixture
@@ -21,7 +22,10 @@ def base() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.fixture(params=[pytest.param(each, id=version_of(each)) for each in installed_binaries()])
+INSTALLED = list(installed_binaries())
+
+
+@pytest.fixture(params=sample(INSTALLED, *INSTALLED[:1]), ids=version_of)
 def server(
     request: pytest.FixtureRequest, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[EmbeddedPostgres]:

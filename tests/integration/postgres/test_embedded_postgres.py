@@ -17,7 +17,8 @@ import psycopg
 import pytest
 
 from example_project.postgres import EmbeddedPostgres, LauncherError, accounts
-from example_project.postgres.binaries import copy_binaries, find_binaries
+from example_project.postgres.binaries import copy_binaries, find_binaries, version_of
+from tests.integration.postgres.conftest import INSTALLED
 from tests.integration.postgres.support import REPOSITORY, SMALL, ask, end, execute
 
 pytestmark = pytest.mark.slow
@@ -65,6 +66,7 @@ def test_starting_twice_is_one_server(server):
     assert server.status().pid == pid
 
 
+@pytest.mark.parametrize("server", INSTALLED, indirect=True, ids=version_of)
 def test_the_server_is_as_described(server):
     url = server.start()
     status = server.status()
