@@ -81,23 +81,20 @@ def log_poll(queue: str, keys: Sequence[str]) -> None:
         logger.debug("event=polled queue=%s count=%s keys=%s", quoted(queue), len(keys), listed)
 
 
-def _log_each(event: str, sender: Any, envelopes: Sequence[Envelope]) -> None:
-    for each in envelopes:
-        log(logging.DEBUG, event, **_ids(each), lease=each.lease_id, worker=sender)
-
-
 def _ids(envelope: Envelope) -> dict[str, Any]:
     return {"queue": envelope.queue, "key": envelope.key, "attempt": envelope.attempt}
 
 
 def _log_leased(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
-    _log_each("leased", sender, envelopes)
+    for each in envelopes:
+        log(logging.DEBUG, "leased", **_ids(each), lease=each.lease_id, worker=sender)
 
 
 def _log_acknowledged(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
     for queue, count in Counter(each.queue for each in envelopes).items():
         log(logging.DEBUG, "batch_acknowledged", queue=queue, count=count, worker=sender)
-    _log_each("acknowledged", sender, envelopes)
+    for each in envelopes:
+        log(logging.DEBUG, "acknowledged", **_ids(each), lease=each.lease_id, worker=sender)
 
 
 def _log_failed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -377,14 +376,3 @@ class TestDocumentation:
         rows = documents.table(self.page, "metric", "type", "labels", "meaning")
         documented = {documents.code(row[0]): row[1] for row in rows}
         assert documented == {name: kind for name, (kind, _) in families.items()}
-
-    def test_the_rules_use_no_others(self, families: dict[str, tuple[str, str]]) -> None:
-        text = "".join(each.text for each in documents.blocks(self.page, "yaml"))
-        named = set(re.findall(r"\bdelayed_queue_\w+", text))
-        exposed = {
-            f"{name}{suffix}"
-            for name, (kind, _) in families.items()
-            for suffix in {"counter": ["_total"], "histogram": ["_bucket"]}.get(kind, [""])
-        }
-        assert len(named) >= 6
-        assert named <= exposed

@@ -323,6 +323,11 @@ def logged_events() -> set[tuple[str, str]]:
                     args=[ast.Constant(value=str(text)), *_],
                 ):
                     found.add((text.partition(" ")[0].removeprefix("event="), level.upper()))
+                case ast.Call(
+                    func=ast.Name("log"),
+                    args=[ast.Attribute(attr=level), ast.Constant(value=str(event)), *_],
+                ):
+                    found.add((event, level))
     return found
 
 
