@@ -42,6 +42,7 @@ from delayed_queue.observe.overview import (
     handler_of,
     name_of,
 )
+from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
 from delayed_queue.queue.store.pauses import PausedQueueManager
 from delayed_queue.worker.heartbeat import ALIVE
 from delayed_queue.worker.store import ThroughputRow
@@ -256,6 +257,7 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
         "opts": model_admin.opts,
         "media": model_admin.media,
         "lines": _lines(kinds, cap, pauses, using),
+        "snapshot": _old_snapshot(using),
         "cap": f"{cap:,}",
         "is_cut": is_cut,
         "max_kinds": MAX_KINDS,
@@ -265,6 +267,11 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     }
     request.current_app = model_admin.admin_site.name
     return TemplateResponse(request, "admin/delayed_queue/queues.html", context)
+
+
+def _old_snapshot(using: str) -> Snapshot | None:
+    found = oldest_snapshot(using)
+    return found if found is not None and found.is_older_than(OLD) else None
 
 
 def _lines(kinds: list[str], cap: int, pauses: dict[str, Any], using: str) -> list[QueueLine]:

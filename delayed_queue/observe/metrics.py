@@ -19,6 +19,7 @@ from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
 from delayed_queue.observe.instruments import Headers, ending
 from delayed_queue.observe.overview import QueueDepth, measure
+from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
 
 with needing("metrics", "delayed_queue.observe.metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -121,7 +122,7 @@ def _metrics_of(registry: CollectorRegistry) -> _Metrics:
 
 
 class QueueCollector(Collector):
-    """Counts queues when it is scraped, in one statement and no further than a cap.
+    """Counts queues when it is scraped, in few statements and no further than a cap.
 
     ``queues`` names those to count; without it, all with messages, dead letters or a handler,
     at most a hundred. When the database cannot be asked, ``delayed_queue_up`` is 0 and the
@@ -140,18 +141,20 @@ class QueueCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        found = self._depths()
+        found = self._found()
         up = GaugeMetricFamily(
             "delayed_queue_up", "Whether the database answered.", labels=["database"]
         )
         up.add_metric([self._using], found is not None)
-        return [up, *_families(found or [])]
+        depths, snapshot = found or ([], None)
+        return [up, *_families(depths), *_families_of(snapshot)]
 
-    def _depths(self) -> list[QueueDepth] | None:
+    def _found(self) -> tuple[list[QueueDepth], Snapshot | None] | None:
         try:
             # Nobody else would: outside a request, a lost connection is not replaced.
             drop_if_lost(self._using)
-            return measure(self._queues, cap=self._cap, using=self._using)[0]
+            depths = measure(self._queues, cap=self._cap, using=self._using)[0]
+            return depths, oldest_snapshot(self._using)
         except (Error, DelayedQueueError):
             return None
 
@@ -181,6 +184,24 @@ def _families(found: list[QueueDepth]) -> list[Metric]:
         age.add_metric(labels, 0 if late_by is None else late_by.total_seconds())
         cut.add_metric(labels, any(count.is_cut for count in each.counts.values()))
     return [messages, letters, age, cut]
+
+
+def _families_of(snapshot: Snapshot | None) -> list[Metric]:
+    age = GaugeMetricFamily(
+        "delayed_queue_snapshot_age_seconds",
+        "How old the oldest snapshot is that keeps deleted messages from being cleaned away.",
+        labels=["holder"],
+    )
+    transactions = GaugeMetricFamily(
+        "delayed_queue_snapshot_transactions",
+        "How many transactions began since that snapshot.",
+        labels=["holder"],
+    )
+    if snapshot is not None:
+        seconds = 0.0 if snapshot.age is None else snapshot.age.total_seconds()
+        age.add_metric([snapshot.holder], seconds)
+        transactions.add_metric([snapshot.holder], snapshot.transactions)
+    return [age, transactions]
 
 
 class _Process(Collector):

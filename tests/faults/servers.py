@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from psycopg.conninfo import conninfo_to_dict
 
 from example_project.postgres import EmbeddedPostgres
 from tests.faults.programs import PRODUCTION
@@ -28,17 +30,40 @@ PARAMETERS: Final = {
 
 
 @contextmanager
-def private_server() -> Iterator[EmbeddedPostgres]:
+def private_server(**parameters: str | int) -> Iterator[EmbeddedPostgres]:
     """Run a server with the tables in a directory of its own; remove both afterwards."""
     with tempfile.TemporaryDirectory(prefix="dq-") as directory:
         Path(directory).chmod(0o755)  # the account of the server comes through
-        server = EmbeddedPostgres(directory, PARAMETERS, durable=False)
+        server = EmbeddedPostgres(directory, PARAMETERS | parameters, durable=False)
         server.start()
         try:
             migrate(server.socket_url)
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def standby_of(primary: EmbeddedPostgres, **parameters: str) -> Iterator[EmbeddedPostgres]:
+    """Run a standby that follows the server; remove it afterwards."""
+    with tempfile.TemporaryDirectory(prefix="dq-") as directory:
+        Path(directory).chmod(0o755)  # the account of the server comes through
+        parameters = {"shared_buffers": "32MB", **parameters}
+        standby = EmbeddedPostgres(directory, parameters, durable=False)
+        standby.data_directory.mkdir(mode=0o700, parents=True)
+        owner = primary.data_directory.stat()
+        os.chown(standby.data_directory, owner.st_uid, owner.st_gid)
+        shutil.copy(primary._password_file, standby._password_file)
+        found = conninfo_to_dict(primary.socket_url)
+        primary._run(
+            "pg_basebackup", "-h", str(found["host"]), "-p", str(found["port"]),
+            "-U", str(found["user"]), "-D", str(standby.data_directory), "-c", "fast", "-R",
+        )  # fmt: skip
+        standby.start()
+        try:
+            yield standby
+        finally:
+            standby.stop()
 
 
 def environment_on(url: str) -> dict[str, str]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -25,7 +22,7 @@ from example_project.postgres import EmbeddedPostgres, database_url
 from tests.api.servers import LATER, Server, gunicorn, uvicorn
 from tests.faults.ledger import effects
 from tests.faults.programs import working
-from tests.faults.servers import environment_on, private_server
+from tests.faults.servers import environment_on, private_server, standby_of
 from tests.processes import ROOT, wait_until
 from tests.races.answers import only_row
 
@@ -129,27 +126,6 @@ def test_a_worker_sits_it_out_and_says_so_once(admin: psycopg.Connection[Any], q
         assert worker.log().count("event=database_unavailable") == 1
         assert "Traceback" not in worker.log()
         assert worker.starts == 1
-
-
-@contextmanager
-def standby_of(primary: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
-    """Run a standby that follows the server; remove it afterwards."""
-    with tempfile.TemporaryDirectory(prefix="dq-") as directory:
-        Path(directory).chmod(0o755)  # the account of the server comes through
-        standby = EmbeddedPostgres(directory, {"shared_buffers": "32MB"}, durable=False)
-        standby._make_home()
-        standby._make_private(standby.data_directory)
-        shutil.copy(primary._password_file, standby._password_file)
-        found = conninfo_to_dict(primary.socket_url)
-        primary._run(
-            "pg_basebackup", "-h", str(found["host"]), "-p", str(found["port"]),
-            "-U", str(found["user"]), "-D", str(standby.data_directory), "-c", "fast", "-R",
-        )  # fmt: skip
-        standby.start()
-        try:
-            yield standby
-        finally:
-            standby.stop()
 
 
 def url_of(*servers: EmbeddedPostgres, **options: str) -> str:

@@ -19,6 +19,7 @@ from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
 from tests.instruments import registry_of
 from tests.processes import ROOT
+from tests.races.concurrency import raw_connection
 
 FOLDER: Final = ROOT / "docs" / "operations" / "monitoring"
 METRIC: Final = re.compile(r"(delayed_queue_\w+)(?:\{([^}]*)\})?")
@@ -62,7 +63,10 @@ def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
             raise ValueError
 
     Worker(WorkerOptions(burst=True), registry_of(orders=handle)).run()
-    body, _ = exposition(QueueCollector())
+    with raw_connection() as holder:
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT 1")
+        body, _ = exposition(QueueCollector())
     return {
         sample.name: set(sample.labels)
         for family in text_string_to_metric_families(body.decode())

@@ -86,6 +86,8 @@ def inspections() -> list[Case]:
             or_reads={DUE}, may_scan_generically=True,
         ),
         Case("IS_READ_ONLY", {}, set(), n=1),
+        # The names of users and databases.
+        Case("OLDEST_SNAPSHOT", {}, set(), rows=200, scans={"pg_authid", "pg_database"}),
         Case("NOTIFY", {"channel": "delayed_queue_x"}, set(), rows=0),
         Case("LIMIT_WAITS", {"milliseconds": 1000}, set(), rows=0),
         # A row for each of the five kinds, and one look behind the last.

@@ -17,13 +17,14 @@ from django.db.migrations.executor import MigrationExecutor
 from delayed_queue.exceptions import did_you_mean
 from delayed_queue.management.base import WRONG_USAGE, QueueCommand, count, seconds
 from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
+from delayed_queue.observe.snapshots import oldest_snapshot
 from delayed_queue.worker.database import name_of_migration, our_labels
 from delayed_queue.worker.health import problems_of_file
 
 MAX_COUNT: Final = 999_999
 _APP: Final = "delayed_queue"
 _CONNECT_SECONDS: Final = 5
-_OF_QUEUES: Final = ("queue", "max_age", "max_due", "max_dead")
+_OF_DATABASE: Final = ("queue", "max_age", "max_due", "max_dead", "max_snapshot_age")
 
 
 class Command(QueueCommand):
@@ -52,6 +53,10 @@ class Command(QueueCommand):
             help="how many dead letters a queue may have",
         )
         parser.add_argument(
+            "--max-snapshot-age", type=seconds, metavar="SECONDS",
+            help="how old a snapshot may be that keeps deleted messages from being cleaned away",
+        )  # fmt: skip
+        parser.add_argument(
             "--file", metavar="PATH", help="look at a worker's health file, not at the database"
         )
         parser.add_argument(
@@ -75,9 +80,9 @@ class Command(QueueCommand):
 def _reasons(options: dict[str, Any]) -> list[str]:
     if options["file"] is None:
         return _reasons_of_database(options)
-    if any(options[name] not in (None, []) for name in _OF_QUEUES):
+    if any(options[name] not in (None, []) for name in _OF_DATABASE):
         raise CommandError(
-            "--file looks at one worker alone; ask for queues in a call of its own.",
+            "--file looks at one worker alone; ask the database in a call of its own.",
             returncode=WRONG_USAGE,
         )
     return problems_of_file(options["file"], options["max_file_age"])
@@ -90,7 +95,11 @@ def _reasons_of_database(options: dict[str, Any]) -> list[str]:
             missing = _missing_migrations(using)
             if missing:
                 return [f"migrations of {_APP} are missing: {', '.join(missing)}"]
-            return [*_unknown(options["queue"], using), *_of_depths(options)]
+            return [
+                *_unknown(options["queue"], using),
+                *_of_depths(options),
+                *_of_snapshots(options["max_snapshot_age"], using),
+            ]
     except Error as error:
         return [f"the database {using!r} cannot be asked: {' '.join(str(error).split())}"]
 
@@ -129,6 +138,13 @@ def _unknown(names: list[str], using: str) -> Iterator[str]:
             f"{name}: there is no such queue, neither a handler nor a message, a dead letter or a "
             f"schedule.{did_you_mean(name, there_are)}"
         )
+
+
+def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
+    found = None if limit is None else oldest_snapshot(using)
+    if limit is not None and found is not None and found.is_older_than(limit):
+        yield f"deleted messages are not cleaned away ({found.rows} rows): {found}"
+        yield f"  ends it{f' {found.place}' if found.place else ''}: {found.remedy}"
 
 
 def _of_depths(options: dict[str, Any]) -> list[str]:

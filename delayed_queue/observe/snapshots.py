@@ -1,0 +1,88 @@
+"""The oldest snapshot: while somebody holds one, deleted messages stay and claims get slower."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.observe.store import oldest_snapshot_row
+
+# A snapshot is old after so long, or, of holders without a beginning, by so many transactions.
+OLD: Final = timedelta(minutes=5)
+OLD_TRANSACTIONS: Final = 100_000
+
+_REMEDIES: Final = {
+    "session": "SELECT pg_terminate_backend({name});",
+    "prepared transaction": "ROLLBACK PREPARED {name};",
+    "replication slot": "SELECT pg_drop_replication_slot({name});",
+    "standby": "ALTER SYSTEM SET hot_standby_feedback = off;",
+}
+
+
+class Snapshot(NamedTuple):
+    """The oldest holder of a snapshot: a session, prepared transaction, slot or standby.
+
+    ``age`` is None where the server knows no beginning; ``dead_rows`` are those of the table of
+    messages; of ``hidden`` sessions the role may not see whether they hold one.
+    """
+
+    holder: str
+    name: str
+    application: str
+    owner: str
+    state: str
+    age: timedelta | None
+    transactions: int
+    dead_rows: int
+    hidden: int
+
+    def is_older_than(self, limit: timedelta) -> bool:
+        if self.age is None:
+            return self.transactions >= OLD_TRANSACTIONS
+        return self.age >= limit
+
+    def __str__(self) -> str:
+        """Return who it is, for how long: one line."""
+        words = [self.application, self.owner and f"user {self.owner}", self.state]
+        known = ", ".join(each for each in words if each)
+        since = f"{self.transactions:,} transactions"
+        if self.age is not None:
+            since = f"{timedelta(seconds=int(self.age.total_seconds()))} ({since})"
+        return f"{self.holder} {self.name}{f' ({known})' if known else ''}, for {since}"
+
+    @property
+    def remedy(self) -> str:
+        """What would end it; nothing of ours ever runs it."""
+        name = self.name if self.holder == "session" else "'" + self.name.replace("'", "''") + "'"
+        return _REMEDIES[self.holder].format(name=name)
+
+    @property
+    def rows(self) -> str:
+        """The number of dead rows, as it is read."""
+        return f"{self.dead_rows:,}"
+
+    @property
+    def place(self) -> str:
+        """Where the remedy is run, if not here."""
+        return "on the standby" if self.holder == "standby" else ""
+
+
+def oldest_snapshot(using: str = DEFAULT_DB_ALIAS) -> Snapshot | None:
+    """Return who holds the oldest snapshot that keeps dead messages, if anybody does."""
+    found = oldest_snapshot_row(using=using)
+    if found.holder is None:
+        return None
+    age = None if found.seconds is None else timedelta(seconds=found.seconds)
+    return Snapshot(
+        found.holder,
+        found.name,
+        found.application,
+        found.owner,
+        found.state,
+        age,
+        found.transactions,
+        found.dead_rows,
+        found.hidden,
+    )
