@@ -34,7 +34,7 @@ from benchmarks.spark_rivals import (
     encode,
 )
 from delayed_queue.spark import build_session, counts, drain
-from delayed_queue.spark.database import TASKS, VARIABLE
+from delayed_queue.spark.settings import TASKS, VARIABLE
 
 JAR: Final = "/usr/share/java/postgresql.jar"
 WARM: Final = 50_000

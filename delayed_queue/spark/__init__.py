@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from delayed_queue.spark.database import dsn_from_django as dsn_from_django
-    from delayed_queue.spark.draining import acknowledge_checkpoint as acknowledge_checkpoint
-    from delayed_queue.spark.draining import drain as drain
     from delayed_queue.spark.jobs.files import claim_lake as claim_lake
     from delayed_queue.spark.jobs.files import read_lake as read_lake
-    from delayed_queue.spark.ledger import Counts as Counts
-    from delayed_queue.spark.ledger import counts as counts
+    from delayed_queue.spark.leases import acknowledge_checkpoint as acknowledge_checkpoint
+    from delayed_queue.spark.leases import drain as drain
+    from delayed_queue.spark.offering import Counts as Counts
+    from delayed_queue.spark.offering import counts as counts
     from delayed_queue.spark.reader import consistent_snapshot as consistent_snapshot
     from delayed_queue.spark.session import build_session as build_session
     from delayed_queue.spark.session import register as register
     from delayed_queue.spark.source import DelayedQueueDataSource as DelayedQueueDataSource
 
 _HOMES = {
-    "Counts": "ledger",
+    "Counts": "offering",
     "DelayedQueueDataSource": "source",
-    "acknowledge_checkpoint": "draining",
+    "acknowledge_checkpoint": "leases",
     "build_session": "session",
     "claim_lake": "jobs.files",
     "consistent_snapshot": "reader",
-    "counts": "ledger",
-    "drain": "draining",
+    "counts": "offering",
+    "drain": "leases",
     "dsn_from_django": "database",
     "read_lake": "jobs.files",
     "register": "session",

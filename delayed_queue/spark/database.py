@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -27,8 +27,16 @@ from delayed_queue.exceptions import (
 from delayed_queue.retries import Backoff, is_transient
 from delayed_queue.spark.arrow import END, HEADER
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.settings import TASKS, VARIABLE
+from delayed_queue.spark.store.archiving import STEADY_TEXT, Template
 from delayed_queue.spark.store.streaming import LOOK_AROUND, AroundRow
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+_BACKOFF: Final = Backoff(retries=8)
 _PLACEHOLDER: Final = re.compile(r"%\((\w+)\)[sb]|%%")
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = str(8 * 1024 * 1024)
@@ -124,13 +132,17 @@ class AdbcSession:
             self._raw.close()
 
 
+def _opened(dsn: str, *, autocommit: bool = False) -> Connection:
+    with _translated(psycopg.Error):
+        # Prepared statements do not outlive a transaction behind a transaction pooler.
+        return psycopg.connect(dsn, autocommit=autocommit, prepare_threshold=None)
+
+
 class PsycopgSession:
     """The same through psycopg, where there is no ADBC driver; and all that writes."""
 
     def __init__(self, dsn: str) -> None:
-        with _translated(psycopg.Error):
-            # Prepared statements do not outlive a transaction behind a transaction pooler.
-            self._raw = psycopg.connect(dsn, prepare_threshold=None)
+        self._raw = _opened(dsn)
 
     def fetch(self, statement: str, params: Mapping[str, Any]) -> list[Row]:
         with _translated(psycopg.Error), self._raw.cursor() as cursor:
@@ -207,7 +219,6 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-VARIABLE: Final = "DELAYED_QUEUE_DSN"
 APPLICATION: Final = "delayed_queue_spark"
 # What libpq reads by itself: any of these says where the database is.
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGPORT", "PGUSER")
@@ -272,14 +283,11 @@ def connect(options: Options, *, dsn: str | None = None, reads_rows: bool = Fals
     try:
         return _driver(options, reads_rows)(_labelled(address))
     except DriverError as error:
-        raise ResourceUnavailable(
-            f"The database {_shown(address)} cannot be reached: {error}"
-        ) from None
+        raise _unreachable(address, error) from None
 
 
-def reconnect(options: Options) -> PsycopgSession:
-    """Open a connection as ``connect`` does, for whoever tries again: raises DriverError."""
-    return PsycopgSession(_labelled(resolve_dsn(options)))
+def _unreachable(dsn: str, error: DriverError) -> ResourceUnavailable:
+    return ResourceUnavailable(f"The database {_shown(dsn)} cannot be reached: {error}")
 
 
 def _labelled(dsn: str) -> str:
@@ -309,12 +317,51 @@ def _shown(dsn: str) -> str:
     return f"{parts.get('dbname', '')!r} at {host}:{port}"
 
 
-T = TypeVar("T")
+def steady(*, autocommit: bool = True) -> Connection:
+    """Open a connection of psycopg's own, on which the text of a row depends on no setting.
 
-# The transaction was ended for having idled: the connection is gone, nothing else.
-_IDLE_TIMEOUT: Final = "25P03"
-_TOO_MANY: Final = "53300"
-_BACKOFF: Final = Backoff(retries=8)
+    Raises ResourceUnavailable.
+    """
+    dsn = resolve_dsn(Options())
+    try:
+        connection = _opened(_labelled(dsn), autocommit=autocommit)
+    except DriverError as error:
+        raise _unreachable(dsn, error) from None
+    connection.execute(STEADY_TEXT.text)
+    return connection
+
+
+def _repeated(
+    work: Callable[[], T],
+    errors: type[Exception] | tuple[type[Exception], ...],
+    is_away: Callable[[Any], bool],
+    say: Callable[[str], None] = lambda _: None,
+) -> T:
+    """Do the work, again after these errors while the database is away: half a minute in all."""
+    waits = iter(_BACKOFF.waits())
+    while True:
+        try:
+            return work()
+        except errors as error:
+            wait = next(waits, None)
+            if wait is None or not is_away(error):
+                raise
+            say(f"{_first_line(error)}; trying again …")
+            time.sleep(wait)
+
+
+def outlasting(work: Callable[[], T], say: Callable[[str], None] = lambda _: None) -> T:
+    """Do the work, anew while the database is away.
+
+    The work must bear being begun anew wherever it broke off. Raises what it raised last.
+    """
+    return _repeated(work, (psycopg.OperationalError, ResourceUnavailable), _is_away, say)
+
+
+def _is_away(error: Exception) -> bool:
+    # A connection that broke while nobody answered has no SQLSTATE.
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return state is None or is_transient(state)
 
 
 class Link:
@@ -330,26 +377,26 @@ class Link:
         The work must bear being done twice: a commit that was not answered may have happened.
         Raises ResourceUnavailable, beginning with ``what``.
         """
-        waits = iter(_BACKOFF.waits())
-        while True:
-            try:
-                return self._once(work)
-            except DriverError as error:
-                wait = next(waits, None)
-                if wait is None or not is_worth_a_retry(error.sqlstate):
-                    raise ResourceUnavailable(f"{what} failed: {error}") from None
-                time.sleep(wait)
+        return self._named(
+            what,
+            lambda: _repeated(
+                lambda: self._once(work), DriverError, lambda error: is_transient(error.sqlstate)
+            ),
+        )
 
     def once(self, what: str, work: Callable[[PsycopgSession], T]) -> T:
         """Do the work in a transaction and commit it, or raise ResourceUnavailable."""
+        return self._named(what, lambda: self._once(work))
+
+    def _named(self, what: str, work: Callable[[], T]) -> T:
         try:
-            return self._once(work)
+            return work()
         except DriverError as error:
             raise ResourceUnavailable(f"{what} failed: {error}") from None
 
     def _once(self, work: Callable[[PsycopgSession], T]) -> T:
         try:
-            self._session = self._session or reconnect(self._options)
+            self._session = self._session or PsycopgSession(_labelled(resolve_dsn(self._options)))
             answer = work(self._session)
             self._session.commit()
         except BaseException:
@@ -362,15 +409,6 @@ class Link:
         if self._session is not None:
             self._session.close()
             self._session = None
-
-
-def is_worth_a_retry(sqlstate: str | None) -> bool:
-    """Return whether the same transaction may succeed on a new connection."""
-    return sqlstate in {_IDLE_TIMEOUT, _TOO_MANY} or is_transient(sqlstate)
-
-
-# Set by build_session(): how many tasks the session runs at a time.
-TASKS: Final = "DELAYED_QUEUE_SPARK_TASKS"
 
 
 def look_around(session: Session, options: Options, *, leases: int = 0) -> int:
@@ -396,3 +434,27 @@ def look_around(session: Session, options: Options, *, leases: int = 0) -> int:
             "job (spark.cores.max), or raise max_connections."
         )
     return around.now
+
+
+def check_database(spark: SparkSession, *, beside: int = 0) -> None:
+    """Raise what would stop the job after hours: no database, no tables, or no room.
+
+    A job opens one connection for each task that runs at a time, and ``beside`` them others.
+    """
+    options = Options(connections=spark.sparkContext.defaultParallelism)
+    session = connect(options)
+    try:
+        look_around(session, options, leases=beside)
+    finally:
+        session.close()
+
+
+def filled(template: Template, **names: composed.Composable) -> composed.Composed:
+    """Return the template with its names in place; the values stay parameters."""
+    return composed.SQL(template.text).format(**names)
+
+
+def fetch(
+    connection: Connection, statement: Any, params: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    return connection.execute(statement, params).fetchall()

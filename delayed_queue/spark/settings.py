@@ -9,6 +9,11 @@ from typing import Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration, suggest
 
+# Where the environment says which database it is.
+VARIABLE: Final = "DELAYED_QUEUE_DSN"
+# Set by build_session(): how many tasks the session runs at a time.
+TASKS: Final = "DELAYED_QUEUE_SPARK_TASKS"
+
 _MASTER: Final = re.compile(r"(local(\[.+\]|-cluster\[.+\])?|spark://.+|yarn|k8s://.+)")
 _MEMORY: Final = re.compile(r"[1-9]\d*[mgt]", re.IGNORECASE)
 

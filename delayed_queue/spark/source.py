@@ -16,11 +16,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from delayed_queue.spark.options import parse_options
-from delayed_queue.spark.reader import FilteringReader, QueueReader
+from delayed_queue.spark.reader import FilteringReader, LeasingReader, QueueReader
 from delayed_queue.spark.schema import read_schema
-from delayed_queue.spark.stream_reader import LeasingReader
-from delayed_queue.spark.stream_writer import StreamOfferWriter
-from delayed_queue.spark.writer import OfferWriter
+from delayed_queue.spark.writer import OfferWriter, StreamOfferWriter
 
 # The program of the process in which Spark hands filters over; it runs no other.
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"

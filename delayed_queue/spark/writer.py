@@ -1,4 +1,4 @@
-"""Bulk offers: a DataFrame into a queue, chunk by chunk or all at once."""
+"""Bulk offers: a DataFrame into a queue, chunk by chunk or at once, and a stream batch by batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from delayed_queue.codecs import channel_of
@@ -20,16 +24,21 @@ from delayed_queue.db.sql import NOTIFY
 from delayed_queue.exceptions import InvalidConfiguration, JobFinished, ResourceUnavailable
 from delayed_queue.spark.arrow import Columns, encode_rows
 from delayed_queue.spark.database import Link, PsycopgSession, Session, connect, look_around
-from delayed_queue.spark.ledger import DAY, JobKey, claim_closing, is_closed, prune_ledger, settle
 from delayed_queue.spark.offering import (
+    DAY,
     OFFER,
     Job,
+    JobKey,
     PartitionOffers,
     chunks,
+    claim_closing,
     due_times,
+    is_closed,
     is_soon,
     jsonb,
     offers_of,
+    prune_ledger,
+    settle,
 )
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.schema import check_written
@@ -203,3 +212,70 @@ class OfferWriter(DataSourceArrowWriter):
         with suppress(ResourceUnavailable):
             link.once(OFFER, lambda session: clear_stage(session, self._job))
         link.close()
+
+
+# Spark sets them where it runs a sink; the API gives the batch to commit() only.
+_OF_BATCH: Final = ("sql.streaming.queryId", "streaming.sql.batchId")
+
+
+@dataclass
+class BatchWritten(WriterCommitMessage):
+    """How many rows a task was given, and of which query: the commit is told neither."""
+
+    rows: int
+    query_id: str
+
+
+class StreamOfferWriter(DataSourceStreamArrowWriter):
+    """Offer the rows of a micro-batch under the id of the query and the number of the batch.
+
+    Both are in the checkpoint, and so the same after a restart. A batch that was finished is not
+    offered again; of one that was not, only the chunks that are missing.
+    """
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidConfiguration("The output mode must be append: a queue is not replaced.")
+        if options.job is not None or options.atomic:
+            raise InvalidConfiguration(
+                "The options job and atomic are for batches; a stream is counted under the id of "
+                "its query: counts(query.id)."
+            )
+        check_written(schema)
+        self._options = options
+        # Here, on the driver, and not in a task: an unknown queue is no reason to retry.
+        self._kind = options.required_kind
+        session = connect(options)
+        try:
+            self._now = look_around(session, options)
+        finally:
+            session.close()
+
+    def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        if context is None:
+            raise InvalidConfiguration("Rows of a stream are offered by tasks of Spark only.")
+        query_id, batch = (context.getLocalProperty(name) for name in _OF_BATCH)
+        if query_id is None or batch is None:
+            raise InvalidConfiguration("Spark does not say which batch of which query this is.")
+        job = Job(JobKey(query_id, int(batch)), self._now, self._options)
+        rows = PartitionOffers(job, context.partitionId()).offer_all(iterator)
+        return BatchWritten(rows, query_id)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        written = [each for each in messages if isinstance(each, BatchWritten)]
+        if not written:
+            return
+        key = JobKey(written[0].query_id, batchId)
+        rows = sum(each.rows for each in written)
+        link = Link(self._options)
+        try:
+            link.repeat("The commit", lambda session: claim_closing(session, key, rows))
+            link.repeat(
+                "The commit", lambda session: prune_ledger(session, self._options.ledgerDays)
+            )
+        finally:
+            link.close()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Leave what was offered: the batch is replayed, and its chunks are known."""

@@ -239,9 +239,10 @@ _ANSWER: Final = "answer "
 
 def serve(heard: Callable[[], bytes]) -> None:
     """Be that process: run what is heard, a JSON list a line, until an empty line comes."""
-    from delayed_queue.spark.database import VARIABLE, dsn_from_django
+    from delayed_queue.spark.database import dsn_from_django
     from delayed_queue.spark.jobs.console import Console
-    from delayed_queue.spark.starting import session
+    from delayed_queue.spark.session import session
+    from delayed_queue.spark.settings import VARIABLE
 
     # Before the JVM starts: executors have its environment.
     os.environ[VARIABLE] = dsn_from_django(connections["default"].settings_dict)

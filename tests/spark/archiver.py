@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from delayed_queue.spark.jobs import archives, files, tables
+from delayed_queue.spark.commands import archives
+from delayed_queue.spark.jobs import files, tables
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.tables import KNOWN
 

@@ -12,12 +12,13 @@ import pytest
 from django.db import connections
 
 from delayed_queue import DelayedQueue
-from delayed_queue.spark.database import TASKS, VARIABLE, dsn_from_django
+from delayed_queue.spark.database import dsn_from_django
+from delayed_queue.spark.settings import TASKS, VARIABLE
 from tests.processes import ROOT
 from tests.spark.support import QUIET
 
 if TYPE_CHECKING:
-    from delayed_queue.spark.stream_reader import LeasingReader
+    from delayed_queue.spark.reader import LeasingReader
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.spark.options import parse_options
+from delayed_queue.spark.reader import LeasingReader
 from delayed_queue.spark.schema import read_schema
-from delayed_queue.spark.stream_reader import LeasingReader
 
 FIVE = ReadMaxRows(5)
 

@@ -12,7 +12,7 @@ import psycopg
 
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter
-from delayed_queue.spark.jobs import archives, imports
+from delayed_queue.spark.commands import archives, imports
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.inputs import Input
 from delayed_queue.spark.jobs.records import Rules

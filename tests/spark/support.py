@@ -10,8 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from delayed_queue.spark.ledger import JobKey
-from delayed_queue.spark.offering import Job, PartitionOffers
+from delayed_queue.spark.offering import Job, JobKey, PartitionOffers
 from delayed_queue.spark.options import parse_options
 
 # A small JVM that keeps no files and opens no ports of its own.

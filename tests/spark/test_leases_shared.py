@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
-from delayed_queue.spark.jobs.database import connect
+from delayed_queue.spark.database import steady
 from delayed_queue.spark.jobs.handling import Handling, Settler, Tally
 from tests.spark.leasing import FIVE, fill, read, reader, settled, under
 from tests.spark.pipelines import TARGETS
@@ -109,7 +109,7 @@ class TestAnotherQueuesMessageUnderTheLease:
         lease_id, tally = self.mixed(queue), Tally()
         ids = list(Message.objects.values_list("id", flat=True))
         handling = Handling(f"{TARGETS}:answering", "orders")
-        with connect() as connection:
+        with steady() as connection:
             settler = Settler(connection, handling, "orders|json", tally, is_repeated=False)
             settler.handle(lease_id, ids)
         assert (tally.done, tally.total, keys_of(other)) == (1, 1, ["theirs"])

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from delayed_queue import DelayedQueue
 from delayed_queue.spark import counts
-from delayed_queue.spark.database import VARIABLE, Link, connect
-from delayed_queue.spark.ledger import prune_ledger
+from delayed_queue.spark.database import Link, connect
 from delayed_queue.spark.models import OfferLedger
-from delayed_queue.spark.offering import Job, PartitionOffers
+from delayed_queue.spark.offering import Job, PartitionOffers, prune_ledger
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.store.offering import CLAIM_CHUNK
 from tests.faults.aiming import COMMIT, Stage
 from tests.faults.proxies import proxied

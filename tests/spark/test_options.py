@@ -8,8 +8,9 @@ from dataclasses import fields
 import pytest
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, ResourceUnavailable
-from delayed_queue.spark.database import VARIABLE, connect, dsn_from_django, resolve_dsn
+from delayed_queue.spark.database import connect, dsn_from_django, resolve_dsn
 from delayed_queue.spark.options import Options, parse_options
+from delayed_queue.spark.settings import VARIABLE
 
 SECRET = "hunter2-s3cret"  # searched for, everywhere
 

@@ -19,11 +19,11 @@ from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration, TooManyConnections
 from delayed_queue.messages import Counts
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.spark.database import VARIABLE
-from delayed_queue.spark.jobs import archives, replays
+from delayed_queue.spark.commands import archives, replays
 from delayed_queue.spark.jobs.offers import Spread
 from delayed_queue.spark.jobs.tables import KNOWN
 from delayed_queue.spark.models import ArchiveManifest
+from delayed_queue.spark.settings import VARIABLE
 from example_project.postgres.server import EmbeddedPostgres
 from tests.faults.servers import crash, private_server
 from tests.processes import wait_until

@@ -16,7 +16,7 @@ from delayed_queue import DelayedQueue, RetryPolicy
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark import claim_lake
-from delayed_queue.spark.jobs import drains, replays
+from delayed_queue.spark.commands import drains, replays
 from delayed_queue.spark.jobs.files import Files
 from delayed_queue.spark.jobs.handling import Handling
 from tests.sampling import sample

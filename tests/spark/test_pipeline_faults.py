@@ -24,9 +24,10 @@ from django.utils.timezone import now
 
 from delayed_queue import DelayedQueue, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.spark.bundle import bundle
+from delayed_queue.spark.commands import archives, imports
 from delayed_queue.spark.commands.arguments import DONE, FAILED
-from delayed_queue.spark.jobs import archives, handling, imports
+from delayed_queue.spark.commands.bundle import bundle
+from delayed_queue.spark.jobs import handling
 from delayed_queue.spark.models import ArchiveManifest
 from delayed_queue.spark.session import find_java_home
 from tests.processes import ROOT, kill_family, wait_until

@@ -16,7 +16,7 @@ from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
-from delayed_queue.spark.jobs import imports
+from delayed_queue.spark.commands import imports
 from delayed_queue.spark.jobs.offers import Spread
 from delayed_queue.spark.jobs.records import Rules
 from tests.spark.pipelines import CONSOLE, TARGETS, lines, options, schedules

@@ -19,9 +19,9 @@ import pytest
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.models import Message
-from delayed_queue.spark.database import VARIABLE
-from delayed_queue.spark.jobs import imports, replays
+from delayed_queue.spark.commands import imports, replays
 from delayed_queue.spark.jobs.offers import Spread
+from delayed_queue.spark.settings import VARIABLE
 from tests.spark.pipelines import CONSOLE, archive, letters, lines, options, schedules
 from tests.spark.support import with_jvm
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from delayed_queue import DelayedQueue
-from delayed_queue.spark.jobs import reports, snapshots
+from delayed_queue.spark.commands import reports, snapshots
 from delayed_queue.spark.models import PipelineReport
 from tests.spark.pipelines import CONSOLE, letters
 from tests.spark.support import with_jvm

@@ -14,7 +14,8 @@ import pytest
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
-from delayed_queue.spark import cli, doctor, starting
+from delayed_queue.spark import commands, session
+from delayed_queue.spark.commands import doctor
 from delayed_queue.spark.commands.arguments import DONE, FAILED
 from delayed_queue.spark.settings import SparkSettings
 from tests.processes import wait_until
@@ -25,7 +26,7 @@ pytestmark = with_jvm
 
 
 def test_a_session_that_is_open_is_taken_and_stays_open(known: str, spark: Any) -> None:
-    with starting.session(SparkSettings(), CONSOLE, "again") as taken:
+    with session.session(SparkSettings(), CONSOLE, "again") as taken:
         assert taken.sparkContext is spark.sparkContext
     assert spark.range(3).count() == 3
 
@@ -33,7 +34,7 @@ def test_a_session_that_is_open_is_taken_and_stays_open(known: str, spark: Any) 
 def test_a_command_that_fails_says_a_sentence_and_no_stack(
     known: str, spark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["import", "nothing.csv", "--queue", "orders"]) == FAILED
+    assert commands.main(["import", "nothing.csv", "--queue", "orders"]) == FAILED
     out, err = capsys.readouterr()
     assert out == ""
     told = [line for line in err.splitlines() if not re.match(r"\[ +[\d.]+ s\] ", line)]
@@ -61,7 +62,7 @@ def test_a_signal_ends_a_drain(
 
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(send_when_the_batch_is_written)
-        code = cli.main(
+        code = commands.main(
             ["drain", "--queue", "orders", "--to", lake, "--continuous", "--format", "json"]
         )
         sent.result()

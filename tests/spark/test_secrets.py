@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from delayed_queue import DelayedQueue
-from delayed_queue.spark.database import VARIABLE
 from delayed_queue.spark.schema import read_schema
+from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.source import DelayedQueueDataSource
 from tests.processes import ROOT
 from tests.unit.test_imports import REFUSE_DJANGO

@@ -10,8 +10,8 @@ import pytest
 
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.spark import session
-from delayed_queue.spark.database import VARIABLE
 from delayed_queue.spark.session import find_java_home
+from delayed_queue.spark.settings import VARIABLE
 
 
 def java_at(directory: Path) -> Path:

@@ -17,9 +17,9 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark import claim_lake, drain, read_lake
-from delayed_queue.spark.database import VARIABLE
-from delayed_queue.spark.jobs import drains
+from delayed_queue.spark.commands import drains
 from delayed_queue.spark.jobs.handling import Handling
+from delayed_queue.spark.settings import VARIABLE
 from tests.spark.pipelines import CONSOLE, TARGETS
 from tests.spark.support import with_jvm
 from tests.spark.test_leases_shared import ROUNDS

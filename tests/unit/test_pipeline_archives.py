@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.jobs.archives import batched, ranges_of
+from delayed_queue.spark.commands.archives import batched
 from delayed_queue.spark.jobs.files import FileDigest, digest_of
-from delayed_queue.spark.jobs.tables import is_dead, named, new_holder, parse_only
+from delayed_queue.spark.jobs.tables import is_dead, named, new_holder, parse_only, ranges_of
 
 
 class TestArchives:

@@ -10,29 +10,28 @@ from pathlib import Path
 import pytest
 
 from delayed_queue.messages import Counts
-from delayed_queue.spark import cli
-from delayed_queue.spark.bundle import bundle
+from delayed_queue.spark import commands
 from delayed_queue.spark.commands.arguments import DONE, FAILED, asked_name
-from delayed_queue.spark.errors import sentence_of
-from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.commands.bundle import bundle
+from delayed_queue.spark.jobs.console import Console, aligned, sentence_of
 
 
 class TestCommandLine:
     def test_wrong_arguments_answer_1(self, capsys: pytest.CaptureFixture[str]) -> None:
         for arguments in (["nothing"], ["import"], ["import", "x.csv", "--over", "long"]):
             with pytest.raises(SystemExit) as ended:
-                cli.main(arguments)
+                commands.main(arguments)
             assert ended.value.code == FAILED
         assert "not a duration" in capsys.readouterr().err
 
     def test_a_queue_may_be_written_as_its_kind(self) -> None:
-        parse = cli.build_parser().parse_args
+        parse = commands.build_parser().parse_args
         for name, found in (("orders", "orders"), ("orders|json", "orders"), ("a|b|json", "a|b")):
             assert asked_name(parse(["import", "x.csv", "--queue", name])) == found
         assert asked_name(parse(["import", "x.csv"])) is None
 
     def test_delimiters(self, capsys: pytest.CaptureFixture[str]) -> None:
-        parse = cli.build_parser().parse_args
+        parse = commands.build_parser().parse_args
         for text, found in ((";", ";"), ("\\t", "\t"), ("\t", "\t")):
             assert parse(["import", "x.csv", "--delimiter", text]).delimiter == found
         for wrong in ("", "ab", '"'):
@@ -56,19 +55,20 @@ class TestCommandLine:
             ["import", "x.csv", "--queue", "q", "--executors", "90", "--master", "yarn"],
         ]
         for arguments in wrong:
-            assert cli.main(arguments) == FAILED
+            assert commands.main(arguments) == FAILED
             said = capsys.readouterr().err.splitlines()[-1]
             assert said.startswith(f"python -m delayed_queue.spark {arguments[0]}: ")
 
     def test_bundle_and_main_are_files(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["bundle"]) == DONE
+        assert commands.main(["bundle"]) == DONE
         path = capsys.readouterr().out.strip()
         assert path == str(bundle())
         with zipfile.ZipFile(path) as packed:
             names = set(packed.namelist())
-        assert {"delayed_queue/spark/cli.py", "delayed_queue/queue/store/claim.py"} <= names
+        wanted = {"spark/commands/__init__.py", "queue/store/claim.py"}
+        assert {f"delayed_queue/{each}" for each in wanted} <= names
         assert not any("/admin/" in name or "__pycache__" in name for name in names)
-        assert cli.main(["main", "--format", "json"]) == DONE
+        assert commands.main(["main", "--format", "json"]) == DONE
         assert Path(json.loads(capsys.readouterr().out)["path"]).is_file()
 
     def test_tables_are_aligned(self) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from delayed_queue.spark import cli, doctor
+from delayed_queue.spark import commands
+from delayed_queue.spark.commands import doctor
 from delayed_queue.spark.commands.arguments import FAILED
 from delayed_queue.spark.settings import SparkSettings
 
@@ -54,7 +55,7 @@ class TestDoctor:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("DELAYED_QUEUE_DSN", "host=127.0.0.1 port=1 dbname=x password=geheim")
-        assert cli.main(["doctor"]) == FAILED
+        assert commands.main(["doctor"]) == FAILED
         told = capsys.readouterr()
         assert "fail  database" in told.out
         assert "starting Spark" not in told.err

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.jobs import reports
-from delayed_queue.spark.jobs.functions import load
+from delayed_queue.spark.commands import reports
+from delayed_queue.spark.jobs.handling import load
 from delayed_queue.spark.jobs.inputs import Block, check_columns, format_of, numbered
 from delayed_queue.spark.jobs.records import (
     Checked,

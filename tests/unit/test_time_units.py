@@ -66,6 +66,6 @@ def test_all_that_is_wrong_is_named() -> None:
 )
 def test_the_command_has_the_option(arguments: list[str], unit: str | None) -> None:
     parser = ArgumentParser()
-    imports.COMMAND.add_arguments(parser)
+    imports.add_arguments(parser)
     options: Namespace = parser.parse_args(["a.csv", *arguments])
     assert options.time_unit == unit

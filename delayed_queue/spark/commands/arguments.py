@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from delayed_queue.codecs import check_kind, codec_named, kind_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import parse_duration
-from delayed_queue.spark.jobs.console import Console
-from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import Stopping
 
 DONE: Final = 0
 FAILED: Final = 1
 QUARANTINED: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A word of the command line."""
-
-    name: str
-    help: str
-    add_arguments: Callable[[ArgumentParser], None]
-    run: Callable[[Namespace, SparkSettings, Console, Stopping], int]
 
 
 def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:

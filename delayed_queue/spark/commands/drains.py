@@ -1,20 +1,226 @@
-"""``drain``: its arguments, and the call it is a shell around."""
+"""``drain``: what is due leaves the queue, into files or through a handler, and is deleted."""
 
 from __future__ import annotations
 
+import json
+import threading
 from argparse import ArgumentParser, Namespace
-from typing import Final
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.retries import RetryPolicy, parse_duration
 from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.arguments import CODECS, DONE, Command, asked_kind
-from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.commands.arguments import CODECS, DONE, asked_kind
+from delayed_queue.spark.database import connect
+from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.files import (
+    check_numbers,
+    check_owner,
+    check_root,
+    claim_for,
+    claim_lake,
+    directory_of,
+)
+from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
+from delayed_queue.spark.leases import acknowledge_checkpoint, owner_of
+from delayed_queue.spark.options import Options
+from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import Stopping, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+# Those that number what they have written by batches of the checkpoint.
+FILE_SINKS: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
+# Of one that handles: to read the ids, and to settle.
+CONNECTIONS_OF_TASK: Final = 2
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
+@dataclass(frozen=True, slots=True)
+class DrainOptions:
+    """What ``drain`` was asked for."""
+
+    kind: str
+    # None: of its own, in ``to``.
+    checkpoint: str | None = None
+    to: str | None = None
+    sink: str = "parquet"
+    sink_options: Mapping[str, str] = field(default_factory=dict)
+    handling: Handling | None = None
+    is_continuous: bool = False
+    interval: str = "1 second"
+    max_messages: int = 100_000
+    lease: str = "10m"
+
+    def __post_init__(self) -> None:
+        if (self.to is None) == (self.handling is None):
+            raise InvalidConfiguration("Say either --to or --handler: where the messages go.")
+        if self.to is None and self.checkpoint is None:
+            raise InvalidConfiguration(
+                "--handler needs --checkpoint: where Spark notes its progress."
+            )
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether the sink is one of Spark's own that write files."""
+        return self.handling is None and self.sink.lower() in FILE_SINKS
+
+
+@dataclass(slots=True)
+class Drained:
+    """What left the queue."""
+
+    kind: str
+    messages: int = 0
+    batches: int = 0
+    tally: Tally | None = None
+
+    def report(self) -> dict[str, Any]:
+        found = {"kind": self.kind, "messages": self.messages, "batches": self.batches}
+        return found | ({} if self.tally is None else asdict(self.tally))
+
+    def lines(self) -> list[str]:
+        """Return the answer in words."""
+        return aligned(list(self.report().items()))
+
+
+def run(
+    spark: SparkSession, options: DrainOptions, console: Console, stopping: threading.Event
+) -> Drained:
+    """Drain until nothing due is left, or continuously until the event is set."""
+    if options.handling is not None:
+        # Before anything is leased: a path that names nothing is no reason to try again.
+        options.handling.registered()
+    options = _placed(spark, options)
+    _claim(spark, options)
+    found = Drained(options.kind, tally=None if options.handling is None else Tally())
+    query = _started(spark, options, found, console)
+    try:
+        _waited(query, found, console, stopping)
+    finally:
+        if query.isActive:
+            query.stop()
+    # Spark tells the source of a batch's end when the next one comes; here none does.
+    acknowledge_checkpoint(spark, str(options.checkpoint))
+    return found
+
+
+def _placed(spark: SparkSession, options: DrainOptions) -> DrainOptions:
+    """Return the options with a place of the queue's own for what is written, and its progress.
+
+    Spark's file sinks number what they write by their directory, which so is for one stream. Other
+    sinks have a table, which several can share.
+    """
+    if options.to is None:
+        return options
+    name = directory_of(spark, options.kind)
+    root = options.to.rstrip("/")
+    checkpoint = options.checkpoint or f"{root}/_checkpoint/{name.partition('=')[2]}"
+    to = f"{root}/{name}" if options.writes_files else options.to
+    return replace(options, to=to, checkpoint=checkpoint)
+
+
+def _claim(spark: SparkSession, options: DrainOptions) -> None:
+    """Raise InvalidConfiguration where a place is another queue's, or another checkpoint's."""
+    checkpoint = str(options.checkpoint)
+    with closing(connect(Options())) as session:
+        owner = owner_of(options.kind, session)
+    places = [checkpoint]
+    if options.to is not None and options.writes_files:
+        check_root(spark, options.to.rpartition("/")[0])
+        places.append(options.to)
+    for each in places:
+        check_owner(spark, each, owner)
+    if options.to is not None:
+        check_numbers(spark, options.to, checkpoint)
+    # All is ours, or nobody's: only now is anything written.
+    for each in places:
+        claim_for(spark, each, owner)
+    if len(places) > 1:
+        claim_lake(spark, places[1], checkpoint)
+
+
+def _started(
+    spark: SparkSession, options: DrainOptions, found: Drained, console: Console
+) -> StreamingQuery:
+    from delayed_queue.spark.schema import read_schema
+
+    reader = (
+        spark.readStream.format("delayed_queue")
+        .option("kind", options.kind)
+        .option("maxMessagesPerTrigger", str(options.max_messages))
+        .option("lease", options.lease)
+    )
+    if options.handling is not None:
+        # The rest is read by whoever handles, under the lease as it then is.
+        # Handlers are what takes the time: what waits for them is not withheld from others.
+        reader = reader.schema("id bigint, lock_uuid string").option("prefetch", "false")
+        tasks = spark.sparkContext.defaultParallelism
+        reader = reader.option("connections", str(CONNECTIONS_OF_TASK * tasks))
+    else:
+        # As bytes: one payload that is no text must not stop all that come after it.
+        reader = reader.schema(read_schema(None))
+    writer: Any = _sink(reader.load(), options, found, console)
+    writer = writer.option("checkpointLocation", options.checkpoint)
+    if options.is_continuous:
+        return writer.trigger(processingTime=options.interval).start()  # type: ignore[no-any-return]
+    return writer.trigger(availableNow=True).start()  # type: ignore[no-any-return]
+
+
+def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Console) -> Any:
+    from delayed_queue.spark.schema import TEXT_CODECS
+
+    if options.handling is not None:
+        handling, tally = HandledPartition(options.handling, options.kind), found.tally
+
+        def handle(batch: DataFrame, number: int) -> None:
+            rows = batch.mapInArrow(handling, TALLY).collect()
+            for row in rows:
+                if tally is not None:
+                    tally.add(Tally(*row))
+            console.progress(f"batch {number}: {sum(sum(row) for row in rows):,} messages")
+
+        return frame.writeStream.foreachBatch(handle)
+    # Files have the kind in the name of their directory.
+    left_out = {"lock_uuid", "state", "id"} | ({"kind"} if options.writes_files else set())
+    columns = [each for each in frame.columns if each not in left_out]
+    if options.kind.endswith(TEXT_CODECS):
+        columns[columns.index("payload")] = "CAST(payload AS STRING) AS payload"
+    drained = frame.selectExpr(
+        *columns, "current_timestamp() AS drained_at", "CAST(current_date() AS STRING) AS date"
+    )
+    writer = drained.writeStream.format(options.sink).option("path", options.to or "")
+    for name, value in options.sink_options.items():
+        writer = writer.option(name, value)
+    return writer.partitionBy("date") if options.sink.lower() in {"parquet", "orc"} else writer
+
+
+def _waited(
+    query: StreamingQuery, found: Drained, console: Console, stopping: threading.Event
+) -> None:
+    """Wait for the end; count the batches that Spark has committed."""
+    last = -1
+    ended = False
+    while not ended and not stopping.is_set():
+        ended = bool(query.awaitTermination(1))  # raises what ended the query
+        for each in query.recentProgress:
+            progress = json.loads(each.json)
+            if progress["batchId"] > last and progress["numInputRows"]:
+                last = progress["batchId"]
+                found.messages += progress["numInputRows"]
+                found.batches += 1
+                if found.tally is None:
+                    console.progress(f"batch {last}: {progress['numInputRows']:,} messages")
+    if stopping.is_set():
+        console.progress("stopping …")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--queue", required=True, metavar="NAME", help="or a kind, as name|codec")
     add("--codec", choices=CODECS, default="json")
@@ -30,9 +236,9 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add("--lease", default="10m", metavar="TIME", help="how long a batch stays exclusive")
 
 
-def _run(options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping) -> int:
-    from delayed_queue.spark.jobs import drains
-    from delayed_queue.spark.jobs.handling import Handling
+def execute(
+    options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
+) -> int:
 
     kind = asked_kind(options)
     handling = None
@@ -42,7 +248,7 @@ def _run(options: Namespace, settings: SparkSettings, console: Console, stopping
         queue = kind.rpartition("|")[0]
         handling = Handling(options.handler, queue, options.codec, retry, lease_ms)
     interval = options.interval
-    asked = drains.DrainOptions(
+    asked = DrainOptions(
         kind=kind,
         checkpoint=options.checkpoint,
         to=options.to,
@@ -58,11 +264,6 @@ def _run(options: Namespace, settings: SparkSettings, console: Console, stopping
         session(settings, console, "drain", is_verbose=options.verbose) as spark,
         stopping.gently() as event,
     ):
-        found = drains.run(spark, asked, console, event)
+        found = run(spark, asked, console, event)
     console.answer(found.report(), found.lines())
     return DONE
-
-
-COMMAND: Final = Command(
-    "drain", "Take out what is due: into files, or to a handler.", _add_arguments, _run
-)

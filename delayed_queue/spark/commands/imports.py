@@ -1,10 +1,14 @@
-"""``import``: its arguments, and the call it is a shell around."""
+"""``import``: records of files become messages, and what cannot is put aside with its reasons."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from argparse import ArgumentParser, Namespace
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.commands import arguments
 from delayed_queue.spark.commands.arguments import (
     CODECS,
@@ -12,15 +16,299 @@ from delayed_queue.spark.commands.arguments import (
     FAILED,
     MODES,
     QUARANTINED,
-    Command,
     asked_name,
 )
-from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.database import check_database
+from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.files import Files
+from delayed_queue.spark.jobs.handling import check_of, deliver
+from delayed_queue.spark.jobs.inputs import (
+    Block,
+    Input,
+    blocks_of,
+    checked,
+    format_of,
+    is_cut,
+    places_of,
+    uncut,
+)
+from delayed_queue.spark.jobs.offers import (
+    ROWS_PER_PARTITION,
+    Offer,
+    Offered,
+    Spread,
+    began_at,
+    check_id,
+    offer,
+)
+from delayed_queue.spark.jobs.records import Rules, parse_mapping
+from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import Stopping, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SAMPLES: Final = 5
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """What ``import`` was asked for."""
+
+    source: Input
+    mode: str = "offer"
+    target: str | None = None
+    spread: Spread | None = None
+    max_bad_ratio: float = 1.0
+    quarantine: str = "quarantine"
+    quarantine_format: str = "parquet"
+    job: str | None = None
+    is_dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        check_id(self.job)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What became of each record; the parts are the whole."""
+
+    job: str
+    input: int
+    created: int = 0
+    updated: int = 0
+    ignored: int = 0
+    duplicates: int = 0
+    quarantined: int = 0
+    quarantine: str | None = None
+    is_dry_run: bool = False
+    was_done: bool = False
+    refused: str | None = None
+    reasons: tuple[tuple[str, int], ...] = ()
+    samples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def parts(self) -> dict[str, int]:
+        names = ("created", "updated", "ignored", "duplicates", "quarantined")
+        return {name: getattr(self, name) for name in names}
+
+    def report(self) -> dict[str, Any]:
+        """Return the report for machines."""
+        return {**asdict(self), "id": self.job}
+
+    def lines(self) -> list[str]:
+        """Return the report in words."""
+        rows = [("records", self.input), *self.parts.items()]
+        found = aligned(rows)
+        if self.is_dry_run:
+            valid = self.input - self.quarantined - self.duplicates
+            found = aligned(
+                [
+                    ("records", self.input),
+                    ("would be offered", valid),
+                    ("duplicates", self.duplicates),
+                    ("would be quarantined", self.quarantined),
+                ]
+            )
+        if self.reasons:
+            found += ["", *aligned([("records", "reason")])[:1]]
+            found += [f"{count:>7,}  {reason}" for reason, count in self.reasons]
+        if self.samples:
+            found += ["", "for example:"]
+            found += [
+                f"{each['file']}:{each['line']}: {'; '.join(each['reasons'])}"
+                for each in self.samples
+            ]
+        if self.quarantine:
+            found += ["", f"quarantined records: {self.quarantine}"]
+        if self.was_done:
+            found += ["", "An earlier import had offered all of it; these are its counts."]
+        return [*found, f"import id: {self.job}"]
+
+
+def run(spark: SparkSession, options: ImportOptions, console: Console) -> ImportReport:
+    """Import the files; nothing is offered before every record was checked."""
+    if options.target is not None:
+        checks = replace(options.source, check=check_of(options.target))
+        options = replace(options, source=checks)
+    elif not options.is_dry_run:
+        check_database(spark)
+    console.progress(f"checking the records of {', '.join(options.source.paths)} …")
+    try:
+        return _run(spark, options, console, is_uncut=False)
+    except _RecordWasCut:
+        console.progress("a quoted cell goes on in another block; reading each file in one piece …")
+        return _run(spark, options, console, is_uncut=True)
+
+
+class _RecordWasCut(Exception):
+    """Spark has cut a file within a record."""
+
+
+def _run(
+    spark: SparkSession, options: ImportOptions, console: Console, *, is_uncut: bool
+) -> ImportReport:
+    with uncut(spark, is_wanted=is_uncut):
+        frame = checked(spark, options.source).persist()
+        try:
+            return _Import(spark, options, console, frame).run()
+        finally:
+            frame.unpersist()
+
+
+class _Import:
+    """One run over the checked rows."""
+
+    def __init__(
+        self, spark: SparkSession, options: ImportOptions, console: Console, frame: DataFrame
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._console = console
+        self._frame = frame
+        self._blocks: list[Block] = []
+
+    def run(self) -> ImportReport:
+        self._blocks = blocks = blocks_of(self._frame)
+        if is_cut(blocks):
+            raise _RecordWasCut
+        good, bad = sum(each.good for each in blocks), sum(each.bad for each in blocks)
+        self._console.progress(f"{good:,} records are good, {bad:,} are bad")
+        report = ImportReport(self._job(), good + bad, quarantined=bad)
+        if bad:
+            report = self._with_reasons(report)
+        if self._options.is_dry_run:
+            unique = self._unique().count()
+            refused = self._refusal(report)
+            return replace(report, duplicates=good - unique, is_dry_run=True, refused=refused)
+        if bad:
+            report = self._quarantine(report)
+        if refused := self._refusal(report):
+            raise InvalidConfiguration(f"{refused} They are in {report.quarantine}.")
+        return self._offer(report, good)
+
+    def _job(self) -> str:
+        """Return the id that the same files and options have again."""
+        if self._options.job is not None:
+            return self._options.job
+        names = sorted({each.file for each in self._blocks})
+        source = asdict(self._options.source)
+        if source["rules"]["time_unit"] is None:
+            # Imports of versions without this option keep their ids.
+            del source["rules"]["time_unit"]
+        asked = {**source, "mode": self._options.mode, "target": self._options.target}
+        stamps = Files(self._spark).stamps(names)
+        text = json.dumps([stamps, asked], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    # Bad records
+
+    def _bad(self) -> DataFrame:
+        rows = self._frame.where("reasons IS NOT NULL")
+        placed = rows.join(places_of(self._spark, self._blocks), ["file", "block"])
+        return placed.selectExpr("file", "first_line + place + 1 AS line", "reasons", "record")
+
+    def _with_reasons(self, report: ImportReport) -> ImportReport:
+        counted = (
+            self._frame.selectExpr("explode(reasons) AS reason")
+            .groupBy("reason")
+            .count()
+            .orderBy("count", "reason", ascending=[False, True])
+            .limit(10)
+            .collect()
+        )
+        samples = self._bad().orderBy("file", "line").limit(SAMPLES)
+        return replace(
+            report,
+            reasons=tuple((row["reason"], row["count"]) for row in counted),
+            # Where and why, not what: records are data.
+            samples=tuple(row.asDict() for row in samples.drop("record").collect()),
+        )
+
+    def _quarantine(self, report: ImportReport) -> ImportReport:
+        path = f"{self._options.quarantine.rstrip('/')}/{report.job}"
+        writer = self._bad().write.mode("overwrite")
+        is_parquet = self._options.quarantine_format == "parquet"
+        (writer.parquet if is_parquet else writer.json)(path)
+        self._console.progress(f"{report.quarantined:,} bad records are in {path}")
+        return replace(report, quarantine=path)
+
+    def _refusal(self, report: ImportReport) -> str | None:
+        """Return why nothing is offered, if too many are bad."""
+        most = self._options.max_bad_ratio
+        # As a quotient: 0.29 * 100 is less than 29.
+        if report.quarantined / max(report.input, 1) <= most:
+            return None
+        return (
+            f"{report.quarantined:,} of {report.input:,} records are bad, more than "
+            f"--max-bad-ratio {most:g} allows; nothing was offered."
+        )
+
+    # Good ones
+
+    def _unique(self) -> DataFrame:
+        """Return the good rows, of each key the one that offers in order would leave.
+
+        By hash and in order: the same input gives the same partitions on any cluster, by which
+        the ledger knows chunks that an earlier run has offered.
+        """
+        order = "" if self._options.mode == "offer" else " DESC"
+        good = self._frame.where("key IS NOT NULL")
+        pieces = max(1, -(-sum(each.good for each in self._blocks) // ROWS_PER_PARTITION))
+        ranked = good.repartition(pieces, "kind", "key").selectExpr(
+            "*",
+            "row_number() OVER (PARTITION BY kind, key "
+            f"ORDER BY file{order}, block{order}, place{order}) AS rank",
+        )
+        return ranked.where("rank = 1").drop("rank", "lines", "reasons", "record")
+
+    def _scheduled(self, unique: DataFrame, job: str) -> DataFrame:
+        """Give each message its time; a record that says when itself keeps that."""
+        spread = self._options.spread
+        if spread is None:
+            return unique
+        from pyspark.sql.functions import broadcast
+
+        step = spread.step(sum(each.lines for each in self._blocks))
+        placed = unique.join(broadcast(places_of(self._spark, self._blocks)), ["file", "block"])
+        after = f"CAST((first_ordinal + place) * {step!r}D AS BIGINT)"
+        is_free = "schedule_ms IS NULL AND delay_ms IS NULL"
+        start = spread.start_ms
+        if start is None and self._options.target is None:
+            start = began_at(job)
+        times = (
+            ["schedule_ms", f"IF({is_free}, {after}, delay_ms) AS delay_ms"]
+            if start is None
+            else [f"IF({is_free}, {start}L + {after}, schedule_ms) AS schedule_ms", "delay_ms"]
+        )
+        return placed.selectExpr("kind", "key", "payload", "headers", *times)
+
+    def _offer(self, report: ImportReport, good: int) -> ImportReport:
+        unique = self._scheduled(self._unique(), report.job).persist()
+        try:
+            total = unique.count()
+            self._console.progress(f"offering {total:,} messages …")
+            offered = self._delivered(unique, report.job)
+        finally:
+            unique.unpersist()
+        if offered.counts.total != total:
+            raise InvalidConfiguration(
+                f"{total:,} messages were given out and {offered.counts.total:,} were counted. "
+                "They may all be there: import again, which changes nothing twice."
+            )
+        return replace(
+            report, duplicates=good - total, was_done=offered.was_done, **asdict(offered.counts)
+        )
+
+    def _delivered(self, unique: DataFrame, job: str) -> Offered:
+        if self._options.target is None:
+            how = Offer(job, self._options.mode)
+            return offer(unique, how)
+        counts = deliver(unique, self._options.target, self._options.source.rules.codec)
+        return Offered(counts, was_done=False)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="files, directories or globs")
     add("--queue", metavar="NAME", help="for records that name none; or a kind, as name|codec")
@@ -50,11 +338,9 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="check everything, write nothing")
 
 
-def _run(options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping) -> int:
-    from delayed_queue.spark.jobs import imports
-    from delayed_queue.spark.jobs.inputs import Input, format_of
-    from delayed_queue.spark.jobs.offers import Spread
-    from delayed_queue.spark.jobs.records import Rules, parse_mapping
+def execute(
+    options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
+) -> int:
 
     kind_of_files = format_of(options.paths, options.input_format)
     rules = Rules(
@@ -62,7 +348,7 @@ def _run(options: Namespace, settings: SparkSettings, console: Console, stopping
         options.max_depth, are_texts_json=kind_of_files != "jsonl",
         time_unit=options.time_unit,
     )  # fmt: skip
-    asked = imports.ImportOptions(
+    asked = ImportOptions(
         source=Input(tuple(options.paths), kind_of_files, rules, delimiter=options.delimiter),
         mode=options.mode,
         target=options.target,
@@ -74,12 +360,9 @@ def _run(options: Namespace, settings: SparkSettings, console: Console, stopping
         is_dry_run=options.dry_run,
     )
     with session(settings, console, "import", is_verbose=options.verbose) as spark:
-        report = imports.run(spark, asked, console)
+        report = run(spark, asked, console)
     console.answer(report.report(), report.lines())
     if report.refused is not None:
         console.warn(report.refused)
         return FAILED
     return QUARANTINED if report.quarantined else DONE
-
-
-COMMAND: Final = Command("import", "Offer the records of files.", _add_arguments, _run)

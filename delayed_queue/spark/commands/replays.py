@@ -1,18 +1,214 @@
-"""``replay``: its arguments, and the call it is a shell around."""
+"""``replay``: archived, drained or snapshotted messages back into their queues."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from argparse import ArgumentParser, Namespace
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
 
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.messages import MAX_KEY_LENGTH, Counts
 from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.arguments import DONE, MODES, Command
-from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.commands.arguments import DONE, MODES
+from delayed_queue.spark.database import check_database
+from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.files import KIND, Files, read_lake
+from delayed_queue.spark.jobs.offers import (
+    ROWS_PER_PARTITION,
+    Offer,
+    Spread,
+    began_at,
+    check_id,
+    offer,
+)
+from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import Stopping, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_LETTERS: Final = (
+    "pKind AS kind", "pKey AS key", "CAST(payload AS BINARY) AS payload", "headers",
+    "timestamp_millis(diedAt) AS at",
+    "concat_ws('\\n', reason, lastError, firstError) AS error",
+)  # fmt: skip
+_MESSAGES: Final = (
+    KIND, "key", "CAST(payload AS BINARY) AS payload", "headers",
+    "scheduled_at_initially AS at", "CAST(NULL AS STRING) AS error",
+)  # fmt: skip
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What ``replay`` was asked for."""
+
+    paths: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+    suffix: bool = False
+    mode: str = "offer"
+    spread: Spread | None = None
+    job: str | None = None
+    is_dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        check_id(self.job)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of the archived messages that the filters chose."""
+
+    job: str
+    chosen: int
+    counts: Counts
+    duplicates: int = 0
+    was_done: bool = False
+    is_dry_run: bool = False
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "job": self.job, "chosen": self.chosen, "duplicates": self.duplicates,
+            "was_done": self.was_done, "is_dry_run": self.is_dry_run, **asdict(self.counts),
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """Return the answer in words."""
+        rows: list[tuple[str, int]] = [("chosen", self.chosen), ("duplicates", self.duplicates)]
+        if not self.is_dry_run:
+            rows += list(asdict(self.counts).items())
+        found = aligned(rows)
+        if self.was_done:
+            found.append("An earlier replay had offered all of it; these are its counts.")
+        return [*found, f"replay id: {self.job}"]
+
+
+def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replayed:
+    """Offer what the filters choose; of several with one key, the latest."""
+    if not options.is_dry_run:
+        check_database(spark)
+    console.progress(f"reading {', '.join(options.paths)} …")
+    source = read_lake(spark, *options.paths, recursiveFileLookup="false")
+    files = source.inputFiles()
+    job = options.job or _job(spark, options, files)
+    chosen = _chosen(_normal(source), options).persist()
+    try:
+        total = chosen.count()
+        unique = _keyed(_latest(chosen, total), options, job).persist()
+        count = unique.count()
+        console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")
+        if options.is_dry_run:
+            return Replayed(job, total, Counts(), total - count, is_dry_run=True)
+        return _offered(unique, options, Replayed(job, total, Counts(), total - count))
+    finally:
+        chosen.unpersist()
+
+
+def _offered(unique: DataFrame, options: ReplayOptions, found: Replayed) -> Replayed:
+    count = found.chosen - found.duplicates
+    try:
+        spread = _from_the_beginning(options.spread, found.job)
+        offered = offer(_spread(unique, spread, count), Offer(found.job, options.mode))
+    finally:
+        unique.unpersist()
+    if offered.counts.total != count:
+        raise InvalidConfiguration(
+            f"{count:,} messages were given out and {offered.counts.total:,} were counted: "
+            "replay again, which changes nothing twice."
+        )
+    return Replayed(found.job, found.chosen, offered.counts, found.duplicates, offered.was_done)
+
+
+def _normal(source: DataFrame) -> DataFrame:
+    """Return one form of what archive, drain and snapshot write."""
+    columns = set(source.columns)
+    if {"pKind", "pKey", "payload", "diedAt"} <= columns:
+        return source.selectExpr(*_LETTERS)
+    if {"kind", "key", "payload", "scheduled_at_initially"} <= columns:
+        return source.selectExpr(*_MESSAGES)
+    raise InvalidConfiguration(
+        "These files are neither an archive of dead letters, nor of drain or snapshot: they have "
+        f"the columns {', '.join(sorted(columns))}."
+    )
+
+
+def _chosen(frame: DataFrame, options: ReplayOptions) -> DataFrame:
+    from pyspark.sql.functions import col, lit
+
+    wanted: Column = lit(True)
+    if options.kinds:
+        wanted &= col("kind").isin(*options.kinds)
+    if options.since is not None:
+        wanted &= col("at") >= lit(options.since)
+    if options.until is not None:
+        wanted &= col("at") < lit(options.until)
+    if options.error is not None:
+        wanted &= col("error").contains(options.error)
+    return frame.where(wanted)
+
+
+def _latest(frame: DataFrame, total: int) -> DataFrame:
+    """Return one row for each key, in partitions that are the same on any cluster.
+
+    By them the ledger knows chunks that an earlier run has offered, as in an import.
+    """
+    pieces = max(1, -(-total // ROWS_PER_PARTITION))
+    order = "at DESC, payload, headers, error"
+    ranked = frame.repartition(pieces, "kind", "key").selectExpr(
+        "*", f"row_number() OVER (PARTITION BY kind, key ORDER BY {order}) AS rank"
+    )
+    return ranked.where("rank = 1").drop("rank")
+
+
+def _from_the_beginning(spread: Spread | None, job: str) -> Spread | None:
+    """Return the spread with a start: without one it is when the replay first began."""
+    if spread is None or spread.start_ms is not None:
+        return spread
+    return replace(spread, start_ms=began_at(job))
+
+
+def _keyed(frame: DataFrame, options: ReplayOptions, job: str) -> DataFrame:
+    """Return the rows under their keys, or under new ones that no earlier replay has used."""
+    from pyspark.sql.functions import col, concat, length, lit
+
+    if not options.suffix:
+        return frame
+    # All of an id that was given: others may begin like it.
+    suffix = f"~{job if options.job is not None else job[:12]}"
+    found = frame.withColumn("key", concat(col("key"), lit(suffix)))
+    too_long = found.where(length("key") > MAX_KEY_LENGTH).count()
+    if too_long:
+        raise InvalidConfiguration(
+            f"{too_long:,} keys would have more than {MAX_KEY_LENGTH} characters with the suffix "
+            f"{suffix!r}: give a shorter --id, or keep the keys."
+        )
+    return found
+
+
+def _spread(frame: DataFrame, spread: Spread | None, total: int) -> DataFrame:
+    """Give each its time by the hash of its key: evenly, and the same when it is repeated."""
+    after = "CAST(NULL AS BIGINT)"
+    if spread is not None:
+        span = max(int(spread.step(total) * total), 1)
+        after = f"pmod(xxhash64(kind, key), {span}L)"
+        after = f"{spread.start_ms or 0}L + {after}"
+    times = (f"{after} AS schedule_ms", "CAST(NULL AS BIGINT) AS delay_ms")
+    return frame.selectExpr("kind", "key", "payload", "headers", *times)
+
+
+def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
+    asked = {**asdict(options), "paths": None, "spread": None, "is_dry_run": None}
+    stamps = [(name.rpartition("/")[2], size) for name, size, _ in Files(spark).stamps(files)]
+    text = json.dumps([sorted(stamps), asked], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="of archive, drain or snapshot")
     add("--kind", action="append", default=[], metavar="KIND", help="as name|codec; repeat")
@@ -38,11 +234,11 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="count, offer nothing")
 
 
-def _run(options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping) -> int:
-    from delayed_queue.spark.jobs import replays
-    from delayed_queue.spark.jobs.offers import Spread
+def execute(
+    options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
+) -> int:
 
-    asked = replays.ReplayOptions(
+    asked = ReplayOptions(
         paths=tuple(options.paths),
         kinds=tuple(options.kind),
         since=options.since,
@@ -55,9 +251,6 @@ def _run(options: Namespace, settings: SparkSettings, console: Console, stopping
         is_dry_run=options.dry_run,
     )
     with session(settings, console, "replay", is_verbose=options.verbose) as spark:
-        found = replays.run(spark, asked, console)
+        found = run(spark, asked, console)
     console.answer(found.report(), found.lines())
     return DONE
-
-
-COMMAND: Final = Command("replay", "Offer archived messages again.", _add_arguments, _run)

@@ -1,31 +1,93 @@
-"""``snapshot``: its arguments, and the call it is a shell around."""
+"""``snapshot``: all messages of a queue, or of all queues, as they stand at one moment."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from delayed_queue.spark.commands.arguments import CODECS, DONE, Command, asked_kind
-from delayed_queue.spark.jobs.console import Console
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.commands.arguments import CODECS, DONE, asked_kind
+from delayed_queue.spark.database import Connection, fetch, steady
+from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.files import Files, digest_of
+from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings
-from delayed_queue.spark.starting import Stopping, session
+from delayed_queue.spark.store.archiving import COUNT_MESSAGES, EXPORT_SNAPSHOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where the files are, what is in them, and their checksum."""
+
+    path: str
+    messages: int
+    files: int
+    digest: str
+
+    def lines(self) -> list[str]:
+        """Return the answer in words."""
+        rows = [("messages", self.messages), ("files", self.files), ("checksum", self.digest)]
+        return [*aligned(rows), self.path]
+
+
+def run(spark: SparkSession, kind: str | None, to: str, console: Console) -> Snapshot:
+    """Write the messages, count them against the same moment of the database, then name them."""
+    name = f"snapshot={datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+    staging, path = f"{to.rstrip('/')}/_staging-{name}", f"{to.rstrip('/')}/{name}"
+    files = Files(spark)
+    try:
+        written = _write(spark, kind, staging, console)
+        digests = files.digests(staging) if written else []
+        files.rename(staging, path)
+    except BaseException:
+        files.delete(staging)
+        raise
+    return Snapshot(path, written, len(digests), digest_of(digests))
+
+
+def _write(spark: SparkSession, kind: str | None, staging: str, console: Console) -> int:
+    with _moment() as (connection, snapshot):
+        console.progress("reading the messages …")
+        reader = spark.read.format("delayed_queue").option("snapshot", snapshot)
+        which = {"allQueues": "true"} if kind is None else {"kind": kind}
+        frame = reader.options(**which).load()
+        frame.write.partitionBy("kind").parquet(staging)
+        expected = int(fetch(connection, COUNT_MESSAGES.text, {"kind": kind})[0][0])
+    written = spark.read.schema(frame.schema).parquet(staging).count() if expected else 0
+    if written != expected:
+        raise InvalidConfiguration(
+            f"{written:,} messages were written, and there were {expected:,}; try again."
+        )
+    return written
+
+
+@contextmanager
+def _moment() -> Iterator[tuple[Connection, str]]:
+    """Hold a moment of the database open, and give the name by which others see the same."""
+    with steady() as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield connection, fetch(connection, EXPORT_SNAPSHOT.text, {})[0][0]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--queue", metavar="NAME", help="or a kind, as name|codec; default: all")
     parser.add_argument("--codec", choices=CODECS, default="json")
     parser.add_argument("--to", required=True, metavar="PATH", help="where snapshots are kept")
 
 
-def _run(options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping) -> int:
-    from delayed_queue.spark.jobs import snapshots
+def execute(
+    options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
+) -> int:
 
     kind = None if options.queue is None else asked_kind(options)
     with session(settings, console, "snapshot", is_verbose=options.verbose) as spark:
-        found = snapshots.run(spark, kind, options.to, console)
+        found = run(spark, kind, options.to, console)
     console.answer(asdict(found), found.lines())
     return DONE
-
-
-COMMAND: Final = Command("snapshot", "Write a queue as it stands to Parquet.", _add_arguments, _run)

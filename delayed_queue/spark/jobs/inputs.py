@@ -20,17 +20,19 @@ import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs.files import Files, read_lake
-from delayed_queue.spark.jobs.functions import close_connections, load_application
-from delayed_queue.spark.jobs.lines import (
+from delayed_queue.spark.jobs.handling import close_connections, load_application
+from delayed_queue.spark.jobs.records import (
     BOM,
+    Checker,
     CsvReader,
     Found,
     JsonReader,
     Reader,
+    Rules,
     Unreadable,
     cells_of,
+    plain,
 )
-from delayed_queue.spark.jobs.records import Checker, Rules, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,8 +16,8 @@ from delayed_queue.messages import (
     to_milliseconds,
 )
 from delayed_queue.spark.database import Link
-from delayed_queue.spark.ledger import counts as counts_of
 from delayed_queue.spark.offering import OFFER
+from delayed_queue.spark.offering import counts as counts_of
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.offering import OPEN_JOB
 

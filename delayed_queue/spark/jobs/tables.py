@@ -1,29 +1,39 @@
-"""Tables that can be archived, and the manifest of an archive: where it stands."""
+"""Tables that can be archived: their rows for executors to read, and the manifest of an archive."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, LiteralString
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, LiteralString
 from uuid import uuid4
 
+import psycopg
+import pyarrow as pa
 from psycopg import sql as composed
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.jobs.database import Connection, fetch, filled
+from delayed_queue.messages import MAX_MILLISECONDS
+from delayed_queue.spark.database import Connection, fetch, filled, outlasting, steady
 from delayed_queue.spark.jobs.files import FileDigest
 from delayed_queue.spark.store.archiving import (
     ADVANCE_ARCHIVE,
+    BOUNDS,
     COLUMNS,
     COUNT_PRUNED,
     HOLD_ARCHIVE,
     PLAN_ARCHIVE,
+    READ_PIECE,
     UNFINISHED_ARCHIVE,
     Template,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 DIGEST: Final = "archived_digest"
 # What Parquet keeps as it is; all else is kept as PostgreSQL's text of it.
@@ -298,3 +308,72 @@ class Manifests:
                 raise ArchiveLost(f"The archive {manifest.id} was taken over by another process.")
         manifest.deleted += deleted
         return deleted
+
+
+_PIECE: Final = 100_000
+_FETCHED: Final = 5_000
+_ARROW: Final = {
+    "smallint": pa.int16(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "real": pa.float32(),
+    "double precision": pa.float64(),
+    "boolean": pa.bool_(),
+    "bytea": pa.binary(),
+    "timestamp with time zone": pa.timestamp("us", tz="UTC"),
+    "date": pa.date32(),
+}
+
+
+class Reading:
+    """Reads pieces of the table, in the executors: one connection for each piece."""
+
+    def __init__(self, layout: Layout, cutoff: int) -> None:
+        self._layout = layout
+        self._cutoff = cutoff
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for piece in batch.to_pylist():
+                yield from self._rows(piece)
+
+    def _rows(self, piece: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        params = {**piece, "cutoff": self._cutoff}
+        with outlasting(partial(steady, autocommit=False)) as connection:
+            cursor: psycopg.ServerCursor[Any] = psycopg.ServerCursor(connection, "archive")
+            with cursor:
+                cursor.execute(self._layout.statement(READ_PIECE), params)
+                while rows := cursor.fetchmany(_FETCHED):
+                    yield self._batch(rows)
+
+    def _batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        schema = _arrow_schema(self._layout)
+        columns = zip(*rows, strict=True)
+        arrays = [
+            pa.array(column, type=each.type) for column, each in zip(columns, schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def read_rows(spark: SparkSession, table: Table, columns: Sequence[str]) -> DataFrame:
+    """Return some columns of all rows of a table that have an age."""
+    with steady() as connection:
+        whole = Layout.of(connection, table)
+        layout = Layout(table, {name: whole.types[name] for name in columns})
+        params = {"cutoff": MAX_MILLISECONDS, "limit": 2**62, "piece": _PIECE}
+        found = fetch(connection, layout.statement(BOUNDS), params)
+    ranges = ranges_of([key for key, _, _ in found])
+    pieces = spark.createDataFrame(ranges, "lower string, upper string, is_last boolean")
+    reading = Reading(layout, MAX_MILLISECONDS)
+    return pieces.repartition(max(len(ranges), 1), "lower").mapInArrow(reading, layout.schema)
+
+
+def ranges_of(bounds: list[str]) -> list[tuple[str, str, bool]]:
+    """Return the pieces between the bounds: without their upper end, but for the last."""
+    pairs = list(pairwise(bounds)) or [(each, each) for each in bounds]
+    return [(lower, upper, index == len(pairs) - 1) for index, (lower, upper) in enumerate(pairs)]
+
+
+def _arrow_schema(layout: Layout) -> pa.Schema:
+    types = [(name, _ARROW.get(kind, pa.string())) for name, kind in layout.types.items()]
+    return pa.schema([*types, (DIGEST, pa.string())])

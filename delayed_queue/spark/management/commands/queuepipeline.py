@@ -30,10 +30,11 @@ class Command(QueueCommand):
 
     def handle(self, **options: Any) -> None:
         with needing("spark", "queuepipeline"):
-            from delayed_queue.spark import cli
-            from delayed_queue.spark.database import VARIABLE, dsn_from_django
+            from delayed_queue.spark import commands
+            from delayed_queue.spark.database import dsn_from_django
+            from delayed_queue.spark.settings import VARIABLE
         # Through the environment: arguments are seen by everybody on the machine, and by Spark.
         os.environ[VARIABLE] = dsn_from_django(connections[options["database"]].settings_dict)
-        code = cli.main(options["arguments"] or ["--help"], spark_settings())
+        code = commands.main(options["arguments"] or ["--help"], spark_settings())
         if code:
             sys.exit(code)

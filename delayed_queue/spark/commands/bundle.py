@@ -1,4 +1,4 @@
-"""The package as one file for ``spark-submit --py-files``."""
+"""``bundle`` and ``main``: what ``spark-submit`` is given, the package in a file and a program."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import hashlib
 import os
 import tempfile
 import zipfile
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Final
 
 import delayed_queue
-from delayed_queue.spark.starting import private_directory
+from delayed_queue.spark.commands.arguments import DONE
+from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.session import Stopping, private_directory
+from delayed_queue.spark.settings import SparkSettings
 
 _PACKAGE: Final = Path(delayed_queue.__file__).parent
 # What executors never import: Django's side.
@@ -51,3 +55,15 @@ def _write(path: Path, names: list[str]) -> None:
                 packed.write(_PACKAGE.parent / name, name)
         Path(written.name).chmod(0o644)
     os.replace(written.name, path)  # noqa: PTH105 - one step, over one that came first
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Take none but the common ones."""
+
+
+def execute(
+    options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
+) -> int:
+    path = str(bundle() if options.command == "bundle" else _PACKAGE / "spark" / "__main__.py")
+    console.answer({"path": path}, [path])
+    return DONE

@@ -5,15 +5,17 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.db.rows import row_of
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.spark.errors import BINARY, sentence_of
-from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.commands.arguments import DONE, FAILED
+from delayed_queue.spark.jobs.console import BINARY, Console, sentence_of
+from delayed_queue.spark.session import Stopping, find_java_home, session
 from delayed_queue.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -123,8 +125,6 @@ def _numbers(version: str) -> tuple[int, int]:
 def java() -> Finding:
     """Look for a Java that Spark can run on."""
     try:
-        from delayed_queue.spark.session import find_java_home
-
         home = find_java_home()
     except (DelayedQueueError, ImportError) as error:
         return Finding(FAIL, "Java", "not found", str(error))
@@ -167,10 +167,10 @@ def database() -> Finding:
 
 
 def _asked() -> tuple[str, list[tuple[str, bool]]]:
-    from delayed_queue.spark.jobs.database import connect, fetch
+    from delayed_queue.spark.database import fetch, steady
     from delayed_queue.spark.store.archiving import PRESENT
 
-    with connect() as connection:
+    with steady() as connection:
         server = connection.info.parameter_status("server_version") or "?"
         rows = fetch(connection, PRESENT.text, {})
     return server.partition(" ")[0], [(name, is_there) for name, is_there in rows]
@@ -180,7 +180,6 @@ def _asked() -> tuple[str, list[tuple[str, bool]]]:
 
 
 def _on_spark(settings: SparkSettings, console: Console, *, is_verbose: bool) -> Iterator[Finding]:
-    from delayed_queue.spark.starting import session
 
     try:
         with session(settings, console, "doctor", is_verbose=is_verbose) as spark:
@@ -257,10 +256,10 @@ def look_here() -> dict[str, Any]:
 
 
 def _limits() -> tuple[int, int]:
-    from delayed_queue.spark.jobs.database import connect, fetch
+    from delayed_queue.spark.database import fetch, steady
     from delayed_queue.spark.store.streaming import LOOK_AROUND, AroundRow
 
-    with connect() as connection:
+    with steady() as connection:
         around = row_of(AroundRow, fetch(connection, LOOK_AROUND, {}))
     return around.most_connections, around.used_connections - 1
 
@@ -277,3 +276,15 @@ def connections(tasks: int, settings: SparkSettings, limits: tuple[int, int]) ->
         advice = f"That is more than MAX_CONNECTIONS, {settings.MAX_CONNECTIONS}: lower --cores."
         return Finding(WARN, "connections", sum_of, advice)
     return Finding(OK, "connections", sum_of)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Take none but the common ones."""
+
+
+def execute(
+    options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
+) -> int:
+    findings = examine(settings, console, is_verbose=options.verbose)
+    console.answer({"findings": [asdict(each) for each in findings]}, lines_of(findings))
+    return FAILED if any(each.level == FAIL for each in findings) else DONE
