@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -33,13 +31,16 @@ from delayed_queue.spark.jobs.inputs import (
     uncut,
 )
 from delayed_queue.spark.jobs.offers import (
-    ROWS_PER_PARTITION,
     Offer,
     Offered,
     Spread,
-    began_at,
     check_id,
+    delivered,
+    from_its_beginning,
+    held,
+    id_of,
     offer,
+    one_a_key,
 )
 from delayed_queue.spark.jobs.records import Rules, parse_mapping
 from delayed_queue.spark.session import Stopping, session
@@ -198,8 +199,7 @@ class _Import:
             del source["rules"]["time_unit"]
         asked = {**source, "mode": self._options.mode, "target": self._options.target}
         stamps = Files(self._spark).stamps(names)
-        text = json.dumps([stamps, asked], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:20]
+        return id_of(stamps, asked)
 
     # Bad records
 
@@ -247,20 +247,11 @@ class _Import:
     # Good ones
 
     def _unique(self) -> DataFrame:
-        """Return the good rows, of each key the one that offers in order would leave.
-
-        By hash and in order: the same input gives the same partitions on any cluster, by which
-        the ledger knows chunks that an earlier run has offered.
-        """
-        order = "" if self._options.mode == "offer" else " DESC"
-        good = self._frame.where("key IS NOT NULL")
-        pieces = max(1, -(-sum(each.good for each in self._blocks) // ROWS_PER_PARTITION))
-        ranked = good.repartition(pieces, "kind", "key").selectExpr(
-            "*",
-            "row_number() OVER (PARTITION BY kind, key "
-            f"ORDER BY file{order}, block{order}, place{order}) AS rank",
-        )
-        return ranked.where("rank = 1").drop("rank", "lines", "reasons", "record")
+        """Return the good rows, of each key the one that offers in order would leave."""
+        turn = "" if self._options.mode == "offer" else " DESC"
+        good = self._frame.where("key IS NOT NULL").drop("lines", "reasons", "record")
+        rows = sum(each.good for each in self._blocks)
+        return one_a_key(good, rows, f"file{turn}, block{turn}, place{turn}")
 
     def _scheduled(self, unique: DataFrame, job: str) -> DataFrame:
         """Give each message its time; a record that says when itself keeps that."""
@@ -273,9 +264,9 @@ class _Import:
         placed = unique.join(broadcast(places_of(self._spark, self._blocks)), ["file", "block"])
         after = f"CAST((first_ordinal + place) * {step!r}D AS BIGINT)"
         is_free = "schedule_ms IS NULL AND delay_ms IS NULL"
+        if self._options.target is None:
+            spread = from_its_beginning(spread, job)
         start = spread.start_ms
-        if start is None and self._options.target is None:
-            start = began_at(job)
         times = (
             ["schedule_ms", f"IF({is_free}, {after}, delay_ms) AS delay_ms"]
             if start is None
@@ -284,18 +275,9 @@ class _Import:
         return placed.selectExpr("kind", "key", "payload", "headers", *times)
 
     def _offer(self, report: ImportReport, good: int) -> ImportReport:
-        unique = self._scheduled(self._unique(), report.job).persist()
-        try:
-            total = unique.count()
+        with held(self._scheduled(self._unique(), report.job)) as (unique, total):
             self._console.progress(f"offering {total:,} messages …")
-            offered = self._delivered(unique, report.job)
-        finally:
-            unique.unpersist()
-        if offered.counts.total != total:
-            raise InvalidConfiguration(
-                f"{total:,} messages were given out and {offered.counts.total:,} were counted. "
-                "They may all be there: import again, which changes nothing twice."
-            )
+            offered = delivered(total, lambda: self._delivered(unique, report.job), "import")
         return replace(
             report, duplicates=good - total, was_done=offered.was_done, **asdict(offered.counts)
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -17,12 +15,15 @@ from delayed_queue.spark.database import check_database
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import KIND, Files, read_lake
 from delayed_queue.spark.jobs.offers import (
-    ROWS_PER_PARTITION,
     Offer,
     Spread,
-    began_at,
     check_id,
+    delivered,
+    from_its_beginning,
+    held,
+    id_of,
     offer,
+    one_a_key,
 )
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings
@@ -96,32 +97,21 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replay
     source = read_lake(spark, *options.paths, recursiveFileLookup="false")
     files = source.inputFiles()
     job = options.job or _job(spark, options, files)
-    chosen = _chosen(_normal(source), options).persist()
-    try:
-        total = chosen.count()
-        unique = _keyed(_latest(chosen, total), options, job).persist()
-        count = unique.count()
-        console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")
-        if options.is_dry_run:
-            return Replayed(job, total, Counts(), total - count, is_dry_run=True)
-        return _offered(unique, options, Replayed(job, total, Counts(), total - count))
-    finally:
-        chosen.unpersist()
+    with held(_chosen(_normal(source), options)) as (chosen, total):
+        latest = one_a_key(chosen, total, "at DESC, payload, headers, error")
+        with held(_keyed(latest, options, job)) as (unique, count):
+            console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")
+            found = Replayed(job, total, Counts(), total - count, is_dry_run=options.is_dry_run)
+            return found if options.is_dry_run else _offered(unique, options, found)
 
 
 def _offered(unique: DataFrame, options: ReplayOptions, found: Replayed) -> Replayed:
     count = found.chosen - found.duplicates
-    try:
-        spread = _from_the_beginning(options.spread, found.job)
-        offered = offer(_spread(unique, spread, count), Offer(found.job, options.mode))
-    finally:
-        unique.unpersist()
-    if offered.counts.total != count:
-        raise InvalidConfiguration(
-            f"{count:,} messages were given out and {offered.counts.total:,} were counted: "
-            "replay again, which changes nothing twice."
-        )
-    return Replayed(found.job, found.chosen, offered.counts, found.duplicates, offered.was_done)
+    spread = options.spread and from_its_beginning(options.spread, found.job)
+    rows = _spread(unique, spread, count)
+    how = Offer(found.job, options.mode)
+    offered = delivered(count, lambda: offer(rows, how), "replay")
+    return replace(found, counts=offered.counts, was_done=offered.was_done)
 
 
 def _normal(source: DataFrame) -> DataFrame:
@@ -150,26 +140,6 @@ def _chosen(frame: DataFrame, options: ReplayOptions) -> DataFrame:
     if options.error is not None:
         wanted &= col("error").contains(options.error)
     return frame.where(wanted)
-
-
-def _latest(frame: DataFrame, total: int) -> DataFrame:
-    """Return one row for each key, in partitions that are the same on any cluster.
-
-    By them the ledger knows chunks that an earlier run has offered, as in an import.
-    """
-    pieces = max(1, -(-total // ROWS_PER_PARTITION))
-    order = "at DESC, payload, headers, error"
-    ranked = frame.repartition(pieces, "kind", "key").selectExpr(
-        "*", f"row_number() OVER (PARTITION BY kind, key ORDER BY {order}) AS rank"
-    )
-    return ranked.where("rank = 1").drop("rank")
-
-
-def _from_the_beginning(spread: Spread | None, job: str) -> Spread | None:
-    """Return the spread with a start: without one it is when the replay first began."""
-    if spread is None or spread.start_ms is not None:
-        return spread
-    return replace(spread, start_ms=began_at(job))
 
 
 def _keyed(frame: DataFrame, options: ReplayOptions, job: str) -> DataFrame:
@@ -204,8 +174,7 @@ def _spread(frame: DataFrame, spread: Spread | None, total: int) -> DataFrame:
 def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
     asked = {**asdict(options), "paths": None, "spread": None, "is_dry_run": None}
     stamps = [(name.rpartition("/")[2], size) for name, size, _ in Files(spark).stamps(files)]
-    text = json.dumps([sorted(stamps), asked], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+    return id_of(sorted(stamps), asked)
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import (
@@ -118,6 +122,51 @@ def began_at(job: str) -> int:
     finally:
         link.close()
     return int(rows[0][0])
+
+
+def from_its_beginning(spread: Spread, job: str) -> Spread:
+    """Return the spread with a start: without one it is when the job first began."""
+    return spread if spread.start_ms is not None else replace(spread, start_ms=began_at(job))
+
+
+def id_of(stamps: Any, asked: Mapping[str, Any]) -> str:
+    """Return the id that the same files and options have again."""
+    text = json.dumps([stamps, asked], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def one_a_key(frame: DataFrame, rows: int, order: str) -> DataFrame:
+    """Return the first row of each key, in that order, of as many rows.
+
+    By hash and in order: the same input gives the same partitions on any cluster, by which the
+    ledger knows chunks that an earlier run has offered.
+    """
+    pieces = max(1, -(-rows // ROWS_PER_PARTITION))
+    ranked = frame.repartition(pieces, "kind", "key").selectExpr(
+        "*", f"row_number() OVER (PARTITION BY kind, key ORDER BY {order}) AS rank"
+    )
+    return ranked.where("rank = 1").drop("rank")
+
+
+@contextmanager
+def held(frame: DataFrame) -> Iterator[tuple[DataFrame, int]]:
+    """Compute the rows once; yield them, and how many they are."""
+    kept = frame.persist()
+    try:
+        yield kept, kept.count()
+    finally:
+        kept.unpersist()
+
+
+def delivered(total: int, deliver: Callable[[], Offered], again: str) -> Offered:
+    """Deliver that many rows; raise InvalidConfiguration when as many were not counted."""
+    found = deliver()
+    if found.counts.total != total:
+        raise InvalidConfiguration(
+            f"{total:,} messages were given out and {found.counts.total:,} were counted. They may "
+            f"all be there: {again} again, which changes nothing twice."
+        )
+    return found
 
 
 def offer(frame: DataFrame, how: Offer) -> Offered:
