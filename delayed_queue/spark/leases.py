@@ -13,20 +13,20 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from delayed_queue.db.rows import row_of, value_of
+from delayed_queue.db.rows import row_of, rows_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
 from delayed_queue.spark.database import Link, Session
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.streaming import (
     LEASE_DUE,
-    LEASED_RANGE,
+    LEASED_PIECES,
     LOOK_AROUND,
     RENEW_LEASE,
     TAKE_OVER_LEASE,
     WHICH_DATABASE,
     AroundRow,
-    RangeRow,
+    PieceRow,
 )
 
 if TYPE_CHECKING:
@@ -230,8 +230,8 @@ class Leases:
 
         return link.repeat("The lease", claim)
 
-    def range_of(self, lease_id: str) -> RangeRow:
-        """Return the first and the last id under the lease, and the database's clock.
+    def pieces_of(self, lease_id: str) -> list[PieceRow]:
+        """Return the batch in pieces for its tasks, on the database's clock; none of an empty one.
 
         A lease of an earlier process is taken over: what is left of it is renewed at once, and
         is one delivery more, for it may be what has ended that process.
@@ -239,10 +239,15 @@ class Leases:
         with self._turn:
             if lease_id not in self._held:
                 self._take_over(lease_id, [lease_id], deliveries=1)
-        params = {"lease_id": lease_id, "now": None}
+        params = {
+            "lease_id": lease_id,
+            "most": self._options.partitions,
+            "least": self._options.rowsPerTask,
+            "now": None,
+        }
         return self._link.repeat(
             "The look at the lease",
-            lambda session: row_of(RangeRow, session.fetch(LEASED_RANGE, params)),
+            lambda session: rows_of(PieceRow, session.fetch(LEASED_PIECES, params)),
         )
 
     def _take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -14,8 +15,12 @@ from delayed_queue.codecs import check_kind, codec_named, kind_of
 from delayed_queue.exceptions import InvalidConfiguration, suggest
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.retries import parse_duration
+from delayed_queue.spark.settings import TASKS
 
 MAX_JOB_LENGTH: Final = 200
+_TASKS_EACH: Final = 3
+# Partitions where nobody has told how many tasks run at a time.
+_UNTOLD: Final = 8
 # Options of Spark's own that it hands to every sink.
 _OF_SPARK: Final = frozenset(
     {
@@ -70,17 +75,25 @@ class Options:
     pollInterval: int = 3_000
     ledgerDays: int = 30
 
-    numPartitions: int = 8
+    numPartitions: int | None = None
     snapshot: str | None = None
     allQueues: bool = False
     mustExist: bool = False
     pushFilters: bool = False
 
     maxMessagesPerTrigger: int = 100_000
+    rowsPerTask: int = 1_000
     lease: int = 600_000
     leaseConnections: int = 2
     renew: bool = True
     prefetch: bool = True
+
+    @property
+    def partitions(self) -> int:
+        """The most tasks of a read: three for each that runs at a time, so that none runs long."""
+        if self.numPartitions is not None:
+            return self.numPartitions
+        return _TASKS_EACH * int(os.environ[TASKS]) if os.environ.get(TASKS) else _UNTOLD
 
     @property
     def required_kind(self) -> str:
@@ -220,6 +233,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "mustExist": _flag,
     "pushFilters": _flag,
     "maxMessagesPerTrigger": _whole(1, 10_000_000),
+    "rowsPerTask": _whole(1, 1_000_000),
     "lease": _duration,
     "leaseConnections": _whole(1, 64),
     "renew": _flag,

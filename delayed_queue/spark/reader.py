@@ -41,7 +41,14 @@ from delayed_queue.spark.database import DriverError, Session, connect, look_aro
 from delayed_queue.spark.leases import Leases, Owner, check_offset, owner_of
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.schema import check_read, source_columns, source_schema
-from delayed_queue.spark.store.streaming import ID_RANGE, READ_LEASED, READ_RANGE, RangeRow
+from delayed_queue.spark.store.streaming import (
+    ID_RANGE,
+    READ_LEASED,
+    READ_RANGE,
+    SAMPLED_CUTS,
+    PieceRow,
+    RangeRow,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -145,6 +152,8 @@ _MAKERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 
 
 NO_ROWS: Final = (0, 0)
+# Of the table, that are looked at for where to cut it: 32 MB.
+_PAGES: Final = 4_096
 # Tasks that write at the same time fill pages of their own and draw ids in turns: in the order of
 # ids one goes from page to page and back. By a bitmap each is read once.
 BY_PAGES: Final = "SET LOCAL enable_indexscan TO off"
@@ -183,11 +192,15 @@ class QueueReader(DataSourceReader):
             if self._options.mustExist:
                 self._check_kind(session)
             found = row_of(RangeRow, session.fetch(ID_RANGE, {"now": None}))
+            cuts = self._cuts(session)
         finally:
             session.close()
-        return [
-            IdRange(low, high, now) for low, high in ranges(found.first, found.last, self._options)
-        ]
+        return [IdRange(low, high, now) for low, high in ranges(found.first, found.last, cuts)]
+
+    def _cuts(self, session: Session) -> list[int]:
+        """Return ids that cut the messages into parts of about as many each."""
+        params = {"parts": self._options.partitions, "pages": _PAGES, "kind": self._options.kind}
+        return column_of(session.fetch(SAMPLED_CUTS, params))
 
     def _connected(self, *, reads_rows: bool = False) -> Session:
         session = connect(self._options, reads_rows=reads_rows)
@@ -238,15 +251,12 @@ class FilteringReader(QueueReader):
         return filters
 
 
-def ranges(
-    first: int | None, last: int | None, options: Options, least: int = 1
-) -> list[tuple[int, int]]:
-    """Cut the ids from first to last into even ranges of at least so many, without their ends."""
+def ranges(first: int | None, last: int | None, cuts: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the ids from first to last in ranges without their ends, cut where it is said."""
     if first is None or last is None:
         return [NO_ROWS]
-    count = max(min(options.numPartitions, (last - first + 1) // least), 1)
-    bounds = [first + (last - first + 1) * each // count for each in range(count + 1)]
-    return list(pairwise(bounds))
+    inner = sorted({each for each in cuts if first < each <= last})
+    return list(pairwise([first, *inner, last + 1]))
 
 
 def _join_snapshot(session: Session, snapshot: str) -> None:
@@ -319,8 +329,6 @@ def consistent_snapshot(dsn: str | None = None) -> Iterator[str]:
         session.close()
 
 
-# Fewer ids than this are not worth a task of their own.
-_IDS_PER_TASK: Final = 1_000
 Offset = dict[str, Any]
 
 
@@ -410,11 +418,8 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         lease_id = end["lock"]
-        first, last, now = self._held_for(start, end).range_of(lease_id)
-        return [
-            LeasedRange(lease_id, low, high, now)
-            for low, high in ranges(first, last, self._options, _IDS_PER_TASK)
-        ]
+        pieces = self._held_for(start, end).pieces_of(lease_id) or [PieceRow(*NO_ROWS, 0)]
+        return [LeasedRange(lease_id, *each) for each in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, LeasedRange):

@@ -85,7 +85,7 @@ def streams() -> list[Case]:
             for limit in (100, 1000)
             for cutoff in (None, NOW)
         ),
-        Case("LEASED_RANGE", held, {LEASES}, n=2, rows=2),
+        Case("LEASED_PIECES", {**held, "most": 8, "least": 10}, {LEASES}, n=100, rows=6),
         # With what other cases have rolled back of the lease.
         Case("RENEW_LEASE", {**lease, **held}, {LEASES}, n=100, rows=6, buffers=40, fixed=300),
         Case(
@@ -101,6 +101,13 @@ def streams() -> list[Case]:
                 n=100, rows=6, buffers=40, fixed=300,
             )
             for of, to in (("lease-1761", "lease-1761"), ("lease-1762", "new"))
+        ),
+        *(
+            Case(
+                "SAMPLED_CUTS", {"kind": kind, "parts": 8, "pages": 20}, set(), n=2000, rows=4,
+                scans={"delayed_queue"},
+            )
+            for kind in ("bulk|json", None)
         ),
         Case("ID_RANGE", {"now": NOW}, {PRIMARY}, n=2, rows=2, fixed=300),
         Case("READ_RANGE", ids, {PRIMARY}, n=1000, rows=3, buffers=5, fixed=100),

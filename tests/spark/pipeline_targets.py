@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from django.db import connections
 
 from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
 from delayed_queue.messages import Counts
@@ -56,6 +60,37 @@ def answer(word: str) -> None:
     }
     if word in answers:
         raise answers[word]
+
+
+_MEETING = threading.Barrier(3)
+
+
+def meeting(envelope: Envelope) -> None:
+    """Return when two others were called too."""
+    _MEETING.wait(30)
+
+
+class AtWork:
+    """How many calls are at work, and the most there were."""
+
+    now = most = 0
+
+
+AT_WORK = AtWork()
+
+
+async def counted_later(envelope: Envelope) -> None:
+    AT_WORK.now += 1
+    AT_WORK.most = max(AT_WORK.most, AT_WORK.now)
+    for _ in range(10):  # the others' turn
+        await asyncio.sleep(0)
+    AT_WORK.now -= 1
+
+
+def asking(envelope: Envelope) -> None:
+    """Ask the database through Django, in a session that can be told by its name."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SET application_name = 'of a handler'")
 
 
 def perishing(envelope: Envelope) -> None:

@@ -23,7 +23,7 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
-from delayed_queue.spark.jobs.handling import Handling, Settler, Tally
+from delayed_queue.spark.jobs.handling import Calls, Handling, Settler, Tally
 from tests.spark.leasing import FIVE, fill, read, reader, settled, under
 from tests.spark.pipelines import TARGETS
 from tests.spark.support import keys_of
@@ -109,8 +109,8 @@ class TestAnotherQueuesMessageUnderTheLease:
         lease_id, tally = self.mixed(queue), Tally()
         ids = list(Message.objects.values_list("id", flat=True))
         handling = Handling(f"{TARGETS}:answering", "orders")
-        with steady() as connection:
-            settler = Settler(connection, handling, "orders|json", tally, is_repeated=False)
+        with steady() as connection, Calls(handling) as calls:
+            settler = Settler(connection, handling, "orders|json", tally, calls, is_repeated=False)
             settler.handle(lease_id, ids)
         assert (tally.done, tally.total, keys_of(other)) == (1, 1, ["theirs"])
 

@@ -25,7 +25,6 @@ from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.spark.database import bound
 from delayed_queue.spark.offering import chunks, digest_of, due_times, in_key_order, offers_of
-from delayed_queue.spark.options import parse_options
 from delayed_queue.spark.reader import Condition, ranges, wrap
 from delayed_queue.spark.schema import check_read, check_written
 from delayed_queue.spark.store.streaming import READ_RANGE
@@ -155,15 +154,18 @@ class TestOrder:
 
 
 class TestRanges:
-    @given(st.integers(1, 10**6), st.integers(0, 10**5), st.integers(1, 64), st.integers(1, 999))
-    def test_they_cover_every_id_once(self, first: int, span: int, count: int, least: int):
-        cut = ranges(first, first + span, parse_options({"numPartitions": str(count)}), least)
+    @given(st.integers(1, 10**6), st.integers(0, 10**5), st.lists(st.integers(-9, 10**6 + 9)))
+    def test_they_cover_every_id_once(self, first: int, span: int, cuts: list[int]):
+        """Wherever they are cut: between sample and read messages come and go."""
+        cut = ranges(first, first + span, cuts)
         assert (cut[0][0], cut[-1][1]) == (first, first + span + 1)
         assert all(one[1] == two[0] for one, two in pairwise(cut))
-        assert 1 <= len(cut) <= count
+        assert all(low < high for low, high in cut)
+        inside = {each for each in cuts if first < each <= first + span}
+        assert {low for low, _ in cut} == {first, *inside}
 
     def test_an_empty_table_is_one_empty_range(self):
-        assert ranges(None, None, parse_options({})) == [(0, 0)]
+        assert ranges(None, None, [5]) == [(0, 0)]
 
 
 class TestConditions:

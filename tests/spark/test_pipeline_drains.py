@@ -180,9 +180,10 @@ class TestDrain:
         other.execute("""UPDATE delayed_queue SET payload = '{' WHERE "pKey" = 'unreadable'""")
         queue.offer_or_update("often", "fail")
         other.execute("""UPDATE delayed_queue SET attempts = 1 WHERE "pKey" = 'often'""")
-        handling = Handling(f"{TARGETS}:{name}", "orders", retry=RetryPolicy.ladder("1h"))
+        retry = RetryPolicy.ladder("1h")
+        handling = Handling(f"{TARGETS}:{name}", "orders", retry=retry, concurrency=3, rate=1000)
 
-        found = drain(spark, tmp_path, handling=handling)
+        found = drain(spark, tmp_path, handling=handling, partitions=2)
 
         assert found.report() == {
             "kind": "orders|json", "messages": 6, "batches": 1, "done": 1, "retried": 1,

@@ -87,7 +87,7 @@ def test_the_module_that_spark_looks_for_never_raises():
 
 def test_the_source_knows_no_django():
     refuse = REFUSE_DJANGO.replace(', "psycopg"', "")
-    modules = "source session draining ledger reader writer"
+    modules = "source session leases offering reader writer commands.drains commands.doctor"
     imports = "\n".join(f"import delayed_queue.spark.{name}" for name in modules.split())
     assert run(f"{refuse}\n{imports}\nprint('imported')") == "imported\n"
 

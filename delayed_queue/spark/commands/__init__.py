@@ -41,7 +41,12 @@ class _Parser(ArgumentParser):
 
 def main(arguments: Sequence[str], settings: SparkSettings | None = None) -> int:
     """Run a command; return 0 when it is done, 1 when it failed, 3 when records were put aside."""
-    options = build_parser(arguments[:1]).parse_args(arguments)
+    try:
+        options = build_parser(arguments[:1]).parse_args(arguments)
+    except ImportError as error:
+        # What the command's module needs is not installed.
+        Console().warn(f"{_PROGRAM} {arguments[0]}: {sentence_of(error)}")
+        return FAILED
     console = Console(as_json=options.format == "json")
     stopping = Stopping()
     try:

@@ -35,6 +35,7 @@ from delayed_queue.spark.jobs.tables import (
     Table,
     named,
     parse_only,
+    pieces_read,
     ranges_of,
 )
 from delayed_queue.spark.session import Stopping, session
@@ -234,10 +235,7 @@ class _Archive:
         """Write one file for each piece; return how many rows can be read back, each key once."""
         layout = Layout(manifest.table, self._layout.types)
         ranges = ranges_of(self._bounds(manifest.cutoff, manifest.expected, layout)[0])
-        pieces = self._spark.createDataFrame(ranges, "lower string, upper string, is_last boolean")
-        rows = pieces.repartition(max(len(ranges), 1), "lower").mapInArrow(
-            Reading(layout, manifest.cutoff), layout.schema
-        )
+        rows = pieces_read(self._spark, Reading(layout, manifest.cutoff, tuple(ranges)))
         rows.write.mode("overwrite").parquet(staging)
         back = self._read(staging)
         count, distinct = back.selectExpr(

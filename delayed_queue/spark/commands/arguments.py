@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -72,6 +72,12 @@ duration = _argument(_positive)
 ratio = _argument(_ratio)
 number = _argument(float)
 delimiter = _argument(_delimiter)
+
+
+def add_partitions(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--partitions", type=whole, metavar="N", help="of what is read or offered, at most"
+    )
 
 
 CODECS: Final = ("json", "text", "bytes")

@@ -14,7 +14,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.retries import RetryPolicy, parse_duration
 from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.arguments import CODECS, DONE, asked_kind
+from delayed_queue.spark.commands.arguments import CODECS, DONE, add_partitions, asked_kind
 from delayed_queue.spark.database import connect
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import (
@@ -56,6 +56,7 @@ class DrainOptions:
     interval: str = "1 second"
     max_messages: int = 100_000
     lease: str = "10m"
+    partitions: int | None = None
 
     def __post_init__(self) -> None:
         if (self.to is None) == (self.handling is None):
@@ -156,12 +157,16 @@ def _started(
         .option("maxMessagesPerTrigger", str(options.max_messages))
         .option("lease", options.lease)
     )
+    if options.partitions is not None:
+        reader = reader.option("numPartitions", str(options.partitions))
     if options.handling is not None:
         # The rest is read by whoever handles, under the lease as it then is.
         # Handlers are what takes the time: what waits for them is not withheld from others.
         reader = reader.schema("id bigint, lock_uuid string").option("prefetch", "false")
         tasks = spark.sparkContext.defaultParallelism
         reader = reader.option("connections", str(CONNECTIONS_OF_TASK * tasks))
+        # Calls are what takes the time: a few are worth a task, as many as it makes at once.
+        reader = reader.option("rowsPerTask", str(options.handling.concurrency))
     else:
         # As bytes: one payload that is no text must not stop all that come after it.
         reader = reader.schema(read_schema(None))
@@ -176,7 +181,9 @@ def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Cons
     from delayed_queue.spark.schema import TEXT_CODECS
 
     if options.handling is not None:
-        handling, tally = HandledPartition(options.handling, options.kind), found.tally
+        tasks = frame.sparkSession.sparkContext.defaultParallelism
+        handling = HandledPartition(options.handling.shared_by(tasks), options.kind)
+        tally = found.tally
 
         def handle(batch: DataFrame, number: int) -> None:
             rows = batch.mapInArrow(handling, TALLY).collect()
@@ -228,12 +235,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--sink", default="parquet", metavar="FORMAT", help="any of Spark's formats")
     add("--sink-option", type=arguments.pair, action="append", default=[], metavar="NAME=VALUE")
     add("--handler", metavar="PKG:FUNC", help="call this for each message, in the executors")
+    add("--concurrency", type=arguments.whole, metavar="N", help="calls at once in a task")
+    add("--rate", type=arguments.number, metavar="N", help="calls a second in all, at most")
     add("--retry", metavar="LADDER", help="waits after failures, as in '15s 3m 10m'")
     add("--checkpoint", metavar="PATH", help="default: the queue's own, in --to")
     add("--continuous", action="store_true", help="until it is stopped, not until it is empty")
     add("--interval", type=arguments.duration, metavar="TIME", help="of --continuous; default: 1s")
     add("--max-messages", type=arguments.whole, default=100_000, metavar="N", help="of a batch")
     add("--lease", default="10m", metavar="TIME", help="how long a batch stays exclusive")
+    add_partitions(parser)
 
 
 def execute(
@@ -246,7 +256,12 @@ def execute(
         retry = None if options.retry is None else RetryPolicy.ladder(options.retry)
         lease_ms = parse_duration(options.lease) // MILLISECOND
         queue = kind.rpartition("|")[0]
-        handling = Handling(options.handler, queue, options.codec, retry, lease_ms)
+        handling = Handling(
+            options.handler, queue, options.codec, retry, lease_ms,
+            options.concurrency or 1, options.rate,
+        )  # fmt: skip
+    elif options.concurrency is not None or options.rate is not None:
+        raise InvalidConfiguration("--concurrency and --rate are of --handler.")
     interval = options.interval
     asked = DrainOptions(
         kind=kind,
@@ -259,6 +274,7 @@ def execute(
         interval=f"{int(interval.total_seconds() * 1000)} milliseconds" if interval else "1 second",
         max_messages=options.max_messages,
         lease=options.lease,
+        partitions=options.partitions,
     )
     with (
         session(settings, console, "drain", is_verbose=options.verbose) as spark,

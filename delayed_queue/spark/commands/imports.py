@@ -14,6 +14,7 @@ from delayed_queue.spark.commands.arguments import (
     FAILED,
     MODES,
     QUARANTINED,
+    add_partitions,
     asked_name,
 )
 from delayed_queue.spark.database import check_database
@@ -65,6 +66,7 @@ class ImportOptions:
     quarantine_format: str = "parquet"
     job: str | None = None
     is_dry_run: bool = False
+    partitions: int | None = None
 
     def __post_init__(self) -> None:
         check_id(self.job)
@@ -251,7 +253,8 @@ class _Import:
         turn = "" if self._options.mode == "offer" else " DESC"
         good = self._frame.where("key IS NOT NULL").drop("lines", "reasons", "record")
         rows = sum(each.good for each in self._blocks)
-        return one_a_key(good, rows, f"file{turn}, block{turn}, place{turn}")
+        order = f"file{turn}, block{turn}, place{turn}"
+        return one_a_key(good, rows, order, self._options.partitions)
 
     def _scheduled(self, unique: DataFrame, job: str) -> DataFrame:
         """Give each message its time; a record that says when itself keeps that."""
@@ -318,6 +321,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--quarantine-format", choices=["parquet", "jsonl"], default="parquet")
     add("--id", metavar="ID", help="of this import; default: from files and options")
     add("--dry-run", action="store_true", help="check everything, write nothing")
+    add_partitions(parser)
 
 
 def execute(
@@ -340,6 +344,7 @@ def execute(
         quarantine_format=options.quarantine_format,
         job=options.id,
         is_dry_run=options.dry_run,
+        partitions=options.partitions,
     )
     with session(settings, console, "import", is_verbose=options.verbose) as spark:
         report = run(spark, asked, console)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_KEY_LENGTH, Counts
 from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.arguments import DONE, MODES
+from delayed_queue.spark.commands.arguments import DONE, MODES, add_partitions
 from delayed_queue.spark.database import check_database
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import KIND, Files, read_lake
@@ -56,6 +56,7 @@ class ReplayOptions:
     spread: Spread | None = None
     job: str | None = None
     is_dry_run: bool = False
+    partitions: int | None = None
 
     def __post_init__(self) -> None:
         check_id(self.job)
@@ -98,7 +99,8 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replay
     files = source.inputFiles()
     job = options.job or _job(spark, options, files)
     with held(_chosen(_normal(source), options)) as (chosen, total):
-        latest = one_a_key(chosen, total, "at DESC, payload, headers, error")
+        order = "at DESC, payload, headers, error"
+        latest = one_a_key(chosen, total, order, options.partitions)
         with held(_keyed(latest, options, job)) as (unique, count):
             console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")
             found = Replayed(job, total, Counts(), total - count, is_dry_run=options.is_dry_run)
@@ -173,6 +175,8 @@ def _spread(frame: DataFrame, spread: Spread | None, total: int) -> DataFrame:
 
 def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
     asked = {**asdict(options), "paths": None, "spread": None, "is_dry_run": None}
+    # How it is done, not what.
+    del asked["partitions"]
     stamps = [(name.rpartition("/")[2], size) for name, size, _ in Files(spark).stamps(files)]
     return id_of(sorted(stamps), asked)
 
@@ -201,6 +205,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--rate", type=arguments.number, metavar="N", help="spread to so many a second, on average")
     add("--id", metavar="ID", help="of this replay; default: from files and options")
     add("--dry-run", action="store_true", help="count, offer nothing")
+    add_partitions(parser)
 
 
 def execute(
@@ -218,6 +223,7 @@ def execute(
         spread=Spread.of(options.start, options.over, options.rate),
         job=options.id,
         is_dry_run=options.dry_run,
+        partitions=options.partitions,
     )
     with session(settings, console, "replay", is_verbose=options.verbose) as spark:
         found = run(spark, asked, console)

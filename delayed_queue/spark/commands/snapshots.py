@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands.arguments import CODECS, DONE, asked_kind
+from delayed_queue.spark.commands.arguments import CODECS, DONE, add_partitions, asked_kind
 from delayed_queue.spark.database import Connection, fetch, steady
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import Files, digest_of
@@ -37,13 +37,21 @@ class Snapshot:
         return [*aligned(rows), self.path]
 
 
-def run(spark: SparkSession, kind: str | None, to: str, console: Console) -> Snapshot:
+def run(
+    spark: SparkSession,
+    kind: str | None,
+    to: str,
+    console: Console,
+    *,
+    partitions: int | None = None,
+) -> Snapshot:
     """Write the messages, count them against the same moment of the database, then name them."""
     name = f"snapshot={datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
     staging, path = f"{to.rstrip('/')}/_staging-{name}", f"{to.rstrip('/')}/{name}"
     files = Files(spark)
     try:
-        written = _write(spark, kind, staging, console)
+        given = {} if partitions is None else {"numPartitions": str(partitions)}
+        written = _write(spark, kind, staging, console, given)
         digests = files.digests(staging) if written else []
         files.rename(staging, path)
     except BaseException:
@@ -52,11 +60,13 @@ def run(spark: SparkSession, kind: str | None, to: str, console: Console) -> Sna
     return Snapshot(path, written, len(digests), digest_of(digests))
 
 
-def _write(spark: SparkSession, kind: str | None, staging: str, console: Console) -> int:
+def _write(
+    spark: SparkSession, kind: str | None, staging: str, console: Console, given: Mapping[str, str]
+) -> int:
     with _moment() as (connection, snapshot):
         console.progress("reading the messages …")
         reader = spark.read.format("delayed_queue").option("snapshot", snapshot)
-        which = {"allQueues": "true"} if kind is None else {"kind": kind}
+        which = {**given, **({"allQueues": "true"} if kind is None else {"kind": kind})}
         frame = reader.options(**which).load()
         frame.write.partitionBy("kind").parquet(staging)
         expected = int(fetch(connection, COUNT_MESSAGES.text, {"kind": kind})[0][0])
@@ -80,6 +90,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--queue", metavar="NAME", help="or a kind, as name|codec; default: all")
     parser.add_argument("--codec", choices=CODECS, default="json")
     parser.add_argument("--to", required=True, metavar="PATH", help="where snapshots are kept")
+    add_partitions(parser)
 
 
 def execute(
@@ -88,6 +99,6 @@ def execute(
 
     kind = None if options.queue is None else asked_kind(options)
     with session(settings, console, "snapshot", is_verbose=options.verbose) as spark:
-        found = run(spark, kind, options.to, console)
+        found = run(spark, kind, options.to, console, partitions=options.partitions)
     console.answer(asdict(found), found.lines())
     return DONE

@@ -8,8 +8,11 @@ import inspect
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -126,6 +129,8 @@ class _Delivery:
 
 
 _BATCH: Final = 100
+_MOST_AT_ONCE: Final = 1_000
+_MOST_A_SECOND: Final = 1_000_000
 _LEASE_MS: Final = 600_000
 
 
@@ -162,6 +167,19 @@ class Handling:
     retry: RetryPolicy | None = None
     # What an envelope is prolonged by when its handler does not say.
     lease_ms: int = _LEASE_MS
+    # How many calls a task makes at once, and how many a second there are in all.
+    concurrency: int = 1
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= _MOST_AT_ONCE:
+            raise InvalidConfiguration(f"--concurrency is from 1 to {_MOST_AT_ONCE:,}.")
+        if self.rate is not None and not 0 < self.rate <= _MOST_A_SECOND:
+            raise InvalidConfiguration(f"--rate is from above 0 to {_MOST_A_SECOND:,} a second.")
+
+    def shared_by(self, tasks: int) -> Handling:
+        """Return what each task may do where so many run at a time."""
+        return self if self.rate is None else replace(self, rate=self.rate / tasks)
 
     def registered(self) -> Handler | None:
         """Return what ``@handler`` said of the function, if it is decorated."""
@@ -178,9 +196,9 @@ class HandledPartition:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tally = Tally()
-        with steady() as connection:
+        with steady() as connection, Calls(self._handling) as calls:
             settler = Settler(
-                connection, self._handling, self._kind, tally, is_repeated=_is_repeated()
+                connection, self._handling, self._kind, tally, calls, is_repeated=_is_repeated()
             )
             for batch in batches:
                 rows = zip(*(each.to_pylist() for each in batch.columns), strict=True)
@@ -197,6 +215,88 @@ def _is_repeated() -> bool:
     return context is not None and context.attemptNumber() > 0
 
 
+class Pace:
+    """When the next call may begin, so that no second has more than the rate."""
+
+    def __init__(
+        self, per_second: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._step = 0.0 if per_second is None else 1 / per_second
+        self._clock = clock
+        self._next = clock()
+        self._turn = threading.Lock()
+
+    def wait(self) -> float:
+        """Take the next turn; return in how many seconds it is."""
+        with self._turn:
+            now = self._clock()
+            begins = max(self._next, now)
+            self._next = begins + self._step
+        return begins - now
+
+
+class Calls:
+    """Calls the handler, for several messages at once: on one loop, or in threads."""
+
+    def __init__(self, handling: Handling) -> None:
+        self._function: HandlerFunction = load_application(handling.handler)
+        self._pace = Pace(handling.rate)
+        self._most = handling.concurrency
+        self._runner = asyncio.Runner()
+        self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="delayed-queue-handler")
+
+    def __enter__(self) -> Calls:
+        return self
+
+    def each(self, envelopes: list[Envelope]) -> Iterator[Exception | None]:
+        """Yield what each call has raised, in order; one that waits for its turn is not begun."""
+        if inspect.iscoroutinefunction(self._function):
+            return iter(self._runner.run(self._gathered(envelopes)))
+        if self._most == 1:
+            return map(self._called, envelopes)
+        return self._pool.map(self._called, envelopes)
+
+    async def _gathered(self, envelopes: list[Envelope]) -> list[Exception | None]:
+        room = asyncio.Semaphore(self._most)
+
+        async def called(envelope: Envelope) -> Exception | None:
+            async with room:
+                await asyncio.sleep(self._pace.wait())
+                try:
+                    await _awaited(self._function(envelope))
+                except Exception as error:
+                    return error
+            return None
+
+        return await asyncio.gather(*map(called, envelopes))
+
+    def _called(self, envelope: Envelope) -> Exception | None:
+        time.sleep(self._pace.wait())
+        try:
+            answer = self._function(envelope)
+            if inspect.isawaitable(answer):
+                asyncio.run(_awaited(answer))
+        # The caller's code: whatever it raises is an answer.
+        except Exception as error:
+            return error
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the loop, the threads, and what the application has opened in each of them."""
+        together = threading.Barrier(self._most)
+        # Each waits for all others, so there is one in each thread.
+        for each in [self._pool.submit(_close_own, together) for _ in range(self._most)]:
+            each.result()
+        self._pool.shutdown()
+        self._runner.close()
+        close_connections()
+
+
+def _close_own(together: threading.Barrier) -> None:
+    together.wait()
+    close_connections()
+
+
 class Settler:
     """Handles messages under a lease, and writes down how each ended.
 
@@ -210,6 +310,7 @@ class Settler:
         handling: Handling,
         kind: str,
         tally: Tally,
+        calls: Calls,
         *,
         is_repeated: bool,
     ) -> None:
@@ -219,14 +320,16 @@ class Settler:
         self._connection = connection
         self._tally = tally
         self._queue = handling.queue
-        self._function: HandlerFunction = load_application(handling.handler)
+        self._calls = calls
+        # Eight rounds of calls, so that the last one's end is waited for now and then only.
+        self._most = max(_BATCH, 8 * handling.concurrency)
         self._codec: Codec = codec_named(handling.codec) if found is None else found.codec
         declared = None if found is None else found.retry
         self._policy = declared or handling.retry or RetryPolicy.exponential()
         self._leases = ExecutorLeases(connection, handling.lease_ms)
 
     def handle(self, lease_id: str, ids: list[int]) -> None:
-        size = 1 if self._is_repeated else _BATCH
+        size = 1 if self._is_repeated else self._most
         for begin in range(0, len(ids), size):
             batch = ids[begin : begin + size]
             if self._is_repeated:
@@ -236,37 +339,37 @@ class Settler:
     def _handle_batch(self, lease_id: str, ids: list[int]) -> None:
         """Handle those that are still under the lease; done ones are deleted at its end."""
         params = {"ids": ids, "lease_id": lease_id, "kind": self._kind}
-        done: list[int] = []
         # Read now, not by Spark: a repeated partition must not handle what it settled before.
-        for row in rows_of(MemberRow, fetch(self._connection, LEASED_MEMBERS, params)):
-            verdict = self._tried(row, lease_id)
-            if verdict is None:
+        rows = rows_of(MemberRow, fetch(self._connection, LEASED_MEMBERS, params))
+        taken = [(row, self._taken(row, lease_id)) for row in rows]
+        called = [(row, each) for row, each in taken if isinstance(each, Envelope)]
+        for row, each in taken:
+            if isinstance(each, Verdict):
+                self._settle(row.id, lease_id, each)
+        done: list[int] = []
+        errors = self._calls.each([each for _, each in called])
+        for (row, _), error in zip(called, errors, strict=True):
+            if error is None:
                 done.append(row.id)
             else:
-                self._settle(row.id, lease_id, verdict)
+                self._settle(row.id, lease_id, judge(error, row.attempts, self._policy))
+        self._acknowledge(done, lease_id)
+
+    def _acknowledge(self, done: list[int], lease_id: str) -> None:
         if done:
             deleted = self._leases.run(ACKNOWLEDGE, ids=done, lease_id=lease_id)
             self._tally.done += deleted
             self._tally.lost += len(done) - deleted
 
-    def _tried(self, row: MemberRow, lease_id: str) -> Verdict | None:
-        """Call the handler; return the verdict on its failure, None when it returned."""
-        attempt = row.attempts
-        if attempt > self._policy.max_attempts:
+    def _taken(self, row: MemberRow, lease_id: str) -> Envelope | Verdict:
+        """Return what the handler is called with, or why it is not called."""
+        if row.attempts > self._policy.max_attempts:
             # Every delivery ended without an answer: it may be what kills the executors.
             return Verdict(None, "attempts exhausted: no delivery ended with an answer")
         try:
-            envelope = self._envelope(row, lease_id)
+            return self._envelope(row, lease_id)
         except PayloadNotDecodable as error:
             return Verdict(None, str(error))
-        try:
-            answer = self._function(envelope)
-            if inspect.isawaitable(answer):
-                asyncio.run(_awaited(answer))
-        # The caller's code: whatever it raises is an answer.
-        except Exception as error:
-            return judge(error, attempt, self._policy)
-        return None
 
     def _envelope(self, row: MemberRow, lease_id: str) -> Envelope:
         return Envelope(

@@ -135,13 +135,14 @@ def id_of(stamps: Any, asked: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def one_a_key(frame: DataFrame, rows: int, order: str) -> DataFrame:
+def one_a_key(frame: DataFrame, rows: int, order: str, partitions: int | None = None) -> DataFrame:
     """Return the first row of each key, in that order, of as many rows.
 
     By hash and in order: the same input gives the same partitions on any cluster, by which the
-    ledger knows chunks that an earlier run has offered.
+    ledger knows chunks that an earlier run has offered. With another number than that run had
+    they are offered again, which changes nothing.
     """
-    pieces = max(1, -(-rows // ROWS_PER_PARTITION))
+    pieces = partitions or max(1, -(-rows // ROWS_PER_PARTITION))
     ranked = frame.repartition(pieces, "kind", "key").selectExpr(
         "*", f"row_number() OVER (PARTITION BY kind, key ORDER BY {order}) AS rank"
     )

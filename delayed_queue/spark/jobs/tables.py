@@ -325,29 +325,33 @@ _ARROW: Final = {
 }
 
 
-class Reading:
-    """Reads pieces of the table, in the executors: one connection for each piece."""
+Piece = tuple[str, str, bool]
 
-    def __init__(self, layout: Layout, cutoff: int) -> None:
-        self._layout = layout
-        self._cutoff = cutoff
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Reads pieces of the table by their numbers, in the executors, each over a connection."""
+
+    layout: Layout
+    cutoff: int
+    pieces: tuple[Piece, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for piece in batch.to_pylist():
-                yield from self._rows(piece)
+            for number in batch.column("id").to_pylist():
+                yield from self._rows(*self.pieces[number])
 
-    def _rows(self, piece: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        params = {**piece, "cutoff": self._cutoff}
+    def _rows(self, lower: str, upper: str, is_last: bool) -> Iterator[pa.RecordBatch]:
+        params = {"lower": lower, "upper": upper, "is_last": is_last, "cutoff": self.cutoff}
         with outlasting(partial(steady, autocommit=False)) as connection:
             cursor: psycopg.ServerCursor[Any] = psycopg.ServerCursor(connection, "archive")
             with cursor:
-                cursor.execute(self._layout.statement(READ_PIECE), params)
+                cursor.execute(self.layout.statement(READ_PIECE), params)
                 while rows := cursor.fetchmany(_FETCHED):
                     yield self._batch(rows)
 
     def _batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        schema = _arrow_schema(self._layout)
+        schema = _arrow_schema(self.layout)
         columns = zip(*rows, strict=True)
         arrays = [
             pa.array(column, type=each.type) for column, each in zip(columns, schema, strict=True)
@@ -363,12 +367,17 @@ def read_rows(spark: SparkSession, table: Table, columns: Sequence[str]) -> Data
         params = {"cutoff": MAX_MILLISECONDS, "limit": 2**62, "piece": _PIECE}
         found = fetch(connection, layout.statement(BOUNDS), params)
     ranges = ranges_of([key for key, _, _ in found])
-    pieces = spark.createDataFrame(ranges, "lower string, upper string, is_last boolean")
-    reading = Reading(layout, MAX_MILLISECONDS)
-    return pieces.repartition(max(len(ranges), 1), "lower").mapInArrow(reading, layout.schema)
+    return pieces_read(spark, Reading(layout, MAX_MILLISECONDS, tuple(ranges)))
 
 
-def ranges_of(bounds: list[str]) -> list[tuple[str, str, bool]]:
+def pieces_read(spark: SparkSession, reading: Reading) -> DataFrame:
+    """Return the rows of the pieces, each read by a task of its own: by a hash some share one."""
+    count = len(reading.pieces)
+    numbers = spark.range(0, count, 1, max(count, 1))
+    return numbers.mapInArrow(reading, reading.layout.schema)
+
+
+def ranges_of(bounds: list[str]) -> list[Piece]:
     """Return the pieces between the bounds: without their upper end, but for the last."""
     pairs = list(pairwise(bounds)) or [(each, each) for each in bounds]
     return [(lower, upper, index == len(pairs) - 1) for index, (lower, upper) in enumerate(pairs)]

@@ -44,6 +44,23 @@ FROM clock
 """
 )
 
+# Ids of a kind, or of all, that cut its messages into parts of about as many each, found in a
+# sample of so many pages. By the span of ids one old message would have a part of its own, and
+# all others one together. Reads: pages of the table, a few thousand at the most.
+SAMPLED_CUTS: Final[LiteralString] = """
+SELECT min(id)
+FROM (
+    SELECT id, row_number() OVER (ORDER BY id) - 1 AS place, count(*) OVER () AS total
+    FROM delayed_queue
+    TABLESAMPLE SYSTEM (LEAST(
+        100, 100.0 * 8192 * %(pages)s::bigint / GREATEST(pg_relation_size('delayed_queue'), 1)
+    ))
+    WHERE %(kind)s::text IS NULL OR "pKind" = %(kind)s
+) AS sampled
+GROUP BY place * LEAST(%(parts)s::bigint, total) / total
+ORDER BY min(id)
+"""
+
 _COLUMNS: Final[LiteralString] = (
     """
 SELECT
@@ -132,28 +149,21 @@ FROM leased
 """
 )
 
-# The first and the last id under a lease, from which the tasks of a batch are cut, and the instant
-# that states are judged by. Reads: delayed_queue__LockUuidPlusIdIndex, its two ends.
-LEASED_RANGE: Final[LiteralString] = (
+# The messages under a lease cut into pieces of as many each, whatever their ids are: of each the
+# first id and the one behind its last, and the instant that states are judged by. No piece is
+# smaller than "least" but the only one. Reads: delayed_queue__LockUuidPlusIdIndex.
+LEASED_PIECES: Final[LiteralString] = (
     CLOCK
-    + """
-SELECT
-    (
-        SELECT id
-        FROM delayed_queue
-        WHERE "lockUuid" = %(lease_id)s
-        ORDER BY "lockUuid", id
-        LIMIT 1
-    ),
-    (
-        SELECT id
-        FROM delayed_queue
-        WHERE "lockUuid" = %(lease_id)s
-        ORDER BY "lockUuid" DESC, id DESC
-        LIMIT 1
-    ),
-    now
-FROM clock
+    + """,
+leased AS (
+    SELECT id, row_number() OVER (ORDER BY id) - 1 AS place, count(*) OVER () AS total
+    FROM delayed_queue
+    WHERE "lockUuid" = %(lease_id)s
+)
+SELECT min(id), max(id) + 1, (SELECT now FROM clock)
+FROM leased
+GROUP BY place * LEAST(%(most)s::bigint, GREATEST(total / %(least)s::bigint, 1)) / total
+ORDER BY min(id)
 """
 )
 
@@ -218,6 +228,14 @@ class AroundRow(NamedTuple):
     used_connections: int
     has_queue: bool
     has_ledger: bool
+
+
+class PieceRow(NamedTuple):
+    """The first id of a piece, the one behind its last, and the clock."""
+
+    first: int
+    last: int
+    now: int
 
 
 class RangeRow(NamedTuple):
