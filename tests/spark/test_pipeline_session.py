@@ -77,15 +77,16 @@ class TestDoctor:
     def test_executors_see_what_the_driver_sees(self, queue: DelayedQueue, spark: Any) -> None:
         rows = doctor._from_executors(spark)
         assert len(rows) >= 2
-        assert [each.level for each in doctor.executors(rows)] == [doctor.OK]
-        found = doctor.database()
+        assert [each.level for each in doctor.executors(rows)] == [doctor.OK] * 2
+        found, clock = doctor.database()
         assert (found.level, found.found.partition(" ")[0]) == (doctor.OK, "PostgreSQL")
+        assert clock.level == doctor.OK
 
     def test_tables_that_are_missing_are_named(
         self, queue: DelayedQueue, spark: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dsn = f"{os.environ['DELAYED_QUEUE_DSN']} options='-c search_path=pg_catalog'"
         monkeypatch.setenv("DELAYED_QUEUE_DSN", dsn)
-        found = doctor.database()
+        found, _ = doctor.database()
         assert (found.level, found.advice) == (doctor.FAIL, "Run manage.py migrate.")
         assert "without delayed_queue," in found.found

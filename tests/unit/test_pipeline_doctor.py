@@ -37,12 +37,47 @@ class TestDoctor:
         assert {each.level for each in doctor.packages()} == {doctor.OK}
 
     def test_executors_that_differ(self) -> None:
-        here = {**doctor.look_here(), "host": "a", "database": None}
-        assert [each.level for each in doctor.executors([here])] == [doctor.OK]
+        here = {**doctor.look_here(), "host": "a", "database": None, "ahead": 5}
+        assert [each.level for each in doctor.executors([here])] == [doctor.OK] * 2
         other = {**here, "host": "b", "python": "3.9.1", "pyarrow": None, "database": "refused"}
+        other["ahead"] = None
         found = list(doctor.executors([here, other]))
-        assert [each.level for each in found] == [doctor.FAIL] * 3
-        assert "b cannot reach the database: refused" in found[-1].found
+        assert [each.level for each in found] == [doctor.FAIL] * 3 + [doctor.OK]
+        assert "b cannot reach the database: refused" in found[2].found
+
+    @pytest.mark.parametrize(
+        ("ahead", "level", "found"),
+        [({"a": 3, "b": -1000}, doctor.OK, "within 1.00 s of the database's"),
+         ({"a": 3, "b": -90_000}, doctor.WARN, "b is 1.5 min behind the database"),
+         ({"a": 1500}, doctor.WARN, "a is 1.50 s ahead of the database")],
+    )  # fmt: skip
+    def test_clocks(self, ahead: dict[str, int], level: str, found: str) -> None:
+        said = doctor.clock(ahead)
+        assert (said.level, said.found) == (level, found)
+
+    def test_the_library_of_the_driver(self) -> None:
+        assert doctor.libpq().level == doctor.OK
+        assert doctor.libpq().found.split(".")[0].isdecimal()
+
+    def test_a_spark_of_another_version(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert [each.level for each in doctor.jars(SparkSettings())] == [doctor.OK]
+        monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+        [none] = doctor.jars(SparkSettings())
+        assert (none.level, none.found) == (doctor.FAIL, f"{tmp_path} has none of Spark")
+        (tmp_path / "jars").mkdir()
+        (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
+        [old] = doctor.jars(SparkSettings())
+        assert old.level == doctor.FAIL
+        assert "is Spark 3.5.1, and PySpark" in old.found
+
+    def test_a_jar_that_is_not_there(self, tmp_path: Path) -> None:
+        (tmp_path / "there.jar").touch()
+        given = f"{tmp_path}/there.jar,{tmp_path}/not.jar,s3a://jars/unknown.jar"
+        found = list(doctor.jars(SparkSettings(CONF={"spark.jars": given})))
+        assert [each.level for each in found] == [doctor.OK, doctor.FAIL]
+        assert found[-1].found.endswith("not.jar")
 
     def test_the_sum_of_connections(self) -> None:
         settings = SparkSettings(MAX_CONNECTIONS=10)

@@ -146,6 +146,8 @@ class _Archive:
             if not total or (bounds[0], bounds[-1]) in self._after_cutoff:
                 return self._found
             self._after_cutoff.add((bounds[0], bounds[-1]))
+            cutoff = self._options.cutoff
+            self._layout.refuse_infinite(self._connection, bounds[0], bounds[-1], cutoff)
             manifest = self._manifests.plan(
                 self._table, (bounds[0], bounds[-1]), self._options.cutoff, total,
                 self._options.destination.rstrip("/"),

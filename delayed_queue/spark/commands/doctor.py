@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.db.rows import row_of
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.spark.commands.arguments import DONE, FAILED
-from delayed_queue.spark.jobs.console import BINARY, Console, sentence_of
+from delayed_queue.spark.jobs.console import BINARY, Console, sentence_of, span
 from delayed_queue.spark.session import Stopping, find_java_home, session
 from delayed_queue.spark.settings import SparkSettings
 
@@ -25,6 +29,9 @@ OK: Final = "ok"
 WARN: Final = "warn"
 FAIL: Final = "fail"
 _OLDEST_JAVA: Final = 17
+_OLDEST_LIBPQ: Final = 140_000
+# In milliseconds: a round trip, and what NTP leaves.
+_MOST_SKEW: Final = 1_000
 _INSTALL: Final = "pip install 'django-delayed-queue[spark]'"
 # Distribution, the oldest that works, the first that does not.
 _PACKAGES: Final = (
@@ -51,7 +58,7 @@ def examine(
     found = [driver()]
     if found[0].level == FAIL:
         return [*found, Finding(WARN, "all else", "not looked at", "Mend the above first.")]
-    found += [*packages(), java(), database()]
+    found += [libpq(), *packages(), java(), *jars(settings), *database()]
     if any(each.level == FAIL for each in found):
         return [*found, Finding(WARN, "executors", "not tried", "Mend the above first.")]
     return [*found, *_on_spark(settings, console, is_verbose=is_verbose)]
@@ -85,6 +92,17 @@ def driver() -> Finding:
         advice = f"{BINARY}. This one takes about five times the CPU."
         return Finding(WARN, "psycopg", said, advice)
     return Finding(OK, "psycopg", said)
+
+
+def libpq() -> Finding:
+    """Look at the client library that psycopg has found."""
+    from psycopg import pq
+
+    version = pq.version()
+    said = f"{version // 10_000}.{version % 10_000}"
+    if version < _OLDEST_LIBPQ:
+        return Finding(WARN, "libpq", said, f"{BINARY}, or install libpq 14 or newer: pipelines.")
+    return Finding(OK, "libpq", said)
 
 
 def packages() -> Iterator[Finding]:
@@ -143,6 +161,27 @@ def java() -> Finding:
     return Finding(OK, "Java", f"{text} ({home})")
 
 
+def jars(settings: SparkSettings) -> Iterator[Finding]:
+    """Look at Spark itself, which SPARK_HOME may have of another version, and at jars beside it."""
+    package = find_spec("pyspark")
+    if package is None or package.origin is None:  # then that is found wrong already
+        return
+    home = Path(os.environ.get("SPARK_HOME") or Path(package.origin).parent)
+    cores = sorted((home / "jars").glob("spark-core_*.jar"))
+    mine = _version("pyspark") or "?"
+    theirs = cores[-1].stem.partition("-core_")[2].partition("-")[2] if cores else None
+    advice = "Unset SPARK_HOME, or let it be a Spark of PySpark's own version."
+    if theirs is None:
+        yield Finding(FAIL, "jars", f"{home} has none of Spark", advice)
+    elif _numbers(theirs) != _numbers(mine):
+        yield Finding(FAIL, "jars", f"{home} is Spark {theirs}, and PySpark {mine}", advice)
+    else:
+        yield Finding(OK, "jars", f"Spark {theirs} ({home})")
+    for each in filter(None, settings.CONF.get("spark.jars", "").split(",")):
+        if "://" not in each and not Path(each.strip()).is_file():
+            yield Finding(FAIL, "jars", f"spark.jars: there is no file {each.strip()}", "Mend it.")
+
+
 def java_release(text: str) -> int:
     """Return the release of ``openjdk version "17.0.15"``; 8 of ``"1.8.0_402"``."""
     quoted = text.split('"')[1] if text.count('"') >= 2 else ""
@@ -152,13 +191,19 @@ def java_release(text: str) -> int:
     return int(parts[1]) if parts[0] == "1" and len(parts) > 1 else int(parts[0])
 
 
-def database() -> Finding:
-    """Look at the database from here: address, version, tables."""
+def database() -> Iterator[Finding]:
+    """Look at the database from here: address, version, tables, and its clock."""
     try:
-        server, tables = _asked()
+        server, tables, ahead = _asked()
     except DelayedQueueError as error:
         advice = "Set DELAYED_QUEUE_DSN, or use manage.py queuepipeline, which takes DATABASES."
-        return Finding(FAIL, "database", str(error), advice)
+        yield Finding(FAIL, "database", str(error), advice)
+        return
+    yield _tables(server, tables)
+    yield clock({"this machine": ahead})
+
+
+def _tables(server: str, tables: list[tuple[str, bool]]) -> Finding:
     missing = [name for name, is_there in tables if not is_there]
     if missing:
         found = f"PostgreSQL {server} without {', '.join(missing)}"
@@ -166,14 +211,33 @@ def database() -> Finding:
     return Finding(OK, "database", f"PostgreSQL {server}")
 
 
-def _asked() -> tuple[str, list[tuple[str, bool]]]:
+def clock(ahead: dict[str, int]) -> Finding:
+    """Judge by how many milliseconds clocks are ahead of the database's."""
+    host, most = max(ahead.items(), key=lambda each: abs(each[1]))
+    if abs(most) <= _MOST_SKEW:
+        return Finding(OK, "clock", f"within {span(_MOST_SKEW / 1000)} of the database's")
+    where = "ahead of" if most > 0 else "behind"
+    advice = (
+        "Have both set by NTP. Leases go by the database's clock; --older-than, and the dates of "
+        "files, by this one."
+    )
+    said = f"{host} is {span(abs(most) / 1000)} {where} the database"
+    return Finding(WARN, "clock", said, advice)
+
+
+def _asked() -> tuple[str, list[tuple[str, bool]], int]:
+    """Return the server's version, its tables, and how many ms this clock is ahead of its own."""
     from delayed_queue.spark.database import fetch, steady
     from delayed_queue.spark.store.archiving import PRESENT
+    from delayed_queue.spark.store.streaming import LOOK_AROUND, AroundRow
 
     with steady() as connection:
         server = connection.info.parameter_status("server_version") or "?"
         rows = fetch(connection, PRESENT.text, {})
-    return server.partition(" ")[0], [(name, is_there) for name, is_there in rows]
+        before = time.time()
+        theirs = row_of(AroundRow, fetch(connection, LOOK_AROUND, {})).now
+        ahead = round((before + time.time()) * 500) - theirs
+    return server.partition(" ")[0], [(name, is_there) for name, is_there in rows], ahead
 
 
 # On Spark
@@ -208,13 +272,11 @@ def look(_: int) -> dict[str, Any]:
         "delayed_queue": _own_version(),
         **{name: _version(name) for name in ("pyspark", "pyarrow", "pandas")},
     }
-    tried: Callable[[], Any] = _asked
     try:
-        tried()
-        answer["database"] = None
+        answer |= {"ahead": _asked()[2], "database": None}
     # Whatever keeps an executor from the database is what was asked for.
     except Exception as error:
-        answer["database"] = sentence_of(error)
+        answer |= {"ahead": None, "database": sentence_of(error)}
     return answer
 
 
@@ -242,6 +304,9 @@ def executors(rows: list[dict[str, Any]]) -> Iterator[Finding]:
             "DELAYED_QUEUE_DSN or ~/.pgpass."
         )
         yield Finding(FAIL, "executors", f"{host} cannot reach the database: {reason}", advice)
+    clocks = {row["host"]: row["ahead"] for row in rows if row["ahead"] is not None}
+    if clocks:
+        yield clock(clocks)
     if not unreached:
         yield Finding(OK, "executors", f"the database answers on {', '.join(hosts)}")
 

@@ -25,6 +25,7 @@ from delayed_queue.spark.store.archiving import (
     BOUNDS,
     COLUMNS,
     COUNT_PRUNED,
+    FIRST_INFINITE,
     HOLD_ARCHIVE,
     PLAN_ARCHIVE,
     READ_PIECE,
@@ -48,6 +49,8 @@ _PARQUET: Final[Mapping[str, str]] = {
     "timestamp with time zone": "timestamp",
     "date": "date",
 }
+# A timestamp without a zone is kept as text.
+_MAY_BE_INFINITE: Final = frozenset({"timestamp with time zone", "date"})
 _CUTOFFS: Final[Mapping[str, LiteralString]] = {
     "bigint": "%(cutoff)s::bigint",
     "timestamp with time zone": "to_timestamp(%(cutoff)s::bigint / 1000.0)",
@@ -126,6 +129,7 @@ class Layout:
             type=composed.SQL(self.types[self.table.key]),
             cutoff=composed.SQL(_CUTOFFS[self.types[self.table.age]]),
             only=self._only(),
+            finite=self._finite(),
             columns=composed.SQL(", ").join(self._column(name) for name in self.types),
         )
 
@@ -133,6 +137,26 @@ class Layout:
         is_kept = self.types[name] in _PARQUET
         shape: LiteralString = "{}" if is_kept else "{}::text"
         return composed.SQL(shape).format(composed.Identifier(name))
+
+    def _finite(self) -> composed.Composable:
+        shape: LiteralString = "isfinite({})"
+        found = [
+            composed.SQL(shape).format(composed.Identifier(name))
+            for name, kind in self.types.items()
+            if kind in _MAY_BE_INFINITE
+        ]
+        return composed.SQL(" AND ").join(found) if found else composed.SQL("true")
+
+    def refuse_infinite(self, connection: Connection, lower: str, upper: str, cutoff: int) -> None:
+        """Raise InvalidConfiguration naming a row that Parquet cannot hold."""
+        params = {"lower": lower, "upper": upper, "cutoff": cutoff}
+        rows = fetch(connection, self.statement(FIRST_INFINITE), params)
+        if rows:
+            raise InvalidConfiguration(
+                f"The row {self.table.key} = {rows[0][0]} of {self.table.source!r} has an infinite "
+                "timestamp or date, which Parquet has not; nothing was written. Give it a real "
+                "one, or NULL, or leave such rows out by --only."
+            )
 
     def _only(self) -> composed.Composable:
         if not self.table.only:

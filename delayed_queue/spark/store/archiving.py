@@ -133,6 +133,19 @@ WHERE {key} >= %(lower)s::{type}
 ORDER BY {key}
 """)
 
+# The first of the stretch that has an infinite timestamp or date, of which Parquet has none.
+FIRST_INFINITE: Final = Template("""
+SELECT {key}::text
+FROM {table}
+WHERE {key} >= %(lower)s::{type}
+    AND {key} <= %(upper)s::{type}
+    AND {age} < {cutoff}
+    AND {only}
+    AND NOT ({finite})
+ORDER BY {key}
+LIMIT 1
+""")
+
 # How many rows the whole stretch has.
 COUNT_RANGE: Final = Template("""
 SELECT count(*)
