@@ -24,7 +24,7 @@ MIB: Final = 1024 * KIB
 
 
 class Rule(NamedTuple):
-    """What a value must be: a test, and the sentence for those that fail it."""
+    """A rule for a value: a test, and the sentence for values that fail it."""
 
     accepts: Callable[[Any], bool]
     hint: str

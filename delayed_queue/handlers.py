@@ -22,7 +22,7 @@ F = TypeVar("F", bound=HandlerFunction)
 
 
 class HandlerSignal(Exception):
-    """What a handler raises to answer with something other than done or failed."""
+    """The base of what a handler raises to answer with something other than done or failed."""
 
 
 class Snooze(HandlerSignal):
@@ -72,7 +72,7 @@ class Reject(HandlerSignal):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a message whose handler did not return: again after a delay, or dead."""
+    """The verdict on a message whose handler did not return: again after a delay, or dead."""
 
     delay: timedelta | None
     reason: str = ""
@@ -110,7 +110,7 @@ def storable(text: str) -> str:
 
 
 class Manner(NamedTuple):
-    """How one message is to be handled: on the event loop or in a thread, and within what time."""
+    """The treatment of one message: on the event loop or in a thread, and within what time."""
 
     is_async: bool
     timeout: float | None = None
@@ -121,7 +121,7 @@ Failure = tuple[Envelope, BaseException, Verdict]
 
 
 class Treatment(Protocol):
-    """What an app that serves many functions by one queue says of each message of it."""
+    """The treatment of each message of a queue by which an app serves many functions."""
 
     def manner(self, envelope: Envelope) -> Manner:
         """Return how the message is to be handled; asked when it was claimed."""

@@ -17,7 +17,7 @@ MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class OfferOutcome(StrEnum):
-    """What an offer did to the stored message."""
+    """The result of an offer for the stored message."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -25,14 +25,14 @@ class OfferOutcome(StrEnum):
 
 
 class DeliveryType(StrEnum):
-    """Whether a message may have been delivered before."""
+    """The kind of a delivery: the first, or one that may be a repetition."""
 
     FIRST = "first"
     REDELIVERY = "redelivery"
 
 
 class MessageState(StrEnum):
-    """Where a stored message stands at the moment it is read."""
+    """The state of a stored message at the moment it is read."""
 
     SCHEDULED = "scheduled"
     DUE = "due"
@@ -147,7 +147,7 @@ class ScheduledMessage:
 
 
 class Leases(Protocol):
-    """What an envelope needs of the queue that leased it."""
+    """The interface that an envelope needs of the queue that leased it."""
 
     def acknowledge(self, envelope: Envelope) -> bool: ...
 
@@ -313,7 +313,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """How full a queue is; each count stops at ``cap``, so its cost is bounded at any size."""
+    """The counts of a queue; each stops at ``cap``, so its cost is bounded at any size."""
 
     due: int
     scheduled: int
@@ -331,7 +331,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the rows that were offered; what a target of ``import`` returns."""
+    """The results of rows that were offered; a target of ``import`` returns them."""
 
     created: int = 0
     updated: int = 0

@@ -213,7 +213,7 @@ class Schedule(models.Model):
 
 
 class Worker(models.Model):
-    """What a worker process tells of itself, every few seconds while it lives.
+    """A worker process, as its heartbeat writes it every few seconds.
 
     For operators to look at. Nothing is decided by it: a worker that falls silent loses its
     messages when their leases run out, whether it has a row or not.

@@ -67,7 +67,7 @@ def parse_duration(text: str) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to wait after each failed attempt, and when to stop trying.
+    """The waits after failed attempts, and the point at which to stop trying.
 
     ``delays`` holds the wait after attempt 1, 2, …; the last one repeats. ``max_attempts``
     counts deliveries: after that many failures the message becomes a dead letter. ``jitter``
@@ -147,7 +147,7 @@ def _check_delay(delay: timedelta) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How a call is repeated while the database is away: 100, 200, 400 … ms, bounded in all."""
+    """The repetition of a call while the database is away: 100, 200, 400 … ms, bounded in all."""
 
     retries: int = 5
     initial: timedelta = timedelta(milliseconds=100)

@@ -1,4 +1,4 @@
-"""What workers do with the messages of the queues of the shop."""
+"""Handlers of the shop's queues."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class BadLine:
 
 
 class LineReader(Protocol):
-    """What is needed of a file: its next line, or so many bytes of it."""
+    """The interface that is needed of a file: its next line, or so many bytes of it."""
 
     def readline(self, size: int = ..., /) -> bytes: ...
 

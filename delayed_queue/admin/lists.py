@@ -33,7 +33,7 @@ _MOST_DIGITS: Final = 19
 
 
 class RowState(StrEnum):
-    """Where a message stands when its page is made."""
+    """The state of a message when its page is made."""
 
     SCHEDULED = "scheduled"
     DUE = "due"

@@ -1,4 +1,4 @@
-"""What an operator does to rows: fenced by what was seen, in one transaction with its audit."""
+"""An operator's actions on rows: fenced by what was seen, in one transaction with their audit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from delayed_queue.models import Message, MessageManager
 
 
 class ReasonForm(forms.Form):
-    """Why messages are rejected; kept with the dead letter."""
+    """The reason for rejecting messages; kept with the dead letter."""
 
     reason = forms.CharField(max_length=500, widget=forms.Textarea(attrs={"rows": 3}))
 
@@ -63,7 +63,7 @@ class Call:
 
 @dataclass(slots=True)
 class Report:
-    """What became of the selected rows, in sentences for the operator."""
+    """The results of an action on the selected rows, in sentences for the operator."""
 
     past: str
     noun: str = "message"

@@ -54,7 +54,7 @@ _CONFIRMED: Final = "confirmed"
 
 
 class PauseForm(forms.Form):
-    """Why; shown beside the queue for as long as it is paused."""
+    """The reason for a pause; shown beside the queue for as long as it is paused."""
 
     reason = forms.CharField(
         max_length=500, required=False, widget=forms.TextInput(attrs={"size": 60}),

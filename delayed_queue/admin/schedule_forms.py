@@ -1,4 +1,4 @@
-"""What an operator types to make a schedule, and what it runs and when, worked out to be read."""
+"""Forms by which operators make schedules, and a preview of what each runs and when."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SECOND: Final = timedelta(seconds=1)
 
 
 class ClockChange(NamedTuple):
-    """When a zone's clocks jump, and what they show before and after."""
+    """A jump of a zone's clocks: when, and what they show before and after."""
 
     at: datetime
     before: datetime

@@ -56,7 +56,7 @@ def declared() -> list[CronEntry]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one pass did about one schedule: nothing if it was up to date, or failed with."""
+    """The result of one pass for one schedule: nothing if it was up to date, or its error."""
 
     name: str
     config_hash: str

@@ -11,7 +11,7 @@ from delayed_queue.db.rows import beside, row_of
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import execute, fetch
 
-# What a schedule's installer must know of it, each column once, for the three that return it.
+# The columns of a schedule that its installer needs, for the three statements that return them.
 _STATE: Final[LiteralString] = """
     "pKind", "keyPrefix", queue, codec, "type", expression, timezone, gap, fold, missed,
     "missedCap", payload::text, "declaredIn", "isEnabled", "configHash", "retiredHashes"::text,
@@ -19,7 +19,7 @@ _STATE: Final[LiteralString] = """
 """
 
 # Lock a prefix's row, made if there is none: installers of one prefix take turns, and what the
-# row says is the work of the one before. The update changes nothing but takes the lock, also
+# row shows what the last one committed. The update changes nothing but takes the lock, also
 # on a row that another transaction has just inserted, where SELECT FOR UPDATE would see none.
 # Reads: schedule_kind_prefix.
 LOCK_SCHEDULE: Final[LiteralString] = (

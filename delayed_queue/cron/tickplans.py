@@ -1,4 +1,4 @@
-"""What an installation of ticks would do to a prefix, worked out without a database."""
+"""The changes that an installation of ticks makes to a prefix, worked out without a database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MD5: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """What an installation did to the ticks of its prefix, in counts.
+    """The result of an installation for the ticks of its prefix, in counts.
 
     ``kept`` were there already; ``skipped`` are not there and not after the schedule's last
     tick, so they were handled or dropped. ``removed`` belonged to other configurations.
@@ -46,7 +46,7 @@ class TickReport:
 
 
 class Installation(NamedTuple):
-    """What is to be installed: the ticks of one configuration, by key."""
+    """The ticks of one configuration that are to be installed, by key."""
 
     config_hash: str
     key_prefix: str

@@ -1,4 +1,4 @@
-"""Where PostgreSQL keeps the plans of prepared statements, and where it plans each time."""
+"""Choose for which prepared statements PostgreSQL keeps a plan, and which it plans each time."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _SHORTEST_KEY: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class CallbackSettings:
-    """How callbacks are made, and what they may reach; every key of ``CALLBACKS``.
+    """The settings ``CALLBACKS``: how callbacks are made, and what they may reach.
 
     ``ENABLED``: workers send the callbacks of all topics; else they send none.
     ``ALLOWED_HOSTS``: names whose addresses may be private: exact, or ``*.suffix``.

@@ -14,7 +14,7 @@ from delayed_queue.http.store.topics import IdempotencyKeyManager, TopicManager
 
 
 class Topic(models.Model):
-    """How the jobs of a topic are spread, leased and retried.
+    """The settings of a topic: how its jobs are spread, leased and retried.
 
     An empty ladder is the default one, a NULL ttr (in milliseconds) the lease duration of the
     settings. ``shards`` changes through ``delayed_queue.http.jobs.configure_topic`` alone, and
@@ -186,7 +186,7 @@ class Host(models.Model):
 
 
 class Slot(models.Model):
-    """How many callbacks to an endpoint a worker process may have on the wire, and until when."""
+    """The callbacks to an endpoint that a worker may have on the wire: how many, until when."""
 
     endpoint = models.ForeignKey(Endpoint, models.CASCADE, db_index=False)
     holder = models.CharField(max_length=36, db_collation="C")

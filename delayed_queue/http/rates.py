@@ -117,7 +117,7 @@ class SharedRate:
 
 
 class _Bucket:
-    """What one process has taken ahead under a name, and when it may ask for more."""
+    """The permits that one process has taken ahead under a name, and when it may ask for more."""
 
     def __init__(self, name: str, per_second: float, burst: int, using: str) -> None:
         self._name = name

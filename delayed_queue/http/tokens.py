@@ -31,7 +31,7 @@ _STALE_AFTER: Final = timedelta(minutes=1) // MILLISECOND
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the caller of a request may do."""
+    """The rights of the caller of a request."""
 
     name: str
     topics: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ Statement = tuple[LiteralString, Mapping[str, Any]]
 
 
 class Name(NamedTuple):
-    """What a request names a template by; without a version it is the last."""
+    """The reference of a request to a template; without a version it is the latest."""
 
     name: str
     channel: str

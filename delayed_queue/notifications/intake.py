@@ -39,7 +39,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a request was not stored."""
+    """The reason why a request was not stored."""
 
     errors: Sequence[FieldError]
 
@@ -79,7 +79,7 @@ def accept(
 
 @dataclass(frozen=True, slots=True)
 class _Intake:
-    """Whose requests these are, whence and when they came."""
+    """The origin of requests: their tenant, the way they came and when."""
 
     tenant: str
     source: Source

@@ -84,7 +84,7 @@ ORDER BY provider
 
 @dataclass(frozen=True, slots=True)
 class ProviderFigures:
-    """What one provider did with the newest calls."""
+    """The results of one provider's newest calls."""
 
     name: str
     sent: int

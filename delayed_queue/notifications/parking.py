@@ -44,7 +44,7 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What became of a batch."""
+    """The result of a batch."""
 
     accepted: int = 0
     duplicates: int = 0

@@ -129,7 +129,7 @@ class NotRenderable(Exception):
 
 
 class _Refusal(str):
-    """What Django puts in place of a missing variable: an error instead of nothing."""
+    """The value in place of a missing variable: an error, where Django puts nothing."""
 
     __slots__ = ()
 
@@ -200,7 +200,7 @@ def _guarded(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a template made of a context."""
+    """The result of rendering a template."""
 
     subject: str
     body: str

@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How an attempt ended: the status it leads to, why, and the calls that were made.
+    """The end of an attempt: the status it leads to, why, and the calls that were made.
 
     ENQUEUED means again after the delay.
     """

@@ -1,4 +1,4 @@
-"""Who is not to be written to: suppressing recipients and lifting it, by their hash alone."""
+"""Suppress recipients, and lift suppressions, by the hash of the address alone."""
 
 from __future__ import annotations
 

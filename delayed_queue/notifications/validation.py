@@ -55,7 +55,7 @@ Place = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """What is wrong with one field; the path is as in ``items[2].to``."""
+    """An error in one field; the path is as in ``items[2].to``."""
 
     path: str
     message: str
@@ -85,7 +85,7 @@ class Request:
 
 
 class Catalogue(Protocol):
-    """Where templates are looked up."""
+    """The source of templates."""
 
     def find(self, channel: str, name: str, version: int | None) -> Compiled | None: ...
 

@@ -1,1 +1,1 @@
-"""What can be seen of a queue at work: signals, logs, instruments, metrics, traces, counts."""
+"""Observe queues at work: signals, logs, instruments, metrics, traces, counts."""

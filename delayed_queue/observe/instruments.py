@@ -24,7 +24,7 @@ Headers = Mapping[str, Any]
 
 
 class Instrument(Protocol):
-    """What an entry of the setting ``INSTRUMENTS`` must have.
+    """The interface of an entry of the setting ``INSTRUMENTS``.
 
     Neither method can break what it watches: what it raises is logged, and changes nothing.
     """

@@ -33,7 +33,7 @@ class KindName(NamedTuple):
 
 
 class Count(NamedTuple):
-    """How many were counted, and whether counting stopped there."""
+    """A count, and whether counting stopped there."""
 
     value: int
     is_cut: bool
@@ -43,7 +43,7 @@ class Count(NamedTuple):
 
 
 class QueueDepth(NamedTuple):
-    """How full a queue is."""
+    """The counts of a queue."""
 
     kind: str
     due: Count

@@ -1,4 +1,4 @@
-"""What every part of a queue stands on: its configuration, its clock, its transactions."""
+"""The base of every part of a queue: its configuration, its clock, its transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do about what was offered or redriven when its answer was lost: never do it twice."""
+"""Repeat offers and redrives whose answer was lost, so that none is done twice."""
 
 from __future__ import annotations
 

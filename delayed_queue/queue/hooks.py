@@ -1,4 +1,4 @@
-"""What an app that is built on the queue may add to it, by name; the queue knows none of them."""
+"""Hooks by which an app adds to the queue, by name; the queue knows none of the apps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RedriveGuard(Protocol):
-    """What is to be held while dead letters are put back."""
+    """The locks to hold while dead letters are put back."""
 
     def locks(self, ids: Sequence[int], kind: str | None) -> list[Step]:
         """Return the statements to run before the redrive, in its transaction."""
@@ -40,7 +40,7 @@ class KindFamily:
 
 @dataclass(slots=True)
 class Hooks:
-    """What apps set, or append to, in ``AppConfig.ready``.
+    """The hooks that apps set, or append to, in ``AppConfig.ready``.
 
     ``redrive_guards``: what holds what a redrive could disturb.
     ``kind_family``: the kinds that share their keys, of the one app that has such kinds.

@@ -16,7 +16,7 @@ from delayed_queue.retries import RetryPolicy
 
 
 class Leasing(QueueBase):
-    """What can be done with a leased message; envelopes and batches call these."""
+    """The operations on leased messages; envelopes and batches call them."""
 
     def acknowledge(self, envelope: Envelope) -> bool:
         """Delete the message, if the envelope's lease still holds it.

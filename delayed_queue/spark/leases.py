@@ -115,7 +115,7 @@ Taken = tuple[str | None, int]
 
 
 class Leases:
-    """What one stream holds; for one thread, beside which two of its own work.
+    """The leases of one stream; used by one thread, beside two of its own.
 
     A lease that was taken ahead, for the batch after the next, counts as held: it is renewed too.
     Its id is in the offset of the batch before it, so that a process that comes after finds it.

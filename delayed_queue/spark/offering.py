@@ -231,7 +231,7 @@ CREATE TEMPORARY TABLE IF NOT EXISTS delayed_queue_offered (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all tasks of a job share, pickled once: retries offer what the first try did.
+    """The part that all tasks of a job share, pickled once: retries offer what the first try did.
 
     ``now`` is the database's clock when the job began. Schedules that are left out and delays
     count from it, so that a repeated chunk brings the same bytes and is IGNORED.

@@ -56,7 +56,7 @@ _OF_TABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a reader or a writer was asked for; safe to pickle, for it holds no password."""
+    """The options of a reader or a writer; safe to pickle, for they hold no password."""
 
     kind: str | None = None
     codec: str = "json"

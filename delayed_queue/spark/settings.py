@@ -20,7 +20,7 @@ _MEMORY: Final = re.compile(r"[1-9]\d*[mgt]", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """Where the pipeline runs and how much it may take.
+    """The settings of the pipeline: where it runs and how much it may take.
 
     ``MASTER``: Spark's master; None leaves it to spark-submit, and without one to this machine.
     ``EXECUTORS``: how many executors a cluster gives; None leaves it to the cluster.

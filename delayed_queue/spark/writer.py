@@ -140,7 +140,7 @@ def clear_stage(session: Session, job: Job) -> None:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """How many rows a task was given; where they are staged, and if workers must be woken."""
+    """The rows a task was given: how many, where they are staged, and if workers must be woken."""
 
     rows: int
     attempt: str = ""

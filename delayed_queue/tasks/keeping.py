@@ -1,4 +1,4 @@
-"""What a worker does beside its tasks: progress, cancellations, priorities, days of results."""
+"""Keep up what a worker does beside its tasks: progress, cancellations, priorities, days."""
 
 from __future__ import annotations
 

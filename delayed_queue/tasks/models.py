@@ -10,7 +10,7 @@ from delayed_queue.tasks.store import PriorityManager, ResultManager
 
 
 class TaskResult(models.Model):
-    """What has become of a task, so far; of one that has never run there is none.
+    """The result of a task so far; a task that has never run has none.
 
     Whether it waits or runs says its message, while there is one. The table is partitioned by the
     day that is in the ids, and dropped by the day.

@@ -1,4 +1,4 @@
-"""How a task is run: attempts, waits, time, uniqueness; said by ``@task`` or by ``@policy``."""
+"""Policies of tasks: attempts, waits, time, uniqueness; set by ``@task`` or by ``@policy``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a task says of how it is run; None, or False, where it says nothing.
+    """The policy of a task; None, or False, where it says nothing.
 
     ``max_attempts``: runs at most. ``backoff``: called with the exception and the task's result,
     returns the seconds to wait before the next run, or None to end. ``timeout``: seconds or a

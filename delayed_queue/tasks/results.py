@@ -64,7 +64,7 @@ def bare_result(**attributes: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTaskContext(TaskContext):
-    """What a running task is given that ``takes_context``."""
+    """The context of a running task that ``takes_context``."""
 
     run: Any
 

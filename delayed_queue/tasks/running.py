@@ -87,7 +87,7 @@ def _retrying(said: Policy, options: Options) -> RetryPolicy:
 
 
 class Worker:
-    """Who runs tasks in this process, by name, and which ones it is at."""
+    """The runner of tasks in this process: its name, and the tasks it runs now."""
 
     def __init__(self) -> None:
         self.runs: dict[int, Run] = {}

@@ -1,4 +1,4 @@
-"""How workers serve the queues of tasks: a handler for each, which runs and records the tasks."""
+"""Serve the queues of tasks: a handler for each, which runs tasks and records results."""
 
 from __future__ import annotations
 

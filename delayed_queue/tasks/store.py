@@ -12,9 +12,9 @@ from django.db import DEFAULT_DB_ALIAS, models, transaction
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import Step, execute, fetch
 
-# What became of attempts at tasks, beside that which settles their messages: a row for each
-# message that is still under its lease, which is locked until it is settled; so nothing is said
-# of what another has taken over. Times are given as milliseconds ago: workers' clocks differ.
+# Record attempts at tasks, in the transaction that settles their messages: a row for each
+# message that is still under its lease, which is locked until it is settled; so nothing is written
+# for a task that another worker took over. Times are milliseconds ago: workers' clocks differ.
 # Of a task with a row already, errors and workers are added. Ids must be distinct. Message by
 # message: joined, the planner may read all messages there are; with OFFSET it cannot join them.
 # Reads: the primary keys of messages and of results.
@@ -61,7 +61,7 @@ RETURNING 1
 """
 )
 
-# How far running tasks are; nothing of those whose lease is lost. Ids must be distinct.
+# Write the progress of running tasks, but not of those whose lease is lost. Ids must be distinct.
 # Reads: the primary keys of messages and of results.
 RECORD_PROGRESS: Final[LiteralString] = (
     CLOCK
@@ -93,7 +93,7 @@ SET metadata = stored.metadata || EXCLUDED.metadata,
 """
 )
 
-# A task that was enqueued under another key than its id, so that it can be found by that.
+# Note a task that was enqueued under another key than its id, so that its id finds it.
 # Reads: the primary key of results.
 NOTE_ENQUEUED: Final[LiteralString] = (
     CLOCK
@@ -112,7 +112,7 @@ SET "pKind" = EXCLUDED."pKind",
 """
 )
 
-# All there is of a task: its result, messages under its key, of whatever kind, and dead letters,
+# Find all rows of a task: its result, messages under its key, of any kind, and dead letters,
 # the newest first, in one snapshot; a row for each pair.
 # Reads: the primary key of results, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 FIND_RESULT: Final[LiteralString] = (
@@ -150,8 +150,8 @@ LEFT JOIN LATERAL (
 """
 )
 
-# Messages of whatever kind under a key, with the lock on that key until the transaction ends: so
-# of those who look before they put one there, one looks at a time.
+# Lock a key until the transaction ends, and return the messages of any kind under it: so,
+# of the callers that look before they offer, one looks at a time.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 LOCK_KEY: Final[LiteralString] = """
 SELECT pg_advisory_xact_lock(hashtextextended(%(key)s::text, 7310600482201520))
@@ -163,8 +163,8 @@ WHERE "pKey" = %(key)s
 LIMIT 300
 """
 
-# Take a waiting task away; of a running one say that it is to be cancelled. Answered by whether
-# it was taken away, or no row: it has ended, or another was put in its place.
+# Delete a waiting task; mark a running one as to be cancelled. Returns whether
+# it was deleted, or no row: it has ended, or another was put in its place.
 # Reads: the primary keys of messages and of results.
 CANCEL: Final[LiteralString] = (
     CLOCK
@@ -210,7 +210,7 @@ WHERE id = ANY (%(results)s::uuid[])
     AND "cancelledAt" IS NOT NULL
 """
 
-# A message that is due when its turn comes is due now. Reads: the primary key.
+# Make a waiting message due now. Reads: the primary key.
 HASTEN: Final[LiteralString] = (
     CLOCK
     + """
@@ -223,7 +223,7 @@ RETURNING id
 """
 )
 
-# That a queue has this priority; nothing where that is known. Reads: task_priority_queue.
+# Note that a queue uses a priority, unless that is known. Reads: task_priority_queue.
 USE_PRIORITY: Final[LiteralString] = """
 INSERT INTO delayed_queue_task_priority (queue, priority)
 SELECT %(queue)s::varchar, %(priority)s::smallint
@@ -242,8 +242,8 @@ FROM delayed_queue_task_priority
 ORDER BY queue, priority DESC
 """
 
-# Whether nobody else is keeping the partitions; then nobody does until the transaction ends, which
-# gives way to whoever holds a lock on one of them.
+# Try to be the only keeper of the partitions until the transaction ends. The transaction
+# gives way to any that holds a lock on one of them.
 TAKE_KEEPING: Final[LiteralString] = """
 SELECT pg_try_advisory_xact_lock(7310600482201521), set_config('lock_timeout', '1s', true)
 """
@@ -273,8 +273,8 @@ ALTER TABLE delayed_queue_task_result
 ATTACH PARTITION {name} FOR VALUES FROM ('{first}') TO ('{last}')
 """,
 )
-# What the rest has of days that are no more: tasks that ended long after they were to run, at most
-# so many at a time. Reads: the rest, from end to end; it is small.
+# Delete from the rest the results of days that are over (their tasks ended long after they were to
+# run), at most so many at a time. Reads: the rest, from end to end; it is small.
 PRUNE_REST: Final[LiteralString] = (
     CLOCK
     + """

@@ -1,4 +1,4 @@
-"""What the admin's templates need beside Django's own tags."""
+"""Tags of the admin's templates, beside Django's own."""
 
 from __future__ import annotations
 

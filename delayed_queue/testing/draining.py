@@ -22,7 +22,7 @@ from delayed_queue.retries import RetryPolicy
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How the deliveries of one ``drain()`` ended; each is counted once.
+    """The ends of the deliveries of one ``drain()``; each is counted once.
 
     ``failed`` raised an error, and were retried or dead-lettered by policy. ``lost`` were no
     longer the drain's to settle: the handler had acknowledged, released, updated or dropped them.

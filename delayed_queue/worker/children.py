@@ -29,7 +29,7 @@ LONG_LIFE: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a child is told of its supervisor, as one argument of its command line."""
+    """The link of a child to its supervisor, as one argument of its command line."""
 
     index: int
     descriptor: int

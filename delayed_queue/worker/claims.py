@@ -193,7 +193,7 @@ class Claim:
 
 
 class Turn(NamedTuple):
-    """What a claim was answered: ``is_alone`` is False where another worker was claiming.
+    """The answer to a claim: ``is_alone`` is False where another worker was claiming.
 
     ``next_due_in`` are milliseconds; None where nothing falls due soon, or nobody asked.
     """

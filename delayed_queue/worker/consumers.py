@@ -57,7 +57,7 @@ ASK_SECONDS: Final = 5.0
 
 @dataclass(slots=True)
 class FairShare:
-    """What keeps one consumer from taking the turns and the slots of others.
+    """The limits that keep one consumer from taking the turns and the slots of others.
 
     ``had_turn``: in this round. ``overdue_since``: when, in milliseconds of the epoch, what it
     has next fell due; where that is not known it is to be polled first. ``running``: how many of

@@ -1,4 +1,4 @@
-"""What a dead process held, and giving it back: its leases, and the attempts it died of."""
+"""Give back what a dead process held: its leases, and the attempts it died of."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCK_WAIT_MS: Final = 5_000
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """What a dead process held: its leases, and which messages its handlers had in flight.
+    """The leases of a dead process, and the messages that its handlers had in flight.
 
     Those in flight may have killed it, and are suspects from now on. Only one that was alone is
     known to have done it.

@@ -1,4 +1,4 @@
-"""What a worker makes of its database: whether its tables fit, and whether it is there."""
+"""Check a worker's database: whether its tables fit, and whether it is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker tells whether it is well: in a file, at an address, on a terminal."""
+"""Report a worker's health: in a file, at an address, on a terminal."""
 
 from __future__ import annotations
 

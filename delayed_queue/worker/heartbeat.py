@@ -1,4 +1,4 @@
-"""What operators see of a worker at work: its row, kept by a heartbeat, and the progress line."""
+"""Show a worker to operators: its row, kept by a heartbeat, and the progress line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ERASE: Final = "\x1b[K"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a worker is and has done so far; ``lease_ids`` are what it holds, oldest first."""
+    """A worker's identity and counts so far; ``lease_ids`` are what it holds, oldest first."""
 
     name: str
     process: int = 0
@@ -62,7 +62,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """How much was done by when, on the monotonic clock."""
+    """The amount done by a moment, on the monotonic clock."""
 
     at: float
     done: Mapping[str, int]
@@ -172,7 +172,7 @@ class Heartbeat:
 
 
 class Totals(NamedTuple):
-    """What a worker has done since its start, and what it is at."""
+    """The counts of a worker since its start, and what it is doing."""
 
     done: int
     failed: int

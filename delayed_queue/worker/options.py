@@ -1,4 +1,4 @@
-"""What a worker is told: the options of ``manage.py runqueueworker``, validated."""
+"""The options of ``manage.py runqueueworker``, validated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _default_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How one worker process claims and handles.
+    """The options by which one worker process claims and handles.
 
     ``queues``: in order of strict priority; empty stands for every queue with a handler, the most
     overdue first and by turns.

@@ -1,4 +1,4 @@
-"""What a worker hands messages to: a pool of threads, or an event loop."""
+"""Pools to which a worker hands messages: threads, or an event loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Run:
-    """What a handler thread does at one go that is more than one message."""
+    """A unit of a handler thread's work that is more than one message."""
 
     def run(self, slot: int) -> None:
         """Do it, in the thread of that slot."""

@@ -1,4 +1,4 @@
-"""When a consumer polls its queue next, and from where."""
+"""Decide when a consumer polls its queue next, and from which scan position."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What a poll found: how many, the latest due time, and the wait for the next in milliseconds.
+    """The result of a poll: how many, the latest due time, and milliseconds until the next is due.
 
     ``seconds`` is how long it took, None if it ended just now.
     """

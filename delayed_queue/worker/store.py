@@ -70,7 +70,7 @@ WHERE id = ANY (ARRAY(
 """
 )
 
-# For each queue name, how many workers serve it that gave a sign of life within the age, and how
+# For each queue name, the number of workers that serve it and have beaten within the age, and how
 # many messages per second they have handled of late. Of so many workers at most; the limit is one
 # that the planner cannot see, for the reason given at _EARLIEST_DUE. Reads: worker_heartbeat.
 THROUGHPUT: Final[LiteralString] = (
@@ -96,7 +96,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class WorkerCounts(NamedTuple):
-    """What a worker holds and has done since it started."""
+    """The leases and counts of a worker since it started."""
 
     in_flight: int = 0
     done: int = 0

@@ -40,7 +40,7 @@ class _SuspectsFound(Exception):
 
 
 class _Conflict(BaseException):
-    """What a handler wrote met another transaction; no Exception, so that nothing is counted."""
+    """Raised when a handler's writes met another transaction; no Exception: nothing is counted."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()

@@ -184,7 +184,7 @@ class Way(StrEnum):
 
 
 class Answer(NamedTuple):
-    """What was said to a request: the id of its notification, or what is wrong with it."""
+    """The answer to a request: the id of its notification, or its errors."""
 
     number: int
     id: str = ""

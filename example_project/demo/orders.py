@@ -74,7 +74,7 @@ FROM (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What can be chosen about the act; ``seconds`` are from the first order to the last end."""
+    """The options of the act; ``seconds`` are from the first order to the last end."""
 
     input: Path
     limit: int | None = None
@@ -245,7 +245,7 @@ def pay(lines: Sequence[OrderLine], clock: ShopClock, threads: Threads) -> None:
 
 
 class Kill(NamedTuple):
-    """Which worker was killed when, on the database's clock."""
+    """A killed worker, and when, on the database's clock."""
 
     worker: int
     killed_at: datetime

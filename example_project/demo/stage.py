@@ -1,4 +1,4 @@
-"""What the acts play on: processes, the database, a web server, lines of text, and timeout."""
+"""The stage of the acts: processes, the database, a web server, lines of text, and timeout."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def stopped(codes: Sequence[int]) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an act ended: figures for programs, lines for people, checks for both."""
+    """The result of an act: figures for programs, lines for people, checks for both."""
 
     figures: dict[str, Any]
     rows: Sequence[tuple[str, str]]
@@ -129,7 +129,7 @@ class Act:
 
 
 class Look(NamedTuple):
-    """Where things stand: whether all is done, what must change until then, and in words."""
+    """The state of an act: whether all is done, what must change until then, and in words."""
 
     is_done: bool
     moved: object

@@ -1,4 +1,4 @@
-"""Where the PostgreSQL programs are: named by the environment, in a wheel, or of the system."""
+"""Find the PostgreSQL programs: named by the environment, in a wheel, or of the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong with the embedded PostgreSQL server."""
+"""Errors of the embedded PostgreSQL server."""
 
 from __future__ import annotations
 

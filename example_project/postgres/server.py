@@ -40,7 +40,7 @@ UNSAFE: Final = {"fsync": "off", "full_page_writes": "off", "synchronous_commit"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """What is known about one server; `url` carries the password."""
+    """The data of one server; `url` carries the password."""
 
     running: bool
     pid: int | None = None

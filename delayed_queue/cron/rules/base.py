@@ -1,4 +1,4 @@
-"""What all schedules share: the times to write ahead, the times that were missed, the hash."""
+"""The base of all schedules: the times to write ahead, the times that were missed, the hash."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _USUAL_DIGITS: Final = 13
 
 
 class MissedTicks(StrEnum):
-    """Which ticks to create after a time in which nobody did."""
+    """The choice of ticks to create after a time in which nobody created any."""
 
     SKIP = "skip"
     LATEST = "latest"

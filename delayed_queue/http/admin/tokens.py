@@ -44,7 +44,7 @@ _WHAT: Final = {
 
 
 class TokenForm(_Form):
-    """What a new token may do."""
+    """The form that says what a new token may do."""
 
     verbs = forms.MultipleChoiceField(
         choices=[(each, _WHAT[each]) for each in VERBS], widget=forms.CheckboxSelectMultiple

@@ -46,7 +46,7 @@ _STATES: Final = ("ready", "delayed", "reserved", "dead")
 
 
 class TopicForm(_Form):
-    """How a topic treats its jobs; its name stays once it is made."""
+    """The form of a topic's settings; its name stays once it is made."""
 
     ladder = forms.CharField(
         required=False, widget=forms.TextInput(attrs={"size": 60}),

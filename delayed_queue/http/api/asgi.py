@@ -1,4 +1,4 @@
-"""What to put around Django's ASGI application: early limits, and an end to waiting at shutdown."""
+"""Wrap Django's ASGI application: early limits, and an end to waiting at shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asking, and whether they may: bearer tokens, in the header and nowhere else."""
+"""Authenticate and authorize callers by bearer tokens, in the header and nowhere else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ApiRequest(HttpRequest):
 
 
 class GrantCache:
-    """What this process knows of tokens; of those in force only, the earliest forgotten first.
+    """A cache of the tokens in force; the earliest is forgotten first.
 
     Unknown ones are asked for each time: an attacker makes up new ones, and would displace what
     is of use. The keys are hashes, so that a dump of the memory holds no token.

@@ -112,7 +112,7 @@ _METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 @dataclass(frozen=True, slots=True)
 class BodyRule:
-    """Which bodies an operation takes."""
+    """The bodies that an operation takes."""
 
     limit: Callable[[ApiSettings], int]
     types: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How an API is put together: problems for errors, one pool of threads, documented answers."""
+"""Build an API: problems for errors, one pool of threads, documented answers."""
 
 from __future__ import annotations
 

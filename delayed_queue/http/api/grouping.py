@@ -29,7 +29,7 @@ class _Requests(Entry):
 
 
 class _Line:
-    """Who waits while jobs of a place are written, and the task that has them written."""
+    """The callers that wait while jobs of a place are written, and the task that writes them."""
 
     __slots__ = ("task", "waiting")
 

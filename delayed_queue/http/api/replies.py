@@ -1,4 +1,4 @@
-"""What the calls about jobs take and answer: schemas for the description, bytes for the wire."""
+"""Requests and answers of the calls about jobs: schemas to describe them, bytes for the wire."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ class DeadPage(Schema):
 
 
 class KickedReply(Schema):
-    """How many dead jobs were put back."""
+    """The number of dead jobs that were put back."""
 
     kicked: int
 
 
 class TopicReply(Schema):
-    """How a topic treats its jobs; ``ttr`` in seconds, null is the server's."""
+    """The settings of a topic's jobs; ``ttr`` in seconds, null is the server's."""
 
     name: str
     shards: int
@@ -112,7 +112,7 @@ class TopicReply(Schema):
 
 
 class StatsReply(Schema):
-    """How many jobs a topic has; ``isCapped``: counting stopped, there may be more."""
+    """The counts of a topic's jobs; ``isCapped``: counting stopped, there may be more."""
 
     topic: str
     shards: int
@@ -126,13 +126,13 @@ class StatsReply(Schema):
 
 
 class PauseReply(Schema):
-    """Whether the topic hands out no jobs now."""
+    """The state of a topic's pause: while paused it hands out no jobs."""
 
     isPaused: bool
 
 
 class Lease(Schema):
-    """What proves that a consumer holds a job."""
+    """The proof that a consumer holds a job."""
 
     model_config = ConfigDict(extra="forbid")
 

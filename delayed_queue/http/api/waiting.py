@@ -32,7 +32,7 @@ LINGER_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Wish(Generic[T]):
-    """What a pop waits for, and how to get it; the callables run in the pool's threads.
+    """The order of one pop: what it waits for and how to get it, in the pool's threads.
 
     ``line``: waiters of the same line are served in turn: the topic.
     ``kinds``: whose notifications mean that something may be due.

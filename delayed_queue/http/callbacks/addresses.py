@@ -1,4 +1,4 @@
-"""Which internet addresses are public, by a table of our own.
+"""Tell public internet addresses from others, by a table of our own.
 
 Not ``ipaddress.is_global``: Python 3.11 calls multicast, NAT64, 6to4 and others global, and the
 answer changes with the version of Python.

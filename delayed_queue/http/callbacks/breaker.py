@@ -69,7 +69,7 @@ class Deferred(Exception):
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """What this process knows of a host: the shared state, and how its own callbacks fared."""
+    """A host as this process knows it: the shared state, and the results of its own callbacks."""
 
     name: str
     read_until: float = 0.0

@@ -57,7 +57,7 @@ class Callback:
 
 
 class DeliveryContext:
-    """What the callbacks of one event loop share, for one database alias."""
+    """The state that the callbacks of one event loop share, for one database alias."""
 
     def __init__(self, using: str) -> None:
         self.endpoints = Endpoints(using)

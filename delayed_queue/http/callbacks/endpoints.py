@@ -1,4 +1,4 @@
-"""Which endpoint a url belongs to: the longest registered prefix, or a new one for its origin."""
+"""Find the endpoint of a url: the longest registered prefix, or a new one for its origin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DISABLED_WAIT: Final = (300.0, 900.0)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a url leads: its origin, its path, and ``host:port`` as the breaker knows it."""
+    """The parts of a url: its origin, its path, and ``host:port`` as the breaker knows it."""
 
     origin: str
     path: str

@@ -1,4 +1,4 @@
-"""Why an exchange ended without success: errors of aiohttp and the system in our own words."""
+"""The reasons why an exchange failed: errors of aiohttp and the system in our own words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where callbacks may go: the same policy for a url that is offered and an address that is dialled.
+"""The policy of callbacks' targets: one for urls that are offered and addresses that are dialled.
 
 A url is read by yarl, as aiohttp will read it, and no more of it is accepted than both read alike.
 Nothing here touches the network.
@@ -41,7 +41,7 @@ _LOCAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What callbacks may reach beside public addresses at the ports 80 and 443."""
+    """The targets allowed to callbacks beside public addresses at the ports 80 and 443."""
 
     names: frozenset[str] = frozenset()
     suffixes: tuple[str, ...] = ()

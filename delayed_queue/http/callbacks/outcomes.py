@@ -1,4 +1,4 @@
-"""What is sent and what came of it, and the readings of an answer that are stored or acted on."""
+"""Requests and outcomes of callbacks, and how an answer is read for the log and for retries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RESERVED: Final = frozenset(
 
 
 class Failure(StrEnum):
-    """Why a callback failed; the words are stored, and stay."""
+    """The reason why a callback failed; the words are stored, and stay."""
 
     BLOCKED = "blocked"
     DNS = "dns"
@@ -58,7 +58,7 @@ class CallbackRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallbackResult:
-    """What came of one callback, as the log of attempts stores it.
+    """The outcome of one callback, as the log of attempts stores it.
 
     ``failure``: None is success: a complete answer of 2xx, or one longer than we read.
     ``detail``: a sentence about the failure, for whoever looks after the endpoint.

@@ -29,7 +29,7 @@ FEW: Final = 4
 
 @dataclass(slots=True)
 class _Held:
-    """What this process holds of one endpoint's slots."""
+    """The slots of one endpoint that this process holds."""
 
     concurrency: int
     held: int = 0

@@ -115,7 +115,7 @@ class _Threads(Entry):
 
 
 class _Line:
-    """Who waits while as many threads as may are writing."""
+    """The callers that wait while as many threads as allowed are writing."""
 
     def __init__(self) -> None:
         self.writers = 0

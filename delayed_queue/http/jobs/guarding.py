@@ -1,4 +1,4 @@
-"""What the jobs of topics ask of the queue: a redrive holds them, and a topic is a queue."""
+"""Register with the queue's hooks what topics need: guards of redrives, kinds and names."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _next_prune_at = 0.0
 
 
 class Refusal(StrEnum):
-    """Why a request with a key is not answered as the first one was."""
+    """The reason why a request with a key is not answered as the first one was."""
 
     OTHER_REQUEST = "other_request"
     IN_PROGRESS = "in_progress"

@@ -1,4 +1,4 @@
-"""What a topic holds: its counts, its next jobs, and whether it hands any out."""
+"""Inspect a topic: its counts, its next jobs, and its pause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEEK_DEPTH: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """How many jobs a topic has of each state; a count that was cut off may be larger."""
+    """The number of a topic's jobs in each state; a count that was cut off may be larger."""
 
     topic: str
     shards: int

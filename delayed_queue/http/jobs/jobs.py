@@ -41,7 +41,7 @@ _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class IfExists(StrEnum):
-    """What adding a job does when the topic has one of its id."""
+    """The answer to a job that is added when the topic has one of its id."""
 
     FAIL = "fail"
     IGNORE = "ignore"
@@ -49,7 +49,7 @@ class IfExists(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job stands at the moment it is read."""
+    """The state of a job at the moment it is read."""
 
     DELAYED = "delayed"
     READY = "ready"
@@ -58,7 +58,7 @@ class JobState(StrEnum):
 
 
 class Answer(StrEnum):
-    """What became of a call about one job."""
+    """The outcome of a call about one job."""
 
     DONE = "done"
     STALE = "stale"
@@ -84,7 +84,7 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class AddedJob:
-    """What adding a job came to; None as the outcome is a job that existed, and was to fail.
+    """The result of adding a job; the outcome None: it existed, and the caller asked for a failure.
 
     Of such a one nothing else is told.
     """

@@ -1,4 +1,4 @@
-"""Where the jobs of a topic are stored: pulled ones by their ids, callbacks by their hosts."""
+"""The kinds in which a topic's jobs are stored: pulled ones by id, callbacks by host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KIND: Final = re.compile(
 
 
 class Way(StrEnum):
-    """How a job is delivered: handed to whoever pops it, or sent to its url."""
+    """The delivery of a job: handed to the consumer that pops it, or sent to its url."""
 
     PULLED = "json"
     CALLBACK = "callback"

@@ -1,4 +1,4 @@
-"""What ``manage.py queueendpoint`` does; apart from it, since this needs the extra [callbacks]."""
+"""The work of ``manage.py queueendpoint``; a module apart, since it needs the extra [callbacks]."""
 
 from __future__ import annotations
 

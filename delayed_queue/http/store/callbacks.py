@@ -49,7 +49,7 @@ RETURNING id
 """
 )
 
-# How long the host stays open, and whether somebody probes it, in milliseconds from now. No row:
+# Milliseconds from now until a host is half open, and until its probe is given up. No row:
 # closed. Reads: host_name.
 READ_HOST: Final[LiteralString] = (
     CLOCK
@@ -82,9 +82,9 @@ RETURNING id
 """
 )
 
-# Take the one probe of a host that is half open: its pause is over, and nobody probes it, or who
-# did has not answered in time. The row's lock lets one in; the others look again at what that
-# left. Reads: host_name.
+# Take the one probe of a host that is half open: its pause is over, and nobody probes it, or the
+# prober has not answered in time. The row's lock lets one in; the others then see what that one
+# wrote. Reads: host_name.
 PROBE_HOST: Final[LiteralString] = (
     CLOCK
     + """
@@ -98,9 +98,9 @@ RETURNING id
 """
 )
 
-# What the probe found; of one that was given to another meanwhile nothing is believed. A host that
-# still fails stays open twice as long as before, up to the longest pause; one that was not probed
-# after all is left to the next. Reads: host_name.
+# Write the result of a probe, unless the probe was given to another worker since. A host that
+# still fails stays open twice as long as before, up to the longest pause. A probe that was not
+# made after all is left to the next worker. Reads: host_name.
 END_PROBE: Final[LiteralString] = (
     CLOCK
     + """

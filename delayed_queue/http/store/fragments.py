@@ -1,4 +1,4 @@
-"""What several statements about jobs have in common."""
+"""Fragments that several statements about jobs share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final, LiteralString
 
 from delayed_queue.queue.hooks import KindFamily
 
-# The kinds of topics are one family for each topic: a key is one job in all of them. Who received
-# a callback knows it by its first schedule, and must know it again when it was redriven.
+# All kinds of a topic are one family: a key is one job in all of them. A receiver identifies
+# a callback by its first schedule, so a redrive keeps that.
 KIND_FAMILY: Final = KindFamily(
     pattern="^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$", keeps_schedule="[|]callback$"
 )
-# The topic of a kind; NULL for a kind that is none of a topic.
+# The topic of a kind; NULL for a kind that belongs to no topic.
 TOPIC: Final[LiteralString] = (
     """substring("pKind" FROM '^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$')"""
 )

@@ -48,7 +48,7 @@ WHERE (
 """
 )
 
-# Hold the number of shards for a change. Waits for those who are adding jobs.
+# Lock the number of shards for a change. Waits for transactions that are adding jobs.
 LOCK_TOPIC: Final[LiteralString] = (
     """
 SELECT pg_advisory_xact_lock("""

@@ -43,7 +43,7 @@ _LEFT: Final[LiteralString] = (
 #
 # One statement: the row's lock, which ON CONFLICT takes, is what makes takers queue up, and each
 # reads what the one before has left. ``granted`` is a column because RETURNING must tell it. The
-# clock is read when the statement starts; one that waited for the lock believes an earlier time
+# clock is read when the statement starts; one that waited for the lock uses an earlier time
 # than the one before it, and is given less, never more. The second branch looks at the snapshot,
 # so that its wait may be too short, below zero even, and a younger row is not seen by it at all.
 # Reads: rate_name.
@@ -90,7 +90,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class PermitsRow(NamedTuple):
-    """How many permits were taken and, where none, the microseconds until there may be some."""
+    """The number of permits taken; if none, the microseconds until there may be some."""
 
     granted: int
     wait: int

@@ -1,4 +1,4 @@
-"""What operators do about callbacks: hosts closed and opened, what was deferred recalled."""
+"""Operators' statements about callbacks: close and open hosts, recall what was deferred."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, LiteralString
 
 from delayed_queue.db.sql import CLOCK
 
-# Close an open or half open host. A probe under way is believed no more, as END_PROBE names it.
+# Close an open or half open host. The result of a probe under way is then ignored by END_PROBE.
 # Reads: host_name.
 CLOSE_HOST: Final[LiteralString] = """
 UPDATE delayed_queue_host
@@ -38,8 +38,8 @@ RETURNING id
 )
 
 # The next messages of a kind that are due within the horizon, a page at a time, each with its url
-# if it was deferred: due later than it was offered for, though no delivery of it has failed. What
-# waits by its ladder is not meant, nor what was offered for later.
+# if it was deferred: due later than its offer said, though no delivery of it has failed. Jobs that
+# wait by their ladder are left out, and so are jobs that were offered for later.
 # Reads: delayed_queue__KindPlusScheduledAtIndex in order, at most the limit.
 DEFERRED_JOBS: Final[LiteralString] = (
     CLOCK

@@ -26,7 +26,7 @@ WHERE digest = %(digest)s
 """
 )
 
-# Once per period whoever asks: of processes that come together the first one writes, and the
+# Write at most once a period: of processes that come together the first one writes, and the
 # others find nothing stale once they have its row. No index has the column, so the update is
 # within the page (HOT).
 # Reads: delayed_queue_token_pkey.

@@ -43,8 +43,8 @@ from delayed_queue.queue.store.offer import Offered
 # Keep the plans of what follows in the transaction, and have those that are made on an empty
 # table go by its indexes. Only before statements of which a test says that these are then the
 # right ones when it has filled. Compiling is off because an index that is forced on the planner
-# looks dear enough to it. Until the end of the transaction: the session may be anybody's. It does
-# what LIMIT_WAITS does, too, to save a statement; null leaves the limit as it is.
+# looks expensive to it. Until the end of the transaction: a pooler may give the session to
+# others. It also does what LIMIT_WAITS does, to save a statement; null leaves that limit as it is.
 KEEP_PLANS: Final[LiteralString] = """
 SELECT
     set_config('plan_cache_mode', 'force_generic_plan', true),
@@ -78,7 +78,7 @@ WHERE name = %(topic)s
 """
 
 # The same, and hold it: its shards and hosts stay as they are until the end of the transaction.
-# Who adds jobs does not wait for it. Reads: topic_name.
+# Adding jobs does not wait for it. Reads: topic_name.
 HOLD_TOPIC: Final[LiteralString] = READ_TOPIC + "FOR NO KEY UPDATE"
 
 # Reads: topic_name.
@@ -165,7 +165,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class TopicRow(NamedTuple):
-    """How a topic treats its jobs; ``ttr`` in milliseconds.
+    """The settings of a topic as stored; ``ttr`` in milliseconds.
 
     ``hosts``: those whose callbacks have a shard each, in the order of the shards, with spaces
     between them.
@@ -192,7 +192,7 @@ class AddedRow(NamedTuple):
 
 
 class DroppedRow(NamedTuple):
-    """Whether there was a job, and whether one was gone that may have been put back."""
+    """The result of a search: a job was there, or one is gone that may have been put back."""
 
     was_there: bool
     is_doubtful: bool

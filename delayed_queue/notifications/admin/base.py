@@ -1,4 +1,4 @@
-"""What the pages share: they show rows by id, newest first, and let nothing be typed."""
+"""The base of the pages: rows by id, newest first, and nothing can be typed."""
 
 from __future__ import annotations
 

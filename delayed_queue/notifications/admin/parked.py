@@ -1,4 +1,4 @@
-"""What the broker brought that is no valid request, and why."""
+"""The page of the broker's messages that are no valid requests, with their errors."""
 
 from __future__ import annotations
 

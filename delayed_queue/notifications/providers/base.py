@@ -1,4 +1,4 @@
-"""What every provider is, the ways in which a call of it can end, and one that sends nothing."""
+"""The base of providers, the ways in which a call can end, and a provider that sends nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CODE: Final = re.compile(r"[A-Za-z0-9_.:-]{1,50}")
 
 
 class Verdict(StrEnum):
-    """How a call ended.
+    """The end of a call.
 
     ACCEPTED: the provider has it. TRANSIENT: it has not, and another try, or another provider,
     may do. PERMANENT: no other try will. AMBIGUOUS: it may have it. LATE: not sent, because its
@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one call.
+    """The result of one call.
 
     ``code`` is the provider's own, or names the error. ``retry_after`` is what it asked for.
     ``blames_provider`` tells a failure of the provider from one of this message.

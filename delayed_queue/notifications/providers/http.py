@@ -44,7 +44,7 @@ STATUSES: Final[Mapping[int, Verdict]] = {
 
 @dataclass(slots=True)
 class _Wire:
-    """How far one call has come: sent, and what of its answer has arrived."""
+    """The progress of one call: sent, and how much of its answer has arrived."""
 
     is_sent: bool = False
     status: int = 0

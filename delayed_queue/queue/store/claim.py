@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # for a tenth of the rows: on a table never analyzed it expects so few that it would rather sort
 # all that are due than walk the index. One it can see tells it how few are wanted of a table
 # larger than the cache, where a tenth would be worth a sort. The inner one locks the rows.
-# "floor" lets who knows that nothing earlier is left step over what was deleted there: while
+# "floor" lets a caller who knows that nothing earlier is left skip deleted entries: while
 # any session holds an old snapshot, the index keeps an entry for each, and a claim from the
 # start would read them all again.
 # Whether the queue is paused does not depend on the row: it is asked once, before the first.
@@ -71,8 +71,8 @@ _ALONE: Final[LiteralString] = (
 # Lease the earliest due messages. The inner select is an ARRAY(...) InitPlan, so it runs once
 # and its LIMIT holds under every plan; as `id IN (SELECT …)` a nested loop may run it again and
 # lease more than the limit (Q18). "dueAt" keeps the time the lease overwrites, for the order of
-# the answer and for lateness. A message whose last lease ran out unsettled may have killed who
-# held it: it gets a lease id of its own, by which a worker keeps it apart.
+# the answer and for lateness. A message whose last lease ran out unsettled may have killed its
+# worker: it gets a lease id of its own, by which a worker keeps it apart.
 # The rows come in no order: sorting them is cheaper for the caller than a CTE is here.
 # Reads: as _EARLIEST_DUE, then the primary key.
 _LEASE: Final[LiteralString] = (
@@ -102,9 +102,9 @@ CLAIM: Final[LiteralString] = _LEASE + _EARLIEST_DUE + _LEASED
 # other none (N6). Still one statement. Reads: as CLAIM.
 CLAIM_STRICT: Final[LiteralString] = _LEASE + _SELECTED + _ALONE + _IN_ORDER + _LEASED
 
-# The same of several kinds, the first of them first: what is due in one is taken before anything
-# of the next. One descent for each kind, and no more rows than the limit; which is paused, the
-# first of them tells for all.
+# The same for several kinds by rank: what is due in one is taken before anything
+# of the next. One descent for each kind, and no more rows than the limit. A pause of the
+# first kind holds for all of them.
 # Reads: as CLAIM, for each kind.
 CLAIM_RANKED: Final[LiteralString] = (
     _LEASE
@@ -133,7 +133,7 @@ RETURNING
 )
 
 # Whether a strict claim may be made now; then the lock is ours until the transaction ends, and
-# CLAIM_STRICT takes it again. Asked by whoever must tell "nothing is due" from "not my turn".
+# CLAIM_STRICT takes it again. For callers that must tell "nothing is due" from "not my turn".
 TRY_ALONE: Final[LiteralString] = (
     """
 SELECT pg_try_advisory_xact_lock("""
@@ -319,7 +319,7 @@ def looking_ahead_ranked(kinds: Sequence[str], horizon: int) -> Step:
 
 
 class ClaimStore:
-    """What leases messages."""
+    """The statements that lease messages."""
 
     def claim(
         self,

@@ -75,7 +75,7 @@ class ConsumedRow(NamedTuple):
 
 
 class ConsumeStore:
-    """What takes messages out of a queue in the transaction that handles them."""
+    """The statements that take messages out of a queue in the transaction that handles them."""
 
     def consume(
         self, kind: str, limit: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS

@@ -1,4 +1,4 @@
-"""What several statements of the queue have in common."""
+"""Fragments that several statements of the queue share."""
 
 from __future__ import annotations
 

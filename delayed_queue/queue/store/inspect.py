@@ -298,7 +298,7 @@ class OverviewRow(NamedTuple):
 
 
 class InspectStore:
-    """What reads, counts and drops messages."""
+    """The statements that read, count and drop messages."""
 
     def read(
         self, kind: str, key: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS

@@ -161,7 +161,7 @@ class Offered(NamedTuple):
 
 
 class FoundOffer(NamedTuple):
-    """What is stored under the key of an offer: whether just that; None where nothing is."""
+    """The message stored under an offer's key: whether it equals the offer; None where none is."""
 
     key: str
     is_same: bool
@@ -171,7 +171,7 @@ class FoundOffer(NamedTuple):
 
 
 class OfferStore:
-    """What puts messages into a queue."""
+    """The statements that put messages into a queue."""
 
     def offer(
         self,

@@ -54,7 +54,7 @@ DELETE FROM delayed_queue
 WHERE "lockUuid" = %(lease_id)s
 """
 
-# Give messages back, due after the delay; %(refund)s takes deliveries that were none off the
+# Give messages back, due after the delay; %(refund)s takes deliveries that do not count off the
 # count (a snooze, a message nobody has begun). With a NULL delay they are due when they were before
 # the lease, so that what was not begun does not go behind a long backlog. With a NULL lease it
 # moves rows that are not leased: "deliver now".
@@ -223,9 +223,9 @@ WHERE id = ANY (%(ids)b::bigint[])
 ORDER BY COALESCE("dueAt", "scheduledAt"), id
 """
 
-# Hold messages that are still under their leases until the end of the transaction: who deletes,
-# updates or extends one waits for it. One that somebody is changing is passed over, as are those
-# that are gone. Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
+# Lock messages that are still under their leases until the end of the transaction: statements
+# that delete, update or extend one wait for it. One that somebody is changing is passed over, as
+# are those that are gone. Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
 HOLD_LEASED: Final[LiteralString] = """
 SELECT id, "lockUuid"
 FROM delayed_queue
@@ -305,7 +305,7 @@ def returning_leases(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> 
 
 
 class SettleStore:
-    """What ends and changes leases."""
+    """The statements that end and change leases."""
 
     def acknowledge(
         self, lease_id: str | None, ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS

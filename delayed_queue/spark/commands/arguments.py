@@ -1,4 +1,4 @@
-"""What commands have in common: how one ends, and arguments that are refused in a sentence."""
+"""The base of commands: how one ends, and arguments that are refused in a sentence."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the pipeline's commands do; each module is one of them, or what several share."""
+"""The work of the pipeline's commands; each module is one of them, or shared by several."""

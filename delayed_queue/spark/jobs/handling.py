@@ -136,7 +136,7 @@ _LEASE_MS: Final = 600_000
 
 @dataclass(slots=True)
 class Tally:
-    """How messages ended; ``lost`` had lost their lease meanwhile, and nothing was changed."""
+    """The ends of messages; ``lost`` had lost their lease meanwhile, and nothing was changed."""
 
     done: int = 0
     retried: int = 0
@@ -159,7 +159,7 @@ _ARROW: Final = pa.schema([(each.name, pa.int64()) for each in fields(Tally)])
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """Which function handles, and by what rules where its decorator says nothing."""
+    """The function that handles, and the rules where its decorator says nothing."""
 
     handler: str
     queue: str
@@ -399,7 +399,7 @@ async def _awaited(answer: Any) -> Any:
 
 
 class ExecutorLeases:
-    """What an envelope can do with its lease, over an executor's own connection."""
+    """The operations of an envelope on its lease, over an executor's own connection."""
 
     def __init__(self, connection: Connection, lease_ms: int = _LEASE_MS) -> None:
         self._connection = connection

@@ -70,7 +70,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What is read, and how."""
+    """The input: which files, and how they are read."""
 
     paths: tuple[str, ...]
     format: str

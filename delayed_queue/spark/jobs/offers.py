@@ -97,7 +97,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What the ledger says of the id; ``was_done`` when an earlier run had done it all."""
+    """The ledger's entry of an id; ``was_done`` when an earlier run had done it all."""
 
     counts: Counts
     was_done: bool

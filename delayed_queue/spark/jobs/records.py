@@ -40,7 +40,7 @@ _BOTH: Final = "It has both a schedule_at and a delay."
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How records become messages; travels to the executors."""
+    """The mapping of records to messages; travels to the executors."""
 
     queue: str | None
     codec: str = "json"

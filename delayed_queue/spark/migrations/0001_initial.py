@@ -1,4 +1,4 @@
-"""What jobs offered, what is staged, archives and reports."""
+"""Create the tables of offers by jobs, staged rows, archives and reports."""
 
 from __future__ import annotations
 

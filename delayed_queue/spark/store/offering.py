@@ -10,7 +10,7 @@ from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
 # Claim one chunk of a job, in the transaction that offers it: a returned id says that no attempt
 # has offered these rows at this place before. A twin that is offering them at this moment is
 # waited for, and takes the claim with it if it fails. Nothing is claimed of a batch that is
-# closed: a task that Spark gave up on, and that lives on, finds the door shut.
+# closed, so a task that Spark gave up on, but that still runs, can offer nothing.
 # The claim is by content: an attempt that was not deterministic brings other rows, which have
 # never been offered, and they are not taken for the old ones. What COPY brings is created whole or
 # not at all, and counted at once.
@@ -55,7 +55,7 @@ RETURNING "recordedAt"
 """
 )
 
-# What became of a claimed chunk, in the same transaction. Reads: the primary key.
+# Write the outcome of a claimed chunk, in the same transaction. Reads: the primary key.
 SETTLE_CHUNK: Final[LiteralString] = """
 UPDATE delayed_queue_offer_ledger
 SET created = %(created)s::bigint,
@@ -236,13 +236,13 @@ DELETE FROM delayed_queue_offer_stage
 WHERE job = %(job)s::varchar
 """
 
-# Forget what jobs have staged whose driver died before it could merge or clear it.
+# Delete staged rows of jobs whose driver died before it could merge or clear them.
 # Reads: offer_stage_recorded, then the primary key.
 PRUNE_STAGE: Final[LiteralString] = _forgetting("delayed_queue_offer_stage")
 
 
 class MergedRow(NamedTuple):
-    """What became of rows that were merged into the queue."""
+    """The counts of rows that were merged into the queue."""
 
     created: int
     updated: int

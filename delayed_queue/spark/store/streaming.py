@@ -7,7 +7,7 @@ from typing import Final, LiteralString, NamedTuple
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.fragments import ATTEMPTS, DELIVERED, HEADERS
 
-# What a job asks before it starts: the database's clock, which is the job's own from here on; how
+# Read what a job needs before it starts: the database's clock, which it uses from here on; how
 # many connections are left to its role and how many there are; whether the tables are there.
 # Reads: no table of ours.
 LOOK_AROUND: Final[LiteralString] = """

@@ -1,4 +1,4 @@
-"""What became of callbacks: the log of attempts."""
+"""The log of a callback's attempts."""
 
 from __future__ import annotations
 

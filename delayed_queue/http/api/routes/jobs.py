@@ -44,7 +44,7 @@ Exists = Annotated[IfExists, Query(alias="ifExists")]
 
 
 class BulkReply(Schema):
-    """What became of each job of a bulk, in the order in which they were sent."""
+    """The outcome of each job of a bulk, in the order in which they were sent."""
 
     items: list[dict[str, Any]]
 
