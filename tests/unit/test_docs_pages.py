@@ -14,21 +14,24 @@ from tests import documents
 from tests.documents import DOCS, ROOT
 
 GLOSSARY = DOCS / "glossary.md"
-# Where the HTTP side may speak of what it calls a job; django-tasks-db is a name.
+# Where the HTTP side may speak of what it calls a job, and where addresses of others' pages have
+# the word; django-tasks-db is a name.
 OF_HTTP = {
     DOCS / "guides/rest-api.md", DOCS / "guides/serving-http.md", DOCS / "guides/callbacks.md",
     DOCS / "guides/admin.md", DOCS / "guides/demo.md", DOCS / "internals/callbacks.md",
     DOCS / "operations/callbacks.md", DOCS / "operations/security.md", DOCS / "benchmarks.md",
     ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md",
-    DOCS / "internals/concurrency.md", GLOSSARY,
+    DOCS / "internals/concurrency.md", DOCS / "comparison.md", GLOSSARY,
 }  # fmt: skip
 # Where tasks may be spoken of, as Django calls them.
 OF_TASKS = {
     DOCS / "guides/tasks.md", DOCS / "coming-from.md", DOCS / "quickstart.md",
-    DOCS / "architecture.md",
+    DOCS / "architecture.md", DOCS / "comparison.md",
     DOCS / "guides/workers.md", DOCS / "index.md", DOCS / "internals/concurrency.md",
     ROOT / "CHANGELOG.md", ROOT / "README.md",
 }  # fmt: skip
+# How the tables of the comparison begin.
+OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")
 WORDS_OF_OTHERS = r"(?<!django-)(?<!`)\b(?:jobs?|tasks?)\b"
 PAGES = [pytest.param(page, id=documents.name_of(page)) for page in documents.pages()]
 
@@ -99,3 +102,18 @@ class TestGlossary:
 
 def terms() -> list[str]:
     return re.findall(r"^- \*\*(.+?)\*\*: ", documents.read(GLOSSARY), re.MULTILINE)
+
+
+def test_every_cell_of_the_comparison_has_its_source() -> None:
+    page = DOCS / "comparison.md"
+    headers = [line for line in documents.prose(page).splitlines() if OF_QUEUES.match(line)]
+    found = [documents.table(page, *cells_of(header)) for header in headers]
+    assert [len(rows) for rows in found] == [14, 14]
+    for name, *cells in (row for rows in found for row in rows):
+        assert name
+        for cell in cells:
+            assert re.fullmatch(r"\[[^]]+\]\([^)\s]+\)", cell), f"{name}: {cell} has no link"
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
