@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -40,13 +41,18 @@ DOCUMENTED: Any = (
     spark.OfferLedger, spark.OfferStage, spark.ArchiveManifest, spark.PipelineReport,
 )  # fmt: skip
 
+TASKS: Any = {
+    "default": {"BACKEND": "delayed_queue.tasks.DelayedQueueBackend", "QUEUES": ["default"]},
+}
+
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _no_leftovers() -> Iterator[None]:
-    """Forget the handlers, schedules and receivers that a page registers."""
+def _no_leftovers(settings: Any) -> Iterator[None]:
+    """Have tasks served, and forget the handlers, schedules and receivers that a page registers."""
     queues = {each.queue for each in registry}
+    settings.TASKS = TASKS
     schedules = {each.id for each in crontab}
     receivers = list(signals.acknowledged.receivers)
     yield
@@ -61,8 +67,10 @@ def _no_leftovers() -> Iterator[None]:
 
 
 def run(page: Path) -> dict[str, Any]:
-    """Run the page's Python blocks in order in one namespace, and the tests they define."""
-    namespace: dict[str, Any] = {"__name__": f"page_{page.stem}"}
+    """Run the page's Python blocks in order as one module, and the tests they define."""
+    module = ModuleType(f"page_{page.stem.replace('-', '_')}")
+    sys.modules[module.__name__] = module  # where a task is found by its path
+    namespace = vars(module)
     for block in documents.blocks(page, "python"):
         # Lines as in the page, so that a traceback points there.
         source = "\n" * (block.line - 1) + block.text
