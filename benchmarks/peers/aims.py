@@ -13,6 +13,8 @@ OURS: Final = "ours-best"
 DEFAULTS: Final = "ours-defaults"
 ONE: Final = "ours-1"
 TRANSACTIONAL: Final = "ours-transactional"
+KEPT: Final = "tasks-kept"
+UNKEPT: Final = "tasks-unkept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,10 @@ AIMS: Final = (
     _drain("transactional, 1 process, against leases", TRANSACTIONAL, 1, 1.8, _of(OURS)),
     _drain("transactional, 4 processes, against all peers", TRANSACTIONAL, 4, 2, ON_POSTGRES),
     _drain("transactional, 4 processes, against leases", TRANSACTIONAL, 4, 1.8, _of(OURS)),
+    _drain("tasks, results kept, 1 process, against django-ox", KEPT, 1, 20, _of("django-ox")),
+    _drain("tasks, results kept, 1 process, against Oban", KEPT, 1, 3, _of("oban")),
+    _drain("tasks, results kept, 1 process, against handlers", KEPT, 1, 0.6, _of(DEFAULTS)),
+    _drain("tasks, results not kept, 1 process, against handlers", UNKEPT, 1, 0.85, _of(DEFAULTS)),
     _drain("one at a time, 1 process, against Python peers", ONE, 1, 4, KEEPING),
     _drain("one at a time, 4 processes, against Python peers", ONE, 4, 4, KEEPING),
     _drain("one at a time, 1 process, against huey, at most once", ONE, 1, 4, LOSING),

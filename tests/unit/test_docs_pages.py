@@ -26,7 +26,7 @@ OF_HTTP = {
 # Where tasks may be spoken of, as Django calls them.
 OF_TASKS = {
     DOCS / "guides/tasks.md", DOCS / "coming-from.md", DOCS / "quickstart.md",
-    DOCS / "architecture.md", DOCS / "comparison.md",
+    DOCS / "architecture.md", DOCS / "comparison.md", DOCS / "benchmarks-peers.md",
     DOCS / "guides/workers.md", DOCS / "index.md", DOCS / "internals/concurrency.md",
     ROOT / "CHANGELOG.md", ROOT / "README.md",
 }  # fmt: skip

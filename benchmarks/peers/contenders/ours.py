@@ -19,6 +19,17 @@ OURS: Final = Peer(
     offers=2_000,
     bulk=50_000,
 )
+TASKS: Final = Peer(
+    name="tasks",
+    kind="tasks",
+    title="delayed_queue, as tasks",
+    environment=OwnEnvironment(),
+    script="tasks_peer.py",
+    tables=("delayed_queue",),
+    unfinished="SELECT EXISTS (SELECT FROM delayed_queue)",
+    failed="SELECT count(*) FROM delayed_queue_dead_letter",
+    bulk=20_000,
+)
 BARE: Final = Peer(
     name="bare",
     kind="bare",
@@ -31,6 +42,7 @@ BARE: Final = Peer(
     bulk=50_000,
 )
 BOTH: Final = ("--queue", "benchmark", "--queue", "benchmark-stamped")
+OF_TASKS: Final = ("--queue", "tasks", "--queue", "tasks-stamped")
 
 
 CONTENDERS: Final = (
@@ -70,6 +82,24 @@ CONTENDERS: Final = (
             "arguments": (*BOTH, "--batch-size", "1000", "--concurrency", "2"),
             "transactional": True,
         },
+    ),
+    Contender(
+        name="tasks-kept",
+        peer=TASKS,
+        supervises=True,
+        settings="the worker's defaults, results kept",
+        jobs={1: 30_000, 4: 60_000},
+        options={"arguments": OF_TASKS, "results": "7d"},
+        measures=("offer", "pickup"),
+    ),
+    Contender(
+        name="tasks-unkept",
+        peer=TASKS,
+        supervises=True,
+        settings="the worker's defaults, results not kept",
+        jobs={1: 50_000, 4: 100_000},
+        options={"arguments": OF_TASKS, "results": None},
+        measures=("pickup",),
     ),
     Contender(
         name="bare-500",
