@@ -155,7 +155,7 @@ def started(options: Namespace, server: str) -> Iterator[Bench]:
 
 @contextmanager
 def _providers(options: Namespace) -> Iterator[dict[str, int]]:
-    program = "example_project.demo.fakes"
+    program = "benchmarks.providers"
     command = [sys.executable, "-m", program, f"--latency={options.latency}"]
     with subprocess.Popen(  # noqa: S603 - our own
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -15,18 +15,15 @@ import email
 import hashlib
 import hmac
 import json
-import logging
 import re
 import socket
 import struct
-import sys
 import threading
 import time
-from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -408,49 +405,3 @@ def is_signed(secret: str, headers: Mapping[str, str], body: bytes) -> bool:
     wanted = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
     given = headers.get("webhook-signature", "").split()
     return any(hmac.compare_digest(each.removeprefix("v1,"), wanted) for each in given)
-
-
-class Control(WebServer):
-    """Tells over HTTP what the others have accepted, for whoever runs them in another process."""
-
-    def __init__(self, *servers: Server) -> None:
-        super().__init__()
-        self._servers = servers
-
-    def _routes(self) -> list[web.RouteDef]:
-        return [web.get("/accepted", self._get)]
-
-    async def _get(self, request: web.Request) -> web.Response:
-        found: dict[str, Any] = {
-            "total": sum(server.total for server in self._servers),
-            "twice": sum(server.twice for server in self._servers),
-        }
-        if "counts" in request.query:
-            # A copy in one step: the servers go on counting in their own threads.
-            every = [dict(server.accepted) for server in self._servers]
-            found["counts"] = {key: count for each in every for key, count in each.items()}
-        return web.json_response(found)
-
-
-def main() -> None:
-    """Serve in a process of their own: print the ports, and stop when the input ends."""
-    parser = ArgumentParser("python -m example_project.demo.fakes")
-    parser.add_argument("--latency", type=float, default=0.0, help="of each answer, in seconds")
-    latency = parser.parse_args().latency
-    logging.getLogger("mail.log").setLevel(logging.ERROR)
-    with fakes(latency=latency) as (smtp, sms), Control(smtp, sms) as control:
-        ports = {"smtp": smtp.port, "sms": sms.port, "control": control.port}
-        sys.stdout.write(json.dumps(ports) + "\n")
-        sys.stdout.flush()
-        sys.stdin.read()
-
-
-@contextmanager
-def fakes(**options: Any) -> Iterator[tuple[FakeSmtp, FakeSms]]:
-    """Both, with the same latency."""
-    with FakeSmtp(**options) as smtp, FakeSms(**options) as sms:
-        yield smtp, sms
-
-
-if __name__ == "__main__":
-    main()
