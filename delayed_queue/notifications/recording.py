@@ -11,13 +11,13 @@ from typing import Final, Generic, TypeVar
 
 from django.db import Error, connections
 
+from delayed_queue.db.gathering import LoopGathering
 from delayed_queue.exceptions import ResourceUnavailable
 
 logger = logging.getLogger("delayed_queue.notifications")
 
 T = TypeVar("T")
 R = TypeVar("R")
-MOST: Final = 500
 PAUSE_SECONDS: Final = 0.5
 # Classes of SQLSTATE that say that the database cannot be written to just now, and nothing of what
 # was to be written: connections, read-only, rollbacks, no disk or memory, locks, ended, the system.
@@ -35,54 +35,27 @@ class Gatherer(Generic[T, R]):
 
     def __init__(self, name: str, call: Callable[[Sequence[T]], list[R]], gather: float) -> None:
         self._call = call
-        self._gather = gather
-        self._waiting: list[tuple[T, asyncio.Future[R]]] = []
-        self._running: asyncio.Task[None] | None = None
+        self._gathering: LoopGathering[None, T, R] = LoopGathering(self._in_thread, pause=gather)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._name = name
         self._is_closing = threading.Event()
 
     async def ask(self, item: T) -> R:
         """Return the answer to this item, once its call has committed."""
+        return await self._gathering.ask(None, item)
+
+    async def _in_thread(self, place: None, items: list[T]) -> Sequence[R | BaseException]:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[R] = loop.create_future()
-        self._waiting.append((item, answer))
-        if self._running is None:
-            self._running = loop.create_task(self._run())
-        return await answer
+        return await loop.run_in_executor(self._thread, self._answers, items)
 
-    async def _run(self) -> None:
+    def _answers(self, items: list[T]) -> Sequence[R | BaseException]:
         try:
-            await asyncio.sleep(self._gather)
-            while self._waiting:
-                asked, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-                await self._answer(asked)
-        finally:
-            self._running = None
-
-    async def _answer(self, asked: list[tuple[T, asyncio.Future[R]]]) -> None:
-        try:
-            answers = await self._in_thread([item for item, _ in asked])
-        # Whatever it is, nobody may be left waiting, nor pay for another's item.
+            return self._call_until_answered(items)
+        # Whatever it is, nobody may pay for another's item.
         except Exception as error:
-            await self._answer_each(asked, error)
-        else:
-            for (_, answer), found in zip(asked, answers, strict=True):
-                if not answer.done():
-                    answer.set_result(found)
-
-    async def _answer_each(
-        self, asked: list[tuple[T, asyncio.Future[R]]], error: Exception
-    ) -> None:
-        if len(asked) == 1 or is_away(error):
-            _fail(asked, error)
-            return
-        for each in asked:
-            await self._answer([each])
-
-    async def _in_thread(self, items: list[T]) -> list[R]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._call_until_answered, items)
+            if len(items) == 1 or is_away(error):
+                return [error] * len(items)
+            return [answer for item in items for answer in self._answers([item])]
 
     def _call_until_answered(self, items: list[T]) -> list[R]:
         while True:
@@ -100,8 +73,7 @@ class Gatherer(Generic[T, R]):
     async def aclose(self) -> None:
         """Make the calls that are still to be made, each once more; then as ``close()``."""
         self._is_closing.set()
-        while self._running is not None:
-            await asyncio.wait([self._running])
+        await self._gathering.close()
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
@@ -117,9 +89,3 @@ def is_away(error: Exception) -> bool:
         return True
     state = getattr(error.__cause__, "sqlstate", None) or ""
     return isinstance(error, Error) and state.startswith(_PASSING)
-
-
-def _fail(asked: Sequence[tuple[object, asyncio.Future[R]]], error: Exception) -> None:
-    for _, answer in asked:
-        if not answer.done():
-            answer.set_exception(error)

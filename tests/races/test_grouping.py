@@ -40,7 +40,7 @@ def new_process(transactional_db: None) -> Iterator[None]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread writes at a time, and who waits in a group waits for as long as it takes."""
     monkeypatch.setattr(grouping, "TIMEOUT", LONG)
-    monkeypatch.setattr(grouping, "WRITERS", 1)
+    monkeypatch.setattr(grouping.gathered, "callers", 1)
 
 
 def add(job_id: str, if_exists: str = "fail", **fields: Any) -> AddedJob:
@@ -53,7 +53,7 @@ def place(if_exists: str) -> grouping.Place:
 
 
 def waiting(if_exists: str) -> int:
-    return grouping._lines.waiting(place(if_exists))
+    return grouping.gathered.waiting(place(if_exists))
 
 
 def transactions(admin: Connection) -> Counter[str]:
@@ -175,7 +175,7 @@ def test_many_threads_add_many_jobs_and_none_is_lost_or_doubled() -> None:
     created = Counter(each.job_id for each in answers if each.outcome == "created")
     assert set(created.values()) == {1}
     assert len(created) == Message.objects.count() == 10 + 6 * 20
-    assert grouping._lines._lines == {}
+    assert grouping.gathered.is_idle()
 
 
 def test_a_child_that_was_forked_while_others_wait_writes_at_once(
@@ -187,8 +187,7 @@ def test_a_child_that_was_forked_while_others_wait_writes_at_once(
         wait_until_blocked(admin, first)
         child = os.fork()
         if child == 0:
-            entry = grouping._Threads(job_from({"jobId": "x", "topic": "orders"}))
-            os._exit(0 if grouping._lines.join(entry, place("fail")) else 1)
+            os._exit(0 if grouping.gathered.is_idle() else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         other.execute("COMMIT")
         assert first.answer().outcome == "created"

@@ -13,15 +13,25 @@ from django.urls import URLPattern
 from ninja import Router
 
 from delayed_queue import __version__
+from delayed_queue.db.gathering import LoopGathering, LoopLocal
 from delayed_queue.http.api import routes
 from delayed_queue.http.api.auth import ApiRequest, BearerToken, requires
 from delayed_queue.http.api.bodies import JSON, takes_body
 from delayed_queue.http.api.building import Api, LoopView, View, make_api, unstoppable
-from delayed_queue.http.api.grouping import add_in_group
 from delayed_queue.http.api.replies import read_object
 from delayed_queue.http.api.routes.jobs import KEY_IN_META, Exists, answer_of, as_response, job_of
+from delayed_queue.http.api.threads import in_thread
 from delayed_queue.http.conf import api_settings
-from delayed_queue.http.jobs.jobs import IfExists
+from delayed_queue.http.jobs.adding import BATCH
+from delayed_queue.http.jobs.grouping import (
+    Place,
+    Written,
+    id_of,
+    needs_database,
+    settle,
+    write_together,
+)
+from delayed_queue.http.jobs.jobs import AddedJob, IfExists, NewJob
 
 # What a larger body takes to be read and checked, other requests would wait for.
 MAX_BYTES: Final = 16 * 1024
@@ -34,8 +44,26 @@ router = Router()
 async def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
     """Do as ``routes.jobs.add`` does, with one write for all that come together."""
     job = job_of(request, read_object(request.body))
-    added = await add_in_group(job, if_exists, api_settings().DATABASE)
-    return as_response(answer_of(added))
+    return as_response(answer_of(await _add(job, (api_settings().DATABASE, job.topic, if_exists))))
+
+
+def _gathering(key: None) -> LoopGathering[Place, NewJob, Written]:
+    return LoopGathering(_write_together, most=BATCH, name=id_of)
+
+
+async def _write_together(place: Place, jobs: list[NewJob]) -> list[Written]:
+    return await in_thread(write_together, place, jobs)
+
+
+_gathered: Final[LoopLocal[None, LoopGathering[Place, NewJob, Written]]] = LoopLocal(_gathering)
+
+
+async def _add(job: NewJob, place: Place) -> AddedJob:
+    """Store the job as ``add_job_in_group`` does; also when the caller is cancelled."""
+    written = await _gathered.of(None).ask(place, job)
+    if needs_database(written, place[-1]):
+        return await in_thread(settle, job, written, place)
+    return settle(job, written, place)
 
 
 def in_loop() -> dict[str, LoopView]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from django.db import Error, connections, transaction
 
+from delayed_queue.db.gathering import LoopGathering
 from delayed_queue.db.resilience import drop_if_lost
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.callbacks.holds import Hold, Leave, Withdrawn
@@ -17,7 +18,6 @@ from delayed_queue.models import Message
 
 # How long the database may take, before the message is deferred.
 ASK_SECONDS: Final = 5.0
-MOST_AT_ONCE: Final = 500
 TIDY_SECONDS: Final = 1.0
 
 
@@ -31,8 +31,7 @@ class Gate:
 
     def __init__(self, using: str) -> None:
         self._using = using
-        self._waiting: list[Leave] = []
-        self._keeper: asyncio.Task[None] | None = None
+        self._gathering: LoopGathering[None, Leave, None] = LoopGathering(self._keep)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="callback-gate")
         self._tidy_at = 0.0
 
@@ -43,9 +42,8 @@ class Gate:
     async def enter(self, envelope: Envelope) -> Leave:
         """Return leave to send, which must be ended; raises Withdrawn, or an error of ours."""
         leave = Leave(envelope)
-        self._waiting.append(leave)
-        if self._keeper is None or self._keeper.done():
-            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        # What it returns comes with the end of the transaction; leave is given within it.
+        self._gathering.ask(None, leave)
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 await leave.answer
@@ -59,19 +57,17 @@ class Gate:
 
     async def close(self) -> None:
         """Close the connection, at the end of the event loop; that waits for the database."""
-        if self._keeper is not None:
-            await asyncio.wait([self._keeper])
+        await self._gathering.close()
         await asyncio.get_running_loop().run_in_executor(self._thread, connections.close_all)
         self._thread.shutdown()
 
-    async def _keep(self) -> None:
+    async def _keep(self, place: None, batch: list[Leave]) -> list[None]:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-            try:
-                await loop.run_in_executor(self._thread, self._hold, loop, batch)
-            except Error as error:
-                _refuse(batch, error)
+        try:
+            await loop.run_in_executor(self._thread, self._hold, loop, batch)
+        except Error as error:
+            _refuse(batch, error)
+        return [None] * len(batch)
 
     def _hold(self, loop: asyncio.AbstractEventLoop, batch: list[Leave]) -> None:
         """Hold what is there of the batch until it has begun to leave; in the thread."""
