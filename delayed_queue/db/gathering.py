@@ -54,8 +54,7 @@ class _InThread(_Asked[T], Generic[T, R]):
     def __init__(self, item: T) -> None:
         super().__init__(item)
         self.batch: list[_InThread[T, R]] = []
-        # Of whoever was to answer, and was interrupted.
-        self.answer: R | BaseException = OutcomeUnknown()
+        self.answer: R | BaseException
         self._turn = threading.Lock()
         self._turn.acquire()
 
@@ -137,6 +136,9 @@ class ThreadGathering(Generic[K, T, R]):
         # Whatever it is, nobody else is to meet it, and nobody to be left waiting.
         except Exception as error:
             _noted(batch, [error] * len(batch))
+        except BaseException:
+            _noted(batch, [OutcomeUnknown()] * len(batch))
+            raise
         finally:
             self._pass_on(place)
             for each in batch[1:]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from delayed_queue import Envelope, Retry, Snooze
+from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.db.resilience import repeat
 from delayed_queue.http.rates import Hold
 from delayed_queue.notifications import services
@@ -273,28 +274,13 @@ def _turn_to(turns: Sequence[Turn]) -> list[bool]:
     return [repeat(_USING, partial(services.turn_to, *turn)) for turn in turns]
 
 
-# One dispatcher for each event loop, closed with it.
+def _dispatcher(key: None) -> Dispatcher:
+    return Dispatcher()
 
-_dispatchers: dict[asyncio.AbstractEventLoop, tuple[Dispatcher, AsyncGenerator[None]]] = {}
+
+_dispatchers: Final[LoopLocal[None, Dispatcher]] = LoopLocal(_dispatcher, Dispatcher.aclose)
 
 
 async def dispatch(envelope: Envelope) -> None:
     """Have the notification of this message sent, by the running loop's dispatcher."""
-    loop = asyncio.get_running_loop()
-    if loop not in _dispatchers:
-        dispatcher = Dispatcher()
-        keeper = _closing(loop, dispatcher)
-        _dispatchers[loop] = dispatcher, keeper
-        # Started, so that the loop knows it: at its end it closes what it knows.
-        await anext(keeper)
-    await _dispatchers[loop][0].dispatch(envelope)
-
-
-async def _closing(
-    loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher
-) -> AsyncGenerator[None, Any]:
-    try:
-        yield
-    finally:
-        _dispatchers.pop(loop, None)
-        await dispatcher.aclose()
+    await _dispatchers.of(None).dispatch(envelope)

@@ -258,11 +258,11 @@ class TestClientOfALoop:
             for _ in range(3):
                 request = CallbackRequest(receiver.url, b"{}")
                 assert (await clients.send(request)).is_success
-            assert len(clients._clients) == 1
+            assert len(clients.clients) == 1
 
         for _ in range(2):
             asyncio.run(main())
-            assert clients._clients == {}
+            assert len(clients.clients) == 0
         gc.collect()
         assert receiver.connections == 2
 
@@ -273,7 +273,7 @@ class TestClientOfALoop:
         sent = asyncio.run_coroutine_threadsafe(coroutine, pool._loop)
         assert sent.result(servers.TIMEOUT).is_success
         pool.stop(servers.TIMEOUT)
-        assert clients._clients == {}
+        assert len(clients.clients) == 0
         gc.collect()
 
     def test_it_can_be_closed(self, receiver: Receiver) -> None:
@@ -281,7 +281,7 @@ class TestClientOfALoop:
             await clients.close()
             assert (await clients.send(CallbackRequest(receiver.url, b"{}"))).is_success
             await clients.close()
-            assert clients._clients == {}
+            assert len(clients.clients) == 0
             assert (await clients.send(CallbackRequest(receiver.url, b"{}"))).is_success
 
         asyncio.run(main())

@@ -6,7 +6,6 @@ import asyncio
 import io
 import ssl
 import time
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from types import TracebackType
@@ -23,6 +22,7 @@ from aiohttp.abc import AbstractResolver
 from aiohttp.resolver import DefaultResolver
 
 from delayed_queue import __version__
+from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.http.callbacks.exchanges import (
     BODY_BYTES,
     Enter,
@@ -217,30 +217,18 @@ def _ssl_context(ca_file: str) -> ssl.SSLContext:
     return context
 
 
-_clients: dict[asyncio.AbstractEventLoop, tuple[CallbackClient, AsyncGenerator[None]]] = {}
+def _client(key: None) -> CallbackClient:
+    return CallbackClient()
+
+
+clients: Final[LoopLocal[None, CallbackClient]] = LoopLocal(_client, CallbackClient.close)
 
 
 async def send(request: CallbackRequest, enter: Enter | None = None) -> CallbackResult:
     """Send with the running event loop's own client, made by the settings in force then."""
-    loop = asyncio.get_running_loop()
-    if loop not in _clients:
-        client = CallbackClient()
-        keeper = _closing(loop, client)
-        _clients[loop] = client, keeper
-        # Started, so that the loop knows it: at its end it closes what it knows.
-        await anext(keeper)
-    return await _clients[loop][0].send(request, enter)
+    return await clients.of(None).send(request, enter)
 
 
 async def close() -> None:
     """Close the running event loop's own client, if there is one."""
-    if asyncio.get_running_loop() in _clients:
-        await _clients[asyncio.get_running_loop()][1].aclose()
-
-
-async def _closing(loop: asyncio.AbstractEventLoop, client: CallbackClient) -> AsyncGenerator[None]:
-    try:
-        yield
-    finally:
-        del _clients[loop]
-        await client.close()
+    await clients.close()

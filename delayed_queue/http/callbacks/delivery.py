@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
@@ -15,6 +14,7 @@ from zlib import crc32
 
 from django.db import Error
 
+from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.exceptions import ResourceUnavailable, UrlRefused
 from delayed_queue.handlers import Reject, Retry, Snooze
 from delayed_queue.http.callbacks.attempts import AttemptLog
@@ -65,21 +65,13 @@ class DeliveryContext:
         self.slots = Slots(using)
         self.gate = Gate(using)
         self.log = AttemptLog(using)
-        self._keeper: AsyncGenerator[None] | None = None
-
-    async def open(self) -> None:
-        # Started, so that the loop knows it: at its end it closes what it knows.
-        self._keeper = self._closing()
-        await anext(self._keeper)
         self.gate.open()
 
-    async def _closing(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            await self.log.close()
-            await _quietly(self.slots.close())
-            await self.gate.close()
+    async def close(self) -> None:
+        """Write what is to be written, and give back what is held, at the end of the loop."""
+        await self.log.close()
+        await _quietly(self.slots.close())
+        await self.gate.close()
 
     async def send(self, callback: Callback) -> CallbackResult:
         """Send if the endpoint and its host let it; raises Deferred before anything is dialled."""
@@ -168,19 +160,9 @@ class DeliveryContext:
         return result
 
 
-_contexts: dict[tuple[asyncio.AbstractEventLoop, str], DeliveryContext] = {}
-
-
-async def context_of(using: str) -> DeliveryContext:
-    """Return the context of the running event loop."""
-    loop = asyncio.get_running_loop()
-    context = _contexts.get((loop, using))
-    if context is None:
-        for known in [each for each in _contexts if each[0].is_closed()]:
-            del _contexts[known]
-        context = _contexts[loop, using] = DeliveryContext(using)
-        await context.open()
-    return context
+_contexts: Final[LoopLocal[str, DeliveryContext]] = LoopLocal(
+    DeliveryContext, DeliveryContext.close
+)
 
 
 @lru_cache(maxsize=10_000)
@@ -193,7 +175,7 @@ def deliverer(using: str, kind: str, ladder: str, jitter: float, *, has_one_host
     async def deliver(envelope: Envelope) -> None:
         callback = _read(envelope, kind, ladder, jitter)
         try:
-            await _deliver(await context_of(using), callback)
+            await _deliver(_contexts.of(using), callback)
         except Deferred as error:
             rest = REST if has_one_host and error.is_for_host else timedelta(0)
             raise Snooze(error.delay, rest=rest) from None

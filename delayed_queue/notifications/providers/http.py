@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -18,6 +18,7 @@ from aiohttp import (
     TraceConfig,
 )
 
+from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.notifications.providers.base import (
     Outcome,
     Verdict,
@@ -93,10 +94,12 @@ class HttpSmsProvider:
         self._id_field, self._code_field = id_field, code_field
         self._codes = {code: Verdict(verdict) for code, verdict in (codes or {}).items()}
         self._connect_timeout, self._timeout = connect_timeout, timeout
-        self._sessions: dict[asyncio.AbstractEventLoop, tuple[ClientSession, Any]] = {}
+        self._sessions: LoopLocal[None, ClientSession] = LoopLocal(
+            self._new_session, ClientSession.close
+        )
 
     async def send(self, begun: Begun) -> Outcome:
-        session = await self._session()
+        session = self._sessions.of(None)
         wire = _Wire()
         try:
             async with asyncio.timeout(self._timeout):
@@ -151,17 +154,7 @@ class HttpSmsProvider:
 
     # Connections
 
-    async def _session(self) -> ClientSession:
-        loop = asyncio.get_running_loop()
-        if loop not in self._sessions:
-            session = self._new_session()
-            keeper = self._closing(loop, session)
-            self._sessions[loop] = session, keeper
-            # Started, so that the loop knows it: at its end it closes what it knows.
-            await anext(keeper)
-        return self._sessions[loop][0]
-
-    def _new_session(self) -> ClientSession:
+    def _new_session(self, key: None) -> ClientSession:
         trace = TraceConfig()
         trace.on_request_headers_sent.append(_note_sent)
         return ClientSession(
@@ -174,20 +167,9 @@ class HttpSmsProvider:
             trace_configs=[trace],
         )
 
-    async def _closing(
-        self, loop: asyncio.AbstractEventLoop, session: ClientSession
-    ) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            self._sessions.pop(loop, None)
-            await session.close()
-
     async def aclose(self) -> None:
         """Close the running loop's connections."""
-        found = self._sessions.get(asyncio.get_running_loop())
-        if found is not None:
-            await found[1].aclose()
+        await self._sessions.close()
 
     def close(self) -> None:
         """Nothing: each loop closes its own connections as it ends."""

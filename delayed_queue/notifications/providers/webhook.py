@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from django.db import DEFAULT_DB_ALIAS, Error
 
+from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable, UrlRefused
 from delayed_queue.http.callbacks.breaker import Breaker, Deferred, HostState
 from delayed_queue.http.callbacks.client import send
@@ -44,28 +43,22 @@ class WebhookProvider:
     def __init__(self, name: str, *, secrets: Sequence[str]) -> None:
         self.name = name
         self._secrets = list(secrets)
-        self._breakers: WeakKeyDictionary[asyncio.AbstractEventLoop, Breaker] = WeakKeyDictionary()
+        self._breakers: LoopLocal[str, Breaker] = LoopLocal(Breaker)
 
     async def send(self, begun: Begun) -> Outcome:
         body = begun.body.encode()
         try:
             headers = sign(self._secrets, str(begun.id), int(time.time()), body)
             request = CallbackRequest(begun.recipient, body, headers)
-            host = self._breaker().state_of(place_of(begun.recipient).host)
+            host = self._breakers.of(DEFAULT_DB_ALIAS).state_of(place_of(begun.recipient).host)
         except UrlRefused:
             return Outcome(Verdict.PERMANENT, str(Failure.BLOCKED))
         except InvalidMessage as error:
             return failed(Verdict.PERMANENT, error)
         return await self._send(request, host, str(begun.id))
 
-    def _breaker(self) -> Breaker:
-        loop = asyncio.get_running_loop()
-        if loop not in self._breakers:
-            self._breakers[loop] = Breaker(DEFAULT_DB_ALIAS)
-        return self._breakers[loop]
-
     async def _send(self, request: CallbackRequest, host: HostState, key: str) -> Outcome:
-        breaker = self._breaker()
+        breaker = self._breakers.of(DEFAULT_DB_ALIAS)
         try:
             await breaker.check(host)
             probe = await breaker.begin(host)
