@@ -1,16 +1,33 @@
-"""Rows by name: what a statement answered, as the named tuples that its store declares.
+"""Rows by name, and pages of them: what a statement answered, as its store declares it.
 
 Free of Django and of any driver: whoever sends a statement can read its answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 Row = tuple[Any, ...]
 N = TypeVar("N", bound=NamedTuple)
+T = TypeVar("T")
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T, C]):
+    """A page of a list, and the key to go on from; None after the last."""
+
+    items: Sequence[T]
+    next: C | None = None
+
+
+def page_of(rows: Sequence[T], limit: int, key: Callable[[T], C]) -> Page[T, C]:
+    """Return a page of so many rows, of which one more was asked for: it tells of a next page."""
+    items = rows[:limit]
+    return Page(items, key(items[-1]) if len(rows) > limit else None)
 
 
 def rows_of(named: type[N], answer: Sequence[Sequence[Any]]) -> list[N]:

@@ -227,7 +227,7 @@ def list_some(
     demand_scope(request, "read", TOPIC)
     states = list(dict.fromkeys(status or State))
     found = listing.page(states, owner_of(request), cursor, limit)
-    return NotificationPage(items=[shown(each) for each in found.items], next=found.next_before)
+    return NotificationPage(items=[shown(each) for each in found.items], next=found.next)
 
 
 @router.get(

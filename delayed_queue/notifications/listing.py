@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
+from delayed_queue.db.rows import Page, column_of, page_of
 from delayed_queue.notifications.models import Notification, Status
 from delayed_queue.notifications.services import fetch
 
@@ -59,20 +59,7 @@ LIMIT %(limit)s
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """The ids of a page, and the one to go on from if there may be more."""
-
-    ids: Sequence[uuid.UUID]
-    next_before: uuid.UUID | None
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page of notifications, and the id to go on from if there may be more."""
-
-    items: Sequence[Notification]
-    next_before: uuid.UUID | None
+Ids = Page[uuid.UUID, uuid.UUID]
 
 
 def find(id_: uuid.UUID, tenant: str | None) -> Notification | None:
@@ -86,7 +73,8 @@ def ids_in(
 ) -> Ids:
     """Return the newest in those states that are older than ``before``; cost is by page."""
     params = {"statuses": [each.value for each in statuses], "tenant": tenant}
-    return _page(PAGE if tenant is None else PAGE_OF_TENANT, params, before, limit)
+    statement = PAGE if tenant is None else PAGE_OF_TENANT
+    return _page(statement, params, before, limit)
 
 
 def ids_of(recipient_hash: bytes, before: uuid.UUID | None, limit: int) -> Ids:
@@ -96,14 +84,13 @@ def ids_of(recipient_hash: bytes, before: uuid.UUID | None, limit: int) -> Ids:
 
 def _page(statement: Any, params: dict[str, Any], before: uuid.UUID | None, limit: int) -> Ids:
     rows = fetch(statement, params | {"before": before or LAST_ID, "limit": limit + 1})
-    ids = [id_ for (id_,) in rows[:limit]]
-    return Ids(ids, ids[-1] if len(rows) > limit else None)
+    return page_of(column_of(rows), limit, lambda id_: id_)
 
 
 def page(
     statuses: Sequence[Status], tenant: str | None, before: uuid.UUID | None, limit: int
-) -> Page:
+) -> Page[Notification, uuid.UUID]:
     """Return such a page with its notifications."""
     found = ids_in(statuses, tenant, before, limit)
-    shown = Notification.objects.in_bulk(list(found.ids))
-    return Page([shown[each] for each in found.ids if each in shown], found.next_before)
+    shown = Notification.objects.in_bulk(list(found.items))
+    return Page([shown[each] for each in found.items if each in shown], found.next)

@@ -111,6 +111,11 @@ class TestDead:
         assert [each["jobId"] for each in first["items"] + rest["items"]] == ["a", "b", "c"]
         assert rest["next"] is None
 
+    def test_a_full_page_that_is_the_last_names_no_next(self, caller: Client) -> None:
+        for name in "ab":
+            kill(caller, name)
+        assert get(caller, "/dead?limit=2&topic=orders")["next"] is None
+
     def test_those_of_other_topics_are_not_there(self, caller: Client, make_client: Any) -> None:
         letter = kill(caller)
         other = make_client("other", topics=["other"])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from django.http import HttpResponse
 from ninja import Path, Query, Schema
 from pydantic import ConfigDict, Field
 
+from delayed_queue.db.rows import Page
 from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.api.bodies import parse
 from delayed_queue.http.api.problems import Problem
@@ -18,6 +20,8 @@ from delayed_queue.http.jobs.inspecting import TopicStats
 from delayed_queue.http.jobs.jobs import Answer, DeadJob, Job
 from delayed_queue.http.jobs.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
 from delayed_queue.messages import MAX_KEY_LENGTH
+
+T = TypeVar("T")
 
 # No control characters, as of the ids of new jobs.
 _PRINTABLE: Final = r"^[^\x00-\x1f\x7f-\x9f]+$"
@@ -89,7 +93,7 @@ class DeadReply(Schema):
 
 
 class DeadPage(Schema):
-    """Dead jobs in id order; ``next`` is the ``after`` of the next page, if there may be one."""
+    """Dead jobs in id order; ``next`` is the ``after`` of the next page, if there is one."""
 
     items: list[DeadReply]
     next: int | None
@@ -148,6 +152,10 @@ def reply(status: int, data: Any, **headers: str) -> HttpResponse:
     return HttpResponse(
         as_json(data), status=status, content_type="application/json", headers=headers
     )
+
+
+def page_reply(page: Page[T, int], as_dict: Callable[[T], dict[str, Any]]) -> HttpResponse:
+    return reply(200, {"items": [as_dict(each) for each in page.items], "next": page.next})
 
 
 def written(instant: datetime) -> str:

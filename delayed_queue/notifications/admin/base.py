@@ -19,6 +19,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin.lists import AFTER, KeysetChangeList
+from delayed_queue.db.rows import Page
 from delayed_queue.notifications import listing
 from delayed_queue.notifications.models import Status
 
@@ -139,10 +140,10 @@ class NewestFirst(KeysetChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         found = self._page(request)
-        shown = self.root_queryset.in_bulk(list(found.ids))
-        self.result_list = [shown[each] for each in found.ids if each in shown]
+        shown = self.root_queryset.in_bulk(list(found.items))
+        self.result_list = [shown[each] for each in found.items if each in shown]
         self.result_count = len(self.result_list)
-        after = found.next_before
+        after = found.next
         self.next_page = self.get_query_string({AFTER: str(after)}) if after else ""
         self.first_page = self.get_query_string() if AFTER in request.GET else ""
         self._settle()
@@ -151,7 +152,7 @@ class NewestFirst(KeysetChangeList):
         searched = request.GET.get(SEARCH_VAR, "").strip()
         if searched:
             id_ = as_id(searched)
-            return listing.Ids([] if id_ is None else [id_], None)
+            return Page([] if id_ is None else [id_])
         before = self._before(request)
         if RECIPIENT in request.GET:
             return self._of_recipient(request.GET[RECIPIENT], before)

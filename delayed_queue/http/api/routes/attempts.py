@@ -7,8 +7,9 @@ from typing import Any
 from django.http import HttpResponse
 from ninja import Router, Schema
 
+from delayed_queue.db.rows import page_of
 from delayed_queue.http.api.auth import ApiRequest, demand, reaches, requires
-from delayed_queue.http.api.replies import After, Limit, OfJob, OfTopic, reply
+from delayed_queue.http.api.replies import After, Limit, OfJob, OfTopic, page_reply
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.http.store.callbacks import LoggedRow
@@ -60,9 +61,8 @@ def list_attempts(
     """
     if topic is not None:
         demand(request, "read", topic)
-    found = _covered(request, job, topic, after, limit)
-    following = found[-1].id if len(found) == limit else None
-    return reply(200, {"items": [_as_dict(each) for each in found], "next": following})
+    found = _covered(request, job, topic, after, limit + 1)
+    return page_reply(page_of(found, limit, lambda each: each.id), _as_dict)
 
 
 def _covered(

@@ -7,6 +7,7 @@ from typing import Annotated
 from django.http import HttpResponse
 from ninja import Path, Query, Router
 
+from delayed_queue.db.rows import page_of
 from delayed_queue.http.api.auth import ApiRequest, demand, reaches, requires
 from delayed_queue.http.api.replies import (
     MAX_ID,
@@ -21,6 +22,7 @@ from delayed_queue.http.api.replies import (
     dead_as_dict,
     missing,
     nothing,
+    page_reply,
     reply,
     taken,
 )
@@ -83,12 +85,11 @@ def list_dead(
     found = dead_jobs(
         topic,
         after=after,
-        limit=limit,
+        limit=limit + 1,
         covers=reaches(request.auth),
         using=api_settings().DATABASE,
     )
-    following = found[-1].id if len(found) == limit else None
-    return reply(200, {"items": [dead_as_dict(each) for each in found], "next": following})
+    return page_reply(page_of(found, limit, lambda each: each.id), dead_as_dict)
 
 
 @router.post(
