@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 
 from delayed_queue.conf import SETTING
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.http.callbacks.outcomes import Results
 from delayed_queue.http.callbacks.signing import PREFIX, sign
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.notifications.conf import KEY, get_settings
@@ -27,22 +28,19 @@ from delayed_queue.notifications.providers import Provider
 
 
 class Circuit:
-    """Closed until so many failures came in a row; then open for the pause.
+    """Closed until the results are as bad as those of a host of callbacks; then open for the pause.
 
     After the pause one call is let through at a time, and decides: it closes the circuit, or
     opens it again. Each process has its own: it costs nothing to ask, and a process learns of an
-    outage after ``failures`` calls.
+    outage after ``most`` calls.
     """
 
-    def __init__(self, failures: int, pause: timedelta) -> None:
-        self._most = failures
+    def __init__(self, most: int, pause: timedelta) -> None:
+        self.is_open = False
+        self._most = most
         self._pause = pause.total_seconds()
-        self._failures = 0
+        self._results = Results()
         self._closed_at = 0.0
-
-    @property
-    def is_open(self) -> bool:
-        return self._failures >= self._most
 
     def left(self) -> timedelta:
         """Return how long the provider is left alone; lets no call through."""
@@ -67,10 +65,10 @@ class Circuit:
 
     def note(self, *, is_failure: bool) -> None:
         """Note how a call ended."""
-        if not is_failure:
-            self._failures = 0
-            return
-        self._failures += 1
+        if self.is_open and not is_failure:
+            self._results.clear()
+        self._results.note(is_failure=is_failure, most=self._most)
+        self.is_open = is_failure and (self.is_open or self._results.are_bad(self._most))
         if self.is_open:
             self._closed_at = time.monotonic() + self._pause
 

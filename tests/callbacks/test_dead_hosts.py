@@ -117,6 +117,7 @@ def test_j12_a_host_is_silent(
     running_now: int, heard: float, results: list[bool], seconds_each: float, is_silent: bool
 ) -> None:
     host = HostState("example.com:443", running=running_now, heard_at=time.monotonic() - heard)
-    host.results.extend(results)
+    for each in results:
+        host.results.note(is_failure=not each, most=5)
     host.seconds_each = seconds_each
     assert host.takes_nothing() is is_silent

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from asgiref.sync import sync_to_async
 
 from delayed_queue.conf import get_settings
-from delayed_queue.http.callbacks.outcomes import CallbackResult, Failure
+from delayed_queue.http.callbacks.outcomes import CallbackResult, Failure, Results
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Host
 from delayed_queue.messages import MILLISECOND
@@ -27,9 +27,6 @@ TRUST_SECONDS: Final = 1.0
 LONGEST_PAUSE: Final = timedelta(hours=1)
 # A probe that has not answered by then, because its worker died, is given to another.
 PROBE_TIMEOUT: Final = timedelta(seconds=10)
-# A host is opened by so many failures in a row (BREAKER_FAILURES), or by half of the last results,
-# of which so many times that number are remembered.
-SAMPLE: Final = 4
 # How many callbacks to a host a process has on the wire before it knows that it answers; what part
 # of its slots at most one has that takes its time. How many others wait in memory, for how long;
 # the rest are deferred, by what the host seems to need.
@@ -77,8 +74,7 @@ class HostState:
     is_half_open: bool = False
     running: int = 0
     window: float = FIRST_WINDOW
-    failures_in_a_row: int = 0
-    results: deque[bool] = field(default_factory=deque)
+    results: Results = field(default_factory=Results)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_probing: bool = False
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -114,7 +110,7 @@ class HostState:
     @property
     def has_answered(self) -> bool:
         """Whether any of its last callbacks succeeded."""
-        return any(self.results)
+        return self.results.has_success
 
     def call_in(self) -> None:
         """Let the next one go that waits for room in the window."""
@@ -135,11 +131,7 @@ class HostState:
         return self.same_delay
 
     def is_failing(self) -> bool:
-        limit = callback_settings().BREAKER_FAILURES
-        is_sampled = len(self.results) >= SAMPLE * limit
-        return self.failures_in_a_row >= limit or (
-            is_sampled and 2 * sum(self.results) <= len(self.results)
-        )
+        return self.results.are_bad(callback_settings().BREAKER_FAILURES)
 
 
 class Breaker:
@@ -232,10 +224,7 @@ class Breaker:
 
     def _note(self, state: HostState, is_failure: bool, duration: timedelta) -> None:
         state.seconds_each += (duration.total_seconds() - state.seconds_each) / 8
-        state.results.append(not is_failure)
-        if len(state.results) > SAMPLE * callback_settings().BREAKER_FAILURES:
-            state.results.popleft()
-        state.failures_in_a_row = state.failures_in_a_row + 1 if is_failure else 0
+        state.results.note(is_failure=is_failure, most=callback_settings().BREAKER_FAILURES)
         before, state.window = state.window, _next_window(state.window, is_failure, duration)
         if state.window > before:
             state.call_in()
@@ -285,13 +274,11 @@ class Breaker:
         if outcome == "succeeded":
             state.open_until = 0.0
             state.is_half_open = False
-            state.failures_in_a_row = 0
             state.results.clear()
             logger.info("event=host_closed host=%s", state.name)
 
     async def _open(self, state: HostState, result: CallbackResult) -> None:
         pause = callback_settings().BREAKER_PAUSE
-        state.failures_in_a_row = 0
         state.results.clear()
         state.open_until = time.monotonic() + pause.total_seconds()
         reason = f"{result.failure}: {result.detail}"[:500]

@@ -1,8 +1,9 @@
-"""Requests and outcomes of callbacks, and how an answer is read for the log and for retries."""
+"""What is sent and what came of it: readings of an answer, and what many results say together."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,7 +25,7 @@ _RESERVED: Final = frozenset(
 
 
 class Failure(StrEnum):
-    """The reason why a callback failed; the words are stored, and stay."""
+    """Why a callback failed; the words are stored, and stay."""
 
     BLOCKED = "blocked"
     DNS = "dns"
@@ -58,7 +59,7 @@ class CallbackRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallbackResult:
-    """The outcome of one callback, as the log of attempts stores it.
+    """What came of one callback, as the log of attempts stores it.
 
     ``failure``: None is success: a complete answer of 2xx, or one longer than we read.
     ``detail``: a sentence about the failure, for whoever looks after the endpoint.
@@ -88,6 +89,43 @@ class CallbackResult:
     def disables_endpoint(self) -> bool:
         """Return whether the receiver said that it is gone for good."""
         return self.status == GONE
+
+
+# A circuit is opened by so many failures in a row, or by half of the last results, of which so many
+# times that number are remembered.
+SAMPLE: Final = 4
+
+
+class Results:
+    """How the last calls of one receiver ended, and whether that is reason to call it no more."""
+
+    __slots__ = ("_failures_in_a_row", "_successes")
+
+    def __init__(self) -> None:
+        self._successes: deque[bool] = deque()
+        self._failures_in_a_row = 0
+
+    def note(self, *, is_failure: bool, most: int) -> None:
+        """Note how a call ended, where ``most`` failures in a row are too many."""
+        self._successes.append(not is_failure)
+        if len(self._successes) > SAMPLE * most:
+            self._successes.popleft()
+        self._failures_in_a_row = self._failures_in_a_row + 1 if is_failure else 0
+
+    def are_bad(self, most: int) -> bool:
+        """Return whether as many failed in a row, or half of four times as many."""
+        is_sampled = len(self._successes) >= SAMPLE * most
+        return self._failures_in_a_row >= most or (
+            is_sampled and 2 * sum(self._successes) <= len(self._successes)
+        )
+
+    @property
+    def has_success(self) -> bool:
+        return any(self._successes)
+
+    def clear(self) -> None:
+        self._successes.clear()
+        self._failures_in_a_row = 0
 
 
 def retry_after_of(headers: Mapping[str, str], now: datetime, limit: timedelta) -> timedelta | None:

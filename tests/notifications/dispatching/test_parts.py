@@ -138,6 +138,19 @@ def test_a_circuit_opens_after_failures_in_a_row_and_lets_one_call_decide():
     assert not circuit.is_open
 
 
+def test_a_circuit_opens_when_half_of_four_times_as_many_calls_fail():
+    circuit = Circuit(2, timedelta(0))
+    for _ in range(3):
+        circuit.note(is_failure=True)
+        circuit.note(is_failure=False)
+    circuit.note(is_failure=False)
+    circuit.note(is_failure=True)
+    assert circuit.is_open
+    circuit.note(is_failure=False)
+    circuit.note(is_failure=True)
+    assert not circuit.is_open
+
+
 def test_an_open_circuit_says_how_long_it_stays_open():
     circuit = Circuit(1, timedelta(hours=1))
     assert circuit.wait() == timedelta(0)
