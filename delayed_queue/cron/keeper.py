@@ -29,7 +29,7 @@ from delayed_queue.cron.registry import (
 from delayed_queue.cron.rules import Schedule as Rule
 from delayed_queue.cron.service import ScheduleInstaller
 from delayed_queue.cron.store import ScheduleRow
-from delayed_queue.cron.tickplans import TickReport
+from delayed_queue.cron.ticking import TickReport
 from delayed_queue.db.resilience import repeat
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable

@@ -26,8 +26,7 @@ from delayed_queue.cron.rules import (
 )
 from delayed_queue.cron.rules.base import check_duration
 from delayed_queue.cron.store import ScheduleRow
-from delayed_queue.cron.ticking import Ticks
-from delayed_queue.cron.tickplans import TickReport
+from delayed_queue.cron.ticking import TickReport, Ticks
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.observe.logs import quoted

@@ -10,20 +10,200 @@ from typing import TYPE_CHECKING
 
 from delayed_queue.cron.rules import CronMessage, check_config_hash, check_key_prefix
 from delayed_queue.cron.store import ScheduleRow, TickRow
-from delayed_queue.cron.tickplans import (
-    Installation,
-    TickReport,
-    by_key,
-    plan,
-    plan_removal,
-    rival,
-)
 from delayed_queue.messages import OfferOutcome
 
 if TYPE_CHECKING:
     from delayed_queue.cron.store import ScheduleManager
     from delayed_queue.models import Schedule
     from delayed_queue.queue.offering import Offering
+
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from delayed_queue.cron.rules import tick_key
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.messages import MILLISECOND, ScheduledMessage, to_milliseconds
+
+MOST_RETIRED: Final = 20
+# An active configuration that was not installed for so many of its intervals is gone.
+SILENT_INTERVALS: Final = 3
+# How hashes look that no row here knows: those of services of other languages.
+_MD5: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """What an installation did to the ticks of its prefix, in counts.
+
+    ``kept`` were there already; ``skipped`` are not there and not after the schedule's last
+    tick, so they were handled or dropped. ``removed`` belonged to other configurations.
+    ``superseded_by`` is the newer configuration this one gave way to; then nothing was
+    changed, nor when an operator has paused the schedule.
+    """
+
+    created: int = 0
+    updated: int = 0
+    kept: int = 0
+    skipped: int = 0
+    removed: int = 0
+    superseded_by: str = ""
+    is_paused: bool = False
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the ticks stand as asked."""
+        return not self.superseded_by and not self.is_paused
+
+
+class Installation(NamedTuple):
+    """What is to be installed: the ticks of one configuration, by key."""
+
+    config_hash: str
+    key_prefix: str
+    ticks: dict[str, CronMessage]
+    can_update: bool = False
+    interval: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TickPlan:
+    """The ids to delete, the messages to offer, and what the schedule's row is to say."""
+
+    drops: list[int]
+    offers: list[ScheduledMessage]
+    kept: int
+    skipped: int
+    state: ScheduleRow
+
+
+def by_key(
+    config_hash: str, key_prefix: str, messages: Iterable[CronMessage]
+) -> dict[str, CronMessage]:
+    """Return the ticks by their keys; of two for one instant the first."""
+    check_key_prefix(key_prefix, check_config_hash(config_hash))
+    ticks: dict[str, CronMessage] = {}
+    for message in messages:
+        if not isinstance(message, CronMessage):
+            raise InvalidMessage(f"Ticks are of CronMessage, not {type(message).__name__}.")
+        ticks.setdefault(tick_key(key_prefix, config_hash, message.schedule_at), message)
+    return ticks
+
+
+def retired(state: ScheduleRow) -> list[str]:
+    """Return the configurations that others have replaced, the latest last."""
+    hashes: list[str] = json.loads(state.retired_hashes)
+    return hashes
+
+
+def rival(state: ScheduleRow, config_hash: str, now: int) -> str:
+    """Return the configuration that this one must give way to, or nothing.
+
+    One that was never seen here is newer than all that were. One that was replaced may come
+    back when its successor has fallen silent: that is a deployment rolled back.
+    """
+    if config_hash == state.config_hash or config_hash not in retired(state):
+        return ""
+    return state.config_hash if is_alive(state, now) else ""
+
+
+def is_alive(state: ScheduleRow, now: int) -> bool:
+    """Return whether somebody still keeps the active configuration.
+
+    One that was installed by hand has no interval, and stays until it is replaced by hand.
+    """
+    if not state.config_hash or state.installed_at is None:
+        return False
+    return state.interval is None or now - state.installed_at <= SILENT_INTERVALS * state.interval
+
+
+def plan(wanted: Installation, state: ScheduleRow, rows: Sequence[TickRow], now: int) -> TickPlan:
+    """Return how to get from the stored state and the pending ticks to what is wanted."""
+    present = {row.key: row for row in rows}
+    last_tick = _last_tick(state, wanted.config_hash, now)
+    offers, kept, skipped = [], 0, 0
+    for key, tick in wanted.ticks.items():
+        row = present.get(key)
+        if row is None and last_tick is not None and ticked_at(tick) <= last_tick:
+            # It was offered before and is gone, or another transaction is handling it.
+            skipped += 1
+        elif row is not None and (row.is_leased or not wanted.can_update):
+            kept += 1
+        else:
+            offers.append(ScheduledMessage(key, tick.payload, tick.due_at, row is not None))
+    marks = [ticked_at(wanted.ticks[each.key]) for each in offers]
+    if last_tick is not None:
+        marks.append(last_tick)
+    after = _replaced(state, wanted)._replace(last_tick=max(marks, default=None), installed_at=now)
+    return TickPlan(_others(wanted, state, rows), offers, kept, skipped, after)
+
+
+def plan_removal(
+    config_hash: str, key_prefix: str, state: ScheduleRow, rows: Sequence[TickRow], now: int
+) -> tuple[list[int], ScheduleRow]:
+    """Return the ids of the configuration's pending ticks, and the row without it."""
+    drops = [
+        row.id
+        for row in rows
+        if not row.is_leased and hash_of(row.key, key_prefix) == config_hash
+    ]  # fmt: skip
+    if state.config_hash != config_hash:
+        return drops, state
+    last_tick = _last_tick(state, "", now)
+    return drops, state._replace(config_hash="", last_tick=last_tick, installed_at=None)
+
+
+def ticked_at(tick: CronMessage) -> int:
+    return to_milliseconds(tick.schedule_at)
+
+
+def hash_of(key: str, key_prefix: str) -> str:
+    """Return the configuration a tick's key names."""
+    return key[len(key_prefix) + 1 :].partition("/")[0]
+
+
+def _others(wanted: Installation, state: ScheduleRow, rows: Sequence[TickRow]) -> list[int]:
+    """Return the ids of ticks of other configurations that nobody is handling.
+
+    Those that were installed here, and those of services of other languages; not a caller's
+    own ``daily/order/42``, which has the form of a tick.
+    """
+    known = {state.config_hash, *retired(state)}
+    return [
+        row.id
+        for row in rows
+        if not row.is_leased
+        and (found := hash_of(row.key, wanted.key_prefix)) != wanted.config_hash
+        and (found in known or _MD5.fullmatch(found))
+    ]
+
+
+def _last_tick(state: ScheduleRow, config_hash: str, now: int) -> int | None:
+    """Return the instant up to which no tick may be created.
+
+    A tick of the future that a replaced configuration had written ahead was not handled yet,
+    so the new one may have it; what lies in the past may have been.
+    """
+    if config_hash == state.config_hash or state.last_tick is None:
+        return state.last_tick
+    return min(state.last_tick, now)
+
+
+def _replaced(state: ScheduleRow, wanted: Installation) -> ScheduleRow:
+    interval = None if wanted.interval is None else wanted.interval // MILLISECOND
+    if wanted.config_hash == state.config_hash:
+        return state._replace(interval=state.interval if interval is None else interval)
+    others = [each for each in retired(state) if each != wanted.config_hash]
+    if state.config_hash:
+        others.append(state.config_hash)
+    return state._replace(
+        config_hash=wanted.config_hash,
+        retired_hashes=json.dumps(others[-MOST_RETIRED:]),
+        interval=interval,
+    )
 
 
 class Ticks:

@@ -31,7 +31,7 @@ class HttpConfig(AppConfig):
 
 
 def _add_hooks() -> None:
-    from delayed_queue.http.jobs.guarding import JobsGuard, is_topic
+    from delayed_queue.http.jobs.dead import JobsGuard, is_topic
     from delayed_queue.http.store.fragments import KIND_FAMILY
 
     hooks.redrive_guards.append(JobsGuard())

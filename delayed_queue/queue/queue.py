@@ -18,9 +18,8 @@ from delayed_queue.messages import (
     ScheduledMessage,
     StoredMessage,
 )
-from delayed_queue.queue.inspection import DROP_ALL_CONFIRMATION, STATS_CAP, Inspection
+from delayed_queue.queue.inspection import DROP_ALL_CONFIRMATION, STATS_CAP, Inspection, Pausing
 from delayed_queue.queue.offering import Offering
-from delayed_queue.queue.pausing import Pausing
 from delayed_queue.queue.polling import Polling, seconds_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from django.test import Client
 from delayed_queue import exceptions
 from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.api import bodies
-from delayed_queue.http.api.bodies import lines_of, parse
-from delayed_queue.http.api.problems import MAX_ERRORS, Problem
+from delayed_queue.http.api.bodies import MAX_ERRORS, Problem, lines_of, parse
 from delayed_queue.http.api.service import MAX_BYTES
 from delayed_queue.http.callbacks.guard import check_url
 from delayed_queue.http.conf import ApiSettings

@@ -16,10 +16,8 @@ from django.db import Error
 from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.handlers import Snooze
 from delayed_queue.http.callbacks import gate as gates
-from delayed_queue.http.callbacks import holds
 from delayed_queue.http.callbacks.delivery import deliverer
-from delayed_queue.http.callbacks.gate import Gate
-from delayed_queue.http.callbacks.holds import Withdrawn
+from delayed_queue.http.callbacks.gate import Gate, Withdrawn
 from delayed_queue.http.jobs.adding import add_job
 from delayed_queue.http.jobs.finding import delete_job
 from delayed_queue.http.jobs.jobs import IfExists, job_from
@@ -111,7 +109,7 @@ class TestHeld:
     def test_j3_what_is_held_no_longer_does_not_leave(
         self, envelope: Envelope, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(holds, "HOLD_SECONDS", 0.05)
+        monkeypatch.setattr(gates, "HOLD_SECONDS", 0.05)
 
         async def run() -> None:
             sending = asyncio.ensure_future(adeliver(envelope))
@@ -177,7 +175,7 @@ class TestTrouble:
             with pytest.raises(Withdrawn):
                 await gate.enter(envelope)
 
-        with at_most(holds.HOLD_SECONDS):
+        with at_most(gates.HOLD_SECONDS):
             asyncio.run(with_gate(run))
 
 

@@ -15,8 +15,13 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from delayed_queue.exceptions import UrlRefused
-from delayed_queue.http.callbacks.addresses import is_public
-from delayed_queue.http.callbacks.guard import Policy, check_addresses, check_url, read_url
+from delayed_queue.http.callbacks.guard import (
+    Policy,
+    check_addresses,
+    check_url,
+    is_public,
+    read_url,
+)
 from delayed_queue.http.conf import CallbackSettings
 from tests.callbacks.urls import EVERY_ADDRESS, EVERY_REFUSED, PUBLIC, literal
 

@@ -12,13 +12,13 @@ import pytest
 from django.utils import timezone
 
 from delayed_queue.http.callbacks import recalling
-from delayed_queue.http.callbacks.recalling import recall_endpoint, recall_host
-from delayed_queue.http.callbacks.registering import (
+from delayed_queue.http.callbacks.endpoints import (
     disable_endpoint,
     enable_endpoint,
     endpoint_of,
     register_endpoint,
 )
+from delayed_queue.http.callbacks.recalling import recall_endpoint, recall_host
 from delayed_queue.http.jobs.adding import add_jobs
 from delayed_queue.http.jobs.catalogue import configure_topic
 from delayed_queue.http.jobs.jobs import job_from

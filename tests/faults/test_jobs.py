@@ -19,7 +19,7 @@ from django.utils import timezone
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.http.callbacks.recalling import recall_host
-from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.adding import add_job_in_group, add_jobs
 from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics, list_topics
 from delayed_queue.http.jobs.consuming import (
     bury_job,
@@ -30,7 +30,6 @@ from delayed_queue.http.jobs.consuming import (
 )
 from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job, kick_job, kick_topic, replay
 from delayed_queue.http.jobs.finding import delete_job, find_job
-from delayed_queue.http.jobs.grouping import add_job_in_group
 from delayed_queue.http.jobs.idempotency import KeptAnswer, once, prune_answers
 from delayed_queue.http.jobs.inspecting import pause_topic, peek, resume_topic, topic_stats
 from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, NewJob, job_from

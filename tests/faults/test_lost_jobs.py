@@ -13,11 +13,10 @@ import pytest
 from django.test import Client
 
 from delayed_queue.exceptions import OutcomeUnknown
-from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.adding import add_job_in_group, add_jobs
 from delayed_queue.http.jobs.catalogue import create_topic, forget_topics
 from delayed_queue.http.jobs.consuming import bury_job
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job, kick_topic, replay
-from delayed_queue.http.jobs.grouping import add_job_in_group
 from delayed_queue.http.jobs.jobs import Answer, IfExists, NewJob, job_from
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import DeadLetter

@@ -12,7 +12,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from delayed_queue.http.callbacks.registering import register_endpoint, rotate_secret
+from delayed_queue.http.callbacks.endpoints import register_endpoint, rotate_secret
 from delayed_queue.http.callbacks.secrets import unseal
 from delayed_queue.http.jobs.adding import add_job
 from delayed_queue.http.jobs.jobs import job_from

@@ -17,9 +17,9 @@ from psycopg.conninfo import conninfo_to_dict
 from pytest_django import Settings
 
 from delayed_queue import CronEntry, DelayedQueue, Envelope, Reject, RetryPolicy, ScheduledMessage
+from delayed_queue.http.jobs.adding import add_job_in_group
 from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.jobs.finding import delete_job
-from delayed_queue.http.jobs.grouping import add_job_in_group
 from delayed_queue.http.jobs.jobs import IfExists, job_from
 from delayed_queue.models import Message
 from tests.faults.proxies import proxied

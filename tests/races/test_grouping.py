@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from django.db import transaction
 
-from delayed_queue.http.jobs import grouping
+from delayed_queue.http.jobs import adding
+from delayed_queue.http.jobs.adding import add_job_in_group
 from delayed_queue.http.jobs.catalogue import configure_topic, create_topic, forget_topics
-from delayed_queue.http.jobs.grouping import add_job_in_group
 from delayed_queue.http.jobs.jobs import AddedJob, IfExists, job_from
 from delayed_queue.http.store.locks import LOCK_JOBS
 from delayed_queue.models import Message
@@ -39,8 +39,8 @@ def new_process(transactional_db: None) -> Iterator[None]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread writes at a time, and who waits in a group waits for as long as it takes."""
-    monkeypatch.setattr(grouping, "TIMEOUT", LONG)
-    monkeypatch.setattr(grouping.gathered, "callers", 1)
+    monkeypatch.setattr(adding, "TIMEOUT", LONG)
+    monkeypatch.setattr(adding.gathered, "callers", 1)
 
 
 def add(job_id: str, if_exists: str = "fail", **fields: Any) -> AddedJob:
@@ -48,12 +48,12 @@ def add(job_id: str, if_exists: str = "fail", **fields: Any) -> AddedJob:
     return add_job_in_group(job, if_exists=IfExists(if_exists))
 
 
-def place(if_exists: str) -> grouping.Place:
+def place(if_exists: str) -> adding.Place:
     return "default", "orders", IfExists(if_exists)
 
 
 def waiting(if_exists: str) -> int:
-    return grouping.gathered.waiting(place(if_exists))
+    return adding.gathered.waiting(place(if_exists))
 
 
 def transactions(admin: Connection) -> Counter[str]:
@@ -175,7 +175,7 @@ def test_many_threads_add_many_jobs_and_none_is_lost_or_doubled() -> None:
     created = Counter(each.job_id for each in answers if each.outcome == "created")
     assert set(created.values()) == {1}
     assert len(created) == Message.objects.count() == 10 + 6 * 20
-    assert grouping.gathered.is_idle()
+    assert adding.gathered.is_idle()
 
 
 def test_a_child_that_was_forked_while_others_wait_writes_at_once(
@@ -187,7 +187,7 @@ def test_a_child_that_was_forked_while_others_wait_writes_at_once(
         wait_until_blocked(admin, first)
         child = os.fork()
         if child == 0:
-            os._exit(0 if grouping.gathered.is_idle() else 1)
+            os._exit(0 if adding.gathered.is_idle() else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         other.execute("COMMIT")
         assert first.answer().outcome == "created"

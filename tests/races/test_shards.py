@@ -19,10 +19,9 @@ from delayed_queue.http.jobs.catalogue import (
     read_topic,
 )
 from delayed_queue.http.jobs.consuming import pop_jobs
-from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once, prune_answers
+from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, lock_of, once, prune_answers
 from delayed_queue.http.jobs.inspecting import pause_topic
 from delayed_queue.http.jobs.jobs import IfExists, job_from
-from delayed_queue.http.jobs.locks import lock_of
 from delayed_queue.http.models import IdempotencyKey
 from delayed_queue.http.store.locks import LOCK_TOPIC
 from delayed_queue.http.store.topics import HOLD_TOPIC, SAVE_ANSWER, TRY_KEY

@@ -31,7 +31,7 @@ from delayed_queue.conf import QueueSettings, find_problems
 from delayed_queue.cron.keeper import CronKeeper, CronThread
 from delayed_queue.cron.rules import Schedule, ZonedSchedule
 from delayed_queue.cron.service import CronService, InstallerHandle
-from delayed_queue.cron.tickplans import TickReport
+from delayed_queue.cron.ticking import TickReport
 from delayed_queue.http.conf import ApiSettings, CallbackSettings
 from delayed_queue.http.models import (
     ApiToken,
@@ -66,7 +66,7 @@ CONCURRENCY = DOCS / "internals/concurrency.md"
 
 # Where the API reference has what is defined elsewhere.
 HOMES = {
-    "delayed_queue.cron.tickplans": "delayed_queue.cron.service",
+    "delayed_queue.cron.ticking": "delayed_queue.cron.service",
     "delayed_queue.cron.rules.base": "delayed_queue.cron.rules",
 }
 VALUES: dict[str, Any] = {

@@ -6,8 +6,15 @@ Instants come back in UTC, on whole milliseconds, as the queue stores them.
 
 from __future__ import annotations
 
-from delayed_queue.cron.rules.base import Schedule, ZonedSchedule
-from delayed_queue.cron.rules.clocks import Fold, Gap, has_zones, load_zone, next_clock_change
+from delayed_queue.cron.rules.base import (
+    Fold,
+    Gap,
+    Schedule,
+    ZonedSchedule,
+    has_zones,
+    load_zone,
+    next_clock_change,
+)
 from delayed_queue.cron.rules.daily import DailySchedule
 from delayed_queue.cron.rules.expressions import MAX_EXPRESSION, CronSchedule
 from delayed_queue.cron.rules.periodic import PeriodicSchedule

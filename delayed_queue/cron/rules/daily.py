@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from typing import Final, Literal, get_args
 
-from delayed_queue.cron.rules.base import ZonedSchedule, check_choice, check_duration
-from delayed_queue.cron.rules.clocks import Gap, load_zone
+from delayed_queue.cron.rules.base import (
+    Gap,
+    ZonedSchedule,
+    check_choice,
+    check_duration,
+    load_zone,
+)
 from delayed_queue.exceptions import InvalidConfiguration
 
 _DAY: Final = timedelta(days=1)

@@ -15,8 +15,15 @@ from typing import Final, NamedTuple, get_args
 
 from croniter import CroniterBadDateError, croniter
 
-from delayed_queue.cron.rules.base import MOST_AHEAD, ZonedSchedule, check_choice, check_count
-from delayed_queue.cron.rules.clocks import Fold, Gap, load_zone
+from delayed_queue.cron.rules.base import (
+    MOST_AHEAD,
+    Fold,
+    Gap,
+    ZonedSchedule,
+    check_choice,
+    check_count,
+    load_zone,
+)
 from delayed_queue.exceptions import InvalidConfiguration
 
 NAMES: Final = {

@@ -19,14 +19,14 @@ from delayed_queue.admin.lists import KeysetChangeList
 from delayed_queue.admin.operations import Call, Report, Switch
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.admin.hosts import breaker_state, note_recalled
-from delayed_queue.http.callbacks.recalling import recall_endpoint
-from delayed_queue.http.callbacks.registering import (
+from delayed_queue.http.callbacks.endpoints import (
     disable_endpoint,
     enable_endpoint,
     endpoint_of,
     register_endpoint,
     rotate_secret,
 )
+from delayed_queue.http.callbacks.recalling import recall_endpoint
 from delayed_queue.http.callbacks.secrets import ROTATION
 from delayed_queue.http.models import Endpoint, Host
 

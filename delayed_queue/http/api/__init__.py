@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from delayed_queue.http.api.auth import demand as demand
     from delayed_queue.http.api.auth import requires as requires
+    from delayed_queue.http.api.bodies import Problem as Problem
     from delayed_queue.http.api.bodies import takes_body as takes_body
     from delayed_queue.http.api.building import make_api as make_api
-    from delayed_queue.http.api.problems import Problem as Problem
 
 # Imported on first use: an asgi.py imports the wrapper of this package before apps are ready.
 _HOMES = {
-    "Problem": "problems",
+    "Problem": "bodies",
     "demand": "auth",
     "make_api": "building",
     "requires": "auth",

@@ -9,8 +9,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, Final
 
-from delayed_queue.http.api.bodies import too_large
-from delayed_queue.http.api.problems import MEDIA_TYPE, Problem
+from delayed_queue.http.api.bodies import MEDIA_TYPE, Problem, too_large
 from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
 

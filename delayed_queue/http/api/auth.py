@@ -13,8 +13,7 @@ from django.http import HttpRequest
 from ninja.security.base import SecuritySchema
 
 from delayed_queue.handlers import registry
-from delayed_queue.http.api.bodies import check_count
-from delayed_queue.http.api.problems import Problem, unauthorized, wait_header
+from delayed_queue.http.api.bodies import Problem, check_count, unauthorized, wait_header
 from delayed_queue.http.api.threads import in_event_loop, in_thread
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.rates import SharedRate

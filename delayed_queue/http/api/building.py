@@ -18,10 +18,8 @@ from ninja.errors import ValidationErrorContext
 from ninja.operation import Operation
 from ninja.parser import Parser
 
-from delayed_queue.http.api.bodies import admit, parse, rule_of
-from delayed_queue.http.api.describing import described
-from delayed_queue.http.api.docs import docs_page, openapi_file
-from delayed_queue.http.api.problems import MAX_PATH, Problem
+from delayed_queue.http.api.bodies import MAX_PATH, Problem, admit, parse, rule_of
+from delayed_queue.http.api.docs import described, docs_page, openapi_file
 from delayed_queue.http.api.responding import respond
 from delayed_queue.http.api.threads import in_event_loop, in_thread
 from delayed_queue.http.conf import api_settings

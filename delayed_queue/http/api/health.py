@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from delayed_queue.db.resilience import is_read_only
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.api.auth import check, grant_of
-from delayed_queue.http.api.problems import Problem, unavailable
+from delayed_queue.http.api.bodies import Problem, unavailable
 from delayed_queue.http.api.responding import respond
 from delayed_queue.http.conf import api_settings
 from delayed_queue.worker.database import check_schema

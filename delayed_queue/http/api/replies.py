@@ -13,8 +13,7 @@ from pydantic import ConfigDict, Field
 
 from delayed_queue.db.rows import Page
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.http.api.bodies import parse
-from delayed_queue.http.api.problems import Problem
+from delayed_queue.http.api.bodies import Problem, parse
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.inspecting import TopicStats
 from delayed_queue.http.jobs.jobs import Answer, DeadJob, Job

@@ -20,7 +20,7 @@ from delayed_queue.exceptions import (
     OutcomeUnknown,
     UrlRefused,
 )
-from delayed_queue.http.api.problems import Problem, unauthorized, unavailable
+from delayed_queue.http.api.bodies import Problem, unauthorized, unavailable
 from delayed_queue.http.api.threads import in_event_loop
 from delayed_queue.observe.logs import quoted
 

@@ -22,8 +22,8 @@ from delayed_queue.http.api.replies import read_object
 from delayed_queue.http.api.routes.jobs import KEY_IN_META, Exists, answer_of, as_response, job_of
 from delayed_queue.http.api.threads import in_thread
 from delayed_queue.http.conf import api_settings
-from delayed_queue.http.jobs.adding import BATCH
-from delayed_queue.http.jobs.grouping import (
+from delayed_queue.http.jobs.adding import (
+    BATCH,
     Place,
     Written,
     id_of,

@@ -27,8 +27,7 @@ from delayed_queue.http.callbacks.endpoints import (
     Place,
     place_of,
 )
-from delayed_queue.http.callbacks.gate import Gate
-from delayed_queue.http.callbacks.holds import Leave, Withdrawn
+from delayed_queue.http.callbacks.gate import Gate, Leave, Withdrawn
 from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.http.callbacks.signing import sign, webhook_id
 from delayed_queue.http.callbacks.slots import Slots

@@ -23,8 +23,8 @@ from aiohttp import (
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
 
+from delayed_queue.http.callbacks.gate import Leave
 from delayed_queue.http.callbacks.guard import Policy, check_addresses
-from delayed_queue.http.callbacks.holds import Leave
 
 Enter = Callable[[], Awaitable[Leave]]
 

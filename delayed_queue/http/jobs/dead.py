@@ -10,6 +10,7 @@ from typing import Any, Final
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.resilience import repeat
+from delayed_queue.db.statements import Step
 from delayed_queue.http.jobs.adding import BATCH
 from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic
 from delayed_queue.http.jobs.consuming import wake
@@ -18,11 +19,13 @@ from delayed_queue.http.jobs.jobs import Answer, DeadJob, read_headers, url_of
 from delayed_queue.http.jobs.kinds import check_topic, parse_kind
 from delayed_queue.http.jobs.ladders import initial_retry
 from delayed_queue.http.models import Topic
+from delayed_queue.http.store.fragments import topic_of
+from delayed_queue.http.store.locks import MOST_JOBS, locking_letters
 from delayed_queue.http.store.topics import DeadJobRow
 from delayed_queue.messages import check_key, from_milliseconds
 from delayed_queue.models import DeadLetter
 from delayed_queue.queue.base import nothing
-from delayed_queue.queue.doubts import redrive_again
+from delayed_queue.queue.offering import redrive_again
 
 MAX_KICK: Final = 10_000
 
@@ -144,3 +147,19 @@ def delete_dead_job(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
         return False
     drop = partial(DeadLetter.objects.drop, [letter_id], using=using)
     return bool(repeat(using, drop, doubt=nothing))
+
+
+class JobsGuard:
+    """Holds the jobs that dead letters belong to: a job is one over the kinds of its topic."""
+
+    def locks(self, ids: Sequence[int], kind: str | None) -> list[Step]:
+        return locking_letters(ids, kind)
+
+    def most_at_once(self, kind: str, using: str) -> int | None:
+        """Return how many jobs a topic holds: with more it would keep all others waiting."""
+        topic = topic_of(kind)
+        return MOST_JOBS if topic is not None and is_topic(topic, using) else None
+
+
+def is_topic(name: str, using: str) -> bool:
+    return Topic.objects.read(name, using=using) is not None

@@ -7,15 +7,15 @@ from typing import Any, Final
 
 from django.core.management.base import BaseCommand
 
-from delayed_queue.http.callbacks.endpoints import prefix_of
-from delayed_queue.http.callbacks.recalling import recall_endpoint
-from delayed_queue.http.callbacks.registering import (
+from delayed_queue.http.callbacks.endpoints import (
     disable_endpoint,
     enable_endpoint,
     endpoint_of,
+    prefix_of,
     register_endpoint,
     rotate_secret,
 )
+from delayed_queue.http.callbacks.recalling import recall_endpoint
 from delayed_queue.http.models import Endpoint
 
 Options = dict[str, Any]

@@ -15,9 +15,8 @@ from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import signing_secrets
-from delayed_queue.notifications.handlers import LOST, sweep
+from delayed_queue.notifications.handlers import LOST, sweep, tell
 from delayed_queue.notifications.models import Delivery, Notification, Status
-from delayed_queue.notifications.telling import tell
 from example_project import settings as project
 from example_project.demo.fakes import FakeHook
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher

@@ -11,9 +11,8 @@ from ninja import Query, Router, Schema
 from delayed_queue.codecs import encode
 from delayed_queue.exceptions import InvalidJob, InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest, charge, demand, requires
-from delayed_queue.http.api.bodies import JSON, lines_of, parse, takes_body
-from delayed_queue.http.api.describing import ADDING, BULK, IDEMPOTENCY_KEY
-from delayed_queue.http.api.problems import MEDIA_TYPE, Problem
+from delayed_queue.http.api.bodies import JSON, MEDIA_TYPE, Problem, lines_of, parse, takes_body
+from delayed_queue.http.api.docs import ADDING, BULK, IDEMPOTENCY_KEY
 from delayed_queue.http.api.replies import (
     AddedReply,
     JobId,
@@ -31,9 +30,8 @@ from delayed_queue.http.api.replies import (
 )
 from delayed_queue.http.callbacks.guard import check_url
 from delayed_queue.http.conf import api_settings
-from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.adding import add_job_in_group, add_jobs
 from delayed_queue.http.jobs.finding import delete_job, find_job
-from delayed_queue.http.jobs.grouping import add_job_in_group
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once
 from delayed_queue.http.jobs.jobs import CODEC, MAX_GUESSES, AddedJob, IfExists, NewJob, job_from
 
