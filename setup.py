@@ -30,13 +30,17 @@ def long_description() -> str:
 
 EXTRAS = {
     # django-ninja: the HTTP job API.
-    # yarl: the urls of jobs are checked where they are offered.
-    "api": ["django-ninja>=1.5", "yarl>=1.18"],
     # aiohttp: the callbacks of jobs; the fastest client measured for it.
     # cryptography: the secrets of endpoints at rest.
     # aiodns: name lookups that can be given up; in threads, a dead DNS server would hold them.
-    # yarl: reads urls for the guard as aiohttp will.
-    "callbacks": ["aiodns>=3.2", "aiohttp>=3.12,<4", "cryptography>=44", "yarl>=1.18"],
+    # yarl: reads urls as aiohttp will, for the guard, and where jobs are offered.
+    "http": [
+        "aiodns>=3.2",
+        "aiohttp>=3.12,<4",
+        "cryptography>=44",
+        "django-ninja>=1.5",
+        "yarl>=1.18",
+    ],
     # 4.2 is the first release whose Python data sources can limit a stream.
     # matplotlib: the plots of its report.
     # psycopg in binary form: images of executors have no libpq, and the pure one is slow.
@@ -59,7 +63,7 @@ EXTRAS = {
     "metrics": ["prometheus-client>=0.21", "opentelemetry-api>=1.29"],
 }
 # The dispatcher takes requests by the API, and sends webhooks as callbacks are sent.
-EXTRAS["notifications"] += [*EXTRAS["api"], *EXTRAS["callbacks"]]
+EXTRAS["notifications"] += EXTRAS["http"]
 # What only developers need is no extra: see the dependency groups of pyproject.toml.
 EXTRAS["all"] = sorted({each for extra in EXTRAS.values() for each in extra})
 

@@ -52,7 +52,7 @@ def _load_client() -> None:
     except ImportError as error:
         raise InvalidConfiguration(
             f"Callbacks are enabled, but cannot be sent: {error}. Install "
-            "django-delayed-queue[callbacks] where workers run, or name their queues with --queue."
+            "django-delayed-queue[http] where workers run, or name their queues with --queue."
         ) from error
 
 

@@ -28,7 +28,7 @@ class _Missing(URLPattern):
 
 
 def _patterns() -> list[URLPattern | URLResolver]:
-    with needing("api", "delayed_queue.http.urls"):
+    with needing("http", "delayed_queue.http.urls"):
         from delayed_queue.http.api.building import in_pool
         from delayed_queue.http.api.health import healthz, metrics, readyz
         from delayed_queue.http.api.service import make_service

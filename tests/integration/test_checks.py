@@ -195,7 +195,7 @@ class TestEachId:
     def test_of_the_api_without_its_extra(self) -> None:
         said = check("--deploy")
         assert ids(said) - {"delayed_queue.W009"} == {"delayed_queue.E007"}
-        assert "needs the extra [api]: pip install 'django-delayed-queue[api]'" in said
+        assert "needs the extra [http]: pip install 'django-delayed-queue[http]'" in said
 
     def test_every_id_of_the_page_has_a_case_here(self) -> None:
         source = Path(__file__).read_text(encoding="utf-8")
@@ -264,7 +264,7 @@ class TestHandlers:
 @pytest.mark.usefixtures("without_ninja")
 def test_the_rest_of_a_site_without_the_extra_goes_on(client: Client) -> None:
     assert client.get("/home").content == b"here"
-    with pytest.raises(InvalidConfiguration, match=r"needs the extra \[api\]"):
+    with pytest.raises(InvalidConfiguration, match=r"needs the extra \[http\]"):
         client.get("/queue/v1/jobs")
 
 

@@ -111,8 +111,8 @@ def test_a_missing_extra_is_named(library: str) -> None:
         library, "delayed_queue.http.callbacks", "delayed_queue.http.management.endpoints"
     ):
         error = slip("queueendpoint", "list")
-    needed = "queueendpoint needs the extra [callbacks]: "
-    assert str(error).startswith(f"{needed}pip install 'django-delayed-queue[callbacks]'")
+    needed = "queueendpoint needs the extra [http]: "
+    assert str(error).startswith(f"{needed}pip install 'django-delayed-queue[http]'")
     assert library in str(error)
 
 

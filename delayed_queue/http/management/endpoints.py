@@ -1,4 +1,4 @@
-"""The work of ``manage.py queueendpoint``; a module apart, since it needs the extra [callbacks]."""
+"""What ``manage.py queueendpoint`` does; apart from it, since this needs the extra [http]."""
 
 from __future__ import annotations
 

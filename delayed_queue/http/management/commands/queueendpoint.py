@@ -32,6 +32,6 @@ class Command(QueueCommand):
                 action.add_argument("--concurrency", type=int, help="on the wire at a time")
 
     def handle(self, **options: Any) -> None:
-        with needing("callbacks", "queueendpoint"):
+        with needing("http", "queueendpoint"):
             from delayed_queue.http.management.endpoints import ACTIONS
         ACTIONS[options["action"]](self, options)
