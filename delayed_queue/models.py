@@ -124,6 +124,7 @@ class DeadLetter(models.Model):
     scheduled_at_initially = EpochMillisecondField(db_column="scheduledAtInitially")
     created_at = EpochMillisecondField(db_column="createdAt")
     died_at = EpochMillisecondField(db_column="diedAt")
+    fingerprint = models.CharField(max_length=16, blank=True, db_default="")
 
     objects = DeadLetterManager["DeadLetter"]()
 
@@ -133,6 +134,7 @@ class DeadLetter(models.Model):
             models.Index(fields=["kind", "died_at", "id"], name="dead_letter_kind_died"),
             models.Index(fields=["kind", "id"], name="dead_letter_kind_id"),
             models.Index(fields=["key"], name="dead_letter_key"),
+            models.Index(fields=["kind", "fingerprint", "died_at", "id"], name="dead_letter_group"),
         ]
         permissions = [
             ("redrive_deadletter", "Can redrive dead letters"),

@@ -251,6 +251,7 @@ PARTS: Final = (
 def pages() -> dict[str, str]:
     """Return the path of each page of the admin by a name for it."""
     found = {"index": reverse("admin:index"), "queues": reverse("admin:delayed_queue_queues"),
+             "failures-queues": reverse("admin:delayed_queue_failures"),
              "at-a-glance": reverse("admin:delayed_queue_notifications_dashboard")}  # fmt: skip
     models = [each for each in admin.site._registry if each._meta.app_label != "auth"]
     for app in {model._meta.app_label for model in models}:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final, cast
+from functools import partial
+from typing import Any, Final, cast
 
 from django.contrib import admin
 from django.contrib.admin.models import DELETION
 from django.db import router
-from django.http import HttpRequest
-from django.urls import reverse
+from django.http import HttpRequest, HttpResponse
+from django.urls import path, reverse
 from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import KeyedRowAdmin
-from delayed_queue.admin.filters import DiedFilter, KindFilter, chosen_kind
+from delayed_queue.admin.failures import failures_view
+from delayed_queue.admin.filters import KIND, DiedFilter, GroupFilter, KindFilter, chosen_kind
 from delayed_queue.admin.lists import Keyset, LetterRow
 from delayed_queue.admin.operations import (
     Call,
@@ -115,7 +118,7 @@ class DeadLetterAdmin(KeyedRowAdmin):
     """The latest deaths first."""
 
     operations = LETTER_OPERATIONS
-    list_filter = (KindFilter, DiedFilter)
+    list_filter = (KindFilter, DiedFilter, GroupFilter)
     list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
     readonly_fields = (
         "reason_shown",
@@ -129,6 +132,17 @@ class DeadLetterAdmin(KeyedRowAdmin):
         "headers_shown",
         "payload_shown",
     )
+
+    def get_urls(self) -> Any:
+        view = self.admin_site.admin_view(partial(failures_view, self))
+        return [path("failures/", view, name="delayed_queue_failures"), *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        url = reverse("admin:delayed_queue_failures", current_app=self.admin_site.name)
+        kind = chosen_kind(request)
+        query = "" if kind is None else "?" + urlencode({KIND: kind})
+        shown = {**(extra_context or {}), "failures_url": url + query}
+        return super().changelist_view(request, shown)
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
         if request.GET.get("q"):

@@ -26,6 +26,7 @@ KIND: Final = "kind"
 WORKER: Final = "worker"
 STATE: Final = "state"
 DIED: Final = "died"
+GROUP: Final = "group"
 _PERIODS: Final = {
     "hour": ("in the past hour", timedelta(hours=1)),
     "day": ("in the past day", timedelta(days=1)),
@@ -69,7 +70,7 @@ class KindFilter(SimpleListFilter):
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         every, *kinds = super().choices(changelist)
         # The filters that need a queue go with it.
-        query_string = changelist.get_query_string(remove=[KIND, STATE, DIED])
+        query_string = changelist.get_query_string(remove=[KIND, STATE, DIED, GROUP])
         yield {**every, "query_string": query_string}
         yield from kinds
 
@@ -203,6 +204,21 @@ class WorkerFilter(HolderFilter):
 def _worker(chosen: str, using: str) -> Worker | None:
     found: Worker | None = find(Worker.objects.using(using).all(), chosen)
     return found
+
+
+class GroupFilter(HolderFilter):
+    """The letters of one failure; the index on it begins with the queue."""
+
+    title = "failure"
+    parameter_name = GROUP
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        fingerprint = self.value()
+        if fingerprint is None:
+            return queryset
+        if "\x00" in fingerprint or chosen_kind(request) is None:
+            raise IncorrectLookupParameters("a failure is one of a queue")
+        return queryset.filter(fingerprint=fingerprint)
 
 
 class DiedFilter(NarrowFilter):

@@ -169,6 +169,7 @@ class Migration(migrations.Migration):
                     delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
                 ("died_at", delayed_queue.db.fields.EpochMillisecondField(db_column="diedAt")),
+                ("fingerprint", models.CharField(blank=True, db_default="", max_length=16)),
             ],
             options={
                 "db_table": "delayed_queue_dead_letter",
@@ -181,6 +182,9 @@ class Migration(migrations.Migration):
                     models.Index(fields=["kind", "died_at", "id"], name="dead_letter_kind_died"),
                     models.Index(fields=["kind", "id"], name="dead_letter_kind_id"),
                     models.Index(fields=["key"], name="dead_letter_key"),
+                    models.Index(
+                        fields=["kind", "fingerprint", "died_at", "id"], name="dead_letter_group"
+                    ),
                 ],
             },
         ),

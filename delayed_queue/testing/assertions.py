@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from delayed_queue.messages import MessageState, StoredMessage, from_milliseconds, to_milliseconds
 from delayed_queue.models import DeadLetter
+from delayed_queue.queue.fingerprints import fingerprint
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.testing.queues import InMemoryQueue
 from delayed_queue.testing.stores import Letter
@@ -107,4 +108,5 @@ def _as_model(letter: Letter) -> DeadLetter:
         scheduled_at_initially=from_milliseconds(letter.scheduled_at_initially),
         created_at=from_milliseconds(letter.created_at),
         died_at=from_milliseconds(letter.died_at),
+        fingerprint=fingerprint(letter.reason, letter.last_error),
     )

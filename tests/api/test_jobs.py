@@ -222,7 +222,8 @@ class TestTopics:
 ROUTES = {
     "add": [("POST", "/jobs"), ("POST", "/jobs/bulk")],
     "read": [("GET", "/topics"), ("GET", "/topics/orders/stats"), ("GET", "/topics/orders/peek"),
-             ("GET", "/topics/orders/jobs/a"), ("GET", "/dead"), ("GET", "/attempts?job=a")],
+             ("GET", "/topics/orders/jobs/a"), ("GET", "/dead"), ("GET", "/dead/groups"),
+             ("GET", "/attempts?job=a")],
     "delete": [("DELETE", "/topics/orders/jobs/a"), ("DELETE", "/dead/1")],
     "consume": [("POST", "/topics/orders/pop"), ("POST", "/topics/orders/jobs/a/finish"),
                 ("POST", "/topics/orders/jobs/a/release"), ("POST", "/topics/orders/jobs/a/touch"),

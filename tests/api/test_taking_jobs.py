@@ -89,6 +89,19 @@ class TestDead:
         assert caller.delete(f"/queue/v1/dead/{letter}").status_code == 204
         assert caller.delete(f"/queue/v1/dead/{letter}").status_code == 404
 
+    def test_dead_jobs_are_listed_by_their_cause(self, caller: Client, make_client: Any) -> None:
+        newest = [kill(caller, each) for each in ("a", "b")][-1]
+        kill(caller, "x", topic="other")
+        both = get(caller, "/dead/groups")["items"]
+        (group,) = get(caller, "/dead/groups?topic=orders")["items"]
+
+        assert [(each["topic"], each["count"]) for each in both] == [("other", 1), ("orders", 2)]
+        assert (group["queue"], group["newestId"]) == ("orders|json", newest)
+        assert (len(group["id"]), group["isCapped"]) == (16, False)
+        narrow = make_client("narrow", topics=["other"])
+        assert [each["topic"] for each in get(narrow, "/dead/groups")["items"]] == ["other"]
+        assert narrow.get("/queue/v1/dead/groups?topic=orders").status_code == 403
+
     def test_j2_dead_jobs_are_kicked_one_by_one_or_all(self, caller: Client) -> None:
         for name in "abc":
             kill(caller, name)

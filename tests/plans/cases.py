@@ -9,6 +9,7 @@ from delayed_queue.queue.store.dead_letters import family_params
 from tests.plans.callback_cases import callbacks
 from tests.plans.case import (
     DEAD_DIED,
+    DEAD_GROUPS,
     DEAD_IDS,
     DEAD_KEYS,
     DEAD_PRIMARY,
@@ -171,6 +172,15 @@ def listed() -> list[Case]:
                 {DEAD_DIED, DEAD_PRIMARY}, n=1000, rows=4, buffers=12,
             )
             for kind in ("bulk|json", "due|json")
+        ),
+        *(
+            # A hundred and fifty groups of a thousand or two, of which ten are counted.
+            Case(
+                "DEAD_LETTER_GROUPS", {"kind": kind, "limit": 5000, "shown": 10, "cap": cap},
+                {DEAD_GROUPS, DEAD_PRIMARY}, n=groups + 10 * cap, rows=8, buffers=12,
+            )
+            for kind, groups in (("due|json", 50), (None, 150))
+            for cap in (1, 1000)
         ),
         *of_ids("DROP_DEAD_LETTERS", DEAD_PRIMARY, (1, 1000)),
         *of_ids("COUNT_LETTERS", DEAD_PRIMARY, (1, 1000), kind="due|json"),

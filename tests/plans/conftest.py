@@ -66,7 +66,8 @@ FROM (SELECT i * 7919::bigint %% %(rows)s AS n FROM generate_series(1, %(rows)s)
 
 _LETTERS: Final = """
 INSERT INTO delayed_queue_dead_letter (
-    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
+    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt",
+    fingerprint
 )
 SELECT
     CASE WHEN n < 100000 THEN 'bulk|json' WHEN n < 150000 THEN 'due|json' ELSE 'mixed|json' END,
@@ -76,7 +77,8 @@ SELECT
     CASE WHEN n %% 2 = 0 THEN 'rejected' ELSE 'attempts exhausted: ValueError' END,
     0,
     0,
-    CASE WHEN n < 100000 THEN %(now)s - 60000 ELSE %(now)s - n END
+    CASE WHEN n < 100000 THEN %(now)s - 60000 ELSE %(now)s - n END,
+    lpad((n %% 50)::text, 16, '0')
 FROM (SELECT i * 7919::bigint %% %(rows)s AS n FROM generate_series(1, %(rows)s) AS i) AS scrambled
 """
 

@@ -135,7 +135,9 @@ def given_back() -> list[Case]:
     return [
         *of_ids("RELEASE", PRIMARY, (1, 100), **release),
         *of_ids("RELEASE", PRIMARY, (2, 99), **{**release, "delay": None, "refund": 1}),
-        *of_ids("DEAD_LETTER", PRIMARY, (1, 100), **lease, **error, reason="rejected"),
+        *of_ids(
+            "DEAD_LETTER", PRIMARY, (1, 100), **lease, **error, reason="rejected", fingerprint=""
+        ),
         *(
             Case(
                 "EXTEND", {"ids": n, "lease_ids": lease_ids(held), "lease": LEASE, "now": NOW},

@@ -86,7 +86,7 @@ def test_a_burial_is_seen_whole_or_not_at_all(
     envelope = polled(queue)
     params = {
         "ids": [envelope.message_id], "lease_id": envelope.lease_id, "reason": "no",
-        "error": None, "now": None,
+        "error": None, "now": None, "fingerprint": "",
     }  # fmt: skip
 
     with other.transaction():

@@ -76,7 +76,7 @@ DELETION: Final[Sequence[Step]] = (
 )  # fmt: skip
 # By whoever leased it.
 DEATH: Final[Sequence[Step]] = (
-    run(DEAD_LETTER, ids=[-1], lease_id="leased", reason="no", error=None, now=NOW),
+    run(DEAD_LETTER, ids=[-1], lease_id="leased", reason="no", error=None, fingerprint="", now=NOW),
 )
 
 

@@ -145,7 +145,7 @@ class TestDeletion:
         add()
         token = popped().lease_token
         params = {"ids": [Message.objects.get().id], "lease_id": token, "reason": "no",
-                  "error": None, "now": None}  # fmt: skip
+                  "error": None, "now": None, "fingerprint": ""}  # fmt: skip
         other.execute("BEGIN")
         other.execute(DEAD_LETTER, params)
         with calling(partial(delete_job, "orders", "a")) as deletion:

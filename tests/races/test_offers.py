@@ -73,7 +73,7 @@ DELETIONS: Final = {
     "acknowledge a batch": (ACKNOWLEDGE_LEASE, ("lease_id",)),
     "drop": (DROP, ("key", "kind")),
     "drop all": (DROP_ALL, ("kind",)),
-    "reject": (DEAD_LETTER, ("ids", "lease_id", "reason", "error", "now")),
+    "reject": (DEAD_LETTER, ("ids", "lease_id", "reason", "error", "fingerprint", "now")),
     "consume": (CONSUME, ("kind", "limit", "floor", "now")),
 }
 
@@ -97,7 +97,7 @@ def delete(connection: psycopg.Connection[Any], queue: DelayedQueue, deletion: s
     queue.offer_or_update("key", "old", PAST)
     params: dict[str, Any] = {
         "key": "key", "kind": queue.kind, "reason": "no", "error": None, "limit": 1, "now": None,
-        "floor": NO_FLOOR,
+        "floor": NO_FLOOR, "fingerprint": "",
     }  # fmt: skip
     if "lease_id" in names:
         envelope = polled(queue)

@@ -16,7 +16,7 @@ from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.api.bodies import Problem, parse
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.inspecting import TopicStats
-from delayed_queue.http.jobs.jobs import Answer, DeadJob, Job
+from delayed_queue.http.jobs.jobs import Answer, DeadGroup, DeadJob, Job
 from delayed_queue.http.jobs.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
 from delayed_queue.messages import MAX_KEY_LENGTH
 
@@ -96,6 +96,26 @@ class DeadPage(Schema):
 
     items: list[DeadReply]
     next: int | None
+
+
+class DeadGroupReply(Schema):
+    """Dead jobs that failed alike; ``isCapped``: counting stopped, there may be more."""
+
+    id: str
+    topic: str
+    queue: str
+    failure: str
+    count: int
+    isCapped: bool
+    firstAt: datetime
+    lastAt: datetime
+    newestId: int
+
+
+class DeadGroups(Schema):
+    """Failures by cause, those seen last first."""
+
+    items: list[DeadGroupReply]
 
 
 class KickedReply(Schema):
@@ -223,6 +243,14 @@ def dead_as_dict(job: DeadJob) -> dict[str, Any]:
         "id": job.id, "jobId": job.job_id, "topic": job.topic, "body": job.body, "url": job.url,
         "retry": job.retry, "reason": job.reason, "lastError": job.last_error,
         "createdAt": job.created_at, "diedAt": job.died_at,
+    }  # fmt: skip
+
+
+def group_as_dict(group: DeadGroup) -> dict[str, Any]:
+    return {
+        "id": group.id, "topic": group.topic, "queue": group.queue, "failure": group.failure,
+        "count": group.count, "isCapped": group.is_capped, "firstAt": group.first_at,
+        "lastAt": group.last_at, "newestId": group.newest_id,
     }  # fmt: skip
 
 

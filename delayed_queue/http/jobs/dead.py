@@ -15,7 +15,7 @@ from delayed_queue.http.jobs.adding import BATCH
 from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic
 from delayed_queue.http.jobs.consuming import wake
 from delayed_queue.http.jobs.finding import find_row, last_line
-from delayed_queue.http.jobs.jobs import Answer, DeadJob, read_headers, url_of
+from delayed_queue.http.jobs.jobs import Answer, DeadGroup, DeadJob, read_headers, url_of
 from delayed_queue.http.jobs.kinds import check_topic, parse_kind
 from delayed_queue.http.jobs.ladders import initial_retry
 from delayed_queue.http.models import Topic
@@ -25,7 +25,9 @@ from delayed_queue.http.store.topics import DeadJobRow
 from delayed_queue.messages import check_key, from_milliseconds
 from delayed_queue.models import DeadLetter
 from delayed_queue.queue.base import nothing
+from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.offering import redrive_again
+from delayed_queue.queue.store.dead_letters import GROUP_CAP, GroupRow
 
 MAX_KICK: Final = 10_000
 
@@ -59,6 +61,38 @@ def _kinds_of_all(covers: Callable[[str], bool] | None, using: str) -> list[str]
         for kind, place in parsed
         if place is not None and (covers is None or covers(place.topic))
     ]
+
+
+def dead_groups(
+    topic: str | None = None,
+    *,
+    limit: int = 25,
+    covers: Callable[[str], bool] | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> list[DeadGroup]:
+    """Return the failures of a topic, or of all, by cause; those seen last come first."""
+    meant = None if topic is None else set(_kinds_of(topic, using))
+    kinds = [each for each in _kinds_of_all(covers, using) if meant is None or each in meant]
+    groups = partial(DeadLetter.objects.groups, shown=limit, using=using)
+    rows = [row for kind in kinds for row in repeat(using, partial(groups, kind))]
+    latest = sorted(rows, key=lambda row: (row.last_at, row.newest), reverse=True)[:limit]
+    return [_dead_group(row) for row in latest]
+
+
+def _dead_group(row: GroupRow) -> DeadGroup:
+    place = parse_kind(row.kind)
+    assert place is not None  # noqa: S101 # only kinds of topics are looked for
+    return DeadGroup(
+        id=row.fingerprint,
+        topic=place.topic,
+        queue=row.kind,
+        failure=describe(row.reason, row.error),
+        count=min(row.letters, GROUP_CAP - 1),
+        is_capped=row.letters == GROUP_CAP,
+        first_at=from_milliseconds(row.first_at),
+        last_at=from_milliseconds(row.last_at),
+        newest_id=row.newest,
+    )
 
 
 def find_dead_job(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> DeadJob | None:

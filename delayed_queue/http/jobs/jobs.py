@@ -129,6 +129,21 @@ class PoppedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Dead jobs of one queue that failed alike; ``id`` is the fingerprint of the failure."""
+
+    id: str
+    topic: str
+    queue: str
+    failure: str
+    count: int
+    is_capped: bool
+    first_at: datetime
+    last_at: datetime
+    newest_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeadJob:
     """A job that was given up on, as its dead letter has it."""
 

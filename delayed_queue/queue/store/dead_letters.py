@@ -182,6 +182,72 @@ FROM kinds
 WHERE kind IS NOT NULL
 """
 
+# What is dead by queue and fingerprint, the latest first: of each group how many (counted so far),
+# since when, and its newest letter. A loose scan: three probes of the index for each group, then a
+# bounded count of those that are shown. Of one kind, or (NULL) of all.
+# Reads: dead_letter_group, then the primary key for the newest letters.
+DEAD_LETTER_GROUPS: Final[LiteralString] = """
+WITH RECURSIVE groups (kind, fingerprint, first_at, position) AS (
+    SELECT *
+    FROM (
+        SELECT "pKind", fingerprint, "diedAt", 1
+        FROM delayed_queue_dead_letter
+        WHERE ("pKind", fingerprint) >= (COALESCE(%(kind)s::text, ''), '')
+        ORDER BY "pKind", fingerprint, "diedAt", id
+        LIMIT 1
+    ) AS first (kind, fingerprint, first_at, position)
+    WHERE COALESCE(kind = %(kind)s::text, true)
+    UNION ALL
+    SELECT next."pKind", next.fingerprint, next."diedAt", position + 1
+    FROM groups
+    CROSS JOIN LATERAL (
+        SELECT "pKind", letter.fingerprint, "diedAt"
+        FROM delayed_queue_dead_letter AS letter
+        WHERE ("pKind", letter.fingerprint) > (groups.kind, groups.fingerprint)
+        ORDER BY "pKind", letter.fingerprint, "diedAt", id
+        LIMIT 1
+    ) AS next
+    WHERE position < %(limit)s::integer
+        AND COALESCE(next."pKind" = %(kind)s::text, true)
+),
+latest AS MATERIALIZED (
+    SELECT groups.kind, groups.fingerprint, first_at, last.died_at, last.id
+    FROM groups
+    CROSS JOIN LATERAL (
+        SELECT "diedAt" AS died_at, id
+        FROM delayed_queue_dead_letter AS letter
+        WHERE "pKind" = groups.kind
+            AND letter.fingerprint = groups.fingerprint
+        ORDER BY "pKind" DESC, letter.fingerprint DESC, "diedAt" DESC, id DESC
+        LIMIT 1
+    ) AS last
+    ORDER BY last.died_at DESC, last.id DESC
+    LIMIT %(shown)s::integer
+)
+SELECT
+    latest.kind, latest.fingerprint,
+    (
+        SELECT count(*)
+        FROM (
+            SELECT 1
+            FROM (
+                SELECT 1
+                FROM delayed_queue_dead_letter AS letter
+                WHERE "pKind" = latest.kind
+                    AND letter.fingerprint = latest.fingerprint
+                ORDER BY "pKind", letter.fingerprint, "diedAt", id
+                LIMIT (SELECT %(cap)s::integer)
+            ) AS all_there
+            LIMIT %(cap)s::integer
+        ) AS counted
+    ),
+    first_at, died_at, latest.id, sample."pKey", sample.reason, sample."lastError",
+    (SELECT count(*) FROM groups)
+FROM latest
+JOIN delayed_queue_dead_letter AS sample ON sample.id = latest.id
+ORDER BY died_at DESC, latest.id DESC
+"""
+
 # How many of those dead letters there are. Inside COALESCE no index serves the comparison, as in
 # REDRIVE. Reads: the primary key of the dead letters.
 COUNT_LETTERS: Final[LiteralString] = """
@@ -193,6 +259,8 @@ WHERE id = ANY (%(ids)b::bigint[])
 
 M = TypeVar("M", bound=models.Model)
 _BATCH: Final = 1000
+MAX_GROUPS: Final = 5_000
+GROUP_CAP: Final = 10_001
 
 
 class RedrivenRow(NamedTuple):
@@ -208,6 +276,21 @@ class ListedRow(NamedTuple):
 
     id: int
     is_newest: bool
+
+
+class GroupRow(NamedTuple):
+    """Dead letters of a queue with one fingerprint, by the newest of them."""
+
+    kind: str
+    fingerprint: str
+    letters: int
+    first_at: int
+    last_at: int
+    newest: int
+    key: str
+    reason: str
+    error: str | None
+    groups: int
 
 
 def family_params() -> dict[str, Any]:
@@ -280,6 +363,22 @@ class DeadLetterManager(models.Manager[M]):
     def kinds(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
         """Return the kinds that have dead letters, at most ``limit``, in the index's order."""
         return column_of(fetch(using, DEAD_LETTER_KINDS, {"limit": limit}))
+
+    def groups(
+        self,
+        kind: str | None = None,
+        *,
+        shown: int = 25,
+        limit: int = MAX_GROUPS,
+        cap: int = GROUP_CAP,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[GroupRow]:
+        """Return the groups of failures that died last, each counted up to ``cap``.
+
+        ``shown`` of them, out of ``limit`` that are looked at.
+        """
+        params = {"kind": kind, "shown": shown, "limit": limit, "cap": cap}
+        return rows_of(GroupRow, fetch(using, DEAD_LETTER_GROUPS, params))
 
     def prune(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
 from delayed_queue.db.rows import column_of, rows_of
@@ -194,13 +194,13 @@ dead_lettered AS (
 kept AS (
     INSERT INTO delayed_queue_dead_letter (
         "pKind", "pKey", payload, headers, attempts, reason, "firstError", "lastError",
-        "scheduledAtInitially", "createdAt", "diedAt"
+        "scheduledAtInitially", "createdAt", "diedAt", fingerprint
     )
     SELECT
         "pKind", "pKey", payload, headers, attempts, %(reason)s,
         COALESCE("firstError", %(error)s::text),
         COALESCE(%(error)s::text, "lastError"),
-        "scheduledAtInitially", "createdAt", (SELECT now FROM clock)
+        "scheduledAtInitially", "createdAt", (SELECT now FROM clock), %(fingerprint)s::text
     FROM dead_lettered
 )
 SELECT id
@@ -289,10 +289,19 @@ def releasing(
 
 def dead_lettering(lease_id: str, message_id: int, reason: str, error: str | None) -> Step:
     """Move a message to the dead letters; answered by its id."""
-    params = {
-        "lease_id": lease_id, "ids": [message_id], "reason": reason, "error": error, "now": None
+    return DEAD_LETTER, _dead(lease_id, [message_id], reason, error, None)
+
+
+def _dead(
+    lease_id: str | None, ids: Sequence[int], reason: str, error: str | None, now: int | None
+) -> dict[str, Any]:
+    # Loaded with the first failure.
+    from delayed_queue.queue.fingerprints import fingerprint
+
+    return {
+        "lease_id": lease_id, "ids": list(ids), "reason": reason, "error": error, "now": now,
+        "fingerprint": fingerprint(reason, error),
     }  # fmt: skip
-    return DEAD_LETTER, params
 
 
 def returning_leases(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> Step:
@@ -402,7 +411,5 @@ class SettleStore:
         using: str = db.DEFAULT_ALIAS,
     ) -> list[int]:
         """Move those messages to the dead letters; return their ids."""
-        params = {
-            "lease_id": lease_id, "ids": list(ids), "reason": reason, "error": error, "now": now
-        }  # fmt: skip
+        params = _dead(lease_id, ids, reason, error, now)
         return column_of(db.fetch(using, DEAD_LETTER, params))

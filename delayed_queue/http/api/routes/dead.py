@@ -13,6 +13,7 @@ from delayed_queue.http.api.replies import (
     MAX_ID,
     AddedReply,
     After,
+    DeadGroups,
     DeadPage,
     JobId,
     KickedReply,
@@ -20,6 +21,7 @@ from delayed_queue.http.api.replies import (
     OfTopic,
     TopicName,
     dead_as_dict,
+    group_as_dict,
     missing,
     nothing,
     page_reply,
@@ -29,6 +31,7 @@ from delayed_queue.http.api.replies import (
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.dead import (
     MAX_KICK,
+    dead_groups,
     dead_jobs,
     delete_dead_job,
     find_dead_job,
@@ -90,6 +93,18 @@ def list_dead(
         using=api_settings().DATABASE,
     )
     return page_reply(page_of(found, limit, lambda each: each.id), dead_as_dict)
+
+
+@router.get(
+    "/dead/groups", auth=requires("read"), response=DeadGroups, summary="List failures by cause"
+)
+def list_groups(request: ApiRequest, topic: OfTopic = None, limit: Limit = 20) -> HttpResponse:
+    """List what is dead in a topic, or in all that the token covers, by its cause."""
+    if topic is not None:
+        demand(request, "read", topic)
+    using, covers = api_settings().DATABASE, reaches(request.auth)
+    found = dead_groups(topic, limit=limit, covers=covers, using=using)
+    return reply(200, {"items": [group_as_dict(each) for each in found]})
 
 
 @router.post(

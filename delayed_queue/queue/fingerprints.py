@@ -1,0 +1,70 @@
+"""What failures of one cause have in common: a sentence about it, and its fingerprint."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Final
+
+# Quoted values, but no apostrophes: those stand within or behind a word.
+_QUOTED: Final = re.compile(r"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|`[^`\n]*`|“[^”\n]*”""")
+_WORD: Final = re.compile(r"[^\s()\[\]{},;=]+")
+# The one number that tells causes apart: the status of an answer.
+_STATUS: Final = re.compile(r"\b(HTTP|status) ([1-5])(\d\d)\b")
+_FRAME: Final = re.compile(r'^[ |]*File "([^"\n]*)", line \d+, in (\S+)', re.MULTILINE)
+_FOREIGN: Final = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+_MOST: Final = 500
+_DIGITS: Final = str.maketrans("0123456789", "abcdefghij")
+_LETTERS: Final = str.maketrans("abcdefghij", "0123456789")
+
+
+def fingerprint(reason: str, error: str | None) -> str:
+    """Return sixteen hexadecimal digits, the same for failures that ``describe`` alike."""
+    return sha256(describe(reason, error).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def describe(reason: str, error: str | None) -> str:
+    """Return what failed, and where, with numbers, ids and quoted values taken out.
+
+    ``error`` is the text kept with the dead letter: a traceback, or words.
+    """
+    frames = list(_FRAME.finditer(error or ""))
+    if error is None or not frames:
+        words = [reason, *(error or "").strip().splitlines()[:1]]
+        return " · ".join(filter(None, map(generalized, words)))
+    kind, colon, message = _raised(error[frames[-1].end() :]).partition(":")
+    said = f"{kind}{colon} {generalized(message)}".strip()
+    return f"{said} · {_place(frames)}"
+
+
+def generalized(text: str) -> str:
+    """Return the text without what differs from one message to the next."""
+    kept = _STATUS.sub(_as_letters, _QUOTED.sub("'…'", text[:_MOST]))
+    return " ".join(_WORD.sub(_without_number, kept).split())
+
+
+def _as_letters(match: re.Match[str]) -> str:
+    return f"{match[1]} \0{(match[2] + match[3]).translate(_DIGITS)}"
+
+
+def _without_number(match: re.Match[str]) -> str:
+    word = match[0]
+    if word.startswith("\0"):
+        return word[1:4].translate(_LETTERS) + word[4:]
+    return "#" if any(each.isdigit() for each in word) else word
+
+
+def _raised(rest: str) -> str:
+    """Return the line behind the innermost frame that names the exception."""
+    lines = [line.lstrip("| ") for line in rest.splitlines()[1:] if line[:1] not in (" ", "")]
+    return lines[0] if lines else ""
+
+
+def _place(frames: list[re.Match[str]]) -> str:
+    """Return the innermost frame of the project; without its line, which moves with each release.
+
+    Of the path the last two parts: the rest differs from host to host.
+    """
+    own = [each for each in frames if not any(name in each[1] for name in _FOREIGN)]
+    path, function = (own or frames)[-1].groups()
+    return f"{'/'.join(path.replace(chr(92), '/').split('/')[-2:])} in {function}"
