@@ -16,7 +16,9 @@
     ├── HandlerTimeout            a handler took longer than its timeout; the attempt failed
     ├── SecretNotReadable         no key in force opens the sealed secret of an endpoint
     ├── SchemaMismatch            the tables are of another version than the package
-    ├── JobFinished               a Spark job was run again under an id that is done
+    ├── RunInProgress
+├── NoSuchLetters
+├── JobFinished               a Spark job was run again under an id that is done
     └── ResourceUnavailable       the database stayed unreachable through every retry
         ├── OutcomeUnknown        it went away mid-write: the write may or may not have happened
         └── TooManyConnections    a Spark job would need more connections than are free
@@ -105,6 +107,14 @@ class SecretNotReadable(DelayedQueueError):
 
 class SchemaMismatch(DelayedQueueError):
     """The tables are of another version than the package."""
+
+
+class RunInProgress(DelayedQueueError):
+    """A bulk run over the same dead letters is in progress."""
+
+
+class NoSuchLetters(DelayedQueueError, LookupError):
+    """There is no such dead letter, or none of such a group."""
 
 
 class JobFinished(DelayedQueueError):

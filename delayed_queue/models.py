@@ -9,6 +9,7 @@ from django.db.models import Q, Value
 
 from delayed_queue.cron.store import ScheduleManager
 from delayed_queue.db.fields import EpochMillisecondField
+from delayed_queue.queue.store.bulk import BulkRunManager
 from delayed_queue.queue.store.claim import ClaimStore
 from delayed_queue.queue.store.consume import ConsumeStore
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
@@ -144,6 +145,57 @@ class DeadLetter(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.key} ({self.reason})"
+
+
+class BulkRun(models.Model):
+    """What an operator had done to many dead letters, and how far workers are with it."""
+
+    action = models.CharField(max_length=10)
+    kind = models.CharField(max_length=100, db_column="pKind")
+    fingerprint = models.CharField(max_length=16, null=True, blank=True)
+    reason = models.TextField(null=True, blank=True)
+    pace = models.IntegerField(null=True, blank=True)
+    limit = models.BigIntegerField(null=True, blank=True, db_column="most")
+    canary = models.IntegerField(db_default=0)
+    canary_keys = models.JSONField(db_column="canaryKeys", db_default=Value([], models.JSONField()))
+    is_canary_over = models.BooleanField(db_column="isCanaryOver", db_default=False)
+    died_until = EpochMillisecondField(db_column="diedUntil")
+    newest_id = models.BigIntegerField(db_column="newestId")
+    total = models.BigIntegerField()
+    is_total_cut = models.BooleanField(db_column="isTotalCut")
+    last_died_at = models.BigIntegerField(db_column="lastDiedAt", db_default=-(2**63))
+    last_id = models.BigIntegerField(db_column="lastId", db_default=0)
+    done = models.BigIntegerField(db_default=0)
+    skipped = models.BigIntegerField(db_default=0)
+    state = models.CharField(max_length=10, db_default="running")
+    note = models.TextField(blank=True, db_default="")
+    started_by = models.TextField(blank=True, db_column="startedBy", db_default="")
+    why = models.TextField(blank=True, db_default="")
+    created_at = EpochMillisecondField(db_column="createdAt")
+    next_at = EpochMillisecondField(db_column="nextAt")
+    ended_at = EpochMillisecondField(null=True, blank=True, db_column="endedAt")  # type: ignore[misc]
+
+    objects = BulkRunManager["BulkRun"]()
+
+    class Meta:
+        db_table = "delayed_queue_bulk_run"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["kind", "fingerprint"],
+                name="bulk_run_in_progress",
+                condition=Q(state__in=["running", "paused"]),
+                nulls_distinct=False,
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["next_at", "id"], name="bulk_run_next", condition=Q(state="running")
+            ),
+        ]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.kind} ({self.state})"
 
 
 class Schedule(models.Model):

@@ -16,6 +16,7 @@ from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host,
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message, PausedQueue, Schedule, Worker
 from delayed_queue.notifications import models as notifications
+from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.spark.models import PipelineReport
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.options import id_at
@@ -72,6 +73,7 @@ def _queues() -> None:
             DeadLetterFactory.create(
                 kind=f"{queue}|json", key=key, reason=FAILED, first_error=TRACEBACK
             )
+    BulkPlan("redrive", f"{QUEUES[0]}|json", pace=50, canary=3).start(by="operator@example.org")
     PausedQueue.objects.create(
         kind=f"{QUEUES[0]}|json", paused_at=from_now(hours=-3), paused_by="operator@example.org",
         reason="The gateway is being moved; it is back at four, says the provider's status page.",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from delayed_queue.admin.dead_letters import DeadLetterAdmin
+from delayed_queue.admin.failures import BulkRunAdmin
 from delayed_queue.admin.messages import MessageAdmin
 from delayed_queue.admin.schedules import ScheduleAdmin
 from delayed_queue.admin.workers import WorkerAdmin
 
-__all__ = ["DeadLetterAdmin", "MessageAdmin", "ScheduleAdmin", "WorkerAdmin"]
+__all__ = ["BulkRunAdmin", "DeadLetterAdmin", "MessageAdmin", "ScheduleAdmin", "WorkerAdmin"]

@@ -1,4 +1,4 @@
-"""What is dead, by its cause: a line for each queue and failure, and what is done to all of it."""
+"""What is dead, by its cause, and the bulk runs that mend it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,45 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.models import ADDITION
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db.models import F
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.filters import GROUP, KIND, chosen_kind
+from delayed_queue.admin.operations import Call, Entry, Report, Switch, record
+from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.messages import from_milliseconds
-from delayed_queue.models import DeadLetter
+from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.observe.overview import KindName, name_of
+from delayed_queue.queue.bulk import (
+    MAX_CANARY,
+    MAX_PACE,
+    PREVIEW_CAP,
+    REDRIVE,
+    BulkPlan,
+    switch_run,
+)
 from delayed_queue.queue.fingerprints import describe
+from delayed_queue.queue.store.bulk import PAUSED, RUNNING
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, MAX_GROUPS, GroupRow
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin
 
 SHOWN: Final = 25
+_PERMISSIONS: Final = {
+    "redrive": "delayed_queue.redrive_deadletter",
+    "drop": "delayed_queue.drop_deadletter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +83,199 @@ class GroupLine:
         return urlencode({KIND: self.row.kind, GROUP: self.row.fingerprint})
 
 
-def counted(count: int) -> str:
+def counted(count: int, cap: int = GROUP_CAP - 1) -> str:
     """Return a count of letters, with a plus where counting stopped."""
-    return f"{count:,}" if count < GROUP_CAP else f"{GROUP_CAP - 1:,}+"
+    return f"{count:,}" if count <= cap else f"{cap:,}+"
 
 
 def failures_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
+    if request.method == "POST":
+        return run_view(model_admin, request)
     using = model_admin.get_queryset(request).db
     rows = DeadLetter.objects.groups(chosen_kind(request), shown=SHOWN, using=using)
     found, now = rows[0].groups if rows else 0, timezone.now()
     context = {
-        **model_admin.admin_site.each_context(request),
-        "title": "Failures",
-        "opts": model_admin.opts,
-        "media": model_admin.media,
+        **_frame(model_admin, request, "Failures"),
         "lines": [GroupLine(row, now) for row in rows],
         "hidden": max(found - SHOWN, 0),
         "is_cut": found == MAX_GROUPS,
+        "may": [each for each, needed in _PERMISSIONS.items() if request.user.has_perm(needed)],
     }
-    request.current_app = model_admin.admin_site.name
     return TemplateResponse(request, "admin/delayed_queue/failures.html", context)
+
+
+def _frame(model_admin: QueueModelAdmin, request: HttpRequest, title: str) -> dict[str, Any]:
+    request.current_app = model_admin.admin_site.name
+    return {
+        **model_admin.admin_site.each_context(request),
+        "title": title,
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+    }
+
+
+class RunForm(forms.Form):
+    """How a run goes about it, and why."""
+
+    pace = forms.IntegerField(
+        required=False, min_value=1, max_value=MAX_PACE, label="Letters a second",
+        help_text="Empty: as fast as it goes.",
+    )  # fmt: skip
+    limit = forms.IntegerField(
+        required=False, min_value=1, label="At most", help_text="Empty: all of them."
+    )
+    canary = forms.IntegerField(
+        required=False, min_value=1, max_value=MAX_CANARY, label="Canary",
+        help_text="So many go first; the rest only when none of those has died again.",
+    )  # fmt: skip
+    why = forms.CharField(required=False, max_length=500, help_text="Kept with the run.")
+
+
+def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
+    """Begin a run over the posted group, after a page that says how many letters it takes."""
+    action = next((each for each in _PERMISSIONS if each in request.POST), "")
+    if not action:
+        raise BadRequest("Neither redrive nor drop.")
+    if not request.user.has_perm(_PERMISSIONS[action]):
+        raise PermissionDenied
+    fingerprint, _, kind = request.POST[action].partition(":")
+    is_confirmed = "confirmed" in request.POST
+    form = RunForm(request.POST if is_confirmed else None)
+    if action != REDRIVE:
+        del form.fields["canary"]
+    using = model_admin.get_queryset(request).select_for_update().db
+    try:
+        if not form.is_valid():
+            plan = BulkPlan(action, kind, fingerprint)
+            return _confirmation(model_admin, request, plan, form, using)
+        chosen = {**form.cleaned_data, "canary": form.cleaned_data.get("canary") or 0}
+        why = chosen.pop("why")
+        _begin(request, BulkPlan(action, kind, fingerprint, **chosen), why, using)
+    except DelayedQueueError as error:
+        model_admin.message_user(request, f"Nothing was begun. {error}", messages.ERROR)
+        return HttpResponseRedirect(request.path)
+    url = reverse("admin:delayed_queue_bulkrun_changelist", current_app=model_admin.admin_site.name)
+    text = "The run has begun; workers carry it out, and this page says how far they are."
+    model_admin.message_user(request, text, messages.SUCCESS)
+    return HttpResponseRedirect(url)
+
+
+def _begin(request: HttpRequest, plan: BulkPlan, why: str, using: str) -> None:
+    call = Call(BulkRun.objects.using(using), [], request.user)
+    with call.transaction():
+        run_id = plan.start(by=str(request.user), why=why, using=using)
+        row = BulkRun.objects.using(using).get(pk=run_id)
+        said = f"Begun. Failure {plan.fingerprint} of {plan.kind}." + (f" {why}" if why else "")
+        record(call, ADDITION, [Entry(row, said)])
+
+
+def _confirmation(
+    model_admin: QueueModelAdmin,
+    request: HttpRequest,
+    plan: BulkPlan,
+    form: RunForm,
+    using: str,
+) -> HttpResponse:
+    found = plan.preview(using)
+    verb = plan.action.capitalize()
+    context = {
+        **_frame(model_admin, request, f"{verb} all letters of this failure?"),
+        "action": plan.action,
+        "label": verb,
+        "target": request.POST[plan.action],
+        "queue": name_of(plan.kind),
+        "count": f"{found.meant:,}" + ("+" if found.seen == PREVIEW_CAP else ""),
+        "form": form,
+    }
+    return TemplateResponse(request, "admin/delayed_queue/confirm_run.html", context)
+
+
+class RunSwitch(Switch):
+    """Pause, resume or cancel, as ``switch_run`` does."""
+
+    noun = "run"
+    permission = _PERMISSIONS["redrive"]
+    left = "which is in another state by now"
+    states: tuple[str, ...] = (RUNNING,)
+
+    def fits(self, row: Any) -> bool:
+        return row.state in self.states
+
+    def change(self, row: Any, call: Call, report: Report) -> bool:
+        return switch_run(row.id, self.name, using=call.using)
+
+
+class PauseRun(RunSwitch):
+    name = "pause"
+    label = "Pause"
+    past = "Paused"
+    help = "Take no further letter until it is resumed."
+
+
+class ResumeRun(RunSwitch):
+    name = "resume"
+    label = "Resume"
+    past = "Resumed"
+    help = "Go on where it was."
+    states = (PAUSED,)
+
+
+class CancelRun(RunSwitch):
+    name = "cancel"
+    label = "Cancel"
+    past = "Cancelled"
+    help = "End it here; what is done stays done."
+    warning = "The run ends where it is, for good: what was done stays done, the rest stays dead."
+    states = (RUNNING, PAUSED)
+
+
+@admin.register(BulkRun)
+class BulkRunAdmin(RecordAdmin):
+    """What was done to many letters: how far it is, who began it and why."""
+
+    operations = (PauseRun(), ResumeRun(), CancelRun())
+    name_field = "kind"
+    list_display = ("key_column", "queue_column", "state_column", "progress_column", "begun_column")
+    readonly_fields = (
+        "state_column", "progress_column", "queue_column", "failure", "reason", "pace", "limit",
+        "canary", "skipped", "started_by", "why", "begun_column", "ended",
+    )  # fmt: skip
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).annotate(named=F("action"))
+
+    @admin.display(description="run")
+    def key_column(self, row: Any) -> str:
+        return f"{row.action.capitalize()} {row.id}"
+
+    @admin.display(description="queue")
+    def queue_column(self, row: Any) -> Any:
+        return formats.kind_label(row.kind)
+
+    @admin.display(description="state")
+    def state_column(self, row: Any) -> str:
+        if row.state == RUNNING and row.canary and not row.is_canary_over:
+            return "running, the canary first"
+        return f"{row.state}: {row.note}" if row.note else str(row.state)
+
+    @admin.display(description="progress")
+    def progress_column(self, row: Any) -> str:
+        left = max(row.total - row.done - row.skipped, 0)
+        seconds = ((row.ended_at or row.read_at) - row.created_at).total_seconds()
+        more = "+" if row.is_total_cut else ""
+        rate = formats.per_second(row.done / seconds) if seconds > 0 else ""
+        return " · ".join(filter(None, (f"{row.done:,} done", f"{left:,}{more} left", rate)))
+
+    @admin.display(description="begun")
+    def begun_column(self, row: Any) -> Any:
+        return formats.moment(row.created_at, formats.relative(row.created_at, row.read_at))
+
+    @admin.display(description="failure")
+    def failure(self, row: Any) -> str:
+        return "all of the queue" if row.fingerprint is None else row.fingerprint
+
+    @admin.display(description="ended")
+    def ended(self, row: Any) -> Any:
+        return "" if row.ended_at is None else formats.exact(row.ended_at)

@@ -190,6 +190,79 @@ class Migration(migrations.Migration):
         ),
         migrations.RunSQL(STORAGE, reverse_sql=NO_STORAGE),
         CreateModelOnce(
+            name="BulkRun",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("action", models.CharField(max_length=10)),
+                ("kind", models.CharField(db_column="pKind", max_length=100)),
+                ("fingerprint", models.CharField(blank=True, max_length=16, null=True)),
+                ("reason", models.TextField(blank=True, null=True)),
+                ("pace", models.IntegerField(blank=True, null=True)),
+                ("limit", models.BigIntegerField(blank=True, db_column="most", null=True)),
+                ("canary", models.IntegerField(db_default=0)),
+                (
+                    "canary_keys",
+                    models.JSONField(
+                        db_column="canaryKeys", db_default=models.Value([], models.JSONField())
+                    ),
+                ),
+                ("is_canary_over", models.BooleanField(db_column="isCanaryOver", db_default=False)),
+                (
+                    "died_until",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="diedUntil"),
+                ),
+                ("newest_id", models.BigIntegerField(db_column="newestId")),
+                ("total", models.BigIntegerField()),
+                ("is_total_cut", models.BooleanField(db_column="isTotalCut")),
+                (
+                    "last_died_at",
+                    models.BigIntegerField(db_column="lastDiedAt", db_default=-(2**63)),
+                ),
+                ("last_id", models.BigIntegerField(db_column="lastId", db_default=0)),
+                ("done", models.BigIntegerField(db_default=0)),
+                ("skipped", models.BigIntegerField(db_default=0)),
+                ("state", models.CharField(db_default="running", max_length=10)),
+                ("note", models.TextField(blank=True, db_default="")),
+                ("started_by", models.TextField(blank=True, db_column="startedBy", db_default="")),
+                ("why", models.TextField(blank=True, db_default="")),
+                (
+                    "created_at",
+                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                ),
+                ("next_at", delayed_queue.db.fields.EpochMillisecondField(db_column="nextAt")),
+                (
+                    "ended_at",
+                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                        blank=True, db_column="endedAt", null=True
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_bulk_run",
+                "default_permissions": ["view"],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("state", "running")),
+                        fields=["next_at", "id"],
+                        name="bulk_run_next",
+                    )
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("state__in", ["running", "paused"])),
+                        fields=("kind", "fingerprint"),
+                        name="bulk_run_in_progress",
+                        nulls_distinct=False,
+                    )
+                ],
+            },
+        ),
+        CreateModelOnce(
             name="Schedule",
             fields=[
                 (

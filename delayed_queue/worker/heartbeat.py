@@ -20,6 +20,7 @@ import delayed_queue
 from delayed_queue.db.resilience import through_conflicts
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
+from delayed_queue.worker.chores import Chores
 from delayed_queue.worker.store import WorkerCounts
 
 logger = logging.getLogger("delayed_queue")
@@ -92,6 +93,7 @@ class Heartbeat:
         self._started_at: int | None = None
         self._before: _Measure | None = None
         self._beats = 0
+        self._chores = Chores(using)
         self._is_failing = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -104,12 +106,15 @@ class Heartbeat:
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join(_RETIRE_TIMEOUT)
+        self._chores.stop()
 
     def _run(self) -> None:
         try:
             self._attempt(self._beat)
+            self._attempt(self._chores.look)
             while not self._stopped.wait(self._interval):
                 self._attempt(self._beat)
+                self._attempt(self._chores.look)
             self._attempt(self._retire)
         finally:
             connections.close_all()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import Client
 
 from delayed_queue import DelayedQueue
-from delayed_queue.models import DeadLetter
+from delayed_queue.models import BulkRun, DeadLetter
 from tests.factories import DeadLetterFactory, from_now
 from tests.integration.admin_lists import keys_of
-from tests.integration.admin_support import LETTERS, operator, page
+from tests.integration.admin_support import LETTERS, operator, page, post, tokens, told
 
 FAILURES = f"{LETTERS}failures/"
 pytestmark = pytest.mark.django_db
@@ -60,6 +63,53 @@ def test_counts_stop_and_say_so():
     DeadLetterFactory.create_batch(3)
     (group,) = DeadLetter.objects.groups(cap=2)
     assert group.letters == 2
+
+
+ADMIN = "/admin/delayed_queue/bulkrun/"
+
+
+def begin(client: Client, action: str, target: str, **data: str) -> Any:
+    return client.post(FAILURES, {action: target, "confirmed": "yes", **data})
+
+
+def test_a_failure_is_redriven_from_its_line_after_a_page_that_counts(admin_client: Client):
+    DeadLetterFactory.create_batch(3, fingerprint="a" * 16)
+    target = f"{'a' * 16}:orders|json"
+    asked = admin_client.post(FAILURES, {"redrive": target}).content.decode()
+    assert "<strong>3</strong> dead letters of orders" in asked
+    assert not BulkRun.objects.exists()
+
+    response = begin(admin_client, "redrive", target, pace="50", canary="1", why="mended")
+    run = BulkRun.objects.get()
+    assert response.url == ADMIN
+    assert (run.pace, run.canary, run.why, run.total) == (50, 1, "mended", 3)
+    assert run.started_by == LogEntry.objects.get().user.get_username()
+    assert "0 done · 3 left" in page(admin_client, ADMIN)
+    again = begin(admin_client, "redrive", target)
+    assert "is in progress" in told(again)[0]
+
+
+def test_a_run_is_paused_resumed_and_cancelled(admin_client: Client):
+    DeadLetterFactory.create(fingerprint="a")
+    begin(admin_client, "drop", "a:orders|json")
+    for action, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        post(admin_client, ADMIN, action, tokens(page(admin_client, ADMIN)), confirmed="yes")
+        assert BulkRun.objects.get().state == state
+    assert page(admin_client, f"{ADMIN}{BulkRun.objects.get().pk}/change/")
+
+
+@pytest.mark.parametrize("pace", ["0", "1000000", "x"])
+def test_a_pace_out_of_range_is_asked_for_again(admin_client: Client, pace: str):
+    DeadLetterFactory.create(fingerprint="a")
+    assert begin(admin_client, "redrive", "a:orders|json", pace=pace).status_code == 200
+    assert not BulkRun.objects.exists()
+
+
+def test_what_is_no_group_begins_nothing(admin_client: Client):
+    assert "No dead letter" in told(begin(admin_client, "redrive", "a:orders|json"))[0]
+    assert admin_client.post(FAILURES, {}).status_code == 400
+    viewer = operator("view_deadletter")
+    assert viewer.post(FAILURES, {"drop": "a:orders|json"}).status_code == 403
 
 
 def test_it_needs_the_permission_to_see_dead_letters():

@@ -27,6 +27,9 @@ DEAD_PRIMARY: Final = "delayed_queue_dead_letter_pkey"
 DEAD_DIED: Final = "dead_letter_kind_died"
 DEAD_IDS: Final = "dead_letter_kind_id"
 DEAD_KEYS: Final = "dead_letter_key"
+RUNS: Final = "delayed_queue_bulk_run_pkey"
+NEXT_RUNS: Final = "bulk_run_next"
+RUNS_IN_PROGRESS: Final = "bulk_run_in_progress"
 DEAD_GROUPS: Final = "dead_letter_group"
 TOPICS: Final = "topic_name"
 ANSWERS: Final = "idempotency_scope_key"
@@ -70,6 +73,7 @@ class Case:
                 "key_prefix",
                 "lease_id",
                 "reason",
+                "fingerprint",
                 "overwrite",
                 "floor",
                 "horizon",

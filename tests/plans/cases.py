@@ -19,9 +19,12 @@ from tests.plans.case import (
     KEYS,
     KINDS,
     LEASES,
+    NEXT_RUNS,
     PAUSES,
     PRIMARY,
     RATES,
+    RUNS,
+    RUNS_IN_PROGRESS,
     SCHEDULES,
     TOKEN_IDS,
     TOKENS,
@@ -113,7 +116,7 @@ def inspections() -> list[Case]:
 
 
 def letters() -> list[Case]:
-    return [*redriven(), *listed()]
+    return [*redriven(), *listed(), *runs()]
 
 
 def redriven() -> list[Case]:
@@ -184,6 +187,56 @@ def listed() -> list[Case]:
         ),
         *of_ids("DROP_DEAD_LETTERS", DEAD_PRIMARY, (1, 1000)),
         *of_ids("COUNT_LETTERS", DEAD_PRIMARY, (1, 1000), kind="due|json"),
+    ]  # fmt: skip
+
+
+def runs() -> list[Case]:
+    places: tuple[tuple[str, dict[str, str], str], ...] = (
+        ("QUEUE", {"kind": "due|json"}, DEAD_DIED),
+        ("GROUP", {"kind": "due|json", "fingerprint": f"{8:016}"}, DEAD_GROUPS),
+    )
+    begin: dict[str, Any] = {
+        "action": "redrive", "reason": None, "pace": 50, "most": None, "canary": 0, "until": None,
+        "newest": 1, "total": 1, "is_cut": False, "by": "", "why": "", "now": NOW,
+    }  # fmt: skip
+    to: dict[str, Any] = {
+        "last_died_at": 1, "last_id": 1, "done": 1, "skipped": 0, "canary_keys": "[]",
+        "is_canary_over": False, "state": "running", "note": "", "wait": 0,
+    }  # fmt: skip
+    page = {"newest": 10**9, "until": NOW, "after_at": 0, "after": 0, "fingerprint": None}
+    return [
+        *(
+            Case("START_RUN", {**begin, "kind": kind, "fingerprint": each}, {RUNS_IN_PROGRESS},
+                 buffers=60)
+            for kind, each in (("kind-7", "a"), ("kind-8", None), ("new", "a"))
+        ),
+        *(
+            Case(
+                f"PREVIEW_{place}", {**of, "reason": reason, "until": NOW, "cap": 1000}, {index},
+                n=1000, rows=3, buffers=4,
+            )
+            for place, of, index in places
+            for reason in (None, "rejected")
+        ),
+        *(
+            Case(
+                f"NEXT_OF_{place}", {**page, **of, "reason": reason, "limit": 900},
+                {index, DEAD_KEYS}, n=900, rows=8, buffers=8,
+            )
+            for place, of, index in places
+            for reason in (None, "rejected")
+        ),
+        Case("LOCK_RUN", {"now": NOW + 20_000}, {NEXT_RUNS}),
+        Case("NEXT_RUN", {"now": NOW}, {NEXT_RUNS}),
+        Case("ADVANCE_RUN", {**to, "id": 5, "now": NOW}, {RUNS}, buffers=60),
+        Case(
+            "SWITCH_RUN", {"id": 5, "state": "paused", "states": ["running"], "now": NOW}, {RUNS},
+            buffers=60,
+        ),
+        Case(
+            "CANARY", {"keys": [f"dead-{100_000 + n}" for n in range(100)], "kind": "due|json",
+                       "newest": 0}, {KEYS, DEAD_KEYS}, n=100, rows=3,
+        ),
     ]  # fmt: skip
 
 

@@ -17,7 +17,8 @@ NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
-    "delayed_queue_paused, delayed_queue_topic, delayed_queue_idempotency_key, "
+    "delayed_queue_paused, delayed_queue_bulk_run, delayed_queue_topic, "
+    "delayed_queue_idempotency_key, "
     "delayed_queue_rate, delayed_queue_token, delayed_queue_slot, delayed_queue_endpoint, "
     "delayed_queue_host, delayed_queue_callback_attempt, "
     "delayed_queue_offer_ledger, delayed_queue_offer_stage, delayed_queue_archive, "
@@ -109,6 +110,17 @@ SELECT
     %(now)s - CASE WHEN n < 100 THEN n * 100 ELSE n * 1000 END, '{"bulk": 2.5}'
 FROM (SELECT i * 7919::bigint %% 10000 AS n FROM generate_series(1, 10000) AS i) AS scrambled
 """
+# Most have ended; of those in progress a tenth is paused.
+_RUNS: Final = """
+INSERT INTO delayed_queue_bulk_run (
+    action, "pKind", fingerprint, "diedUntil", "newestId", total, "isTotalCut", "createdAt",
+    "nextAt", state
+)
+SELECT
+    'redrive', 'kind-' || n, 'a', 0, 0, 1, false, 0, %(now)s + n,
+    CASE WHEN n > 1000 THEN 'done' WHEN n %% 10 = 0 THEN 'paused' ELSE 'running' END
+FROM (SELECT i * 7919::bigint %% 10000 AS n FROM generate_series(1, 10000) AS i) AS scrambled
+"""
 _PAUSES: Final = """
 INSERT INTO delayed_queue_paused ("pKind", "pausedAt", "pausedBy", reason)
 SELECT 'paused-' || n || '|json', %(now)s, 'operator', 'maintenance'
@@ -196,7 +208,17 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
             connection.execute("SET LOCAL jit = off")
             connection.execute(CREATE_STAGE)
             for rows in (
-                *(_MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _PAUSES, _TOPICS, _ANSWERS),
+                *(
+                    _MESSAGES,
+                    _LETTERS,
+                    _SCHEDULES,
+                    _TICKS,
+                    _WORKERS,
+                    _PAUSES,
+                    _RUNS,
+                    _TOPICS,
+                    _ANSWERS,
+                ),
                 *(_RATES, _TOKENS, _ENDPOINTS, _SLOTS, _HOSTS, _ATTEMPTS),
                 *(LEDGER, STAGE, OFFERED),
                 *(TASKS, PRIORITIES),
