@@ -16,9 +16,9 @@
     ├── HandlerTimeout            a handler took longer than its timeout; the attempt failed
     ├── SecretNotReadable         no key in force opens the sealed secret of an endpoint
     ├── SchemaMismatch            the tables are of another version than the package
-    ├── RunInProgress
-├── NoSuchLetters
-├── JobFinished               a Spark job was run again under an id that is done
+    ├── RunInProgress             a bulk run over the same dead letters is in progress
+    ├── NoSuchLetters             there is no such dead letter, or none of such a group
+    ├── JobFinished               a Spark job was run again under an id that is done
     └── ResourceUnavailable       the database stayed unreachable through every retry
         ├── OutcomeUnknown        it went away mid-write: the write may or may not have happened
         └── TooManyConnections    a Spark job would need more connections than are free

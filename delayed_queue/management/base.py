@@ -12,6 +12,8 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from delayed_queue.db.resilience import advice_on
 from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch, did_you_mean
+from delayed_queue.observe.overview import find_kinds, is_known, measure, name_of
+from delayed_queue.queue.queue import DelayedQueue
 
 
 def count(least: int, most: int) -> Callable[[str], int]:
@@ -90,6 +92,21 @@ class QueueCommand(BaseCommand):
     def exit_code(self, error: DelayedQueueError) -> int:
         """Return the exit code of an error of the package."""
         return WRONG_SCHEMA if isinstance(error, SchemaMismatch) else WRONG_CONFIGURATION
+
+
+def queue_named(name: str, using: str) -> DelayedQueue:
+    """Return the queue of that name, or of a kind ``name|codec``; refuse one that is not there."""
+    if not is_known(name, using):
+        there_are = {name_of(kind).queue for kind in find_kinds(using)[0]}
+        raise CommandError(
+            f"There is no queue {name!r}.{did_you_mean(name, there_are)}", returncode=WRONG_USAGE
+        )
+    kinds = [each.kind for each in measure([name], cap=1, using=using)[0]]
+    if len(kinds) > 1:
+        raise CommandError(
+            f"{name!r} is several queues; name one: {', '.join(kinds)}.", returncode=WRONG_USAGE
+        )
+    return DelayedQueue(name_of(kinds[0]).queue, kind=kinds[0], using=using)
 
 
 def check_alias(using: str) -> None:

@@ -348,8 +348,8 @@ class TestInternals:
     def test_columns_are_those_of_the_models(self) -> None:
         header = ("column", "type", "Django field", "why")
         models: tuple[Any, ...] = (
-            Message, DeadLetter, BulkRun, StoredSchedule, Worker, PausedQueue, Rate, ApiToken, Topic,
-            IdempotencyKey, Endpoint, Host, Slot, CallbackAttempt, OfferLedger, OfferStage,
+            Message, DeadLetter, BulkRun, StoredSchedule, Worker, PausedQueue, Rate, ApiToken,
+            Topic, IdempotencyKey, Endpoint, Host, Slot, CallbackAttempt, OfferLedger, OfferStage,
             ArchiveManifest, PipelineReport,
         )  # fmt: skip
         for rows, model in zip(documents.tables(SCHEMA, *header), models, strict=True):
