@@ -35,13 +35,21 @@ STAMP: Final[LiteralString] = """
 # must not take over from the one that has the message since, and end what that one is sending.
 # Rows are locked in the order of their ids: batches that overlap wait, and never for each other.
 # Expiry is by the clock, not the statement's start: the wait for a lock counts.
+# Who holds a message is asked once for each, before notifications are looked for, and the kind
+# behind COALESCE: planned while the queue was empty, its index leads to all messages of the kind.
 # Reads: the primary key, notification_suppression, delayed_queue__PKeyPlusKindUniqueIndex.
 BEGIN: Final[LiteralString] = (
     """
-WITH asked AS (
-    SELECT id, kind, lease_id, provider
+WITH asked AS MATERIALIZED (
+    SELECT id, lease_id, provider
     FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(leases)s::uuid[], %(providers)s::text[])
-        AS asked (id, kind, lease_id, provider)
+        AS given (id, kind, lease_id, provider)
+    WHERE lease_id::text = (
+        SELECT m."lockUuid"
+        FROM delayed_queue AS m
+        WHERE m."pKey" = given.id::text
+            AND COALESCE(m."pKind" = given.kind, false)
+    )
 ),
 held AS MATERIALIZED (
     SELECT
@@ -67,12 +75,6 @@ held AS MATERIALIZED (
     FROM delayed_queue_notification AS n
     JOIN asked ON asked.id = n.id
     WHERE n.status IN ('ENQUEUED', 'PROCESSING')
-        AND (
-            SELECT m."lockUuid"
-            FROM delayed_queue AS m
-            WHERE m."pKey" = asked.id::text
-                AND m."pKind" = asked.kind
-        ) = asked.lease_id::text
     ORDER BY n.id
     FOR UPDATE OF n
 ),"""
@@ -365,7 +367,8 @@ RETURNING id, status, callback_url
 # Fail what is still open though its message became a dead letter: of a handler that killed its
 # process each time, nobody else writes the end. One that was PROCESSING may have been sent, and a
 # delivery tells so. Looks at the newest letters of one queue only, and locks in the order of ids.
-# Whether its message lives is asked of each letter: NOT EXISTS may be a join with all messages.
+# Whether its message lives is asked of each letter: NOT EXISTS may be a join with all messages. The
+# kind is compared behind COALESCE, as in BEGIN.
 # Reads: dead_letter_kind_died, the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
 FAIL_DEAD: Final[LiteralString] = (
     """
@@ -386,7 +389,7 @@ held AS MATERIALIZED (
             SELECT TRUE
             FROM delayed_queue AS m
             WHERE m."pKey" = letter."pKey"
-                AND m."pKind" = %(kind)s
+                AND COALESCE(m."pKind" = %(kind)s, false)
         ) IS NULL
     ORDER BY n.id
     FOR UPDATE OF n
@@ -421,8 +424,11 @@ SELECT
         SELECT TRUE
         FROM delayed_queue AS m
         WHERE m."pKey" = waiting.id::text
-            AND m."pKind"
-                = 'notifications-' || waiting.priority || '-' || waiting.channel || '|json'
+            AND COALESCE(
+                m."pKind"
+                    = 'notifications-' || waiting.priority || '-' || waiting.channel || '|json',
+                false
+            )
     ) IS NULL AS is_lost
 FROM (
     SELECT id, priority, channel
@@ -450,7 +456,10 @@ WITH held AS MATERIALIZED (
             SELECT TRUE
             FROM delayed_queue AS m
             WHERE m."pKey" = n.id::text
-                AND m."pKind" = 'notifications-' || n.priority || '-' || n.channel || '|json'
+                AND COALESCE(
+                    m."pKind" = 'notifications-' || n.priority || '-' || n.channel || '|json',
+                    false
+                )
         ) IS NULL
     ORDER BY n.id
     FOR UPDATE OF n
