@@ -110,11 +110,9 @@ class Heartbeat:
 
     def _run(self) -> None:
         try:
-            self._attempt(self._beat)
-            self._attempt(self._chores.look)
+            self._attempt(self._turn)
             while not self._stopped.wait(self._interval):
-                self._attempt(self._beat)
-                self._attempt(self._chores.look)
+                self._attempt(self._turn)
             self._attempt(self._retire)
         finally:
             connections.close_all()
@@ -130,6 +128,10 @@ class Heartbeat:
             connections[self._using].close()
         else:
             self._is_failing = False
+
+    def _turn(self) -> None:
+        self._beat()
+        self._chores.look()
 
     def _beat(self) -> None:
         snapshot = self._describe()

@@ -35,7 +35,8 @@ QUICKSTART = DOCS / "quickstart.md"
 SCHEMA = DOCS / "internals/schema.md"
 # The models whose tables that page has, in its order.
 DOCUMENTED: Any = (
-    models.Message, models.DeadLetter, models.Schedule, models.Worker, models.PausedQueue,
+    models.Message, models.DeadLetter, models.BulkRun, models.Schedule, models.Worker,
+    models.PausedQueue,
     http.Rate, http.ApiToken, http.Topic, http.IdempotencyKey, http.Endpoint,
     http.Host, http.Slot, http.CallbackAttempt,
     spark.OfferLedger, spark.OfferStage, spark.ArchiveManifest, spark.PipelineReport,

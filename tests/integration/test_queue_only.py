@@ -42,7 +42,7 @@ def test_it_works_from_end_to_end(project: dict[str, str]) -> None:
     code, said = Process(sys.executable, "-m", "tests.queue_only.visit", env=project).ended()
     assert code == 0, said
     assert "wrong pages []\n" in said
-    assert "models ['deadletter', 'message', 'schedule', 'worker']\n" in said
+    assert "models ['bulkrun', 'deadletter', 'message', 'schedule', 'worker']\n" in said
     assert "redriven 1\n" in said
     assert sorted(line for line in said.splitlines() if line.startswith("closed")) == [
         "closed one",

@@ -24,9 +24,13 @@ from tests.processes import manage
 # What each command is given so that it gets as far as the slip.
 LEAST: dict[str, list[str]] = {
     "installcron": ["--once"],
+    "queuedead": ["groups"],
     "queueendpoint": ["list"],
     "queuehealth": [],
+    "queuemessages": ["find", "orders"],
+    "queuepause": ["orders"],
     "queuepipeline": ["doctor"],
+    "queueresume": ["orders"],
     "queuestats": [],
     "queuetoken": ["list"],
     "runqueueworker": ["--burst", "--processes", "0"],

@@ -47,7 +47,7 @@ class TestPreparing:
         monkeypatch.setitem(sys.modules, "delayed_queue.http.callbacks.source", None)
         registry = Registry()
         registry.add_source(callbacks())
-        with pytest.raises(InvalidConfiguration, match=r"django-delayed-queue\[callbacks\]"):
+        with pytest.raises(InvalidConfiguration, match=r"django-delayed-queue\[http\]"):
             Worker(WorkerOptions(cron=False), registry)
 
 

@@ -33,14 +33,13 @@ from delayed_queue.http.callbacks.exchanges import (
     SpoiledConnection,
     current,
 )
+from delayed_queue.http.callbacks.failures import ERRORS, outcome_of
 from delayed_queue.http.callbacks.gate import Withdrawn
 from delayed_queue.http.callbacks.guard import Policy, Target, read_url
 from delayed_queue.http.callbacks.outcomes import (
-    ERRORS,
     CallbackRequest,
     CallbackResult,
     excerpt_of,
-    outcome_of,
     retry_after_of,
 )
 from delayed_queue.http.conf import CallbackSettings, callback_settings

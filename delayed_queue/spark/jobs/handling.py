@@ -25,6 +25,7 @@ from delayed_queue.db.rows import first_row, rows_of
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
 from delayed_queue.messages import MILLISECOND, Batch, Counts, Envelope
+from delayed_queue.queue.fingerprints import fingerprint
 from delayed_queue.queue.store.settle import (
     ACKNOWLEDGE,
     DEAD_LETTER,
@@ -383,7 +384,8 @@ class Settler:
         one = {"ids": [message_id], "lease_id": lease_id, "error": error, "now": None}
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
-            changed = self._leases.run(DEAD_LETTER, **one, reason=reason)
+            cause = fingerprint(reason, error)
+            changed = self._leases.run(DEAD_LETTER, **one, reason=reason, fingerprint=cause)
             name = "dead"
         else:
             refund = 0 if verdict.counts else 1
@@ -434,7 +436,9 @@ class ExecutorLeases:
         return extended is not None
 
     def reject(self, envelope: Envelope, reason: str) -> bool:
-        return self._one(envelope, DEAD_LETTER, reason=storable(reason), error=None, now=None)
+        said = storable(reason)
+        params = {"reason": said, "error": None, "fingerprint": fingerprint(said, None)}
+        return self._one(envelope, DEAD_LETTER, **params, now=None)
 
     def acknowledge_batch(self, batch: Batch) -> int:
         return sum(self.acknowledge(each) for each in batch)
