@@ -140,6 +140,10 @@ class QueueModelAdmin(_Base):
             return queryset, False
         return queryset.filter(key__in={search_term, search_term.strip()}), False
 
+    def title_of(self, row: Any) -> str:
+        """Return the title of the row's own page."""
+        return str(row.key)
+
     def list_title(self, request: HttpRequest) -> str:
         title = capfirst(str(self.opts.verbose_name_plural)) or ""
         kind = chosen_kind(request)
@@ -190,7 +194,7 @@ class QueueModelAdmin(_Base):
             token=self.token_of(obj),
             checkbox_name=ACTION_CHECKBOX_NAME,
             subtitle=None,
-            title=obj.key,
+            title=self.title_of(obj),
         )
         return super().render_change_form(request, context, add, change, form_url, obj)
 

@@ -239,8 +239,8 @@ class BulkRunAdmin(RecordAdmin):
     name_field = "kind"
     list_display = ("key_column", "queue_column", "state_column", "progress_column", "begun_column")
     readonly_fields = (
-        "state_column", "progress_column", "queue_column", "failure", "reason", "pace", "limit",
-        "canary", "skipped", "started_by", "why", "begun_column", "ended",
+        "state_column", "progress_column", "queue_column", "failure", "reason", "pace_column",
+        "limit", "canary", "skipped", "started_by", "why", "begun_column", "ended",
     )  # fmt: skip
 
     def get_queryset(self, request: HttpRequest) -> Any:
@@ -250,9 +250,16 @@ class BulkRunAdmin(RecordAdmin):
     def key_column(self, row: Any) -> str:
         return f"{row.action.capitalize()} {row.id}"
 
+    def title_of(self, row: Any) -> str:
+        return f"{self.key_column(row)} of {name_of(row.kind).queue}"
+
     @admin.display(description="queue")
     def queue_column(self, row: Any) -> Any:
         return formats.kind_label(row.kind)
+
+    @admin.display(description="pace")
+    def pace_column(self, row: Any) -> str:
+        return "as fast as it goes" if row.pace is None else formats.per_second(row.pace)
 
     @admin.display(description="state")
     def state_column(self, row: Any) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection
 from django.test import Client
 
+from delayed_queue.admin import overview
 from delayed_queue.observe.overview import MAX_KINDS, cap_for
 from tests.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.integration.admin_lists import keys_of
 from tests.integration.admin_support import LETTERS, MESSAGES, QUEUES, operator, page
+from tests.races.concurrency import raw_connection
 
 pytestmark = pytest.mark.django_db
 
@@ -92,3 +96,24 @@ def test_letters_are_not_counted_for_those_who_may_not_see_them():
     DeadLetterFactory.create(kind="gone|json")
 
     assert LETTERS not in page(operator("view_message"), QUEUES)
+
+
+# What keeps deleted messages
+
+
+def test_an_old_snapshot_is_named_with_what_would_end_it(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    """O5: on the page that everybody looks at first; a young one is nobody's business."""
+    with raw_connection() as holder:
+        holder.execute("SET application_name = 'nightly <report>'")
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT 1")
+        pid = holder.info.backend_pid
+        young = admin_client.get(QUEUES).content.decode()
+        monkeypatch.setattr(overview, "OLD", timedelta(0))
+        shown = admin_client.get(QUEUES).content.decode()
+    assert "dq-notice" not in young
+    assert f"held by session {pid} (nightly &lt;report&gt;, user" in shown
+    assert f"SELECT pg_terminate_backend({pid});" in shown
+    assert "idle in transaction" in shown
