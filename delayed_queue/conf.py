@@ -115,6 +115,8 @@ class QueueSettings:
     ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
     ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
     them or to their classes.
+    ``DEAD_LETTER_RETENTION``: how long dead letters are kept, which workers see to; None keeps
+    them.
     ``LOG_ERRORS``: log a handler's failure with its error and traceback, which may hold what the
     payload held; None does so where ``DEBUG`` is on.
     """
@@ -133,6 +135,7 @@ class QueueSettings:
     HANDLERS_MODULE: str = "handlers"
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Sequence[Any] = ()
+    DEAD_LETTER_RETENTION: timedelta | None = timedelta(days=30)
     LOG_ERRORS: bool | None = None
 
 
@@ -245,6 +248,10 @@ def _wrong(key: str, value: Any) -> str | None:
         "BACKOFF": (isinstance(value, Backoff), "It must be a Backoff."),
         "NOTIFY": (isinstance(value, bool), "It must be True or False."),
         "PREPARE": (value is None or isinstance(value, bool), "It must be True, False or None."),
+        "DEAD_LETTER_RETENTION": (
+            value is None or (isinstance(value, timedelta) and value >= timedelta(hours=1)),
+            "It must be a timedelta of an hour or more, or None.",
+        ),
         "LOG_ERRORS": (value is None or isinstance(value, bool), "It must be True, False or None."),
         "CONCURRENCY": (_is_count(value, 1000), "It must be an int from 1 to 1000."),
         "ASYNC_CONCURRENCY": (_is_count(value, 10_000), "It must be an int from 1 to 10000."),

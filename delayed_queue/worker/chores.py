@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
+import time
 from typing import Final
 
 from django.db import Error, connections
 
-from delayed_queue.models import BulkRun
+from delayed_queue.conf import get_settings
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.observe.logs import described
 from delayed_queue.queue.bulk import step
 
@@ -16,6 +20,11 @@ logger = logging.getLogger("delayed_queue")
 
 _LONGEST_WAIT: Final = 5.0
 _STOP_TIMEOUT: Final = 5.0
+# Dead letters are pruned so often, by whichever worker it is: what one deletes another passes over.
+_FIRST_PRUNE: Final = 60.0
+_PRUNE_INTERVAL: Final = 600.0
+_PRUNE_BATCH: Final = 1000
+_MAX_KINDS: Final = 10_000
 
 
 class Chores:
@@ -24,15 +33,17 @@ class Chores:
     Several workers share the runs batch by batch; which one carries out a batch is no matter.
     """
 
-    def __init__(self, using: str) -> None:
+    def __init__(self, using: str, *, first_prune: float = _FIRST_PRUNE) -> None:
         self._using = using
+        self._prunes_at = time.monotonic() + first_prune
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Begin where a run waits to be carried out."""
-        is_busy = self._thread is not None and self._thread.is_alive()
-        if not is_busy and BulkRun.objects.next_in(using=self._using) is not None:
+        """Begin where a run waits to be carried out, or it is time to prune."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._is_time_to_prune() or BulkRun.objects.next_in(using=self._using) is not None:
             self._thread = threading.Thread(target=self._run, name="chores", daemon=True)
             self._thread.start()
 
@@ -44,13 +55,36 @@ class Chores:
 
     def _run(self) -> None:
         try:
+            if self._is_time_to_prune():
+                self._prune()
             while not self._stopped.is_set() and self._turn():
                 pass
         except Error as error:
             # The next heartbeat begins anew; the batch was undone.
-            logger.warning("event=bulk_run_failed error=%s", described(error))
+            logger.warning("event=chores_failed error=%s", described(error))
         finally:
             connections[self._using].close()
+
+    def _is_time_to_prune(self) -> bool:
+        return time.monotonic() >= self._prunes_at
+
+    def _prune(self) -> None:
+        """Delete the dead letters that were kept long enough, a batch at a time."""
+        pause = _PRUNE_INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311 - to spread a herd
+        self._prunes_at = time.monotonic() + pause
+        kept = get_settings().DEAD_LETTER_RETENTION
+        if kept is None:
+            return
+        for kind in DeadLetter.objects.kinds(_MAX_KINDS, using=self._using):
+            while not self._stopped.is_set() and self._prune_batch(kind, kept // MILLISECOND):
+                pass
+
+    def _prune_batch(self, kind: str, age: int) -> bool:
+        """Return whether there may be more."""
+        return (
+            DeadLetter.objects.prune(kind, age, limit=_PRUNE_BATCH, using=self._using)
+            == _PRUNE_BATCH
+        )
 
     def _turn(self) -> bool:
         """Carry out a batch, or wait for the next; return whether there is more."""

@@ -27,7 +27,7 @@ FAST: Final = timedelta(milliseconds=20)
 IDLE: Final = Snapshot(name="worker-1", process=3, queues=("orders", "mail"))
 BACKENDS: Final = """
 SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND query LIKE '%%delayed_queue_worker%%'
+WHERE datname = current_database() AND query ~ 'delayed_queue_(worker|bulk_run)'
     AND pid <> pg_backend_pid() AND pid <> ALL (%s)
 """
 

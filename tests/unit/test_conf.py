@@ -36,6 +36,7 @@ RIGHT: dict[str, list[Any]] = {
     "WATCHDOG": [timedelta(seconds=10), timedelta(hours=1)],
     "HANDLERS_MODULE": ["handlers", "queue_handlers"],
     "CRON": [(), []],
+    "DEAD_LETTER_RETENTION": [timedelta(hours=1), timedelta(days=3650), None],
     "LOG_ERRORS": [True, False, None],
     "INSTRUMENTS": [(), ["tests.instruments.Recorder"], [Recorder], (Recorder(),)],
     "API": [ApiSettings(), ApiSettings(PUBLIC=True, RATE=0.5, DOCS=False)],
@@ -61,6 +62,7 @@ WRONG: dict[str, list[Any]] = {
     "WATCHDOG": [timedelta(seconds=9.999), timedelta(0), 120, None],
     "HANDLERS_MODULE": ["", "my.handlers", None],
     "CRON": ["* * * * *", 5, [5], [{"no": "entry"}]],
+    "DEAD_LETTER_RETENTION": [timedelta(minutes=59), 30, "30d"],
     "LOG_ERRORS": ["yes", 1],
     "INSTRUMENTS": ["tests.instruments.Recorder", None, ["Recorder"], ["a. b"], [5], [object]],
     "API": [
