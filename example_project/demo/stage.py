@@ -534,8 +534,8 @@ class Stage:
         """Keep a worker for everything and the admin up until interrupted."""
         self.stop([each for each in self.children if each is not self._web])
         self.console.step("serving", f"{self.admin} {self.login}; Ctrl-C stops")
-        self.start("worker", *WORKER)
         with suppress(KeyboardInterrupt):
+            self.start("worker", *WORKER)
             while True:
                 self.check()
                 time.sleep(LOOK_SECONDS)
