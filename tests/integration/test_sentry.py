@@ -43,7 +43,8 @@ def sent(settings: LazySettings) -> Iterator[list[dict[str, Any]]]:
     transport = Recording()
     sentry_sdk.init(dsn="http://key@127.0.0.1:9/1", transport=transport, default_integrations=False)
     yield transport.events
-    sentry_sdk.init()
+    # Without its integrations: that of aiohttp would write headers into requests of other tests.
+    sentry_sdk.init(default_integrations=False)
 
 
 def handle(function: HandlerFunction, *keys: str) -> None:
