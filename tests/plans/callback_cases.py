@@ -16,6 +16,7 @@ from tests.plans.case import (
     lease_ids,
 )
 from tests.plans.conftest import NOW
+from tests.plans.lease_cases import rows_of
 
 
 def callbacks() -> list[Case]:
@@ -45,8 +46,8 @@ def endpoints() -> list[Case]:
 def held() -> list[Case]:
     return [
         Case(
-            "HOLD_LEASED", {"ids": n, "lease_ids": lease_ids(held)}, {PRIMARY}, n=n, rows=8,
-            buffers=40, fixed=300, or_reads={LEASES},
+            "HOLD_LEASED", {"ids": n, "lease_ids": lease_ids(held)}, {PRIMARY}, n=n,
+            rows=rows_of(n), buffers=40, fixed=300, or_reads={LEASES},
         )
         for n, held in ((1, 1), (100, 1), (500, 10))
     ]  # fmt: skip

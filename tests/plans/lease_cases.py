@@ -58,6 +58,14 @@ def next_due() -> list[Case]:
     ]  # fmt: skip
 
 
+def rows_of(n: int) -> int:
+    """Return how many rows of a lease may be read for each id.
+
+    Drained, PostgreSQL 15 looks for one id through its whole lease, of a hundred messages.
+    """
+    return 8 if n > 1 else 110
+
+
 def leases() -> list[Case]:
     return [*acknowledged(), *of_the_dead(), *given_back()]
 
@@ -69,7 +77,7 @@ def acknowledged() -> list[Case]:
             Case(
                 "LEASED_MEMBERS",
                 {"ids": n, "lease_id": lease_ids(1)[0], "kind": "leased|json"},
-                {PRIMARY}, n=n, rows=8, buffers=40, fixed=300, or_reads={LEASES},
+                {PRIMARY}, n=n, rows=rows_of(n), buffers=40, fixed=300, or_reads={LEASES},
             )
             for n in (1, 100)
         ),
@@ -79,7 +87,7 @@ def acknowledged() -> list[Case]:
         *(
             Case(
                 "ACKNOWLEDGE_MEMBERS", {"ids": n, "lease_ids": lease_ids(held)},
-                {PRIMARY}, n=n, rows=8, buffers=40, fixed=300, or_reads={LEASES},
+                {PRIMARY}, n=n, rows=rows_of(n), buffers=40, fixed=300, or_reads={LEASES},
             )
             for n, held in ((1, 1), (100, 1), (1000, 10))
         ),
@@ -142,7 +150,7 @@ def given_back() -> list[Case]:
             Case(
                 "EXTEND", {"ids": n, "lease_ids": lease_ids(held), "lease": LEASE, "now": NOW},
                 # Its own earlier runs leave dead versions under the same lease.
-                {PRIMARY}, n=n, rows=8, buffers=40, fixed=300, or_reads={LEASES},
+                {PRIMARY}, n=n, rows=rows_of(n), buffers=40, fixed=300, or_reads={LEASES},
             )
             for n, held in ((1, 1), (100, 1), (1000, 10))
         ),
