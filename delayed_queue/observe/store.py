@@ -10,6 +10,7 @@ from delayed_queue.db.rows import row_of
 # The oldest of what VACUUM must keep rows for in this database: snapshots and transactions of its
 # sessions, prepared transactions, and, of the whole server, standbys that give feedback, with or
 # without a slot. What is too young to tell is left out by the caller. Without the role
+# A VACUUM shows a snapshot and holds up nobody. Without the role
 # pg_read_all_stats the sessions of others show no snapshot; "hidden" counts them.
 # Reads: no table of ours; the lists of sessions, prepared transactions and slots.
 OLDEST_SNAPSHOT: Final[LiteralString] = """
@@ -22,9 +23,17 @@ WITH sessions AS MATERIALIZED (
         state,
         extract(epoch FROM statement_timestamp() - xact_start)::float8 AS seconds,
         GREATEST(age(backend_xmin), age(backend_xid)) AS transactions
-    FROM pg_stat_activity
-    WHERE (datname = current_database() OR backend_type = 'walsender')
+    FROM pg_stat_activity AS activity
+    WHERE (
+        (backend_type = 'client backend' AND datname = current_database())
+        OR backend_type = 'walsender'
+    )
         AND pid <> pg_backend_pid()
+        AND NOT EXISTS (
+            SELECT 1
+            FROM pg_stat_progress_vacuum AS vacuum
+            WHERE vacuum.pid = activity.pid
+        )
 ),
 holders AS (
     SELECT holder, name, application, owner, COALESCE(state, '') AS state, seconds, transactions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
@@ -93,6 +94,31 @@ def test_a_transaction_of_another_database_is_none_of_ours(server: EmbeddedPostg
         other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         other.execute("SELECT 1")
         assert health(server, 0) == (0, "healthy\n")
+
+
+def test_a_vacuum_holds_up_nobody(server: EmbeddedPostgres) -> None:
+    with (
+        connected(server, autocommit=True) as vacuuming,
+        connected(server, autocommit=True) as other,
+    ):
+        vacuuming.execute(
+            "CREATE TABLE large AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)"
+        )
+        vacuuming.execute("SET vacuum_cost_delay = '100ms'; SET vacuum_cost_limit = 1")
+        with ThreadPoolExecutor(1) as thread:
+            ended = thread.submit(vacuuming.execute, "VACUUM large")
+            seen = (
+                "SELECT 1 FROM pg_stat_progress_vacuum JOIN pg_stat_activity USING (pid) "
+                "WHERE backend_xmin IS NOT NULL"
+            )
+            try:
+                wait_until(lambda: other.execute(seen).fetchall())
+                assert health(server, 0) == (0, "healthy\n")
+                assert not ended.done()
+            finally:
+                vacuuming.cancel()
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                ended.result()
 
 
 def test_a_prepared_transaction(server: EmbeddedPostgres) -> None:

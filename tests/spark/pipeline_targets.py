@@ -88,7 +88,7 @@ async def counted_later(envelope: Envelope) -> None:
 
 
 def asking(envelope: Envelope) -> None:
-    """Ask the database through Django, in a session that can be told by its name."""
+    """Ask the database through Django, in a session that its name identifies."""
     with connections["default"].cursor() as cursor:
         cursor.execute("SET application_name = 'of a handler'")
 
