@@ -73,7 +73,7 @@ layers: $(VENV)/checkers ## import-linter
 	$(BIN)/lint-imports
 
 house: $(VENV)/installed ## the figures of docs/architecture.md
-	$(BIN)/python -m tests.house
+	$(BIN)/python -m tests.support.house
 
 migrations: $(VENV)/installed ## no model change without its migration
 	$(BIN)/python manage.py makemigrations --check --dry-run
@@ -122,8 +122,8 @@ bench-spark: $(VENV)/bench ## the data source for Spark beside COPY and JDBC, on
 
 chaos: $(VENV)/installed ## workers under random faults, then the fault tests many times over
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
-	CHAOS_ROUNDS=20 HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/contract/test_state_machine.py \
-		tests/faults -n $(JOBS) $(ARGS)
+	CHAOS_ROUNDS=20 HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest \
+		tests/queue/contract/test_state_machine.py tests/*/faults -n $(JOBS) $(ARGS)
 	CHAOS_ROUNDS=20 $(BIN)/python -m pytest -m "" tests/spark/test_leases_shared.py \
 		tests/spark/test_shared_lakes.py $(ARGS)
 

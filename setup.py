@@ -99,7 +99,7 @@ setup(
     packages=find_packages(include=["delayed_queue", "delayed_queue.*"]),
     # Spark looks for its data sources among the top-level modules of this prefix.
     py_modules=["pyspark_delayed_queue"],
-    package_data={"": ["py.typed", "templates/**/*", "static/**/*"]},
+    package_data={"": ["py.typed", "locale/**/*", "templates/**/*", "static/**/*"]},
     install_requires=["django>=5.2", "psycopg>=3.2", "croniter>=6"],
     extras_require=EXTRAS,
     classifiers=[

@@ -127,7 +127,7 @@ class _Exchanges:
     def __enter__(self) -> _Exchanges:
         from django.db import connections
 
-        from delayed_queue.db.plans import keep_plans
+        from delayed_queue.db.statements import keep_plans
 
         # A new one: what the last one planned was for another table.
         connections["default"].close()
@@ -139,8 +139,7 @@ class _Exchanges:
     def __exit__(self, *exc_info: object) -> None:
         from django.db import connections
 
-        from delayed_queue.db.plans import keep_plans
-        from delayed_queue.db.statements import run
+        from delayed_queue.db.statements import keep_plans, run
         from delayed_queue.queue.store.settle import acknowledging_leases
 
         run("default", [acknowledging_leases(self._leases)])
@@ -153,7 +152,7 @@ class _Exchanges:
 
     def _exchange(self, batch: int) -> float:
         """Acknowledge what was claimed last and claim the next; return the milliseconds."""
-        from delayed_queue.db.rows import rows_of
+        from delayed_queue.db.sql import rows_of
         from delayed_queue.db.statements import run
         from delayed_queue.queue.store.claim import LeasedRow, earliest_first
         from delayed_queue.queue.store.settle import acknowledging_leases
@@ -180,7 +179,7 @@ class _Exchanges:
         """
         from django.db import connections, transaction
 
-        from delayed_queue.db.plans import plan_each_time
+        from delayed_queue.db.statements import plan_each_time
         from delayed_queue.queue.store.claim import claiming
 
         connections["default"].ensure_connection()

@@ -25,11 +25,23 @@ from benchmarks.figures import Report, Table, parser_for, percentile, say
 from benchmarks.machine import describe
 
 WARM_UP_SECONDS: Final = 1.0
-PATHS: Final = {"bare": "bare", "bare async": "bare-async", "POST /v1/jobs": "queue/v1/jobs"}
+PATHS: Final = {
+    "bare": "bare", "bare async": "bare-async", "one INSERT": "one-insert",
+    "POST /v1/jobs": "queue/v1/jobs",
+}  # fmt: skip
+BARE_TABLE: Final = """
+CREATE TABLE bare_job (
+    id bigserial PRIMARY KEY,
+    key text UNIQUE,
+    kind text,
+    payload bytea,
+    due_at timestamptz
+)
+"""
 SERVERS: Final = {
     "uvicorn": ("uvicorn", "benchmarks.webapp.asgi:application", "--port", "0", "--no-access-log"),
-    "uvicorn, direct": (
-        "uvicorn", "benchmarks.webapp.asgi:direct", "--port", "0", "--no-access-log",
+    "uvicorn, middleware": (
+        "uvicorn", "benchmarks.webapp.asgi:slow", "--port", "0", "--no-access-log",
     ),
     "gunicorn, 8 threads": (
         "gunicorn", "benchmarks.webapp.wsgi:application", "--bind", "127.0.0.1:0", "--threads", "8",
@@ -62,6 +74,7 @@ def main() -> None:
         from delayed_queue.http.tokens import VERBS, create_token
 
         report = Report(describe(connection))
+        connection.execute(BARE_TABLE)
         conninfo = make_conninfo(server, dbname=connection.info.dbname)
         token = create_token("benchmark", verbs=VERBS, topics=["*"])
         sides = [

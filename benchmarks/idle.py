@@ -102,7 +102,7 @@ def _commands(options: Namespace, name: str) -> dict[str, float]:
     Counted in a run of its own, by a proxy, which costs time.
     """
     # Only now: it needs Django to be configured.
-    from tests.faults.proxies import proxied
+    from tests.support.proxies import proxied
 
     with proxied() as proxy:
         conninfo = make_conninfo(proxy.url)

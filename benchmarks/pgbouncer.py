@@ -27,7 +27,7 @@ from benchmarks.figures import (
 from benchmarks.idle import WARM_UP, pick_up
 from benchmarks.machine import describe
 from benchmarks.running import Program, RunningWorker, working
-from tests.pooler import PoolerMissing, pooler, version_of
+from tests.support.pooler import PoolerMissing, pooler, version_of
 
 DRAIN: Final = ("--batch-size", "500", "--concurrency", "1")
 POLL_SECONDS: Final = "1"

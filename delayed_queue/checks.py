@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.utils.translation import gettext as _
 
 from delayed_queue.conf import SETTING, find_problems, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
@@ -17,6 +18,8 @@ from delayed_queue.handlers import registry
 from delayed_queue.observe.instruments import load
 
 OLDEST_POSTGRESQL = 130_000
+NO_APP: Final = "names a backend of delayed_queue.tasks, whose app is not installed."
+NO_APP_HINT: Final = "Add 'delayed_queue' and 'delayed_queue.tasks' to INSTALLED_APPS, and migrate."
 
 
 @register()
@@ -31,6 +34,19 @@ def check_settings(
 
 
 @register()
+def check_wings(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E012: a backend of tasks without its app, which is not there to say so."""
+    return [
+        Error(f"TASKS[{alias!r}] {NO_APP}", hint=NO_APP_HINT, id="delayed_queue.E012")
+        for alias, configured in (getattr(settings, "TASKS", None) or {}).items()
+        if str(configured.get("BACKEND")).startswith("delayed_queue.tasks.")
+        and not apps.is_installed("delayed_queue.tasks")
+    ]
+
+
+@register()
 def check_zones(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
@@ -41,8 +57,8 @@ def check_zones(
         return []
     return [
         checks.Warning(
-            "Python finds no time zone database.",
-            hint="Install the package tzdata. Without, only periodic schedules can be made.",
+            _("Python finds no time zone database."),
+            hint=_("Install the package tzdata. Without, only periodic schedules can be made."),
             id="delayed_queue.W004",
         )
     ]
@@ -74,7 +90,9 @@ def check_handlers(
     return [
         level(
             failure,
-            hint="Mend the import. Until then workers refuse to start; other processes do without.",
+            hint=_(
+                "Mend the import. Until then workers refuse to start; other processes do without."
+            ),
             id="delayed_queue.E006" if is_asked else "delayed_queue.W006",
         )
         for failure in registry.failures.values()
@@ -94,9 +112,12 @@ def check_schedules(
     entries = [*entries_of(get_settings().CRON), *crontab]
     return [
         checks.Warning(
-            f"The schedule {entry.key_prefix!r}, declared in {entry.declared_in}: {lack}",
-            hint="Declare a handler with @handler, or silence this where the ticks are polled or "
-            "handled elsewhere.",
+            _("The schedule %(name)r, declared in %(module)s: %(lack)s")
+            % {"name": entry.key_prefix, "module": entry.declared_in, "lack": lack},
+            hint=_(
+                "Declare a handler with @handler, or silence this where the ticks are polled or "
+                "handled elsewhere."
+            ),
             id="delayed_queue.W005",
         )
         for entry in entries
@@ -108,7 +129,7 @@ def _loading(entry: Any) -> list[CheckMessage]:
     try:
         load(entry)
     except InvalidConfiguration as error:
-        hint = "Correct the path in INSTRUMENTS, or install what the instrument needs."
+        hint = _("Correct the path in INSTRUMENTS, or install what the instrument needs.")
         return [Error(str(error), hint=hint, id="delayed_queue.E003", obj=SETTING)]
     return []
 
@@ -137,8 +158,9 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
         elif connection.pg_version < OLDEST_POSTGRESQL:
             messages.append(
                 checks.Warning(
-                    f"The database {alias!r} runs PostgreSQL {connection.pg_version}.",
-                    hint="delayed_queue is tested on PostgreSQL 15 and newer; 13 is the oldest.",
+                    _("The database %(alias)r runs PostgreSQL %(version)s.")
+                    % {"alias": alias, "version": connection.pg_version},
+                    hint=_("delayed_queue is tested on PostgreSQL 15 and newer; 13 is the oldest."),
                     id="delayed_queue.W003",
                 )
             )
@@ -149,7 +171,8 @@ def _not_postgresql(alias: str, vendor: str) -> CheckMessage:
     # The default database must fit; another one may serve other apps through a router.
     level = Error if alias == DEFAULT_DB_ALIAS else checks.Warning
     return level(
-        f"The database {alias!r} is {vendor}; delayed_queue needs PostgreSQL.",
-        hint="Use django.db.backends.postgresql, or keep queues off this alias with using=.",
+        _("The database %(alias)r is %(vendor)s; delayed_queue needs PostgreSQL.")
+        % {"alias": alias, "vendor": vendor},
+        hint=_("Use django.db.backends.postgresql, or keep queues off this alias with using=."),
         id="delayed_queue.E002" if alias == "default" else "delayed_queue.W002",
     )

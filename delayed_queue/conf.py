@@ -117,6 +117,7 @@ class QueueSettings:
     them or to their classes.
     ``DEAD_LETTER_RETENTION``: how long dead letters are kept, which workers see to; None keeps
     them.
+    ``SAMPLE_RETENTION``: how long samples of queues are kept; None takes none.
     ``LOG_ERRORS``: log a handler's failure with its error and traceback, which may hold what the
     payload held; None does so where ``DEBUG`` is on.
     """
@@ -136,6 +137,7 @@ class QueueSettings:
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Sequence[Any] = ()
     DEAD_LETTER_RETENTION: timedelta | None = timedelta(days=30)
+    SAMPLE_RETENTION: timedelta | None = timedelta(days=8)
     LOG_ERRORS: bool | None = None
 
 
@@ -251,6 +253,10 @@ def _wrong(key: str, value: Any) -> str | None:
         "DEAD_LETTER_RETENTION": (
             value is None or (isinstance(value, timedelta) and value >= timedelta(hours=1)),
             "It must be a timedelta of an hour or more, or None.",
+        ),
+        "SAMPLE_RETENTION": (
+            value is None or (isinstance(value, timedelta) and value >= timedelta(days=1)),
+            "It must be a timedelta of a day or more, or None.",
         ),
         "LOG_ERRORS": (value is None or isinstance(value, bool), "It must be True, False or None."),
         "CONCURRENCY": (_is_count(value, 1000), "It must be an int from 1 to 1000."),

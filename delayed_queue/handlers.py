@@ -132,10 +132,21 @@ class Treatment(Protocol):
     def judge(self, error: BaseException, envelope: Envelope) -> Verdict | None:
         """Return what becomes of a failed message; None leaves it to the policy."""
 
-    def settling(
-        self, done: Sequence[Envelope], failed: Sequence[Failure]
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """Return statements to run in the transaction that settles the messages, before it does.
+    def unwanted(self, envelopes: Sequence[Envelope], using: str) -> Iterable[Envelope]:
+        """Return those in flight that are to end, though their lease holds.
+
+        Asked in a thread beside the handlers, where a lease was touched or is renewed.
+        """
+
+    def acknowledging(self, done: Sequence[Envelope]) -> tuple[str, dict[str, Any]] | None:
+        """Return a statement that deletes what is still under its lease of these, and returns ids.
+
+        With whatever else there is to write about them, in one. None leaves it to the worker. It
+        may be asked for again when an answer was lost.
+        """
+
+    def recording(self, failed: Sequence[Failure]) -> list[tuple[str, dict[str, Any]]]:
+        """Return statements to run in the transaction that settles the failed, before it does.
 
         They return rows, which nobody reads, are to write only what belongs to a message that is
         still under its lease, and may be asked for again when an answer was lost.

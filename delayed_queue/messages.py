@@ -196,14 +196,26 @@ class Envelope:
     headers: dict[str, Any]
     leases: Leases
     lease_lost: bool = False
+    # Whether somebody asked for its handling to end, though the lease holds.
+    is_unwanted: bool = False
     # Whether the handler has settled it, by what it wrote itself.
     is_settled: bool = False
+    # Which of many functions handles it, where a treatment tells them apart: one of few names.
+    handler: str = ""
     # What the handler's treatment knows of this delivery.
     state: Any = None
 
     def __repr__(self) -> str:
         # No payload: envelopes end up in logs and tracebacks.
         return f"<Envelope {self.queue}/{self.key} attempt {self.attempt}>"
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the handler's end any more, so that it had better end now.
+
+        The message was dropped, replaced or taken over, the task cancelled, or the timeout is over.
+        """
+        return self.lease_lost or self.is_unwanted
 
     @property
     def delivery_type(self) -> DeliveryType:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Self, TypeVar
 
 from django.db import models
-from django.db.models import Q, Value
+from django.db.models import F, Func, Q, Value
 
 from delayed_queue.cron.store import ScheduleManager
-from delayed_queue.db.fields import EpochMillisecondField
+from delayed_queue.db.fields import CountsField, EpochMillisecondField
 from delayed_queue.queue.store.bulk import BulkRunManager
 from delayed_queue.queue.store.claim import ClaimStore
 from delayed_queue.queue.store.consume import ConsumeStore
@@ -111,6 +111,17 @@ class Message(models.Model):
         return row
 
 
+class QueueOverview(Message):
+    """The queues as the admin lists them: no rows of its own, a place in the index and sidebar."""
+
+    class Meta:
+        proxy = True
+        default_permissions = []
+        verbose_name = "overview of the queues"
+        # They are sorted by this name; HTML does not show the blank, which comes before letters.
+        verbose_name_plural = " Queues"
+
+
 class DeadLetter(models.Model):
     """A message that was given up on, with all that is needed to understand and redrive it."""
 
@@ -133,9 +144,15 @@ class DeadLetter(models.Model):
         db_table = "delayed_queue_dead_letter"
         indexes = [
             models.Index(fields=["kind", "died_at", "id"], name="dead_letter_kind_died"),
-            models.Index(fields=["kind", "id"], name="dead_letter_kind_id"),
+            # On no plain column: while the planner takes the table for empty, it prefers the
+            # smallest index that knows the kind, and would sort what another has in order.
+            models.Index(
+                Func(F("kind"), Value(""), arg_joiner=" || ", template="(%(expressions)s)"),
+                "id",
+                name="dead_letter_kind_id",
+            ),
             models.Index(fields=["key"], name="dead_letter_key"),
-            models.Index(fields=["kind", "fingerprint", "died_at", "id"], name="dead_letter_group"),
+            models.Index(fields=["fingerprint", "kind", "died_at", "id"], name="dead_letter_group"),
         ]
         permissions = [
             ("redrive_deadletter", "Can redrive dead letters"),
@@ -154,10 +171,13 @@ class BulkRun(models.Model):
     kind = models.CharField(max_length=100, db_column="pKind")
     fingerprint = models.CharField(max_length=16, null=True, blank=True)
     reason = models.TextField(null=True, blank=True)
-    pace = models.IntegerField(null=True, blank=True)
+    key_from = models.TextField(null=True, blank=True, db_column="keyFrom")
+    key_before = models.TextField(null=True, blank=True, db_column="keyBefore")
+    pace = models.FloatField(null=True, blank=True)
     limit = models.BigIntegerField(null=True, blank=True, db_column="most")
     canary = models.IntegerField(db_default=0)
-    canary_keys = models.JSONField(db_column="canaryKeys", db_default=Value([], models.JSONField()))
+    canary_deaths = models.IntegerField(db_column="canaryDeaths", db_default=1)
+    canary_keys = models.JSONField(db_column="canaryKeys", db_default=Value({}, models.JSONField()))
     is_canary_over = models.BooleanField(db_column="isCanaryOver", db_default=False)
     died_until = EpochMillisecondField(db_column="diedUntil")
     newest_id = models.BigIntegerField(db_column="newestId")
@@ -288,16 +308,53 @@ class Worker(models.Model):
     lost = models.BigIntegerField(db_default=0)
     rates = models.JSONField(db_default=Value({}, models.JSONField()))
     lease_ids = models.JSONField(db_column="leaseIds", db_default=Value([], models.JSONField()))
+    # What its lease ids begin with.
+    holder = models.CharField(max_length=8, blank=True, db_default="")
 
     objects = WorkerManager["Worker"]()
 
     class Meta:
         db_table = "delayed_queue_worker"
-        indexes = [models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat")]
+        indexes = [
+            models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat"),
+            models.Index(fields=["holder", "id"], name="worker_holder"),
+        ]
         default_permissions = ["view"]
 
     def __str__(self) -> str:
         return f"{self.name} on {self.host}"
+
+
+class Sample(models.Model):
+    """A minute of a queue: how full it was at the end, and what workers did with its messages.
+
+    The kind is empty in the row that says that the minute was sampled, and by which versions. The
+    counts of what was full are NULL where nobody measured, in ``late`` the seconds of the most
+    overdue. The table is partitioned by the day of the minute, and dropped by the day.
+    """
+
+    pk = models.CompositePrimaryKey("kind", "minute")
+    # Of the epoch. Narrow columns first: there are a hundred thousand rows a day.
+    minute = models.IntegerField()
+    due = models.IntegerField(null=True)
+    scheduled = models.IntegerField(null=True)
+    leased = models.IntegerField(null=True)
+    dead = models.IntegerField(null=True)
+    late = models.IntegerField(null=True)
+    done = models.IntegerField(db_default=0)
+    failed = models.IntegerField(db_default=0)
+    died = models.IntegerField(db_default=0)
+    kind = models.CharField(max_length=100, db_column="pKind", db_collation="C")
+    # Two histograms: observe/history.py
+    times = CountsField(db_default=Value("{}"))
+    versions = models.TextField(null=True)
+
+    class Meta:
+        db_table = "delayed_queue_sample"
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.minute}"
 
 
 class PausedQueue(models.Model):

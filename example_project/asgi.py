@@ -14,5 +14,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 django = get_asgi_application()
 # Elsewhere static files are the web server's.
 application = GuardedApplication(
-    ASGIStaticFilesHandler(django) if settings.SERVE_STATIC else django
+    ASGIStaticFilesHandler(django) if settings.SERVE_STATIC else django,
+    prefix=("/queue/", "/v1/"),
 )

@@ -17,8 +17,8 @@ from typing import Any, Final
 from django.db import transaction
 
 from delayed_queue.notifications.catalogue import add_version
+from delayed_queue.notifications.managing import suppress
 from delayed_queue.notifications.models import Template
-from delayed_queue.notifications.suppressions import suppress
 from example_project.data import make_notifications
 
 FILE: Final = make_notifications.DEFAULT_FILE

@@ -15,44 +15,50 @@ import hypothesis
 import psycopg
 import pytest
 from django.conf import settings
+from django.db import connections
 
-from tests.races.concurrency import raw_connection
-from tests.sessions import demand_none_is_left
+from tests.support.concurrency import raw_connection
+from tests.support.sessions import demand_none_is_left
 
 # Of the tests of Spark those that start no JVM. Of the others, those on the session of the run stay
 # in one worker of xdist, for it takes seconds and half a gigabyte, and those that start JVMs of
 # their own in a second. By name: under pytest 9.2 the mark "xdist_group" of xdist 3.8 does nothing.
-_WITHOUT_JVM: Final = tuple(
-    f"tests/spark/test_{name}.py"
-    for name in (
-        "answers",
-        "driver",
-        "filters",
-        "leases",
-        "leases_ahead",
-        "leases_interleaved",
-        "leases_shared",
-        "ledger",
-        "offering",
-        "offers",
-        "options",
-        "ranges",
-        "secrets",
-        "session",
-        "staging",
-    )
+_WITHOUT_JVM: Final = (
+    "tests/spark/unit/",
+    *(
+        f"tests/spark/test_{name}.py"
+        for name in (
+            "answers",
+            "driver",
+            "filters",
+            "leases",
+            "leases_ahead",
+            "leases_interleaved",
+            "leases_shared",
+            "ledger",
+            "offering",
+            "offers",
+            "options",
+            "ranges",
+            "secrets",
+            "session",
+            "staging",
+            "archive_races",
+            "admin_reports",
+        )
+    ),
 )
 _OWN_JVM: Final = (
     "tests/spark/test_processes.py",
     "tests/spark/test_pipeline_faults.py",
-    "tests/integration/test_demo_pipeline.py",
+    "tests/example/test_demo_pipeline.py",
 )
 # Whose tests share what takes seconds to set up: filled tables, servers.
 _TOGETHER: Final = (
-    "tests/api/test_asgi.py",
-    "tests/api/test_grouping.py",
-    "tests/api/test_waiting.py",
-    "tests/integration/test_admin_plans.py",
+    "tests/http/api/test_asgi.py",
+    "tests/http/api/test_grouping.py",
+    "tests/http/api/test_waiting.py",
+    "tests/admin/test_plans.py",
     "tests/notifications/test_plans.py",
     "tests/plans/",
 )
@@ -100,6 +106,17 @@ def admin(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
     """One more, to watch the others from, and to end them."""
     with raw_connection() as connection:
         yield connection
+
+
+@pytest.fixture
+def lite() -> Iterator[str]:
+    """An alias that leads to SQLite."""
+    connections.settings["lite"] = connections.configure_settings(
+        {"default": {}, "lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+    )["lite"]
+    yield "lite"
+    del connections.settings["lite"]
+    del connections["lite"]
 
 
 @pytest.fixture(scope="session")

@@ -27,5 +27,5 @@ MIDDLEWARE = (
 )
 INSTALLED_APPS = [
     "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions",
-    "django.contrib.messages", "delayed_queue",
+    "django.contrib.messages", "delayed_queue", "delayed_queue.http",
 ]  # fmt: skip

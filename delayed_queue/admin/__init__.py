@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from delayed_queue.admin.dead_letters import DeadLetterAdmin
 from delayed_queue.admin.failures import BulkRunAdmin
-from delayed_queue.admin.messages import MessageAdmin
+from delayed_queue.admin.messages import MessageAdmin, QueueOverviewAdmin
 from delayed_queue.admin.schedules import ScheduleAdmin
 from delayed_queue.admin.workers import WorkerAdmin
 
-__all__ = ["BulkRunAdmin", "DeadLetterAdmin", "MessageAdmin", "ScheduleAdmin", "WorkerAdmin"]
+__all__ = [
+    "BulkRunAdmin",
+    "DeadLetterAdmin",
+    "MessageAdmin",
+    "QueueOverviewAdmin",
+    "ScheduleAdmin",
+    "WorkerAdmin",
+]

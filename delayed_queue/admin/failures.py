@@ -16,6 +16,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
@@ -36,11 +37,20 @@ from delayed_queue.queue.bulk import (
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.store.bulk import PAUSED, RUNNING
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, MAX_GROUPS, GroupRow
+from delayed_queue.retries import parse_duration
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin
 
 SHOWN: Final = 25
+_ASKED: Final = {
+    "redrive": (_("Redrive"), _("Redrive all letters of this failure?")),
+    "drop": (_("Drop"), _("Drop all letters of this failure?")),
+}
+_STATES: Final = {
+    "running": _("running"), "paused": _("paused"), "done": _("done"),
+    "cancelled": _("cancelled"), "stopped": _("stopped"),
+}  # fmt: skip
 _PERMISSIONS: Final = {
     "redrive": "delayed_queue.redrive_deadletter",
     "drop": "delayed_queue.drop_deadletter",
@@ -94,19 +104,25 @@ def failures_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRes
     if request.method == "POST":
         return run_view(model_admin, request)
     using = model_admin.get_queryset(request).db
-    rows = DeadLetter.objects.groups(chosen_kind(request), shown=SHOWN, using=using)
+    kind = chosen_kind(request)
+    kinds = None if kind is None else [kind]
+    rows = DeadLetter.objects.groups(kinds, shown=SHOWN, using=using)
     found, now = rows[0].groups if rows else 0, timezone.now()
     context = {
-        **_frame(model_admin, request, "Failures"),
+        **_frame(model_admin, request, _("Failures")),
         "lines": [GroupLine(row, now) for row in rows],
         "hidden": max(found - SHOWN, 0),
         "is_cut": found == MAX_GROUPS,
-        "may": [each for each, needed in _PERMISSIONS.items() if request.user.has_perm(needed)],
+        "may": [
+            (name, _ASKED[name][0])
+            for name, needed in _PERMISSIONS.items()
+            if request.user.has_perm(needed)
+        ],
     }
     return TemplateResponse(request, "admin/delayed_queue/failures.html", context)
 
 
-def _frame(model_admin: QueueModelAdmin, request: HttpRequest, title: str) -> dict[str, Any]:
+def _frame(model_admin: QueueModelAdmin, request: HttpRequest, title: Any) -> dict[str, Any]:
     request.current_app = model_admin.admin_site.name
     return {
         **model_admin.admin_site.each_context(request),
@@ -120,17 +136,36 @@ class RunForm(forms.Form):
     """How a run goes about it, and why."""
 
     pace = forms.IntegerField(
-        required=False, min_value=1, max_value=MAX_PACE, label="Letters a second",
-        help_text="Empty: as fast as it goes.",
+        required=False, min_value=1, max_value=MAX_PACE, label=_("Letters a second"),
+        help_text=_("Empty: as fast as it goes."),
     )  # fmt: skip
+    over = forms.CharField(
+        required=False,
+        max_length=20,
+        label=_("Spread over"),
+        help_text=_("A time, as 2h, in place of a pace."),
+    )
     limit = forms.IntegerField(
-        required=False, min_value=1, label="At most", help_text="Empty: all of them."
+        required=False, min_value=1, label=_("At most"), help_text=_("Empty: all of them.")
     )
     canary = forms.IntegerField(
-        required=False, min_value=1, max_value=MAX_CANARY, label="Canary",
-        help_text="So many go first; the rest only when none of those has died again.",
+        required=False, min_value=1, max_value=MAX_CANARY, label=_("Canary"),
+        help_text=_("So many go first; the rest only when they do not die again as before."),
     )  # fmt: skip
-    why = forms.CharField(required=False, max_length=500, help_text="Kept with the run.")
+    canary_deaths = forms.IntegerField(
+        required=False, min_value=1, max_value=MAX_CANARY, label=_("Deaths that stop it"),
+        help_text=_("Of the canary; empty: one."),
+    )  # fmt: skip
+    why = forms.CharField(required=False, max_length=500, help_text=_("Kept with the run."))
+
+    def plan(self, action: str, kind: str, fingerprint: str) -> BulkPlan:
+        """Return the plan, or raise InvalidConfiguration, which says what is wrong with it."""
+        given = {
+            name: value for name, value in self.cleaned_data.items() if value and name != "why"
+        }
+        if "over" in given:
+            given["over"] = parse_duration(given["over"])
+        return BulkPlan(action, kind, fingerprint, **given)
 
 
 def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
@@ -140,24 +175,24 @@ def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse
         raise BadRequest("Neither redrive nor drop.")
     if not request.user.has_perm(_PERMISSIONS[action]):
         raise PermissionDenied
-    fingerprint, _, kind = request.POST[action].partition(":")
+    fingerprint, kind = request.POST[action].partition(":")[::2]
     is_confirmed = "confirmed" in request.POST
     form = RunForm(request.POST if is_confirmed else None)
     if action != REDRIVE:
-        del form.fields["canary"]
+        del form.fields["canary"], form.fields["canary_deaths"]
     using = model_admin.get_queryset(request).select_for_update().db
     try:
         if not form.is_valid():
             plan = BulkPlan(action, kind, fingerprint)
             return _confirmation(model_admin, request, plan, form, using)
-        chosen = {**form.cleaned_data, "canary": form.cleaned_data.get("canary") or 0}
-        why = chosen.pop("why")
-        _begin(request, BulkPlan(action, kind, fingerprint, **chosen), why, using)
+        plan = form.plan(action, kind, fingerprint)
+        _begin(request, plan, form.cleaned_data["why"], using)
     except DelayedQueueError as error:
-        model_admin.message_user(request, f"Nothing was begun. {error}", messages.ERROR)
+        text = _("Nothing was begun.")
+        model_admin.message_user(request, f"{text} {error}", messages.ERROR)
         return HttpResponseRedirect(request.path)
     url = reverse("admin:delayed_queue_bulkrun_changelist", current_app=model_admin.admin_site.name)
-    text = "The run has begun; workers carry it out, and this page says how far they are."
+    text = _("The run has begun; workers carry it out, and this page says how far they are.")
     model_admin.message_user(request, text, messages.SUCCESS)
     return HttpResponseRedirect(url)
 
@@ -179,11 +214,11 @@ def _confirmation(
     using: str,
 ) -> HttpResponse:
     found = plan.preview(using)
-    verb = plan.action.capitalize()
+    label, title = _ASKED[plan.action]
     context = {
-        **_frame(model_admin, request, f"{verb} all letters of this failure?"),
+        **_frame(model_admin, request, title),
         "action": plan.action,
-        "label": verb,
+        "label": label,
         "target": request.POST[plan.action],
         "queue": name_of(plan.kind),
         "count": f"{found.meant:,}" + ("+" if found.seen == PREVIEW_CAP else ""),
@@ -246,43 +281,46 @@ class BulkRunAdmin(RecordAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).annotate(named=F("action"))
 
-    @admin.display(description="run")
+    @admin.display(description=_("run"))
     def key_column(self, row: Any) -> str:
-        return f"{row.action.capitalize()} {row.id}"
+        return f"{_ASKED[row.action][0]} {row.id}"
 
     def title_of(self, row: Any) -> str:
-        return f"{self.key_column(row)} of {name_of(row.kind).queue}"
+        facts = {"run": self.key_column(row), "queue": name_of(row.kind).queue}
+        return str(_("%(run)s of %(queue)s") % facts)
 
-    @admin.display(description="queue")
+    @admin.display(description=_("queue"))
     def queue_column(self, row: Any) -> Any:
         return formats.kind_label(row.kind)
 
-    @admin.display(description="pace")
+    @admin.display(description=_("pace"))
     def pace_column(self, row: Any) -> str:
-        return "as fast as it goes" if row.pace is None else formats.per_second(row.pace)
+        return str(_("as fast as it goes")) if row.pace is None else formats.per_second(row.pace)
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state_column(self, row: Any) -> str:
         if row.state == RUNNING and row.canary and not row.is_canary_over:
-            return "running, the canary first"
-        return f"{row.state}: {row.note}" if row.note else str(row.state)
+            return str(_("running, the canary first"))
+        state = _STATES[row.state]
+        return f"{state}: {row.note}" if row.note else str(state)
 
-    @admin.display(description="progress")
+    @admin.display(description=_("progress"))
     def progress_column(self, row: Any) -> str:
         left = max(row.total - row.done - row.skipped, 0)
         seconds = ((row.ended_at or row.read_at) - row.created_at).total_seconds()
         more = "+" if row.is_total_cut else ""
         rate = formats.per_second(row.done / seconds) if seconds > 0 else ""
-        return " · ".join(filter(None, (f"{row.done:,} done", f"{left:,}{more} left", rate)))
+        facts = (_("%s done") % f"{row.done:,}", _("%s left") % f"{left:,}{more}", rate)
+        return " · ".join(str(each) for each in facts if each)
 
-    @admin.display(description="begun")
+    @admin.display(description=_("begun"))
     def begun_column(self, row: Any) -> Any:
         return formats.moment(row.created_at, formats.relative(row.created_at, row.read_at))
 
-    @admin.display(description="failure")
+    @admin.display(description=_("failure"))
     def failure(self, row: Any) -> str:
-        return "all of the queue" if row.fingerprint is None else row.fingerprint
+        return str(_("all of the queue")) if row.fingerprint is None else row.fingerprint
 
-    @admin.display(description="ended")
+    @admin.display(description=_("ended"))
     def ended(self, row: Any) -> Any:
         return "" if row.ended_at is None else formats.exact(row.ended_at)

@@ -16,7 +16,7 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import KeyedRowAdmin
+from delayed_queue.admin.base import KeyedRowAdmin, QueueModelAdmin
 from delayed_queue.admin.filters import (
     KIND,
     STATE,
@@ -28,7 +28,8 @@ from delayed_queue.admin.filters import (
     chosen_kind,
 )
 from delayed_queue.admin.formats import human
-from delayed_queue.admin.lists import Keyset, MessageRow, RowState, state_of
+from delayed_queue.admin.history import history_view
+from delayed_queue.admin.lists import DatabaseClock, Keyset, MessageRow, RowState, state_of
 from delayed_queue.admin.operations import (
     Call,
     Entry,
@@ -43,8 +44,9 @@ from delayed_queue.admin.overview import queues_view
 from delayed_queue.conf import get_settings
 from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import Message, MessageManager
+from delayed_queue.models import Message, MessageManager, QueueOverview, Worker
 from delayed_queue.observe.overview import handler_of
+from delayed_queue.worker.heartbeat import ALIVE
 
 CHANGED: Final = "changed meanwhile"
 _MAX_BIGINT: Final = 2**63
@@ -259,6 +261,43 @@ class Drop(MessageOperation):
         return _messages().acknowledge(group.lease_id, ids, using=call.using)
 
 
+HOLDER_LENGTH: Final = 8
+
+
+def holder_of(row: Any, using: str, site: str) -> SafeString:
+    """Return which worker holds a message, by the beginning of its lease id."""
+    found = Worker.objects.using(using).annotate(read_at=DatabaseClock())
+    worker = found.filter(holder=(row.lease_id or "")[:HOLDER_LENGTH]).order_by("-id").first()
+    if worker is None:
+        return formats.quiet(
+            "Held by no worker that has a row: a consumer of your own code, or a worker that has "
+            "stopped or been silent for a day."
+        )
+    url = reverse("admin:delayed_queue_worker_change", args=[worker.pk], current_app=site)
+    silence = worker.read_at - worker.heartbeat_at
+    return format_html(
+        '<p class="dq-note">Held by <a href="{}">{}</a> on {}, pid {}, process {}, at work since '
+        "{}; {}</p>",
+        url, worker.name, worker.host, worker.pid, worker.process,
+        formats.exact(worker.started_at), _alive_or_what(silence, row),
+    )  # fmt: skip
+
+
+def _alive_or_what(silence: timedelta, row: Any) -> SafeString:
+    """Return that the holder lives, or what becomes of the message when it does not."""
+    if silence < ALIVE:
+        return format_html("alive, heartbeat {} ago.", human(silence))
+    when = human(row.scheduled_at - row.read_at)
+    after = (
+        f"its lease ends in {when}, then it is due again"
+        if state_of(row) is RowState.LEASED
+        else f"its lease ended {when} ago, so it is due again"
+    )
+    return format_html(
+        '<strong class="dq-alarm">silent</strong> for {}: {}.', human(silence), after
+    )
+
+
 MESSAGE_OPERATIONS: Final[tuple[Operation, ...]] = (
     Release(),
     Extend(),
@@ -309,13 +348,6 @@ class MessageAdmin(KeyedRowAdmin):
         "dead_letters",
     )
 
-    def get_urls(self) -> Any:
-        view = self.admin_site.admin_view(self.queues)
-        return [path("queues/", view, name="delayed_queue_queues"), *super().get_urls()]
-
-    def queues(self, request: HttpRequest) -> HttpResponse:
-        return queues_view(self, request)
-
     def keyset_of(self, request: HttpRequest) -> Keyset:
         if request.GET.get("q"):
             return _BY_KIND
@@ -348,6 +380,13 @@ class MessageAdmin(KeyedRowAdmin):
 
     # The detail page
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        row = super().get_object(request, object_id, from_field)
+        may_view = request.user.has_perm("delayed_queue.view_worker")
+        if row is not None and row.lease_id is not None and may_view:
+            row.holder = holder_of(row, self.get_queryset(request).db, self.admin_site.name)
+        return row
+
     @admin.display(description="state")
     def state(self, row: MessageRow) -> SafeString:
         return format_html("{} {}", self.state_column(row), formats.waiting(row))
@@ -356,7 +395,7 @@ class MessageAdmin(KeyedRowAdmin):
     def lease(self, row: MessageRow) -> SafeString:
         if row.lease_id is None:
             return format_html("{} not leased", formats.NOTHING)
-        return format_html("<code>{}</code>", row.lease_id)
+        return format_html("<code>{}</code> {}", row.lease_id, getattr(row, "holder", ""))
 
     @admin.display(description="timeline")
     def times(self, row: MessageRow) -> SafeString:
@@ -375,3 +414,32 @@ class MessageAdmin(KeyedRowAdmin):
         url = reverse(name, current_app=site)
         query = urlencode({"q": row.key, KIND: row.kind})
         return format_html('<a href="{}?{}">Dead letters of this key</a>', url, query)
+
+
+@admin.register(QueueOverview)
+class QueueOverviewAdmin(KeyedRowAdmin):
+    """The overview and the history of a queue, first where the admin lists its pages."""
+
+    list_display = ("key_column",)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("delayed_queue.view_message"))
+
+    def get_urls(self) -> Any:
+        queues, history = map(self.admin_site.admin_view, (self.queues, self.history))
+        return [
+            path("", queues, name="delayed_queue_queues"),
+            path("", queues, name="delayed_queue_queueoverview_changelist"),
+            path("history/", history, name="delayed_queue_history"),
+        ]
+
+    def queues(self, request: HttpRequest) -> HttpResponse:
+        return queues_view(self._of_messages, request)
+
+    def history(self, request: HttpRequest) -> HttpResponse:
+        return history_view(self._of_messages, request)
+
+    @property
+    def _of_messages(self) -> QueueModelAdmin:
+        """The admin of messages on the same site, whose database and permissions count."""
+        return cast("QueueModelAdmin", self.admin_site.get_model_admin(Message))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -11,9 +12,12 @@ from django.contrib.admin.models import CHANGE
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.defaultfilters import pluralize
 from django.template.response import TemplateResponse
 from django.utils.http import urlencode
+from django.utils.safestring import SafeString
 
+from delayed_queue.admin.charts import Values, sparkline
 from delayed_queue.admin.filters import KIND
 from delayed_queue.admin.formats import dotted, human, per_second
 from delayed_queue.admin.lists import DatabaseClock
@@ -28,16 +32,17 @@ from delayed_queue.admin.operations import (
     wake,
 )
 from delayed_queue.codecs import check_kind
+from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import PausedQueue, Worker
+from delayed_queue.observe.history import MINUTE, Step, trends
 from delayed_queue.observe.overview import (
     MAX_KINDS,
     KindName,
     QueueDepth,
-    cap_for,
-    depths,
+    estimated_depths,
     find_kinds,
     handler_of,
     name_of,
@@ -199,6 +204,10 @@ def _audit(past: str, kind: str, reason: str) -> str:
 
 
 _LATE: Final = timedelta(minutes=1)
+TREND_MINUTES: Final = 60
+# Of the minute that is over the sample comes within ten seconds, or twenty.
+SAMPLED_WITHIN: Final = 3
+MAX_SILENT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +222,12 @@ class QueueLine:
     scheduled: str
     leased: str
     dead: str
-    has_dead: bool
+    dead_count: int
     late_by: timedelta | None
     workers: int
     rate: str
     pause: Any
+    trend: Sequence[Step]
 
     @property
     def query(self) -> str:
@@ -226,6 +236,17 @@ class QueueLine:
     @property
     def lateness(self) -> str:
         return "" if self.late_by is None else human(self.late_by)
+
+    @property
+    def due_trend(self) -> SafeString | str:
+        return _spark(
+            [each.due for each in self.trend], "dq-of-due", f"Due in an hour: {self.due} now"
+        )
+
+    @property
+    def late_trend(self) -> SafeString | str:
+        words = f"Most overdue in an hour: {self.lateness or 'nothing'} now"
+        return _spark([each.late for each in self.trend], "dq-of-alarm", words)
 
     @property
     def is_late(self) -> bool:
@@ -242,6 +263,30 @@ class QueueLine:
         return "" if self.pause is None else human(self.pause.read_at - self.pause.paused_at)
 
 
+def _spark(values: Values, css: str, words: str) -> SafeString | str:
+    return sparkline(values, css, words) if any(values) else ""
+
+
+def summary(lines: Sequence[QueueLine], silent: int, *, may_view_letters: bool) -> str:
+    """Return what is wrong in one line, the worst first; empty when nothing is."""
+    late = sum(each.is_late and each.pause is None for each in lines)
+    unserved = sum(each.is_unserved for each in lines)
+    dead = sum(each.dead_count for each in lines if may_view_letters)
+    paused = sum(each.pause is not None for each in lines)
+    parts = (
+        (late, f"{late} queue{pluralize(late)} late"),
+        (unserved, f"{unserved} without a worker"),
+        (dead, f"{dead:,} dead"),
+        (silent, f"{_capped(silent)} worker{pluralize(silent)} silent"),
+        (paused, f"{paused} paused"),
+    )
+    return ", ".join(words for number, words in parts if number)
+
+
+def _capped(silent: int) -> str:
+    return f"{MAX_SILENT}+" if silent > MAX_SILENT else str(silent)
+
+
 def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
@@ -250,18 +295,22 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     using = model_admin.get_queryset(request).db
     pauses = {row.kind: row for row in paused_rows(model_admin, request)[: MAX_KINDS + 1]}
     kinds, is_cut = find_kinds(using, also=list(pauses))
-    cap = cap_for(len(kinds))
+    found, now, last = trends(kinds, TREND_MINUTES, using=using)
+    lines = _lines(kinds, found, pauses, using)
+    silent = _silent_workers(using)
+    may_view_letters = request.user.has_perm("delayed_queue.view_deadletter")
+    wrong = summary(lines, silent, may_view_letters=may_view_letters)
     context = {
         **model_admin.admin_site.each_context(request),
-        "title": "Queues",
+        "title": wrong or "All queues in order",
         "opts": model_admin.opts,
         "media": model_admin.media,
-        "lines": _lines(kinds, cap, pauses, using),
+        "lines": lines,
+        "unsampled": _unsampled(now, last),
         "snapshot": _old_snapshot(using),
-        "cap": f"{cap:,}",
         "is_cut": is_cut,
         "max_kinds": MAX_KINDS,
-        "may_view_letters": request.user.has_perm("delayed_queue.view_deadletter"),
+        "may_view_letters": may_view_letters,
         "may_view_workers": request.user.has_perm("delayed_queue.view_worker"),
         "may_pause": request.user.has_perm("delayed_queue.pause_queue"),
     }
@@ -274,14 +323,33 @@ def _old_snapshot(using: str) -> Snapshot | None:
     return found if found is not None and found.is_older_than(OLD) else None
 
 
-def _lines(kinds: list[str], cap: int, pauses: dict[str, Any], using: str) -> list[QueueLine]:
-    found = depths(kinds, cap=cap, using=using)
+def _silent_workers(using: str) -> int:
+    rows = Worker.objects.using(using).filter(heartbeat_at__lte=DatabaseClock(ALIVE))
+    return len(rows.values_list("id")[: MAX_SILENT + 1])
+
+
+def _unsampled(now: int, last: int | None) -> str:
+    """Return since when nobody takes samples; empty where somebody does, or never did."""
+    if last is None or now - last <= SAMPLED_WITHIN or get_settings().SAMPLE_RETENTION is None:
+        return ""
+    return human((now - last) * MINUTE)
+
+
+def _lines(
+    kinds: list[str], trend: dict[str, list[Step]], pauses: dict[str, Any], using: str
+) -> list[QueueLine]:
+    found = estimated_depths(kinds, using=using)
     summed = Worker.objects.throughput(ALIVE // MILLISECOND, using=using)
     served = {each.queue: each for each in summed}
-    return sorted((_line(each, served, pauses.get(each.kind)) for each in found), key=_urgency)
+    return sorted(
+        (_line(each, served, pauses.get(each.kind), trend[each.kind]) for each in found),
+        key=_urgency,
+    )
 
 
-def _line(depth: QueueDepth, served: dict[str, ThroughputRow], pause: Any) -> QueueLine:
+def _line(
+    depth: QueueDepth, served: dict[str, ThroughputRow], pause: Any, trend: Sequence[Step]
+) -> QueueLine:
     service = served.get(depth.name.queue, ThroughputRow(depth.name.queue, 0, 0.0))
     handler = handler_of(depth.kind)
     return QueueLine(
@@ -293,11 +361,12 @@ def _line(depth: QueueDepth, served: dict[str, ThroughputRow], pause: Any) -> Qu
         scheduled=str(depth.scheduled),
         leased=str(depth.leased),
         dead=str(depth.dead),
-        has_dead=depth.dead.value > 0,
+        dead_count=depth.dead.value,
         late_by=depth.oldest_due_age,
         workers=service.workers,
         rate=per_second(service.rate) if service.workers else "",
         pause=pause,
+        trend=trend,
     )
 
 

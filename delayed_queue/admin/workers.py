@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin, messages
@@ -30,6 +31,16 @@ _MAX_HELD: Final = 50
 _ZERO: Final = SafeString('<span class="dq-quiet">0</span>')
 _ALIVE: Final = SafeString('<span class="dq-state dq-due">alive</span>')
 _SILENT: Final = SafeString('<span class="dq-state dq-alarm">silent</span>')
+
+
+_NONE_HELD: Final = "It holds none."
+_GONE: Final = (
+    "None is left under its leases: what it held was finished, or has been taken by other workers."
+)
+_SILENT_HELD: Final = (
+    "It is silent. These are still under its leases: each is due again when its lease has ended, "
+    "and goes to any other worker. What else it held was finished, or has been taken by others."
+)
 
 
 class AliveFilter(SimpleListFilter):
@@ -92,7 +103,13 @@ class WorkerAdmin(QueueModelAdmin):
         if not request.user.has_perm("delayed_queue.view_message"):
             return None
         found = Message.objects.using(self.get_queryset(request).db)
-        held = as_read(found.filter(lease_id__in=row.lease_ids)).order_by("lease_id", "id")
+        # By what its lease ids begin with; "g" comes after all digits of one.
+        theirs = (
+            found.filter(lease_id__gte=row.holder, lease_id__lt=f"{row.holder}g")
+            if row.holder
+            else found.filter(lease_id__in=row.lease_ids)
+        )
+        held = as_read(theirs).order_by("lease_id", "id")
         return list(held[: _MAX_HELD + 1])
 
     def _get_obj_does_not_exist_redirect(
@@ -128,13 +145,14 @@ class WorkerAdmin(QueueModelAdmin):
     @admin.display(description="rate")
     def rate_column(self, row: Any) -> str:
         # What a silent worker told last is no rate of now.
-        if row.read_at - row.heartbeat_at >= ALIVE:
+        if is_silent(row):
             return formats.NOTHING
         return formats.per_second(sum(row.rates.values()))
 
     @admin.display(description="in flight")
-    def in_flight_column(self, row: Worker) -> str:
-        return f"{row.in_flight:,}"
+    def in_flight_column(self, row: Any) -> str:
+        # Nor does it hold what it told last.
+        return formats.NOTHING if is_silent(row) else f"{row.in_flight:,}"
 
     @admin.display(description="done")
     def done_column(self, row: Worker) -> str:
@@ -199,17 +217,15 @@ class WorkerAdmin(QueueModelAdmin):
         if row.holding is None:
             return formats.quiet("Hidden: needs the permission delayed_queue.view_message.")
         if not row.holding:
-            return formats.quiet("It holds none of those that it told at its last heartbeat.")
+            return formats.quiet(_GONE if is_silent(row) else _NONE_HELD)
         heads = ("key", "queue", "time", "lease")
         lines = formats.table(heads, self._held_lines(row))
-        note = formats.quiet(
-            f"Of its latest {MAX_LEASES} leases at the last heartbeat, no more than {_MAX_HELD} "
-            "messages."
-        )
+        note = formats.quiet(f"No more than {_MAX_HELD} messages are shown.")
         link = format_html(
             '<a href="{}">Release, extend, reject or drop them</a>', self._messages_url(row)
         )
-        return format_html("{}{}{}", lines, note, link)
+        became = formats.quiet(_SILENT_HELD) if is_silent(row) else ""
+        return format_html("{}{}{}{}", became, lines, note, link)
 
     def _held_lines(self, row: Any) -> Iterator[tuple[Any, ...]]:
         for each in row.holding[:_MAX_HELD]:
@@ -228,6 +244,11 @@ class WorkerAdmin(QueueModelAdmin):
         name = "admin:delayed_queue_message_changelist"
         query = urlencode({WORKER: row.pk})
         return f"{reverse(name, current_app=self.admin_site.name)}?{query}"
+
+
+def is_silent(row: Any) -> bool:
+    silence: timedelta = row.read_at - row.heartbeat_at
+    return silence >= ALIVE
 
 
 def _more(number: int) -> str:

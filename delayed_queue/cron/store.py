@@ -7,9 +7,9 @@ from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.rows import beside, row_of
-from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.sql import CLOCK, beside, row_of
 from delayed_queue.db.statements import execute, fetch
+from delayed_queue.queue.store.fragments import TELL_HOLDER
 
 # The columns of a schedule that its installer needs, for the three statements that return them.
 _STATE: Final[LiteralString] = """
@@ -98,11 +98,15 @@ FROM clock
 LEFT JOIN pending ON true
 """
 
-# Delete ticks that PENDING_TICKS has locked. Reads: the primary key.
-DROP_TICKS: Final[LiteralString] = """
-DELETE FROM delayed_queue
+# Delete ticks that PENDING_TICKS has locked, and tell who holds them. Reads: the primary key.
+DROP_TICKS: Final[LiteralString] = (
+    """
+DELETE FROM delayed_queue AS stored
 WHERE id = ANY (%(ids)b::bigint[])
-"""
+RETURNING """
+    + TELL_HOLDER
+    + "\n"
+)
 
 # Write what LOCK_SCHEDULE's caller has done. Reads: schedule_kind_prefix.
 SAVE_SCHEDULE: Final[LiteralString] = """

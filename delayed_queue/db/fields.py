@@ -1,4 +1,4 @@
-"""A model field that stores instants as epoch milliseconds, as the seed's schema does."""
+"""Model fields: instants as epoch milliseconds, as the seed's schema has them, and counts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from delayed_queue.messages import from_milliseconds, to_milliseconds
 
 if TYPE_CHECKING:
     _Base = models.Field[datetime | int | None, datetime]
+    _Counts = models.Field[list[int], list[int]]
 else:
-    _Base = models.Field
+    _Base = _Counts = models.Field
 
 
 class EpochMillisecondField(_Base):
@@ -32,3 +33,12 @@ class EpochMillisecondField(_Base):
     def get_prep_value(self, value: Any) -> Any:
         value = super().get_prep_value(value)
         return to_milliseconds(value) if isinstance(value, datetime) else value
+
+
+class CountsField(_Counts):
+    """An array of integers, whose meaning is its writer's."""
+
+    description = "An array of integers"
+
+    def db_type(self, connection: Any) -> str:
+        return "integer[]"

@@ -14,10 +14,8 @@ from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, OperationalError,
 
 from delayed_queue import retries
 from delayed_queue.conf import get_settings
-from delayed_queue.db.plans import is_pooled
-from delayed_queue.db.rows import value_of
-from delayed_queue.db.sql import IS_READ_ONLY, LOST_SESSIONS
-from delayed_queue.db.statements import fetch
+from delayed_queue.db.sql import IS_READ_ONLY, LOST_SESSIONS, value_of
+from delayed_queue.db.statements import fetch, is_pooled
 from delayed_queue.exceptions import OutcomeUnknown, ResourceUnavailable
 from delayed_queue.retries import READ_ONLY, conflict_waits, is_transient
 
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FEATURE_NOT_SUPPORTED: Final = "0A000"
+# Limits of the server: what exceeds one does so each time.
+_TOO_MUCH: Final = "54"
 _UNDEFINED_TABLE_OR_COLUMN: Final = ("42P01", "42703")
 # A pooler says so of a server that it has lost; or the server itself, as it crashes. All other
 # SQLSTATEs are the server's answer to a statement that has not happened.
@@ -116,9 +116,12 @@ def advice_on(error: Error, using: str) -> str:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Return whether the error says that the database is away, or takes no writes."""
-    is_away = isinstance(error, ResourceUnavailable | OperationalError | InterfaceError)
-    return is_away or (isinstance(error, Error) and is_transient(_sqlstate(error)))
+    """Return whether the error says that the database is away, or takes no writes just now."""
+    if not isinstance(error, Error):
+        return isinstance(error, ResourceUnavailable)
+    state = _sqlstate(error) or ""
+    is_away = isinstance(error, OperationalError | InterfaceError)
+    return (is_away and not state.startswith(_TOO_MUCH)) or is_transient(state)
 
 
 def is_read_only(using: str) -> bool:

@@ -1,8 +1,19 @@
-"""The few statements that every room shares."""
+"""What every store needs: the few statements that all share, rows by name, and pages of them.
+
+Free of Django and of any driver: whoever sends a statement can read its answer.
+"""
 
 from __future__ import annotations
 
-from typing import Final, LiteralString
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Generic, LiteralString, NamedTuple, TypeVar
+
+Row = tuple[Any, ...]
+N = TypeVar("N", bound=NamedTuple)
+T = TypeVar("T")
+C = TypeVar("C")
 
 # Milliseconds since the epoch, floored; evaluated once per statement wherever it is used as
 # an uncorrelated sub-select (PostgreSQL makes an InitPlan of it).
@@ -39,7 +50,74 @@ SELECT
     )
 """
 
+# Try to be the only keeper of a table's partitions until the transaction ends. The transaction
+# gives way to any that holds a lock on one of them.
+TAKE_KEEPING: Final[LiteralString] = """
+SELECT
+    pg_try_advisory_xact_lock(hashtextextended(%(table)s::text, 7310600482201521)),
+    set_config('lock_timeout', '1s', true)
+"""
+
+# The partitions of days. Reads: the catalogue.
+DAYS: Final[LiteralString] = """
+SELECT substring(partition.relname FROM '_([0-9]+)$')::integer
+FROM pg_inherits
+JOIN pg_class AS partition ON partition.oid = pg_inherits.inhrelid
+WHERE pg_inherits.inhparent = %(table)s::regclass
+    AND partition.relname ~ '_[0-9]+$'
+"""
+
 # Statements with only one plan. PostgreSQL keeps the plan of a prepared statement after five
 # executions, and one that was made while the table was small reads it from end to end when it
 # has grown, until the next ANALYZE. All others are prepared only where it plans each time.
 ONE_PLAN: Final[set[str]] = {NOTIFY}
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T, C]):
+    """A page of a list, and the key to go on from; None after the last."""
+
+    items: Sequence[T]
+    next: C | None = None
+
+
+def page_of(rows: Sequence[T], limit: int, key: Callable[[T], C]) -> Page[T, C]:
+    """Return a page of so many rows, of which one more was asked for: it tells of a next page."""
+    items = rows[:limit]
+    return Page(items, key(items[-1]) if len(rows) > limit else None)
+
+
+def rows_of(named: type[N], answer: Sequence[Sequence[Any]]) -> list[N]:
+    """Return the rows by name; raises TypeError when they have another number of columns.
+
+    All rows of an answer have as many, so it is asked of the first alone.
+    """
+    if answer:
+        named._make(answer[0])
+    return list(map(partial(tuple.__new__, named), answer))
+
+
+def row_of(named: type[N], answer: Sequence[Sequence[Any]]) -> N:
+    """Return the row of an answer that has exactly one."""
+    (row,) = answer
+    return named._make(row)
+
+
+def first_row(named: type[N], answer: Sequence[Sequence[Any]]) -> N | None:
+    """Return the first row, or None when there is none."""
+    return named._make(answer[0]) if answer else None
+
+
+def column_of(answer: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return the values of an answer of one column, or of the first of several."""
+    return [row[0] for row in answer]
+
+
+def value_of(answer: Sequence[Sequence[Any]]) -> Any:
+    """Return the value of an answer of one row and column, or None when there is no row."""
+    return answer[0][0] if answer else None
+
+
+def beside(named: type[N], answer: Iterable[Sequence[Any]]) -> list[tuple[Any, N | None]]:
+    """Return each row's first value and the rest by name: None where an outer join has no row."""
+    return [(first, None if rest[0] is None else named._make(rest)) for first, *rest in answer]

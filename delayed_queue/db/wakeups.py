@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 import psycopg
 from django.db import OperationalError, connections
@@ -18,6 +18,10 @@ from delayed_queue.conf import get_settings
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
+
+
+# Where those who hold a lease hear that it, or a part of it, was ended by somebody else.
+LEASES_CHANNEL: Final = "delayed_queue_leases"
 
 
 class WakeChannel:
@@ -97,10 +101,14 @@ class Listener:
     Where notifications cannot arrive (setting NOTIFY off, or inside a transaction, in which
     LISTEN has no effect) it only sleeps. A connection that was replaced since is listened on
     anew, and that counts as a wake-up: something may have been announced in between.
+    With ``hears_leases`` it also hears which leases others have ended.
     """
 
-    def __init__(self, kinds: list[str], using: str) -> None:
+    def __init__(self, kinds: list[str], using: str, *, hears_leases: bool = False) -> None:
         self._kinds = {channel_of(kind): kind for kind in kinds}
+        self._leases = [LEASES_CHANNEL] if hears_leases else []
+        self._touched: set[str] = set()
+        self._has_missed_leases = False
         self._connection: DatabaseWrapper = connections[using]  # type: ignore[assignment]
         self._raw: Any = None
         self._has_heard = False
@@ -117,7 +125,7 @@ class Listener:
             raw.remove_notify_handler(self._hear)
             # A connection that broke listens no more, and its next user will hear of it.
             with suppress(psycopg.Error):
-                _together(raw, "UNLISTEN {}", self._kinds)
+                _together(raw, "UNLISTEN {}", [*self._kinds, *self._leases])
 
     def listen_to(self, kinds: Iterable[str]) -> None:
         """Listen for these kinds from now on, and for no others."""
@@ -137,6 +145,12 @@ class Listener:
         if has_missed:
             return None
         return {self._kinds[each] for each in channels if each in self._kinds}
+
+    def touched_leases(self) -> set[str] | None:
+        """Return the leases touched since the last question; None when any may have been."""
+        touched, self._touched = self._touched, set()
+        has_missed, self._has_missed_leases = self._has_missed_leases, False
+        return None if has_missed else touched
 
     def wait(self, seconds: float, *wake_channels: WakeChannel | None) -> bool:
         """Sleep for at most ``seconds`` or until one is woken.
@@ -160,12 +174,20 @@ class Listener:
 
     def _read(self, raw: Any) -> None:
         while (notification := raw.pgconn.notifies()) is not None:
-            self._announced.add(notification.relname.decode())
-            self._has_heard = True
+            self._note(notification.relname.decode(), notification.extra.decode())
 
     def _hear(self, notification: psycopg.Notify) -> None:
-        self._announced.add(notification.channel)
+        self._note(notification.channel, notification.payload)
+
+    def _note(self, channel: str, payload: str) -> None:
+        if channel == LEASES_CHANNEL:
+            self._touched.add(payload)
+        else:
+            self._announced.add(channel)
         self._has_heard = True
+
+    def _miss(self) -> None:
+        self._has_missed = self._has_missed_leases = True
 
     def _ask(self, question: Callable[[], bool]) -> bool:
         try:
@@ -176,7 +198,7 @@ class Listener:
             # too: asked again, it would say "look" for ever, and each time lose the new one.
             self._connection.close()
             self._raw = None
-            self._has_missed = True
+            self._miss()
             return True
 
     def _can_listen(self) -> bool:
@@ -193,9 +215,9 @@ class Listener:
         # First the handler: a notification may come along with the answer to LISTEN.
         raw.add_notify_handler(self._hear)
         with self._connection.wrap_database_errors:
-            _together(raw, "LISTEN {}", self._kinds)
+            _together(raw, "LISTEN {}", [*self._kinds, *self._leases])
         self._raw = raw
-        self._has_missed = True
+        self._miss()
         return True
 
     def _wait(self, seconds: float, rung: list[int]) -> bool:

@@ -32,7 +32,7 @@ class HttpConfig(AppConfig):
 
 def _add_hooks() -> None:
     from delayed_queue.http.jobs.dead import JobsGuard, is_topic
-    from delayed_queue.http.store.fragments import KIND_FAMILY
+    from delayed_queue.http.jobs.kinds import KIND_FAMILY
 
     hooks.redrive_guards.append(JobsGuard())
     hooks.kind_family = KIND_FAMILY
@@ -48,7 +48,7 @@ def _source() -> Source:
 
 def _load_client() -> None:
     try:
-        import_module("delayed_queue.http.callbacks.source")
+        import_module("delayed_queue.http.callbacks.delivery")
     except ImportError as error:
         raise InvalidConfiguration(
             f"Callbacks are enabled, but cannot be sent: {error}. Install "
@@ -58,6 +58,6 @@ def _load_client() -> None:
 
 def _callbacks(using: str) -> Iterable[Handler]:
     # Only where a worker asks: web processes need no client.
-    source = import_module("delayed_queue.http.callbacks.source")
-    found: Iterable[Handler] = source.handlers_of_topics(using)
+    delivery = import_module("delayed_queue.http.callbacks.delivery")
+    found: Iterable[Handler] = delivery.handlers_of_topics(using)
     return found

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Value
 
 from delayed_queue.db.fields import EpochMillisecondField
+from delayed_queue.http.store.adding import AddStore
 from delayed_queue.http.store.callbacks import AttemptManager, EndpointManager, HostManager
-from delayed_queue.http.store.rates import RateManager
-from delayed_queue.http.store.tokens import ApiTokenManager
-from delayed_queue.http.store.topics import IdempotencyKeyManager, TopicManager
+from delayed_queue.http.store.callers import ApiTokenManager, IdempotencyKeyManager, RateManager
+from delayed_queue.http.store.consuming import ConsumeStore
+from delayed_queue.http.store.dead import DeadStore
+from delayed_queue.http.store.finding import FindStore
+from delayed_queue.http.store.topics import TopicStore
+
+M = TypeVar("M", bound=models.Model)
+
+
+class TopicManager(TopicStore, AddStore, FindStore, ConsumeStore, DeadStore, models.Manager[M]):
+    """The statements of topics and their jobs, in the manner of MessageManager."""
 
 
 class Topic(models.Model):
@@ -131,7 +142,7 @@ class Endpoint(models.Model):
     """The urls below a prefix: one secret, one limit, one switch.
 
     ``prefix`` ends at a boundary of the path and begins with ``origin``; the longest that matches
-    a url counts. Secrets are sealed (``delayed_queue.http.callbacks.secrets``).
+    a url counts. Secrets are sealed (``delayed_queue.http.callbacks.endpoints``).
     """
 
     origin = models.TextField(db_collation="C")

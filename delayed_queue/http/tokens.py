@@ -16,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, IntegrityError
 from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.models import ApiToken
-from delayed_queue.http.store.tokens import TokenRow
+from delayed_queue.http.store.callers import TokenRow
 from delayed_queue.messages import MILLISECOND
 
 VERBS: Final = ("add", "read", "delete", "consume", "manage", "metrics")

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.utils.translation import gettext
 
 from delayed_queue.db.resilience import advice_on
 from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch, did_you_mean
@@ -78,6 +79,10 @@ WRONG_SCHEMA: Final = 78
 
 class QueueCommand(BaseCommand):
     """A command that keeps tracebacks to itself; Django's ``--traceback`` shows them."""
+
+    def create_parser(self, *args: Any, **kwargs: Any) -> CommandParser:
+        self.help = gettext(self.help)
+        return super().create_parser(*args, **kwargs)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         using = options.get("database", DEFAULT_DB_ALIAS)

@@ -3,46 +3,53 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from django.core.management.base import OutputWrapper
+from django.utils.translation import gettext as _
 
 WIDTH: Final = 80
 _GAP: Final = "  "
 _LEAST: Final = 12
+_FIGURE: Final = re.compile(r"[\d,.:+-]+").fullmatch
 
 
-def add_json(parser: ArgumentParser) -> None:
+def add_format(parser: ArgumentParser, *more: str) -> None:
     parser.add_argument(
-        "--json", action="store_true", help="write JSON, one object of a list for each row"
-    )
+        "--format", choices=["table", "json", *more], default="table",
+        help=_("json: everything, for programs (default: table)"),
+    )  # fmt: skip
 
 
 def show(
-    out: OutputWrapper, rows: Sequence[dict[str, Any]], *, as_json: bool, none: str = "Nothing."
+    out: OutputWrapper, rows: Sequence[dict[str, Any]], style: str, *, none: str = "Nothing."
 ) -> None:
     """Write the rows, whose keys are the heads of the columns.
 
-    At most 80 characters wide: the widest texts are cut, in JSON nothing is.
+    As a table at most 80 characters wide: the widest texts are cut, in JSON nothing is.
     """
-    if as_json:
+    if style == "json":
         out.write(json.dumps(rows, default=str))
-    elif rows:
-        out.write("\n".join(lines(rows)))
     else:
-        out.write(none)
+        out.write("\n".join(lines(rows)) if rows else none)
+
+
+def tell(out: OutputWrapper, said: str, style: str, **facts: Any) -> None:
+    """Write what was done: a sentence for people, its facts for programs."""
+    out.write(json.dumps(facts, default=str) if style == "json" else said)
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a head and a line for each row, numbers to the right."""
+    """Return a head and a line for each row, figures to the right."""
     heads = list(rows[0])
     cells = [[each.replace("_", " ") for each in heads]]
     cells += [[_text(row[head]) for head in heads] for row in rows]
     widths = _fitted([max(map(len, column)) for column in zip(*cells, strict=True)])
-    right = [all(isinstance(row[head], int) for row in rows) for head in heads]
+    right = [all(map(_FIGURE, column[1:])) for column in zip(*cells, strict=True)]
     return [_line(line, widths, right) for line in cells]
 
 

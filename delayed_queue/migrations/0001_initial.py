@@ -4,7 +4,12 @@ from django.db import migrations, models
 
 import delayed_queue.db.fields
 import delayed_queue.models
-from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
+from delayed_queue.migrations._operations import (
+    END_TURN,
+    TAKE_TURN,
+    CreateModelOnce,
+    CreateTableOfDays,
+)
 
 # The queue's rows live for seconds: each leaves a dead version per lease and one at its end, in
 # every index. Vacuum by count rather than by share, without pauses, and analyze as often. Giving
@@ -180,10 +185,19 @@ class Migration(migrations.Migration):
                 "default_permissions": ["view"],
                 "indexes": [
                     models.Index(fields=["kind", "died_at", "id"], name="dead_letter_kind_died"),
-                    models.Index(fields=["kind", "id"], name="dead_letter_kind_id"),
+                    models.Index(
+                        models.Func(
+                            models.F("kind"),
+                            models.Value(""),
+                            arg_joiner=" || ",
+                            template="(%(expressions)s)",
+                        ),
+                        models.F("id"),
+                        name="dead_letter_kind_id",
+                    ),
                     models.Index(fields=["key"], name="dead_letter_key"),
                     models.Index(
-                        fields=["kind", "fingerprint", "died_at", "id"], name="dead_letter_group"
+                        fields=["fingerprint", "kind", "died_at", "id"], name="dead_letter_group"
                     ),
                 ],
             },
@@ -202,13 +216,16 @@ class Migration(migrations.Migration):
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
                 ("fingerprint", models.CharField(blank=True, max_length=16, null=True)),
                 ("reason", models.TextField(blank=True, null=True)),
-                ("pace", models.IntegerField(blank=True, null=True)),
+                ("key_from", models.TextField(blank=True, db_column="keyFrom", null=True)),
+                ("key_before", models.TextField(blank=True, db_column="keyBefore", null=True)),
+                ("pace", models.FloatField(blank=True, null=True)),
                 ("limit", models.BigIntegerField(blank=True, db_column="most", null=True)),
                 ("canary", models.IntegerField(db_default=0)),
+                ("canary_deaths", models.IntegerField(db_column="canaryDeaths", db_default=1)),
                 (
                     "canary_keys",
                     models.JSONField(
-                        db_column="canaryKeys", db_default=models.Value([], models.JSONField())
+                        db_column="canaryKeys", db_default=models.Value({}, models.JSONField())
                     ),
                 ),
                 ("is_canary_over", models.BooleanField(db_column="isCanaryOver", db_default=False)),
@@ -373,11 +390,15 @@ class Migration(migrations.Migration):
                         db_column="leaseIds", db_default=models.Value([], models.JSONField())
                     ),
                 ),
+                ("holder", models.CharField(blank=True, db_default="", max_length=8)),
             ],
             options={
                 "db_table": "delayed_queue_worker",
                 "default_permissions": ["view"],
-                "indexes": [models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat")],
+                "indexes": [
+                    models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat"),
+                    models.Index(fields=["holder", "id"], name="worker_holder"),
+                ],
             },
         ),
         CreateModelOnce(
@@ -403,6 +424,49 @@ class Migration(migrations.Migration):
                 "default_permissions": [],
                 "constraints": [models.UniqueConstraint(fields=("kind",), name="paused_kind")],
             },
+        ),
+        CreateTableOfDays(
+            name="Sample",
+            by="minute",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "kind",
+                        "minute",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("minute", models.IntegerField()),
+                ("due", models.IntegerField(null=True)),
+                ("scheduled", models.IntegerField(null=True)),
+                ("leased", models.IntegerField(null=True)),
+                ("dead", models.IntegerField(null=True)),
+                ("late", models.IntegerField(null=True)),
+                ("done", models.IntegerField(db_default=0)),
+                ("failed", models.IntegerField(db_default=0)),
+                ("died", models.IntegerField(db_default=0)),
+                ("kind", models.CharField(db_collation="C", db_column="pKind", max_length=100)),
+                ("times", delayed_queue.db.fields.CountsField(db_default=models.Value("{}"))),
+                ("versions", models.TextField(null=True)),
+            ],
+            options={"db_table": "delayed_queue_sample", "default_permissions": []},
+        ),
+        migrations.CreateModel(
+            name="QueueOverview",
+            fields=[],
+            options={
+                "verbose_name": "overview of the queues",
+                "verbose_name_plural": " Queues",
+                "proxy": True,
+                "default_permissions": [],
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("delayed_queue.message",),
         ),
         END_TURN,
     ]

@@ -48,7 +48,7 @@ class CreateModelOnce(migrations.CreateModel):
     def _adopt(self, schema_editor: Any, model: Any) -> None:
         table = model._meta.db_table
         present = _columns(schema_editor, table)
-        missing = [each for each in model._meta.local_fields if each.column not in present]
+        missing = [each for each in model._meta.local_concrete_fields if each.column not in present]
         foreign = [each.column for each in missing if each.column in self.adopts]
         if foreign or (missing and not self.adopts):
             raise RuntimeError(
@@ -68,6 +68,29 @@ class CreateModelOnce(migrations.CreateModel):
         table = from_state.apps.get_model(app_label, self.name)._meta.db_table
         if _exists(schema_editor, table):
             super().database_backwards(app_label, schema_editor, from_state, to_state)
+
+
+class CreateTableOfDays(CreateModelOnce):
+    """Create the table as partitioned by a column, with one partition for what has no day."""
+
+    def __init__(self, *args: Any, by: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.by = by
+
+    def database_forwards(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: Any
+    ) -> None:
+        editor: Any = schema_editor
+        plain = editor.sql_create_table
+        editor.sql_create_table = f"{plain} PARTITION BY RANGE ({self.by})"
+        table = states[-1].apps.get_model(app_label, self.name)._meta.db_table
+        is_new = not _exists(schema_editor, table)
+        try:
+            super().database_forwards(app_label, schema_editor, *states)
+        finally:
+            editor.sql_create_table = plain
+        if is_new:
+            schema_editor.execute(f"CREATE TABLE {table}_rest PARTITION OF {table} DEFAULT")
 
 
 def _exists(schema_editor: Any, table: str) -> bool:

@@ -13,12 +13,12 @@ from ninja import Query, Router, Schema, Status
 from delayed_queue.http.api import Problem, make_api, requires, takes_body
 from delayed_queue.http.api.auth import charge, demand_scope
 from delayed_queue.http.api.bodies import lines_of, parse
-from delayed_queue.notifications import intake, listing, services
+from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import Accepted, Refused
+from delayed_queue.notifications.managing import change_suppression
 from delayed_queue.notifications.models import Channel, Delivery, Notification, Priority, Source
 from delayed_queue.notifications.models import Status as State
-from delayed_queue.notifications.suppressions import change_suppression
 from delayed_queue.notifications.validation import MAX_CATEGORY, MAX_KEY, MAX_SUBJECT, FieldError
 
 
@@ -226,7 +226,7 @@ def list_some(
     """List notifications, newest first, in some states or in all."""
     demand_scope(request, "read", TOPIC)
     states = list(dict.fromkeys(status or State))
-    found = listing.page(states, owner_of(request), cursor, limit)
+    found = managing.page(states, owner_of(request), cursor, limit)
     return NotificationPage(items=[shown(each) for each in found.items], next=found.next)
 
 
@@ -251,7 +251,7 @@ def show(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002 # the name i
 def cancel(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002
     """Cancel a notification that waits; 409 once it is being sent, or has ended otherwise."""
     _found(request, id, "delete")
-    if services.cancel(id) or _found(request, id, "delete").status == State.CANCELLED:
+    if managing.cancel(id) or _found(request, id, "delete").status == State.CANCELLED:
         return Status(204, None)
     raise _conflict(request, id, "not_cancellable")
 
@@ -264,7 +264,7 @@ def cancel(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002
 def retry(request: HttpRequest, id: uuid.UUID) -> Any:  # noqa: A002
     """Send a failed notification again; 409 in any other state, and after its expiry."""
     _found(request, id, "add")
-    if not services.retry(id):
+    if not managing.retry(id):
         raise _conflict(request, id, "not_retryable")
     return Status(202, Taken(id=id, status=State.ENQUEUED))
 
@@ -312,14 +312,14 @@ def owner_of(request: Any) -> str | None:
 
 def _found(request: HttpRequest, id_: uuid.UUID, verb: str) -> Notification:
     demand_scope(request, verb, TOPIC)
-    found = listing.find(id_, owner_of(request))
+    found = managing.find(id_, owner_of(request))
     if found is None:
         raise Problem(404, "not_found")
     return found
 
 
 def _conflict(request: HttpRequest, id_: uuid.UUID, code: str) -> Problem:
-    found = listing.find(id_, owner_of(request))
+    found = managing.find(id_, owner_of(request))
     detail = f"The notification is {found.status}." if found else ""
     return Problem(409, code, detail=detail)
 

@@ -18,11 +18,59 @@ from django.db import connection, transaction
 from django.db.models import Max
 from django.template import TemplateSyntaxError
 
-from delayed_queue.notifications import sql
 from delayed_queue.notifications.models import Template
 from delayed_queue.notifications.rendering import Compiled, compiled
 from delayed_queue.notifications.services import fetch
 from delayed_queue.observe.logs import quoted
+
+# What tells a row of the templates, as ``t``, from any other that there ever was, and from itself
+# before any UPDATE, also one by hand: by the transaction that wrote it and where it lies. A
+# VACUUM FULL changes it too, and then the template is read once more. Ids alone begin anew in
+# another database, such as one that was restored.
+STAMP: Final[LiteralString] = """
+    concat_ws(' ', t.id, t.xmin, t.ctid, extract(epoch FROM t.created_at))"""
+
+# A version of a template, the last one without a number, and its stamp.
+# Reads: notification_template_version.
+FIND_TEMPLATE: Final[LiteralString] = (
+    """
+SELECT
+    t.name, t.channel, t.version, t.category, t.subject, t.body, t.html,"""
+    + STAMP
+    + """
+FROM delayed_queue_notification_template AS t
+WHERE t.name = %(name)s::text
+    AND t.channel = %(channel)s::text
+    AND t.version <= COALESCE(%(version)s::int, 2147483647)
+    AND t.version >= COALESCE(%(version)s::int, 0)
+ORDER BY t.version DESC
+LIMIT 1
+"""
+)
+
+# How many templates are not, or no longer, what FIND_TEMPLATE would answer.
+# Reads: notification_template_version.
+STALE_TEMPLATES: Final[LiteralString] = (
+    """
+SELECT count(*)
+FROM unnest(
+    %(names)s::text[], %(channels)s::text[], %(versions)s::int[], %(stamps)s::text[]
+) AS known (name, channel, version, stamp)
+WHERE known.stamp IS DISTINCT FROM (
+        SELECT"""
+    + STAMP
+    + """
+        FROM delayed_queue_notification_template AS t
+        WHERE t.name = known.name
+            AND t.channel = known.channel
+            AND t.version <= COALESCE(known.version, 2147483647)
+            AND t.version >= COALESCE(known.version, 0)
+        ORDER BY t.version DESC
+        LIMIT 1
+    )
+"""
+)
+
 
 logger = logging.getLogger("delayed_queue.notifications")
 
@@ -135,7 +183,7 @@ class RememberedTemplates(StoredTemplates):
             "versions": list(versions),
             "stamps": [known.stamp for known in self._trusted.values()],
         }
-        return sql.STALE_TEMPLATES, params
+        return STALE_TEMPLATES, params
 
 
 def demand_none(rows: list[tuple[Any, ...]]) -> None:
@@ -145,7 +193,7 @@ def demand_none(rows: list[tuple[Any, ...]]) -> None:
 
 
 def _read(asked: Name) -> Compiled | None:
-    rows = fetch(sql.FIND_TEMPLATE, asked._asdict())
+    rows = fetch(FIND_TEMPLATE, asked._asdict())
     if not rows:
         return None
     *values, stamp = rows[0]

@@ -76,10 +76,10 @@ class Circuit:
 _PACKAGE: Final = "delayed_queue.notifications.providers"
 KINDS: Final = {
     "apprise": f"{_PACKAGE}.apprises.AppriseProvider",
-    "console": f"{_PACKAGE}.base.ConsoleProvider",
+    "console": f"{_PACKAGE}.ConsoleProvider",
     "email": f"{_PACKAGE}.email.EmailProvider",
     "http": f"{_PACKAGE}.http.HttpSmsProvider",
-    "webhook": f"{_PACKAGE}.webhook.WebhookProvider",
+    "webhook": f"{_PACKAGE}.http.WebhookProvider",
 }
 
 

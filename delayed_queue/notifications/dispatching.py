@@ -8,25 +8,96 @@ that have come to it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from django.db import Error, connections
 
 from delayed_queue import Envelope, Retry, Snooze
-from delayed_queue.db.gathering import LoopLocal
-from delayed_queue.db.resilience import repeat
+from delayed_queue.db.gathering import LoopGathering, LoopLocal
+from delayed_queue.db.resilience import is_unavailable, repeat, tidy_connections
+from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.rates import Hold
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route, routes_of, throttle_of
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Delivery, Status
-from delayed_queue.notifications.providers import Outcome, Verdict
-from delayed_queue.notifications.providers.base import is_late
-from delayed_queue.notifications.recording import Gatherer
+from delayed_queue.notifications.providers import Outcome, Verdict, is_late
 from delayed_queue.notifications.services import IN_DOUBT, Begun, Call, Settlement
+
+logger = logging.getLogger("delayed_queue.notifications")
+
+T = TypeVar("T")
+R = TypeVar("R")
+PAUSE_SECONDS: Final = 0.5
+
+
+class Gatherer(Generic[T, R]):
+    """Calls ``call`` with what was asked since its last call, in a thread of its own.
+
+    One call at a time, so the busier it is, the more each call takes along: 1,200 a second are
+    some hundred commits. An item that breaks a call is tried alone. While the database is away the
+    call is made again and again: what a provider has answered must not be forgotten over an
+    outage. Calls must bear to be repeated. For one event loop.
+    """
+
+    def __init__(self, name: str, call: Callable[[Sequence[T]], list[R]], gather: float) -> None:
+        self._call = call
+        self._gathering: LoopGathering[None, T, R] = LoopGathering(self._in_thread, pause=gather)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._name = name
+        self._is_closing = threading.Event()
+
+    async def ask(self, item: T) -> R:
+        """Return the answer to this item, once its call has committed."""
+        return await self._gathering.ask(None, item)
+
+    async def _in_thread(self, place: None, items: list[T]) -> Sequence[R | BaseException]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._answers, items)
+
+    def _answers(self, items: list[T]) -> Sequence[R | BaseException]:
+        try:
+            return self._call_until_answered(items)
+        # Whatever it is, nobody may pay for another's item.
+        except Exception as error:
+            if len(items) == 1 or is_unavailable(error):
+                return [error] * len(items)
+            return [answer for item in items for answer in self._answers([item])]
+
+    def _call_until_answered(self, items: list[T]) -> list[R]:
+        while True:
+            try:
+                return self._call(items)
+            except (Error, ResourceUnavailable) as error:
+                if not is_unavailable(error) or self._is_closing.is_set():
+                    raise
+                logger.warning(
+                    "event=database_away step=%s count=%s error=%s",
+                    self._name, len(items), type(error).__name__,
+                )  # fmt: skip
+                tidy_connections(idle=False)
+                self._is_closing.wait(PAUSE_SECONDS)
+
+    async def aclose(self) -> None:
+        """Make the calls that are still to be made, each once more; then as ``close()``."""
+        self._is_closing.set()
+        await self._gathering.close()
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """Close the thread and its connections; nothing may be waiting any more."""
+        self._is_closing.set()
+        self._thread.submit(connections.close_all)
+        self._thread.shutdown(wait=True)
+
 
 _NOW: Final = timedelta(0)
 _POSTPONED: Final = timedelta(seconds=1)
@@ -58,7 +129,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         gather = get_settings().GATHER.total_seconds()
-        self._begun: Gatherer[Start, Begun | None] = Gatherer("begin", _begin, gather)
+        self._begun: Gatherer[Start, Begun | None] = Gatherer("begin", begin_all, gather)
         self._settled: Gatherer[Settlement, Status | None] = Gatherer("settle", _settle, gather)
         self._turned: Gatherer[Turn, bool] = Gatherer("turn", _turn_to, 0)
 
@@ -253,7 +324,8 @@ def _spare(route: Route, permit: Hold) -> None:
 # In the threads that write: each call is repeated while the database is away.
 
 
-def _begin(starts: Sequence[Start]) -> list[Begun | None]:
+def begin_all(starts: Sequence[Start]) -> list[Begun | None]:
+    """Begin notifications, each for its message; None for one that is not to be sent."""
     envelopes = [start.envelope for start in starts]
     chosen = {start.envelope.key: start.provider for start in starts}
     found = repeat(_USING, lambda: services.begin_many(envelopes, chosen))

@@ -9,16 +9,14 @@ from typing import Any, Final
 
 from delayed_queue import Envelope, Reject, Retry, RetryPolicy, handler
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
+from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult
 from delayed_queue.http.callbacks.signing import sign
-from delayed_queue.notifications import services
+from delayed_queue.notifications import services, sweeping
 from delayed_queue.notifications.channels import close_routes, signing_secrets
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.models import Channel, Notification, Priority, queue_name
 from delayed_queue.observe import signals
-
-_GONE: Final = 410
 
 
 async def tell(envelope: Envelope) -> None:
@@ -46,12 +44,11 @@ async def tell(envelope: Envelope) -> None:
 def _judge(result: CallbackResult) -> None:
     if result.is_success:
         return
-    code = str(result.status or result.failure)
-    if result.failure is Failure.BLOCKED or result.status == _GONE:
-        raise Reject(f"the callback was refused: {code}")
+    if result.is_final:
+        raise Reject(f"the callback was refused: {result.code}")
     if result.retry_after is not None:
-        raise Retry(max(result.retry_after, timedelta(seconds=1)), code)
-    raise CallbackFailed(code)
+        raise Retry(max(result.retry_after, timedelta(seconds=1)), result.code)
+    raise CallbackFailed(result.code)
 
 
 class CallbackFailed(Exception):
@@ -85,11 +82,11 @@ def sweep(envelope: Envelope) -> None:
     A tick of the prefix ``lost`` goes through all that are open, for those without a message.
     """
     if envelope.key.startswith(f"{LOST}/"):
-        services.fail_lost()
+        sweeping.fail_lost()
         return
-    while services.expire_overdue() == services.SWEEP_LIMIT:
+    while sweeping.expire_overdue() == sweeping.SWEEP_LIMIT:
         pass
-    services.fail_dead()
+    sweeping.fail_dead()
 
 
 def _close(**_: Any) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Final, LiteralString
 
 from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue import ScheduledMessage
-from delayed_queue.db.plans import plan_each_time
 from delayed_queue.db.resilience import is_in_transaction
-from delayed_queue.db.statements import fetch_all_at_once
-from delayed_queue.notifications import sql
+from delayed_queue.db.statements import fetch_all_at_once, plan_each_time
+from delayed_queue.messages import Counts
 from delayed_queue.notifications.catalogue import (
     RememberedTemplates,
     StaleTemplates,
@@ -22,10 +24,81 @@ from delayed_queue.notifications.catalogue import (
     demand_none,
 )
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.ids import new_id
-from delayed_queue.notifications.models import Source, Status
+from delayed_queue.notifications.models import Source, Status, new_id
 from delayed_queue.notifications.services import fetch, offer_callbacks, queue_of
 from delayed_queue.notifications.validation import MAX_GUESSES, FieldError, Request, validate
+
+# Take the dedupe keys that are free, or whose window is over, for these notifications; the rows
+# that come back were taken. Waits for another transaction that takes the same key, so of two at
+# once exactly one wins. The caller sorts the keys, so that two batches never wait for each other,
+# and names each only once. Reads: notification_dedupe.
+CLAIM_KEYS: Final[LiteralString] = """
+INSERT INTO delayed_queue_notification_dedupe AS held (tenant, key, notification_id, until)
+SELECT %(tenant)s::text, key, id, statement_timestamp() + %(window)s::interval
+FROM unnest(%(keys)s::text[], %(ids)s::uuid[]) AS asked (key, id)
+ON CONFLICT (tenant, key) DO UPDATE
+SET notification_id = EXCLUDED.notification_id, until = EXCLUDED.until
+WHERE held.until <= statement_timestamp()
+RETURNING key
+"""
+
+# The notifications that hold those keys. Reads: notification_dedupe, the primary key.
+HOLDERS: Final[LiteralString] = """
+SELECT held.key, n.id, n.status
+FROM delayed_queue_notification_dedupe AS held
+JOIN delayed_queue_notification AS n ON n.id = held.notification_id
+WHERE held.tenant = %(tenant)s
+    AND held.key = ANY (%(keys)s::text[])
+"""
+
+# Store accepted requests in their order, but those whose key belongs to another notification; those
+# for suppressed recipients end at once. It is sent right behind CLAIM_KEYS, whose answer is not
+# there yet: whose a key is, this reads itself, in a snapshot that has what that statement wrote.
+# Asked of each request, for what was never analyzed the planner would read from end to end.
+# Reads: notification_suppression, notification_dedupe.
+INSERT: Final[LiteralString] = """
+INSERT INTO delayed_queue_notification (
+    id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
+    template_version, subject, body, html, send_at, expires_at, dedupe_key, callback_url, status,
+    outcome, ended_at, attempts, provider, provider_id, error_class
+)
+SELECT
+    id, %(tenant)s::text, %(source)s::text, channel, priority, category, recipient, recipient_hash,
+    template, template_version, subject, body, html, COALESCE(send_at, statement_timestamp()),
+    expires_at, dedupe_key, callback_url,
+    CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
+    CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
+    CASE WHEN is_suppressed THEN statement_timestamp() END,
+    0, '', '', ''
+FROM unnest(
+    %(ids)s::uuid[], %(channels)s::text[], %(priorities)s::text[], %(categories)s::text[],
+    %(recipients)s::text[], %(recipient_hashes)s::bytea[], %(templates)s::text[],
+    %(template_versions)s::int[], %(subjects)s::text[], %(bodies)s::text[], %(htmls)s::text[],
+    %(send_ats)s::timestamptz[], %(expires_ats)s::timestamptz[], %(dedupe_keys)s::text[],
+    %(callback_urls)s::text[], %(claims)s::text[]
+) WITH ORDINALITY AS request (
+    id, channel, priority, category, recipient, recipient_hash, template, template_version,
+    subject, body, html, send_at, expires_at, dedupe_key, callback_url, claim, place
+)
+CROSS JOIN LATERAL (
+    SELECT EXISTS (
+        SELECT 1
+        FROM delayed_queue_notification_suppression AS s
+        WHERE s.channel = request.channel
+            AND s.recipient_hash = request.recipient_hash
+            AND s.category IN ('', request.category)
+    ) AS is_suppressed
+) AS suppression
+WHERE claim = ''
+    OR (
+        SELECT held.notification_id
+        FROM delayed_queue_notification_dedupe AS held
+        WHERE held.tenant = %(tenant)s::text
+            AND held.key = claim
+    ) = id
+ORDER BY place
+RETURNING id, status
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +197,7 @@ class _Intake:
         # A key whose notification is gone stands for nothing.
         orphans = [each for each in asked if each.id not in statuses and each.claim not in holders]
         if orphans:
-            rows = fetch(sql.INSERT, self._columns(orphans) | {"claims": [""] * len(orphans)})
+            rows = fetch(INSERT, self._columns(orphans) | {"claims": [""] * len(orphans)})
             statuses |= _statuses(rows)
         self._offer([each for each in asked if each.id in statuses], statuses)
         return {each.place: _answer(each, firsts, statuses, holders) for each in candidates}
@@ -139,8 +212,8 @@ class _Intake:
         confirmation = templates.confirmation()
         steps = [] if confirmation is None else [confirmation]
         if firsts:
-            steps.append((sql.CLAIM_KEYS, self._claim_params(firsts)))
-        steps.append((sql.INSERT, self._columns(asked)))
+            steps.append((CLAIM_KEYS, self._claim_params(firsts)))
+        steps.append((INSERT, self._columns(asked)))
         answers = fetch_all_at_once(DEFAULT_DB_ALIAS, steps)
         if confirmation is not None:
             demand_none(answers[0])
@@ -170,7 +243,7 @@ class _Intake:
         keys = sorted(each.claim for each in held)
         if not keys:
             return {}
-        rows = fetch(sql.HOLDERS, {"tenant": self.tenant, "keys": keys})
+        rows = fetch(HOLDERS, {"tenant": self.tenant, "keys": keys})
         return {key: (id_, Status(status)) for key, id_, status in rows}
 
     def _offer(self, stored: list[_Candidate], statuses: dict[uuid.UUID, Status]) -> None:
@@ -231,3 +304,82 @@ _COLUMNS: Final = (
 def _later(send_at: datetime | None, now: datetime) -> datetime | None:
     """Return None, at once, for the past: a date long gone must not overtake what waits."""
     return send_at if send_at is not None and send_at > now else None
+
+
+BATCH: Final = 500
+_FRESH_SECONDS: Final = 10
+
+
+class NoLongerValid(ValueError):
+    """Rows were good when they were checked, and are not any more; the text names no row."""
+
+
+def import_rows(rows: Iterable[dict[str, Any]]) -> Counts:
+    """Store the rows as notifications of the tenant that is their queue's name.
+
+    One transaction for each 500 rows. A row's key is its ``dedupeKey`` where the payload has
+    none, so rows that were stored before count as ignored. Raises NoLongerValid when rows have
+    become invalid since they were checked, such as expired; what was stored by then stays.
+    """
+    given = iter(rows)
+    counts = Counts()
+    while batch := list(islice(given, BATCH)):
+        counts += _stored(batch)
+    return counts
+
+
+def check(row: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the row, in the words of the REST interface."""
+    found = validate(request_of(row), _templates(int(time.monotonic() // _FRESH_SECONDS)))
+    if isinstance(found, Request):
+        return []
+    return [f"{each.path}: {each.message}" if each.path else each.message for each in found]
+
+
+import_rows.check = check  # type: ignore[attr-defined]
+
+
+def request_of(row: dict[str, Any]) -> Any:
+    """Return the request that the row stands for; what says nothing itself takes it from there."""
+    request = row["payload"]
+    if not isinstance(request, dict):
+        return request
+    send_at = _send_at(row)
+    filled = {"dedupeKey": row["key"], **({"sendAt": send_at.isoformat()} if send_at else {})}
+    return {**request, **{name: each for name, each in filled.items() if not _has(request, name)}}
+
+
+def _has(request: dict[str, Any], name: str) -> bool:
+    return request.get(name) is not None and request[name] != ""
+
+
+def _send_at(row: dict[str, Any]) -> datetime | None:
+    at: datetime | None = row["schedule_at"]
+    return datetime.now(UTC) + row["delay"] if at is None and row["delay"] is not None else at
+
+
+@lru_cache(maxsize=1)
+def _templates(period: int) -> StoredTemplates:
+    """Return templates looked up in this period: an executor's process lives for many imports."""
+    return StoredTemplates()
+
+
+def _stored(batch: Sequence[dict[str, Any]]) -> Counts:
+    requests: dict[str, list[Any]] = {}
+    for row in batch:
+        requests.setdefault(row["queue"], []).append(request_of(row))
+    found = (_accepted(tenant, requests[tenant]) for tenant in sorted(requests))
+    return sum(found, Counts())
+
+
+def _accepted(tenant: str, requests: Sequence[Any]) -> Counts:
+    answers = accept(requests, tenant=tenant, source=Source.IMPORT)
+    refused = [each for each in answers if isinstance(each, Refused)]
+    if refused:
+        first = refused[0].errors[0]
+        raise NoLongerValid(
+            f"{len(refused)} rows have become invalid since they were checked, the first: "
+            f"{first.path} {first.message}. Import again: such rows are put aside then."
+        )
+    ignored = sum(isinstance(each, Accepted) and each.is_duplicate for each in answers)
+    return Counts(created=len(answers) - ignored, ignored=ignored)

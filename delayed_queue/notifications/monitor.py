@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, LiteralString
 
-from delayed_queue.notifications.ids import first_id_at, time_of
-from delayed_queue.notifications.models import ParkedRequest, Priority, Status
+from delayed_queue.notifications.models import ParkedRequest, Priority, Status, first_id_at, time_of
 from delayed_queue.notifications.services import QUEUES, fetch
 from delayed_queue.observe.overview import Count, QueueDepth, cap_for, depths
 

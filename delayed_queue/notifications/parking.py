@@ -7,19 +7,39 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 from django.db import DataError, IntegrityError, transaction
 
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.http.api import Problem
 from delayed_queue.http.api.bodies import parse
-from delayed_queue.notifications import intake, sql
+from delayed_queue.notifications import intake
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import Refused
 from delayed_queue.notifications.models import ParkedRequest, Source
 from delayed_queue.notifications.services import execute
 from delayed_queue.notifications.validation import FieldError
+
+# Keep broker's messages that are no valid requests; one that is kept already is counted.
+# Reads: notification_parked_digest.
+PARK: Final[LiteralString] = """
+INSERT INTO delayed_queue_notification_parked AS parked (
+    digest, origin, tenant, message_id, content_type, body, reason, errors, times
+)
+SELECT digest, %(origin)s, %(tenant)s, message_id, content_type, body, reason, errors, times
+FROM unnest(
+    %(digests)s::bytea[], %(message_ids)s::text[], %(content_types)s::text[],
+    %(bodies)s::bytea[], %(reasons)s::text[], %(errors)s::jsonb[], %(times)s::int[]
+) AS refused (digest, message_id, content_type, body, reason, errors, times)
+ON CONFLICT (digest) DO UPDATE
+SET
+    times = parked.times + EXCLUDED.times,
+    parked_at = statement_timestamp(),
+    reason = EXCLUDED.reason,
+    errors = EXCLUDED.errors
+"""
+
 
 JSON: Final = "application/json"
 ENCODINGS: Final = ("", "utf-8", "utf8", "binary", "us-ascii")
@@ -145,7 +165,7 @@ def park(refused: Iterable[tuple[Incoming, Refused]], origin: str, tenant: str) 
         "errors": [json.dumps([e.as_dict() for e in answer.errors]) for _, answer in kept],
         "times": [times[digest] for digest, _ in rows],
     }
-    execute(sql.PARK, params)
+    execute(PARK, params)
 
 
 def _reason(answer: Refused) -> str:

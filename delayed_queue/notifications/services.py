@@ -1,4 +1,4 @@
-"""The life of a notification after its intake: in flight, settled, cancelled, tried again.
+"""A notification in flight: begun, turned to a provider, settled.
 
 A dispatcher claims a message, calls ``begin``, sends outside any transaction, and writes the end
 with ``finish``, ``fail`` or ``defer``, fenced by the lease of the message. Each of these is one
@@ -9,7 +9,7 @@ its lease is over; the next ``begin`` takes over.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
@@ -18,7 +18,6 @@ from django.db import connection, transaction
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.handlers import storable
-from delayed_queue.notifications import sql
 from delayed_queue.notifications.models import (
     MAX_NAME_LENGTH,
     Channel,
@@ -28,8 +27,180 @@ from delayed_queue.notifications.models import (
     queue_name,
 )
 
+# A delivery for each of ``held`` that was begun by somebody who never wrote how it ended:
+# the provider may have seen it.
+INTERRUPTED: Final[LiteralString] = """
+interrupted AS (
+    INSERT INTO delayed_queue_notification_delivery (
+        notification_id, attempt, provider, provider_id, outcome, error_class, detail
+    )
+    SELECT id, attempts, '', '', 'unfinished', '', ''
+    FROM held
+    WHERE was_interrupted
+)"""
+
+# Begin notifications, for the leases of their messages. A row comes back for each that is
+# still open, PROCESSING under its lease, with what is to become of it: sent, or ended as expired
+# or suppressed, which the caller settles at once. One whose former dispatcher never wrote how it
+# ended (another lease) is taken over, and a delivery tells so. Twice under one lease changes
+# nothing, so that a lost answer can be asked for again.
+# "provider" is the one that is about to be called; it comes back as it is, unless the last call
+# may have been accepted ("in doubt"): then as the one that was called.
+# Only for whoever holds the message now: one that was stopped or cut off for longer than its lease
+# must not take over from the one that has the message since, and end what that one is sending.
+# Rows are locked in the order of their ids: batches that overlap wait, and never for each other.
+# Expiry is by the clock, not the statement's start: the wait for a lock counts.
+# Who holds a message is asked once for each, before notifications are looked for, and the kind
+# behind COALESCE: planned while the queue was empty, its index leads to all messages of the kind.
+# Reads: the primary key, notification_suppression, delayed_queue__PKeyPlusKindUniqueIndex.
+BEGIN: Final[LiteralString] = (
+    """
+WITH asked AS MATERIALIZED (
+    SELECT id, lease_id, provider
+    FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(leases)s::uuid[], %(providers)s::text[])
+        AS given (id, kind, lease_id, provider)
+    WHERE lease_id::text = (
+        SELECT m."lockUuid"
+        FROM delayed_queue AS m
+        WHERE m."pKey" = given.id::text
+            AND COALESCE(m."pKind" = given.kind, false)
+    )
+),
+held AS MATERIALIZED (
+    SELECT
+        n.id,
+        asked.lease_id,
+        asked.provider,
+        n.attempts,
+        n.outcome = 'in doubt' OR (n.status = 'PROCESSING' AND n.lease_id <> asked.lease_id)
+            AS in_doubt,
+        n.lease_id IS DISTINCT FROM asked.lease_id AS is_new,
+        n.status = 'PROCESSING' AND n.lease_id <> asked.lease_id AS was_interrupted,
+        CASE
+            WHEN n.expires_at <= clock_timestamp() THEN 'EXPIRED'
+            WHEN EXISTS (
+                SELECT 1
+                FROM delayed_queue_notification_suppression AS s
+                WHERE s.channel = n.channel
+                    AND s.recipient_hash = n.recipient_hash
+                    AND s.category IN ('', n.category)
+            ) THEN 'CANCELLED'
+            ELSE 'PROCESSING'
+        END AS verdict
+    FROM delayed_queue_notification AS n
+    JOIN asked ON asked.id = n.id
+    WHERE n.status IN ('ENQUEUED', 'PROCESSING')
+    ORDER BY n.id
+    FOR UPDATE OF n
+),"""
+    + INTERRUPTED
+    + """
+UPDATE delayed_queue_notification AS n
+SET
+    status = 'PROCESSING',
+    lease_id = held.lease_id,
+    attempts = n.attempts + CASE WHEN is_new AND verdict = 'PROCESSING' THEN 1 ELSE 0 END,
+    started_at = CASE WHEN is_new THEN clock_timestamp() ELSE n.started_at END,
+    provider = CASE WHEN is_new AND NOT in_doubt THEN held.provider ELSE n.provider END
+FROM held
+WHERE n.id = held.id
+RETURNING
+    n.id, n.lease_id, n.tenant, n.channel, n.priority, n.category, n.recipient,
+    n.recipient_hash, n.subject, n.body, n.html, n.expires_at, n.callback_url, n.attempts,
+    held.was_interrupted, n.provider, held.in_doubt, held.verdict
+"""
+)
+
+# Note which provider is called next, before it is: after a crash it is the one that may have the
+# message. Fenced like SETTLE; no row comes back when the lease was lost, and then none may be.
+# Reads: the primary key.
+TURN_TO: Final[LiteralString] = """
+UPDATE delayed_queue_notification
+SET provider = %(provider)s
+WHERE id = %(id)s
+    AND status = 'PROCESSING'
+    AND lease_id = %(lease_id)s
+RETURNING id
+"""
+
+# Write how attempts ended, with a delivery for each call of a provider. Fenced: only while the
+# notification is PROCESSING under that lease. The deliveries are written all the same, because
+# the provider has seen them; once, for a statement whose answer was lost is sent again, and an
+# attempt calls no provider twice. What would be tried again after its expiry is EXPIRED at once.
+# Rows are locked in the order of their ids, as above.
+# Reads: the primary key, the index of deliveries by notification.
+SETTLE: Final[LiteralString] = """
+WITH settled AS (
+    SELECT id, lease_id, status, delay, provider, provider_id, outcome, error_class
+    FROM unnest(
+        %(ids)s::uuid[], %(leases)s::uuid[], %(statuses)s::text[], %(delays)s::interval[],
+        %(providers)s::text[], %(provider_ids)s::text[], %(outcomes)s::text[],
+        %(error_classes)s::text[]
+    ) AS settled (
+        id, lease_id, status, delay, provider, provider_id, outcome, error_class
+    )
+),
+held AS MATERIALIZED (
+    SELECT
+        n.id,
+        CASE
+            WHEN settled.status = 'ENQUEUED'
+                AND n.expires_at <= clock_timestamp() + settled.delay THEN 'EXPIRED'
+            ELSE settled.status
+        END AS status,
+        settled.provider,
+        settled.provider_id,
+        CASE
+            WHEN settled.status = 'ENQUEUED'
+                AND settled.outcome = ''
+                AND n.expires_at <= clock_timestamp() + settled.delay THEN 'expired'
+            ELSE settled.outcome
+        END AS outcome,
+        settled.error_class
+    FROM delayed_queue_notification AS n
+    JOIN settled ON settled.id = n.id AND settled.lease_id = n.lease_id
+    WHERE n.status = 'PROCESSING'
+    ORDER BY n.id
+    FOR UPDATE OF n
+),
+recorded AS (
+    INSERT INTO delayed_queue_notification_delivery (
+        notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
+    )
+    SELECT
+        notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
+    FROM unnest(
+        %(call_ids)s::uuid[], %(call_attempts)s::int[], %(call_providers)s::text[],
+        %(call_provider_ids)s::text[], %(call_outcomes)s::text[], %(call_error_classes)s::text[],
+        %(call_details)s::text[], %(call_durations)s::int[]
+    ) AS call (
+        notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
+    )
+    WHERE (
+            SELECT TRUE
+            FROM delayed_queue_notification_delivery AS d
+            WHERE d.notification_id = call.notification_id
+                AND d.attempt = call.attempt
+                AND d.provider = call.provider
+            LIMIT 1
+        ) IS NULL
+)
+UPDATE delayed_queue_notification AS n
+SET
+    status = held.status,
+    lease_id = NULL,
+    provider = held.provider,
+    provider_id = held.provider_id,
+    outcome = held.outcome,
+    error_class = held.error_class,
+    ended_at = CASE WHEN held.status <> 'ENQUEUED' THEN clock_timestamp() END
+FROM held
+WHERE n.id = held.id
+RETURNING n.id, n.status
+"""
+
+
 CALLBACK_QUEUE: Final = "notifications-callbacks"
-SWEEP_LIMIT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +287,7 @@ def begin_many(
     asked = sorted((each.key, _KINDS[each.queue], each.lease_id) for each in envelopes)
     chosen = providers or {}
     rows = fetch(
-        sql.BEGIN,
+        BEGIN,
         {
             "ids": [key for key, _, _ in asked],
             "kinds": [kind for _, kind, _ in asked],
@@ -144,7 +315,7 @@ _ENDINGS: Final = {Status.EXPIRED: "expired", Status.CANCELLED: "suppressed"}
 def turn_to(begun: Begun, provider: str) -> bool:
     """Note that this provider is called next; False when the lease was lost, so call none."""
     params = {"id": begun.id, "lease_id": begun.lease_id, "provider": provider}
-    return bool(fetch(sql.TURN_TO, params))
+    return bool(fetch(TURN_TO, params))
 
 
 def finish(begun: Begun, calls: Sequence[Call]) -> Status | None:
@@ -182,9 +353,9 @@ def settle_many(settlements: Sequence[Settlement]) -> dict[uuid.UUID, Status]:
     params = _settlement_params(settlements) | _call_params(settlements)
     called = {each.begun.id for each in settlements if each.begun.callback_url}
     if not called:
-        return _statuses(fetch(sql.SETTLE, params))
+        return _statuses(fetch(SETTLE, params))
     with transaction.atomic():
-        statuses = _statuses(fetch(sql.SETTLE, params))
+        statuses = _statuses(fetch(SETTLE, params))
         offer_callbacks((id_, statuses[id_]) for id_ in called if id_ in statuses)
     return statuses
 
@@ -255,77 +426,6 @@ def offer_callbacks(ended: Iterable[tuple[uuid.UUID, str]]) -> None:
 
 
 _CALLBACKS: Final = DelayedQueue(CALLBACK_QUEUE)
-
-
-@transaction.atomic
-def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
-    """Cancel a notification that waits, and drop its message; False in any other state."""
-    rows = fetch(sql.CANCEL, {"id": id_, "reason": reason})
-    for priority, channel, callback_url in rows:
-        queue_of(priority, channel).drop_message(str(id_))
-        if callback_url:
-            offer_callbacks([(id_, Status.CANCELLED)])
-    return bool(rows)
-
-
-@transaction.atomic
-def retry(id_: uuid.UUID, *, even_in_doubt: bool = True) -> bool:
-    """Put a failed notification back into its queue; False in any other state, or too late.
-
-    One that is in doubt may be sent twice by that: where many are chosen at a time, say whether
-    those are meant.
-    """
-    rows = fetch(sql.RETRY, {"id": id_, "even_in_doubt": even_in_doubt})
-    for priority, channel in rows:
-        queue_of(priority, channel).offer_or_update(str(id_), None)
-    return bool(rows)
-
-
-@transaction.atomic
-def expire_overdue(limit: int = SWEEP_LIMIT) -> int:
-    """Mark waiting notifications whose time is over; return how many, at most the limit."""
-    return _tell(fetch(sql.EXPIRE, {"limit": limit}))
-
-
-@transaction.atomic
-def fail_dead(limit: int = SWEEP_LIMIT) -> int:
-    """Fail open notifications whose message became a dead letter; return how many."""
-    kinds = [queue.kind for queue in QUEUES.values()]
-    return sum(_tell(fetch(sql.FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
-
-
-def fail_lost(limit: int = SWEEP_LIMIT) -> int:
-    """Fail open notifications that have no message, so that nobody would send them.
-
-    Goes through all that are open, ``limit`` with each statement; returns how many it failed.
-    """
-    return sum(
-        _fail_lost(lost)
-        for status in (Status.ENQUEUED, Status.PROCESSING)
-        for lost in _without_message(status, limit)
-        if lost
-    )
-
-
-def _without_message(status: Status, limit: int) -> Iterator[list[uuid.UUID]]:
-    after = uuid.UUID(int=0)
-    while True:
-        params = {"status": status.value, "after": after, "limit": limit}
-        rows = fetch(sql.WITHOUT_MESSAGE, params)
-        yield [id_ for id_, is_lost in rows if is_lost]
-        if len(rows) < limit:
-            return
-        after = rows[-1][0]
-
-
-@transaction.atomic
-def _fail_lost(ids: list[uuid.UUID]) -> int:
-    return _tell(fetch(sql.FAIL_LOST, {"ids": ids}))
-
-
-def _tell(ended: list[tuple[Any, ...]]) -> int:
-    offer_callbacks((id_, status) for id_, status, callback_url in ended if callback_url)
-    return len(ended)
 
 
 def fetch(statement: LiteralString, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:

@@ -82,7 +82,8 @@ def log_poll(queue: str, keys: Sequence[str]) -> None:
 
 
 def _ids(envelope: Envelope) -> dict[str, Any]:
-    return {"queue": envelope.queue, "key": envelope.key, "attempt": envelope.attempt}
+    named = {"handler": envelope.handler} if envelope.handler else {}
+    return {"queue": envelope.queue, "key": envelope.key, "attempt": envelope.attempt, **named}
 
 
 def _log_leased(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:

@@ -52,19 +52,19 @@ class PrometheusInstrument:
 
     @contextmanager
     def handling(self, envelope: Envelope) -> Iterator[None]:
-        metrics, queue = self._metrics, envelope.queue
+        metrics, labels = self._metrics, (envelope.queue, envelope.handler)
         # The database's clock set the due time, this host's clock reads it: small skews show.
-        metrics.lateness.labels(queue).observe(max(time.time() - envelope.due_at_ms / 1000, 0))
+        metrics.lateness.labels(*labels).observe(max(time.time() - envelope.due_at_ms / 1000, 0))
         outcome = ending(None)
         started_at = time.perf_counter()
         try:
-            with metrics.in_progress.labels(queue).track_inprogress():
+            with metrics.in_progress.labels(*labels).track_inprogress():
                 yield
         except BaseException as error:
             outcome = ending(error)
             raise
         finally:
-            metrics.duration.labels(queue, outcome).observe(time.perf_counter() - started_at)
+            metrics.duration.labels(*labels, outcome).observe(time.perf_counter() - started_at)
 
 
 class _Metrics:
@@ -73,15 +73,15 @@ class _Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.duration = Histogram(
             "delayed_queue_handler_duration_seconds", "How long handlers ran, by their ends.",
-            ["queue", "outcome"], buckets=_DURATIONS, registry=registry,
+            ["queue", "handler", "outcome"], buckets=_DURATIONS, registry=registry,
         )  # fmt: skip
         self.lateness = Histogram(
             "delayed_queue_lateness_seconds", "How long after their due time handlers started.",
-            ["queue"], buckets=_LATENESS, registry=registry,
+            ["queue", "handler"], buckets=_LATENESS, registry=registry,
         )  # fmt: skip
         self.in_progress = Gauge(
             "delayed_queue_handlers_in_progress", "Handlers that are running.",
-            ["queue"], multiprocess_mode="livesum", registry=registry,
+            ["queue", "handler"], multiprocess_mode="livesum", registry=registry,
         )  # fmt: skip
         self._counters = {
             name: Counter(f"delayed_queue_messages_{name}", text, ["queue"], registry=registry)

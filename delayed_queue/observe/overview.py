@@ -14,11 +14,15 @@ from delayed_queue.codecs import codec_named, kind_of
 from delayed_queue.handlers import Handler, registry
 from delayed_queue.messages import MAX_MILLISECONDS, MILLISECOND
 from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
+from delayed_queue.observe.store import EstimateRow, estimates
 from delayed_queue.queue.hooks import hooks
-from delayed_queue.queue.store.inspect import OverviewRow
+from delayed_queue.queue.store.inspect import Caps, OverviewRow
 
 MAX_KINDS: Final = 100
 LEASE_CAP: Final = 10_000
+# Exact to so many where what is beyond is estimated; what is clearly more is not counted at all.
+EXACT: Final = 10_000
+_CLEARLY_MORE: Final = 15_000
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _CAPS: Final = (10_000, 5_000, 2_000, 1_000)
 # Of messages counted at once, over all queues: with many queues each is counted less far.
@@ -33,12 +37,15 @@ class KindName(NamedTuple):
 
 
 class Count(NamedTuple):
-    """A count, and whether counting stopped there."""
+    """A count, and whether counting stopped there; then it may be estimated."""
 
     value: int
     is_cut: bool
+    is_estimated: bool = False
 
     def __str__(self) -> str:
+        if self.is_estimated:
+            return f"≈ {float(f'{self.value:.2g}'):,.0f}"
         return f"{self.value:,}+" if self.is_cut else f"{self.value:,}"
 
 
@@ -162,6 +169,42 @@ def depths(
     chosen = cap_for(len(kinds)) if cap is None else cap
     rows = Message.objects.overview(kinds, chosen, lease_cap=LEASE_CAP, using=using)
     return sorted(_depth(row, chosen) for row in rows)
+
+
+def estimated_depths(kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> list[QueueDepth]:
+    """Count the messages of each kind to 10,000, and estimate those beyond; sorted by kind.
+
+    Of a large table a few hundred pages tell first of which there are so many that none is counted.
+    """
+    guesses = {each.kind: each for each in estimates(using=using)}
+    of_kinds = [guesses.get(kind, EstimateRow(kind)) for kind in kinds]
+    caps = [Caps(_cap(each.due), _cap(each.scheduled), _cap(each.dead)) for each in of_kinds]
+    rows = Message.objects.overview(kinds, EXACT, lease_cap=LEASE_CAP, caps=caps, using=using)
+    return sorted(_estimated(row, guesses.get(row.kind, EstimateRow(row.kind))) for row in rows)
+
+
+def _cap(guess: int) -> int:
+    return EXACT if guess < _CLEARLY_MORE else 0
+
+
+def _estimated(row: OverviewRow, guess: EstimateRow) -> QueueDepth:
+    return QueueDepth(
+        kind=row.kind,
+        due=_count(row.due, guess.due),
+        scheduled=_count(row.scheduled, guess.scheduled, is_cut=row.read >= EXACT),
+        leased=_count(row.leased, guess.leased, is_cut=row.held >= LEASE_CAP),
+        dead=_count(row.dead, guess.dead),
+        oldest_due_age=_span(row.oldest_due_age),
+    )
+
+
+def _count(counted: int, guess: int, *, is_cut: bool | None = None) -> Count:
+    """Return what was counted, or the guess where counting stopped, or was not begun."""
+    if guess >= _CLEARLY_MORE and counted < EXACT:
+        return Count(max(counted, guess), is_cut=True, is_estimated=True)
+    if counted >= EXACT if is_cut is None else is_cut:
+        return Count(max(counted, guess), is_cut=True, is_estimated=guess > counted)
+    return Count(counted, is_cut=False)
 
 
 def _depth(row: OverviewRow, cap: int) -> QueueDepth:

@@ -27,7 +27,7 @@ class SentryInstrument:
     def handling(self, envelope: Envelope) -> Iterator[None]:
         with sentry_sdk.isolation_scope() as scope:
             scope.clear_breadcrumbs()
-            scope.set_transaction_name(f"handle {envelope.queue}")
+            scope.set_transaction_name(f"handle {envelope.handler or envelope.queue}")
             scope.set_tag("delayed_queue.queue", envelope.queue)
             scope.set_tag("delayed_queue.key", envelope.key)
             scope.set_tag("delayed_queue.attempt", envelope.attempt)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
 
+from delayed_queue.observe.logs import log
 from delayed_queue.observe.store import oldest_snapshot_row
 
 # A snapshot is old after so long, or, of holders without a beginning, by so many transactions.
@@ -86,3 +90,39 @@ def oldest_snapshot(using: str = DEFAULT_DB_ALIAS) -> Snapshot | None:
         found.dead_rows,
         found.hidden,
     )
+
+
+class SnapshotWatch:
+    """Logs who holds an old snapshot: once when it is found, and once when it is gone.
+
+    For one worker of all: ``is_first`` is asked each time whether it is this one, so that the
+    catalogue is read once a minute however many there are.
+    """
+
+    def __init__(self, using: str, *, limit: timedelta = OLD, interval: float = 60.0) -> None:
+        self._using = using
+        self._limit = limit
+        self._interval = interval
+        self._next_at = time.monotonic() + interval
+        self._told: tuple[str, str] | None = None
+
+    def look(self, is_first: Callable[[], bool]) -> None:
+        """Look if it is time to; what is found is logged."""
+        if time.monotonic() < self._next_at:
+            return
+        self._next_at = time.monotonic() + self._interval
+        if not is_first():
+            self._told = None
+            return
+        found = oldest_snapshot(self._using)
+        self._tell(found if found is not None and found.is_older_than(self._limit) else None)
+
+    def _tell(self, found: Snapshot | None) -> None:
+        holder = None if found is None else (found.holder, found.name)
+        if holder == self._told:
+            return
+        if self._told is not None:
+            log(logging.INFO, "snapshot_gone", holder=" ".join(self._told))
+        if found is not None:
+            log(logging.WARNING, "snapshot_held", holder=found, rows=found.rows, ends=found.remedy)
+        self._told = holder

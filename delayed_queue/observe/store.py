@@ -1,15 +1,17 @@
-"""Who keeps deleted messages from being cleaned away."""
+"""Samples of queues, and who keeps deleted messages from being cleaned away."""
 
 from __future__ import annotations
 
-from typing import Final, LiteralString, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
-from delayed_queue.db.rows import row_of
+from delayed_queue.db.days import DailyTable
+from delayed_queue.db.sql import CLOCK, row_of, rows_of
 
 # The oldest of what VACUUM must keep rows for in this database: snapshots and transactions of its
 # sessions, prepared transactions, and, of the whole server, standbys that give feedback, with or
-# without a slot. What is too young to tell is left out by the caller. Without the role
+# without a slot. What is too young to tell is left out by the caller.
 # A VACUUM shows a snapshot and holds up nobody. Without the role
 # pg_read_all_stats the sessions of others show no snapshot; "hidden" counts them.
 # Reads: no table of ours; the lists of sessions, prepared transactions and slots.
@@ -83,3 +85,363 @@ class SnapshotRow(NamedTuple):
 
 def oldest_snapshot_row(*, using: str = db.DEFAULT_ALIAS) -> SnapshotRow:
     return row_of(SnapshotRow, db.fetch(using, OLDEST_SNAPSHOT, {}))
+
+
+# How many messages and dead letters there are of each kind, reckoned from a few hundred pages of
+# each table, always the same while it does not grow; of small tables nothing. The planner's own
+# statistics would tell neither: it takes kind and schedule for independent.
+# Reads: that many pages of the tables.
+ESTIMATES: Final[LiteralString] = (
+    CLOCK
+    + """,
+shares AS MATERIALIZED (
+    SELECT
+        CASE WHEN pages < %(small)s::float8 THEN 0
+            ELSE LEAST(100 * %(pages)s::float8 / pages, 100)
+        END
+            AS messages,
+        CASE WHEN letters < %(small)s::float8 THEN 0
+            ELSE LEAST(100 * %(pages)s::float8 / letters, 100)
+        END
+            AS letters
+    FROM (
+        SELECT
+            pg_relation_size('delayed_queue') / 8192.0::float8 AS pages,
+            pg_relation_size('delayed_queue_dead_letter') / 8192.0::float8 AS letters
+    ) AS sizes
+),
+found AS (
+    SELECT
+        "pKind" AS kind,
+        100 / (SELECT messages FROM shares) AS weight,
+        count(*) FILTER (WHERE "scheduledAt" <= (SELECT now FROM clock)) AS due,
+        count(*) FILTER (
+            WHERE "scheduledAt" > (SELECT now FROM clock) AND "lockUuid" IS NULL
+        ) AS scheduled,
+        count(*) FILTER (
+            WHERE "scheduledAt" > (SELECT now FROM clock) AND "lockUuid" IS NOT NULL
+        ) AS leased,
+        0 AS dead
+    FROM delayed_queue TABLESAMPLE SYSTEM ((SELECT messages FROM shares)) REPEATABLE (1)
+    GROUP BY "pKind"
+    UNION ALL
+    SELECT "pKind", 100 / (SELECT letters FROM shares), 0, 0, 0, count(*)
+    FROM delayed_queue_dead_letter TABLESAMPLE SYSTEM ((SELECT letters FROM shares)) REPEATABLE (1)
+    GROUP BY "pKind"
+)
+SELECT
+    kind, sum(weight * due)::bigint, sum(weight * scheduled)::bigint, sum(weight * leased)::bigint,
+    sum(weight * dead)::bigint
+FROM found
+GROUP BY kind
+"""
+)
+
+
+# The minute of a sample: what is told soon after its end is of it.
+_MINUTE: Final[LiteralString] = "((SELECT now FROM clock) - 30000) / 60000"
+
+# Try to be the one who measures a minute: the row without a kind says that it is taken, and by
+# which versions the live workers are. Nobody waits for whoever is at it: it is tried under a lock.
+# Returns the clock and the minute, NULL when another has it.
+# Reads: worker_heartbeat, the primary key of samples.
+TAKE_MINUTE: Final[LiteralString] = (
+    CLOCK
+    + """,
+taken AS (
+    INSERT INTO delayed_queue_sample ("pKind", minute, versions)
+    SELECT '', """
+    + _MINUTE
+    + """, (
+        SELECT string_agg(DISTINCT version, ', ')
+        FROM (
+            SELECT version
+            FROM delayed_queue_worker
+            WHERE "heartbeatAt" > (SELECT now FROM clock) - %(age)s::bigint
+            ORDER BY "heartbeatAt" DESC, id DESC
+            LIMIT (SELECT %(limit)s::integer)
+        ) AS live
+    )
+    WHERE pg_try_advisory_xact_lock(7310600482201522)
+    ON CONFLICT ("pKind", minute) DO NOTHING
+    RETURNING minute
+)
+SELECT now, (SELECT minute FROM taken)
+FROM clock
+"""
+)
+
+# Write how full queues are at the end of a minute; in one order, so that two who write the same
+# rows wait for each other and nothing worse. Reads: the primary key of samples.
+NOTE_DEPTHS: Final[LiteralString] = """
+INSERT INTO delayed_queue_sample AS stored (
+    "pKind", minute, due, scheduled, leased, dead, late
+)
+SELECT kind, %(minute)s::integer, due, scheduled, leased, dead, late
+FROM unnest(
+    %(kinds)b::text[], %(due)s::integer[], %(scheduled)s::integer[], %(leased)s::integer[],
+    %(dead)s::integer[], %(late)s::integer[]
+) AS measured (kind, due, scheduled, leased, dead, late)
+ORDER BY kind COLLATE "C"
+ON CONFLICT ("pKind", minute) DO UPDATE
+SET due = EXCLUDED.due,
+    scheduled = EXCLUDED.scheduled,
+    leased = EXCLUDED.leased,
+    dead = EXCLUDED.dead,
+    late = EXCLUDED.late
+"""
+
+# Add what a worker has counted since it last did; of the histograms, element by element: the upper
+# six bits of each are what is counted, the lower 25 how often. In one order, as above.
+# Reads: the primary key of samples.
+ADD_COUNTS: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_sample AS stored ("pKind", minute, done, failed, died, times)
+SELECT kind, """
+    + _MINUTE
+    + """, done, failed, died, times::integer[]
+FROM unnest(
+    %(kinds)b::text[], %(done)s::integer[], %(failed)s::integer[], %(died)s::integer[],
+    %(times)b::text[]
+) AS counted (kind, done, failed, died, times)
+ORDER BY kind COLLATE "C"
+ON CONFLICT ("pKind", minute) DO UPDATE
+SET done = stored.done + EXCLUDED.done,
+    failed = stored.failed + EXCLUDED.failed,
+    died = stored.died + EXCLUDED.died,
+    times = ARRAY(
+        SELECT ((each >> 25) << 25) + LEAST(sum(each & 33554431), 33554431)::integer
+        FROM unnest(stored.times || EXCLUDED.times) AS each
+        GROUP BY each >> 25
+        ORDER BY each >> 25
+    )
+"""
+)
+
+# What was full of the latest minutes, for many queues. Reads: the primary key of samples.
+TRENDS: Final[LiteralString] = """
+SELECT "pKind", minute, due, late
+FROM delayed_queue_sample
+WHERE "pKind" = ANY (%(kinds)s::text[])
+    AND minute >= %(since)s::integer
+    AND minute < %(until)s::integer
+"""
+
+# A queue's history by steps of some minutes: the most that it was full, the last that was stored
+# in it, and sums. Reads: the primary key of samples.
+HISTORY: Final[LiteralString] = """
+SELECT
+    minute / %(step)s::integer, max(due), max(scheduled), max(leased), max(dead), max(late),
+    (array_agg(due + scheduled + leased ORDER BY minute DESC) FILTER (WHERE due IS NOT NULL))[1],
+    sum(done)::bigint, sum(failed)::bigint, sum(died)::bigint
+FROM delayed_queue_sample
+WHERE "pKind" = %(kind)s
+    AND minute >= %(since)s::integer
+    AND minute < %(until)s::integer
+GROUP BY 1
+ORDER BY 1
+"""
+
+# The same of its histograms. Reads: the primary key of samples.
+HISTOGRAMS: Final[LiteralString] = """
+SELECT minute / %(step)s::integer, each >> 25, sum(each & 33554431)::bigint
+FROM delayed_queue_sample
+CROSS JOIN LATERAL unnest(times) AS each
+WHERE "pKind" = %(kind)s
+    AND minute >= %(since)s::integer
+    AND minute < %(until)s::integer
+GROUP BY 1, 2
+ORDER BY 1, 2
+"""
+
+# In which steps any minute was sampled, and by which versions. Reads: the primary key of samples.
+SAMPLED: Final[LiteralString] = """
+SELECT minute / %(step)s::integer, string_agg(versions, ', ')
+FROM delayed_queue_sample
+WHERE "pKind" = ''
+    AND minute >= %(since)s::integer
+    AND minute < %(until)s::integer
+GROUP BY 1
+ORDER BY 1
+"""
+
+# The last minute that was sampled, within a day. Reads: the primary key of samples.
+LAST_SAMPLED: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT now / 60000, (
+    SELECT max(minute)
+    FROM delayed_queue_sample
+    WHERE "pKind" = ''
+        AND minute >= (SELECT now FROM clock) / 60000 - 1440
+        AND minute <= (SELECT now FROM clock) / 60000
+)
+FROM clock
+"""
+)
+
+# Delete from the rest what is over, at most so many at a time. Reads: the rest, from end to end; it
+# is small.
+PRUNE_SAMPLES: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_sample_rest
+WHERE ctid = ANY (ARRAY(
+    SELECT ctid
+    FROM delayed_queue_sample_rest
+    WHERE minute < ((SELECT now FROM clock) - %(age)s::bigint) / 60000
+    LIMIT %(limit)s::integer
+))
+"""
+)
+_MINUTES_A_DAY: Final = 1440
+
+SAMPLES_BY_DAY: Final = DailyTable(
+    "delayed_queue_sample", "minute", lambda day: day * _MINUTES_A_DAY, PRUNE_SAMPLES
+)
+MAX_LIVE: Final = 10_000
+# Of tables of fewer pages all can be counted; of larger ones so many are looked at.
+_SMALL_PAGES: Final = 2_000
+_SAMPLED_PAGES: Final = 300
+
+
+class EstimateRow(NamedTuple):
+    """How many messages of a kind there may be."""
+
+    kind: str
+    due: int = 0
+    scheduled: int = 0
+    leased: int = 0
+    dead: int = 0
+
+
+class TakenRow(NamedTuple):
+    """The database's clock, and the minute that was taken, if it was."""
+
+    now: int
+    minute: int | None
+
+
+class DepthRow(NamedTuple):
+    """How full a queue was; ``late`` are seconds."""
+
+    kind: str
+    due: int
+    scheduled: int
+    leased: int
+    dead: int
+    late: int
+
+
+class CountsRow(NamedTuple):
+    """What a worker did with a queue's messages; ``times`` is an array as PostgreSQL reads it."""
+
+    kind: str
+    done: int
+    failed: int
+    died: int
+    times: str
+
+
+class TrendRow(NamedTuple):
+    """A minute of a queue; NULL where nobody measured."""
+
+    kind: str
+    minute: int
+    due: int | None
+    late: int | None
+
+
+class StepRow(NamedTuple):
+    """Some minutes of a queue: the most that it was full, the last that was stored, and sums."""
+
+    step: int
+    due: int | None
+    scheduled: int | None
+    leased: int | None
+    dead: int | None
+    late: int | None
+    stored: int | None
+    done: int
+    failed: int
+    died: int
+
+
+class BucketRow(NamedTuple):
+    """How often a bucket of a histogram was counted in some minutes."""
+
+    step: int
+    bucket: int
+    number: int
+
+
+class SampledRow(NamedTuple):
+    """Some minutes of which there are samples, and the versions of the workers."""
+
+    step: int
+    versions: str | None
+
+
+class Window(NamedTuple):
+    """The minutes from ``since`` to before ``until``, in steps of so many."""
+
+    since: int
+    until: int
+    step: int
+
+
+def estimates(*, using: str = db.DEFAULT_ALIAS) -> list[EstimateRow]:
+    params = {"small": _SMALL_PAGES, "pages": _SAMPLED_PAGES, "now": None}
+    return rows_of(EstimateRow, db.fetch(using, ESTIMATES, params))
+
+
+def take_minute(age: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS) -> TakenRow:
+    """Try to be the one who measures the minute; ``age`` is how silent a live worker may be."""
+    params = {"age": age, "limit": MAX_LIVE, "now": now}
+    return row_of(TakenRow, db.fetch(using, TAKE_MINUTE, params))
+
+
+def note_depths(minute: int, depths: Sequence[DepthRow], *, using: str = db.DEFAULT_ALIAS) -> None:
+    names = ("kinds", "due", "scheduled", "leased", "dead", "late")
+    db.execute(using, NOTE_DEPTHS, _columns(names, depths) | {"minute": minute})
+
+
+def add_counts(
+    counts: Sequence[CountsRow], *, now: int | None = None, using: str = db.DEFAULT_ALIAS
+) -> None:
+    names = ("kinds", "done", "failed", "died", "times")
+    db.execute(using, ADD_COUNTS, _columns(names, counts) | {"now": now})
+
+
+def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def trends(
+    kinds: Sequence[str], window: Window, *, using: str = db.DEFAULT_ALIAS
+) -> list[TrendRow]:
+    params = {"kinds": list(kinds), "since": window.since, "until": window.until}
+    return rows_of(TrendRow, db.fetch(using, TRENDS, params))
+
+
+def history(kind: str, window: Window, *, using: str = db.DEFAULT_ALIAS) -> list[StepRow]:
+    params = window._asdict() | {"kind": kind}
+    return rows_of(StepRow, db.fetch(using, HISTORY, params))
+
+
+def histograms(kind: str, window: Window, *, using: str = db.DEFAULT_ALIAS) -> list[BucketRow]:
+    params = window._asdict() | {"kind": kind}
+    return rows_of(BucketRow, db.fetch(using, HISTOGRAMS, params))
+
+
+def sampled(window: Window, *, using: str = db.DEFAULT_ALIAS) -> list[SampledRow]:
+    return rows_of(SampledRow, db.fetch(using, SAMPLED, window._asdict()))
+
+
+def last_sampled(
+    *, now: int | None = None, using: str = db.DEFAULT_ALIAS
+) -> tuple[int, int | None]:
+    """Return the minute that it is, and the last of this day of which there are samples."""
+    ((minute, last),) = db.fetch(using, LAST_SAMPLED, {"now": now})
+    return minute, last

@@ -69,7 +69,7 @@ class OpenTelemetryInstrument:
         offered = _PROPAGATOR.extract(_carrier(envelope.headers), context.Context())
         origin = trace.get_current_span(offered).get_span_context()
         return self._tracer.start_as_current_span(
-            f"handle {envelope.queue}",
+            f"handle {envelope.handler or envelope.queue}",
             context=context.Context() if self._link else offered,
             kind=SpanKind.CONSUMER,
             attributes=_attributes(envelope),
@@ -107,7 +107,9 @@ def _operation(kind: str, name: str) -> dict[str, str]:
 
 
 def _attributes(envelope: Envelope) -> dict[str, str | int]:
+    named = {"code.function.name": envelope.handler} if envelope.handler else {}
     return {
+        **named,
         **_destination(envelope.queue),
         **_operation("process", "handle"),
         "messaging.message.id": envelope.key,

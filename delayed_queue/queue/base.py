@@ -10,9 +10,8 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.conf import check_interval, check_lease, get_settings
-from delayed_queue.db.plans import plan_each_time
 from delayed_queue.db.resilience import Lost, drop_if_lost, repeat
-from delayed_queue.db.statements import HANDLER, check_constraints
+from delayed_queue.db.statements import HANDLER, check_constraints, plan_each_time
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import check_claim

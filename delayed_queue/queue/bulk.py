@@ -1,9 +1,11 @@
-"""Bulk runs: many dead letters redriven or dropped, at a pace, behind a canary."""
+"""Bulk runs: many dead letters redriven, dropped or exported, at a pace, behind a canary."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from math import ceil
 from typing import Any, Final
@@ -30,11 +32,19 @@ from delayed_queue.queue.store.bulk import (
 
 REDRIVE: Final = "redrive"
 DROP: Final = "drop"
+EXPORT: Final = "export"
+# What is announced to workers when a run begins, in the manner of a kind.
+RUNS: Final = "bulk runs"
 MAX_PACE: Final = 100_000
 MAX_CANARY: Final = 1_000
 MAX_LETTERS: Final = 2**62
 # How far letters are counted before a run, which tells how many are left.
 PREVIEW_CAP: Final = 100_000
+MAX_COUNTED: Final = 2**31 - 1
+MAX_SPREAD: Final = timedelta(days=366)
+_FIRST_INSTANT: Final = -(2**62)
+_LAST_INSTANT: Final = 2**62
+_PAGE: Final = 1_000
 _LOCK_WAIT_MS: Final = 2_000
 _LOOK_AT_CANARY_MS: Final = 1_000
 
@@ -43,66 +53,119 @@ _LOOK_AT_CANARY_MS: Final = 1_000
 class BulkPlan:
     """Which letters, what is to be done to them, and how.
 
-    All of a kind, or of one group of it (``fingerprint``), whose reason begins with ``reason`` and
-    that died until ``until`` (ms). ``pace`` letters a second, ``limit`` at most. ``canary``: so
-    many are redriven first, and the rest only when none of those has died again.
+    All of a kind, or of one group of it (``fingerprint``), whose reason begins with ``reason``,
+    whose key is from ``key_from`` and before ``key_before`` on, byte by byte, and that died from
+    ``since`` until ``until`` (ms). At a ``pace`` of letters a second, or spread ``over`` a time,
+    ``limit`` at most. ``canary``: so many are redriven first, and the rest only when fewer than
+    ``canary_deaths`` of those have died again of the same failure.
     """
 
     action: str
     kind: str
     fingerprint: str | None = None
     reason: str | None = None
+    key_from: str | None = None
+    key_before: str | None = None
+    since: int | None = None
     until: int | None = None
     pace: int | None = None
+    over: timedelta | None = None
     limit: int | None = None
     canary: int = 0
+    canary_deaths: int = 1
 
     def __post_init__(self) -> None:
         check_kind(self.kind)
-        if self.action not in (REDRIVE, DROP):
+        if self.action not in (REDRIVE, DROP, EXPORT):
             raise InvalidConfiguration(f"A run redrives or drops, it cannot {self.action!r}.")
         _check("The pace", self.pace, MAX_PACE)
         _check("The limit", self.limit, MAX_LETTERS)
         _check("The canary", self.canary or None, MAX_CANARY)
+        _check("The deaths of a canary", self.canary_deaths, self.canary or 1)
         if self.canary and self.action == DROP:
             raise InvalidConfiguration("What is dropped cannot die again: no canary for a drop.")
+        if self.over is not None and not timedelta(0) < self.over <= MAX_SPREAD:
+            raise InvalidConfiguration(
+                "A run is spread over more than no time, and a year at most."
+            )
+        if self.over is not None and self.pace is not None:
+            raise InvalidConfiguration("A run has a pace, or a time to be spread over, not both.")
 
-    def preview(self, using: str = DEFAULT_DB_ALIAS) -> PreviewRow:
-        """Count what a run would take, up to ``PREVIEW_CAP`` letters; nothing is changed."""
+    def preview(self, using: str = DEFAULT_DB_ALIAS, *, cap: int = PREVIEW_CAP) -> PreviewRow:
+        """Count what a run would take, up to ``cap`` letters; nothing is changed."""
         found: PreviewRow = BulkRun.objects.preview(
-            self.kind,
-            self.fingerprint,
-            reason=self.reason,
-            until=self.until,
-            cap=PREVIEW_CAP,
-            using=using,
+            **self._filter(), since=self._since, until=self._until, cap=cap, using=using
         )
         return found
 
     def start(self, *, by: str = "", why: str = "", using: str = DEFAULT_DB_ALIAS) -> int:
         """Have workers carry it out, of the letters there are now; return the run's id.
 
-        Raises RunInProgress while another run is over them, NoSuchLetters when there are none.
+        Spread over a time, all are counted first, however many. Raises RunInProgress while
+        another run is over them, NoSuchLetters when there are none.
         """
-        seen, meant, newest = self.preview(using)
-        is_cut = seen == PREVIEW_CAP
-        if not meant and not is_cut:
+        if self.action == EXPORT:
+            raise InvalidConfiguration("What is exported is read by its caller, through letters().")
+        cap = PREVIEW_CAP if self.over is None else MAX_COUNTED
+        seen, meant, newest = self.preview(using, cap=cap)
+        if not meant and seen < cap:
             raise NoSuchLetters(f"No dead letter of {self.kind!r} is meant by that.")
+        total = min(meant, self.limit or meant)
         params: dict[str, Any] = {
-            "action": self.action, "kind": self.kind, "fingerprint": self.fingerprint,
-            "reason": self.reason, "pace": self.pace, "most": self.limit, "canary": self.canary,
-            "until": self.until, "newest": newest, "total": min(meant, self.limit or meant),
-            "is_cut": is_cut, "by": storable(by), "why": storable(why),
+            **self._filter(), "action": self.action, "pace": self._pace_of(total),
+            "most": self.limit, "canary": self.canary, "deaths": self.canary_deaths,
+            "since": self._since, "until": self._until, "newest": newest, "total": total,
+            "is_cut": seen == cap, "by": storable(by), "why": storable(why),
         }  # fmt: skip
         run_id: int | None = BulkRun.objects.start(using, **params)
         if run_id is None:
             raise RunInProgress(f"A run over these letters of {self.kind!r} is in progress.")
+        _announce(RUNS, using)
         return run_id
+
+    def letters(self, using: str = DEFAULT_DB_ALIAS) -> Iterator[DeadLetter]:
+        """Read what is meant and there is now, page by page, in the order of the deaths."""
+        newest = self.preview(using, cap=1).newest
+        after_at, after, left = self._since, 0, self.limit or MAX_LETTERS
+        while left:
+            page = BulkRun.objects.letters(
+                **self._filter(), newest=newest, until=self._until, after_at=after_at, after=after,
+                limit=_PAGE, using=using,
+            )  # fmt: skip
+            if not page:
+                return
+            ids = [each.id for each in page if each.is_newest is not None][:left]
+            yield from DeadLetter.objects.using(using).filter(pk__in=ids).order_by("died_at", "id")
+            after_at, after, left = page[-1].died_at, page[-1].id, left - len(ids)
+
+    def _filter(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind, "fingerprint": self.fingerprint, "reason": self.reason,
+            "key_from": self.key_from, "key_before": self.key_before,
+        }  # fmt: skip
+
+    @property
+    def _since(self) -> int:
+        return _FIRST_INSTANT if self.since is None else self.since
+
+    @property
+    def _until(self) -> int:
+        return _LAST_INSTANT if self.until is None else self.until
+
+    def _pace_of(self, total: int) -> float | None:
+        return self.pace if self.over is None else min(total / self.over.total_seconds(), MAX_PACE)
 
 
 def _check(name: str, value: int | None, most: int) -> None:
     if value is not None and (type(value) is not int or not 1 <= value <= most):
         raise InvalidConfiguration(f"{name} must be a whole number from 1 to {most:,}.")
+
+
+def _announce(kind: str, using: str) -> None:
+    """Wake who listens for a kind once the transaction has committed."""
+    if get_settings().NOTIFY:
+        wake = partial(Message.objects.notify, channel_of(kind), using=using)
+        transaction.on_commit(wake, using=using, robust=True)
 
 
 _SWITCHES: Final = {
@@ -116,6 +179,8 @@ def switch_run(run_id: int, switch: str, *, using: str = DEFAULT_DB_ALIAS) -> bo
     """Pause, resume or cancel a run; False when it is in no state for that."""
     state, states = _SWITCHES[switch]
     switched: bool = BulkRun.objects.switch(run_id, state, states, using=using)
+    if switched and state == RUNNING:
+        _announce(RUNS, using)
     return switched
 
 
@@ -139,7 +204,8 @@ class Batch:
     def __init__(self, run: RunRow, using: str) -> None:
         self.run = run
         self.using = using
-        self.canary_keys: list[str] = json.loads(run.canary_keys)
+        # What the canary died of, by key.
+        self.canary_keys: dict[str, str] = json.loads(run.canary_keys)
         self.is_testing = run.canary > 0 and not run.is_canary_over
 
     def carry_out(self) -> None:
@@ -148,7 +214,14 @@ class Batch:
         elif self._room() == 0:
             self._advance(state=DONE)
         else:
-            self._handle(BulkRun.objects.letters(self.run, self._room(), using=self.using))
+            run = self.run
+            letters = BulkRun.objects.letters(
+                kind=run.kind, fingerprint=run.fingerprint, reason=run.reason,
+                key_from=run.key_from, key_before=run.key_before, newest=run.newest,
+                until=run.until, after_at=run.last_died_at, after=run.last_id, limit=self._room(),
+                using=self.using,
+            )  # fmt: skip
+            self._handle(letters)
 
     def _room(self) -> int:
         """Return how many letters may be handled in this batch."""
@@ -166,39 +239,41 @@ class Batch:
             self._advance(state=DONE)
             return
         meant = [each for each in letters if each.is_newest is not None]
-        done = self._drop(meant) if self.run.action == DROP else self._redrive(meant)
-        if self.is_testing:
-            self.canary_keys += done
+        if self.run.action == DROP:
+            done = self._drop(meant)
+        else:
+            redriven = self._redrive(meant)
+            done = len(redriven)
+            if self.is_testing:
+                self.canary_keys |= redriven
         self._advance(
             last=letters[-1],
-            done=len(done),
-            skipped=len(meant) - len(done),
-            wait=ceil(len(done) * 1000 / self.run.pace) if self.run.pace else 0,
+            done=done,
+            skipped=len(meant) - done,
+            wait=ceil(done * 1000 / self.run.pace) if self.run.pace else 0,
         )
 
-    def _redrive(self, meant: list[MeantRow]) -> list[str]:
-        """Redrive the newest of each key; return the keys of those that went."""
-        keys = {each.id: each.key for each in meant if each.is_newest}
-        if not keys:
-            return []
-        rows = DeadLetter.objects.redrive(list(keys), kind=self.run.kind, using=self.using)
-        if rows and get_settings().NOTIFY:
-            channel = channel_of(self.run.kind)
-            wake = partial(Message.objects.notify, channel, using=self.using)
-            transaction.on_commit(wake, using=self.using, robust=True)
-        return [keys[row.id] for row in rows if row.created is not None]
+    def _redrive(self, meant: list[MeantRow]) -> dict[str, str]:
+        """Redrive the newest of each key; return the failures of those that went, by key."""
+        letters = {each.id: each for each in meant if each.is_newest}
+        if not letters:
+            return {}
+        rows = DeadLetter.objects.redrive(list(letters), kind=self.run.kind, using=self.using)
+        if rows:
+            _announce(self.run.kind, self.using)
+        gone = [letters[row.id] for row in rows if row.created is not None]
+        return {each.key: each.fingerprint for each in gone}
 
-    def _drop(self, meant: list[MeantRow]) -> list[str]:
-        gone = DeadLetter.objects.drop([each.id for each in meant], using=self.using)
-        return [each.key for each in meant][:gone]
+    def _drop(self, meant: list[MeantRow]) -> int:
+        return DeadLetter.objects.drop([each.id for each in meant], using=self.using)
 
     def _judge_canary(self) -> None:
         run = self.run
         left, dead = BulkRun.objects.canary(
             run.kind, self.canary_keys, run.newest, using=self.using
         )
-        if dead:
-            note = f"{dead} of the {len(self.canary_keys)} redriven first died again."
+        if dead >= run.canary_deaths:
+            note = f"{dead} of the {len(self.canary_keys)} redriven first died again as before."
             self._advance(state=STOPPED, note=note)
         else:
             wait = _LOOK_AT_CANARY_MS if left else 0

@@ -10,8 +10,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from asgiref.sync import sync_to_async
-
 from delayed_queue.codecs import decode
 from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration
 from delayed_queue.handlers import storable
@@ -204,12 +202,3 @@ class Pausing(QueueBase):
     def is_paused(self) -> bool:
         """Return whether the queue hands out nothing."""
         return self._repeat(lambda: self._pauses.is_paused(self.kind, using=self.using))
-
-    async def apause(self, reason: str = "", by: str = "") -> bool:
-        return await sync_to_async(self.pause)(reason, by)
-
-    async def aresume(self) -> bool:
-        return await sync_to_async(self.resume)()
-
-    async def ais_paused(self) -> bool:
-        return await sync_to_async(self.is_paused)()

@@ -59,6 +59,8 @@ class Leasing(QueueBase):
         )
         if rows:
             envelope.leased_until_ms = rows[0].leased_until
+        else:
+            envelope.lease_lost = True
         return bool(rows)
 
     def reject(self, envelope: Envelope, reason: str) -> bool:

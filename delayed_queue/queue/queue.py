@@ -1,24 +1,18 @@
-"""The queue: its verbs in one class, each with its ``a``-prefixed wrapper, as in Django."""
+"""The queue: its verbs in one class, each with its ``a``-prefixed form, as in Django."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 
-from delayed_queue.messages import (
-    Batch,
-    Envelope,
-    OfferOutcome,
-    QueueStats,
-    ScheduledMessage,
-    StoredMessage,
-)
-from delayed_queue.queue.inspection import DROP_ALL_CONFIRMATION, STATS_CAP, Inspection, Pausing
+from delayed_queue.messages import Envelope
+from delayed_queue.queue.inspection import DROP_ALL_CONFIRMATION, Inspection, Pausing
 from delayed_queue.queue.offering import Offering
 from delayed_queue.queue.polling import Polling, seconds_of
 
@@ -26,6 +20,24 @@ if TYPE_CHECKING:
     from delayed_queue.cron.service import CronService
 
 __all__ = ["DROP_ALL_CONFIRMATION", "DelayedQueue"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def awaited(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the method as a coroutine function: it runs in asgiref's thread for such code."""
+
+    @functools.wraps(method)
+    async def in_thread(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        # By name: a subclass may have a method of its own.
+        found: Callable[P, T] = getattr(self, method.__name__)
+        return await sync_to_async(found)(*args, **kwargs)
+
+    in_thread.__name__ = f"a{method.__name__}"
+    return in_thread
 
 
 class DelayedQueue(Offering, Polling, Pausing, Inspection):
@@ -51,40 +63,20 @@ class DelayedQueue(Offering, Polling, Pausing, Inspection):
 
         return CronService(Ticks(self, self._schedules))
 
-    async def aoffer_or_update(
-        self,
-        key: str,
-        payload: Any,
-        schedule_at: datetime | None = None,
-        *,
-        delay: timedelta | None = None,
-        headers: Mapping[str, Any] | None = None,
-    ) -> OfferOutcome:
-        return await sync_to_async(self.offer_or_update)(
-            key, payload, schedule_at, delay=delay, headers=headers
-        )
-
-    async def aoffer_if_not_exists(
-        self,
-        key: str,
-        payload: Any,
-        schedule_at: datetime | None = None,
-        *,
-        delay: timedelta | None = None,
-        headers: Mapping[str, Any] | None = None,
-    ) -> OfferOutcome:
-        return await sync_to_async(self.offer_if_not_exists)(
-            key, payload, schedule_at, delay=delay, headers=headers
-        )
-
-    async def aoffer_batch(self, messages: Iterable[ScheduledMessage]) -> list[OfferOutcome]:
-        return await sync_to_async(self.offer_batch)(messages)
-
-    async def atry_poll(self) -> Envelope | None:
-        return await sync_to_async(self.try_poll)()
-
-    async def atry_poll_many(self, limit: int) -> Batch:
-        return await sync_to_async(self.try_poll_many)(limit)
+    aoffer_or_update = awaited(Offering.offer_or_update)
+    aoffer_if_not_exists = awaited(Offering.offer_if_not_exists)
+    aoffer_batch = awaited(Offering.offer_batch)
+    atry_poll = awaited(Polling.try_poll)
+    atry_poll_many = awaited(Polling.try_poll_many)
+    aread = awaited(Inspection.read)
+    acontains_message = awaited(Inspection.contains_message)
+    adrop_message = awaited(Inspection.drop_message)
+    adrop_all_messages = awaited(Inspection.drop_all_messages)
+    astats = awaited(Inspection.stats)
+    aredrive = awaited(Inspection.redrive)
+    apause = awaited(Pausing.pause)
+    aresume = awaited(Pausing.resume)
+    ais_paused = awaited(Pausing.is_paused)
 
     async def apoll(self, timeout: timedelta | float | None = None) -> Envelope | None:
         """Wait for a due message without occupying a thread; None only on timeout.
@@ -101,23 +93,3 @@ class DelayedQueue(Offering, Polling, Pausing, Inspection):
                 return envelope
             nap = await sync_to_async(self.seconds_to_next_look)()
             await asyncio.sleep(nap if left is None else min(nap, left))
-
-    async def aread(self, key: str) -> StoredMessage | None:
-        return await sync_to_async(self.read)(key)
-
-    async def acontains_message(self, key: str) -> bool:
-        return await sync_to_async(self.contains_message)(key)
-
-    async def adrop_message(self, key: str) -> bool:
-        return await sync_to_async(self.drop_message)(key)
-
-    async def adrop_all_messages(self, confirm: str) -> int:
-        return await sync_to_async(self.drop_all_messages)(confirm)
-
-    async def astats(self, cap: int = STATS_CAP) -> QueueStats:
-        return await sync_to_async(self.stats)(cap)
-
-    async def aredrive(
-        self, letter_ids: Sequence[int], *, overwrite: bool = False
-    ) -> dict[int, OfferOutcome]:
-        return await sync_to_async(self.redrive)(letter_ids, overwrite=overwrite)

@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from django.apps import AppConfig
 
-from delayed_queue.spark import conf  # noqa: F401 - registers the section SPARK
+from delayed_queue.conf import register_section, section
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.settings import SparkSettings
+
+
+class _SparkSection:
+    """``SparkSettings`` checks itself: drivers without Django have it, too."""
+
+    def made(self, value: Any) -> SparkSettings:
+        return SparkSettings.of(value)
+
+    def wrongs(self, value: Any) -> Iterator[tuple[str, str]]:
+        try:
+            SparkSettings.of(value)
+        except InvalidConfiguration as error:
+            yield " cannot be used.", str(error)
+
+
+register_section("SPARK", _SparkSection())
+
+
+def spark_settings() -> SparkSettings:
+    """Return the section in force."""
+    found: SparkSettings = section("SPARK")
+    return found
 
 
 class SparkConfig(AppConfig):

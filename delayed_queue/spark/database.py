@@ -16,8 +16,8 @@ from psycopg import ProgrammingError
 from psycopg import sql as composed
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from delayed_queue.db.rows import Row as Row
-from delayed_queue.db.rows import row_of
+from delayed_queue.db.sql import Row as Row
+from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import (
     InvalidConfiguration,
     ResourceUnavailable,

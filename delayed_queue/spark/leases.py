@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from delayed_queue.db.rows import row_of, rows_of, value_of
+from delayed_queue.db.sql import row_of, rows_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
 from delayed_queue.spark.database import Link, Session
@@ -129,7 +129,7 @@ class Leases:
             options.leaseConnections + 1, thread_name_prefix="delayed-queue-lease"
         )
         self._cutoff: int | None = None
-        self._ahead: Future[Taken] | None = None
+        self.ahead: Future[Taken] | None = None
         self._is_first = True
         self._is_backlog = False
         # Acknowledging and renewing the same rows at the same time would be a deadlock.
@@ -171,11 +171,11 @@ class Leases:
         if limit is None or not self._options.prefetch or not self._is_backlog:
             return ""
         lease_id = str(uuid.uuid4())
-        self._ahead = self._pool.submit(self._take, limit, lease_id)
+        self.ahead = self._pool.submit(self._take, limit, lease_id)
         return lease_id
 
     def _taken_ahead(self, foreseen: str) -> Taken:
-        ahead, self._ahead = self._ahead, None
+        ahead, self.ahead = self.ahead, None
         is_first, self._is_first = self._is_first, False
         if ahead is not None:
             return ahead.result()
@@ -188,7 +188,7 @@ class Leases:
         """
         ours = str(uuid.uuid4())
         with self._turn:
-            count = self._take_over(ours, [lease_id, ours], deliveries=0)
+            count = self.take_over(ours, [lease_id, ours], deliveries=0)
         if count == 0:
             self._forget(ours)
         return (ours, count) if count else (None, 0)
@@ -238,7 +238,7 @@ class Leases:
         """
         with self._turn:
             if lease_id not in self._held:
-                self._take_over(lease_id, [lease_id], deliveries=1)
+                self.take_over(lease_id, [lease_id], deliveries=1)
         params = {
             "lease_id": lease_id,
             "most": self._options.partitions,
@@ -250,7 +250,8 @@ class Leases:
             lambda session: rows_of(PieceRow, session.fetch(LEASED_PIECES, params)),
         )
 
-    def _take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
+    def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
+        """Take over what is under earlier leases; return how many messages."""
         params: dict[str, Any] = {"lease_id": lease_id, "lease_ids": lease_ids}
         params |= {"deliveries": deliveries}
         params |= {"kind": self._options.required_kind, "lease": self._options.lease, "now": None}

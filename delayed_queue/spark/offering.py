@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delayed_queue.codecs import channel_of, codec_named, decode, encode
-from delayed_queue.db.rows import row_of, value_of
-from delayed_queue.db.sql import NOTIFY
+from delayed_queue.db.sql import NOTIFY, row_of, value_of
 from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable
 from delayed_queue.messages import (
     MAX_KEY_LENGTH,
@@ -294,7 +293,7 @@ class PartitionOffers:
         """Make the chunk ready, then begin to write it when the one before it is written."""
         offers = offers_of(rows, self._job.options.codec)
         due = due_times(offers, self._job.now)
-        chunk = self._ready(self._claim_of(number, offers), in_key_order(offers, due))
+        chunk = self._ready(self.claim_of(number, offers), in_key_order(offers, due))
         _wait_for(before)
         self._is_soon = self._is_soon or is_soon(self._job, due)
         return pool.submit(self._write, chunk)
@@ -308,7 +307,8 @@ class PartitionOffers:
     def _write(self, chunk: Chunk) -> None:
         self._link.repeat(OFFER, lambda session: self._try(session, chunk))
 
-    def _claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
+    def claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
+        """Return the parameters that claim a chunk of offers for this task."""
         job = self._job
         return {
             "job": job.key.job,

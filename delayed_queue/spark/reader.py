@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from delayed_queue.db.rows import column_of, row_of, value_of
+from delayed_queue.db.sql import column_of, row_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import EPOCH, MAX_MILLISECONDS, MILLISECOND, MIN_MILLISECONDS
 from delayed_queue.queue.store.inspect import KINDS
@@ -361,7 +361,8 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Connections and threads stay on the driver.
         return self.__dict__ | {"_leases": None}
 
-    def _held(self) -> Leases:
+    def held(self) -> Leases:
+        """Return the leases of this reader, made when they are first asked for."""
         if self._leases is None:
             self._check_room()
             self._leases = Leases(self._options)
@@ -369,13 +370,13 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _held_for(self, *offsets: Offset) -> Leases:
         """Return the leases, or raise InvalidConfiguration if an offset is of another queue."""
-        leases = self._held()
+        leases = self.held()
         for each in offsets:
             check_offset(each, self._known_owner())
         return leases
 
     def _known_owner(self) -> Owner:
-        assert self._owner is not None  # noqa: S101 - by _held()
+        assert self._owner is not None  # noqa: S101 - by held()
         return self._owner
 
     def _check_room(self) -> None:
@@ -394,7 +395,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.maxMessagesPerTrigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._held().stop_at_now()
+        self.held().stop_at_now()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Acknowledge the batch that ends at ``start``, and lease the next one.

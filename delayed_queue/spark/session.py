@@ -62,7 +62,7 @@ def build_session(app_name: str, master: str = "local[*,4]", **conf: str) -> Spa
     os.environ["JAVA_HOME"] = str(find_java_home())
     from pyspark.sql import SparkSession
 
-    settings = DEFAULTS | _executor_environment(master)
+    settings = DEFAULTS | executor_environment(master)
     settings |= {name.replace("__", "."): value for name, value in conf.items()}
     _launch({"spark.app.name": app_name, "spark.master": master, **settings})
     builder = SparkSession.builder.appName(app_name).master(master)
@@ -104,7 +104,7 @@ def register(spark: SparkSession) -> SparkSession:
     return spark
 
 
-def _executor_environment(master: str) -> dict[str, str]:
+def executor_environment(master: str) -> dict[str, str]:
     """Return what executors elsewhere are told: where the database is, and which Python runs."""
     if master.startswith("local["):
         return {}

@@ -19,8 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from delayed_queue.codecs import channel_of
-from delayed_queue.db.rows import row_of
-from delayed_queue.db.sql import NOTIFY
+from delayed_queue.db.sql import NOTIFY, row_of
 from delayed_queue.exceptions import InvalidConfiguration, JobFinished, ResourceUnavailable
 from delayed_queue.spark.arrow import Columns, encode_rows
 from delayed_queue.spark.database import Link, PsycopgSession, Session, connect, look_around

@@ -11,13 +11,15 @@ from typing import Any, Final
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
 
+from delayed_queue.checks import NO_APP, NO_APP_HINT
 from delayed_queue.codecs import encode
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, PayloadNotEncodable
 from delayed_queue.messages import ScheduledMessage, from_milliseconds, to_milliseconds
 from delayed_queue.tasks._api import (
     BaseTaskBackend,
@@ -27,13 +29,15 @@ from delayed_queue.tasks._api import (
     normalize_json,
     signals,
 )
-from delayed_queue.tasks.options import Options, id_at, is_id, kind_of_priority
+from delayed_queue.tasks.options import Options, id_at, ids_at, is_id, kind_of_priority
 from delayed_queue.tasks.policies import (
     Cancelled,
     Policy,
     QueueTask,
     check_policy,
+    not_json,
     policy_of,
+    refused,
     unique_key,
 )
 from delayed_queue.tasks.results import (
@@ -44,6 +48,7 @@ from delayed_queue.tasks.results import (
 )
 
 _LONGEST_KEY: Final = 200
+_POSITIONAL: Final = (tuple, list)
 _PLAIN: Final = frozenset({bool, float, int, str, type(None)})
 
 
@@ -69,7 +74,13 @@ class DelayedQueueBackend(BaseTaskBackend):
 
     def validate_task(self, task: Any) -> None:
         """Raise InvalidTask for what cannot be run here; asks no database."""
-        super().validate_task(task)
+        if apps.apps_ready and not apps.is_installed("delayed_queue.tasks"):
+            raise InvalidTask(f"TASKS[{self.alias!r}] {NO_APP} {NO_APP_HINT}")
+        try:
+            super().validate_task(task)
+        # Of what has no order, or no time zone, it asks either.
+        except (InvalidTask, TypeError, AttributeError) as error:
+            raise refused(task, error, self.queues) from error
         check_policy(task)
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
@@ -93,12 +104,16 @@ class DelayedQueueBackend(BaseTaskBackend):
     def _enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         self.validate_task(task)
         self._check_transaction(task)
-        result = self._result(task, _times(task), args, kwargs)
+        moment, enqueued_at = _times(task)
+        result = self._result(task, id_at(moment), enqueued_at, args, kwargs)
         said = policy_of(task)
         key = unique_key(task, said, result.args, result.kwargs)
-        if key is not None:
-            return self._enqueue_unique(_shortened(key), said, result)
-        self._queue(task).offer_if_not_exists(result.id, _payload(result), task.run_after)
+        try:
+            if key is not None:
+                return self._enqueue_unique(_shortened(key), said, result)
+            self._queue(task).offer_if_not_exists(result.id, _payload(result), task.run_after)
+        except PayloadNotEncodable as error:
+            raise not_json(task, error, (args, kwargs)) from error
         return result
 
     def enqueue_many(self, task: Any, arguments: Iterable[Any]) -> list[Any]:
@@ -112,12 +127,18 @@ class DelayedQueueBackend(BaseTaskBackend):
         self._check_transaction(task)
         if policy_of(task).unique is not None:
             raise InvalidTask(f"{task.module_path} is unique: enqueue each by itself.")
-        times, path = _times(task), task.module_path
-        found = [self._result(task, times, *_split(each)) for each in arguments]
+        (moment, enqueued_at), path = _times(task), task.module_path
+        found = [
+            self._result(task, task_id, enqueued_at, *_split(each))
+            for task_id, each in zip(ids_at(moment), arguments)  # noqa: B905 - there is no last id
+        ]
         messages = [
             ScheduledMessage(each.id, _payload(each, path), task.run_after) for each in found
         ]
-        self._queue(task).offer_batch(messages)
+        try:
+            self._queue(task).offer_batch(messages)
+        except PayloadNotEncodable as error:
+            raise not_json(task, error, *((e.args, e.kwargs) for e in found)) from error
         if len(signals.task_enqueued.receivers) > 1 or signals.logger.isEnabledFor(logging.DEBUG):
             for each in found:
                 signals.task_enqueued.send(type(self), task_result=each)
@@ -141,13 +162,17 @@ class DelayedQueueBackend(BaseTaskBackend):
                 f"it in a transaction of {own!r}, or behind the commit."
             )
 
-    def _result(self, task: Any, times: tuple[int, datetime], args: Any, kwargs: Any) -> Any:
-        moment, enqueued_at = times
+    def _result(
+        self, task: Any, task_id: str, enqueued_at: datetime, args: Any, kwargs: Any
+    ) -> Any:
+        try:
+            plain, named = _plain(args), normalize_json(kwargs) if kwargs else {}
+        except (TypeError, ValueError) as error:
+            raise not_json(task, error, (args, kwargs)) from error
         return bare_result(
-            task=task, id=id_at(moment), status=TaskResultStatus.READY,
-            enqueued_at=enqueued_at,
+            task=task, id=task_id, status=TaskResultStatus.READY, enqueued_at=enqueued_at,
             started_at=None, last_attempted_at=None, finished_at=None,
-            args=_plain(args), kwargs=normalize_json(kwargs) if kwargs else {},
+            args=plain, kwargs=named,
             backend=self.alias, errors=[], worker_ids=[], _return_value=None, metadata={},
         )  # fmt: skip
 
@@ -260,7 +285,7 @@ def _times(task: Any) -> tuple[int, datetime]:
 
 def _plain(args: Sequence[Any]) -> list[Any]:
     """Return arguments as JSON has them; what is plain already is not gone through again."""
-    if all(type(each) in _PLAIN for each in args):
+    if _PLAIN.issuperset(map(type, args)):
         return list(args)
     found: list[Any] = normalize_json(args)
     return found
@@ -280,9 +305,9 @@ def _payload(result: Any, path: str | None = None) -> dict[str, Any]:
 
 
 def _split(arguments: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    if isinstance(arguments, Mapping):
-        return (), arguments
-    return (arguments if isinstance(arguments, tuple | list) else (arguments,)), {}
+    if isinstance(arguments, _POSITIONAL):  # first: whether it is a Mapping is asked for longer
+        return arguments, {}
+    return ((), arguments) if isinstance(arguments, Mapping) else ((arguments,), {})
 
 
 def _aware(at: datetime | None) -> datetime | None:

@@ -21,15 +21,11 @@ def check_backends(**kwargs: Any) -> list[CheckMessage]:
 
 
 def problems_of(backend: Any) -> Iterator[CheckMessage]:
-    """Yield what is wrong with a backend: E009 to E012."""
-    where = f"TASKS[{backend.alias!r}]"
+    """Yield what is wrong with a backend: E009 to E011."""
+    # Of a missing app the core's check says so: this one is asked only where Django's is loaded.
     if not apps.is_installed("delayed_queue.tasks"):
-        yield checks.Error(
-            f"{where} names delayed_queue's backend, whose app is not installed.",
-            hint="Add 'delayed_queue' and 'delayed_queue.tasks' to INSTALLED_APPS, and migrate.",
-            id="delayed_queue.E012",
-        )
         return
+    where = f"TASKS[{backend.alias!r}]"
     yield from _of_queues(where, backend)
     if backend.settings.database not in settings.DATABASES:
         yield checks.Error(

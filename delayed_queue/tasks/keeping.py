@@ -1,33 +1,30 @@
-"""Keep up what a worker does beside its tasks: progress, cancellations, priorities, days."""
+"""Keep up what a worker does beside its tasks: progress, priorities, days."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import Error, connections
 
+from delayed_queue.db.days import DAYS_SECONDS
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.messages import MILLISECOND, to_milliseconds
 from delayed_queue.observe import signals
 from delayed_queue.observe.logs import described
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.options import DAY_MS, first_id
 from delayed_queue.tasks.running import Run, worker
 from delayed_queue.tasks.serving import declared, priorities
+from delayed_queue.tasks.store import RESULTS_BY_DAY
 
 logger = logging.getLogger("delayed_queue")
 
-# How often it looks: a cancelled task is to hear of it within a second.
+# How often it looks whether something is to be done.
 TURN_SECONDS: Final = 0.5
 # Progress is written once a second; what runs for less than this is not looked for.
 PROGRESS_SECONDS: Final = 1.0
-DAYS_SECONDS: Final = 3600.0
-# For how many days ahead partitions are made: workers that stand still for so long need not be.
-DAYS_AHEAD: Final = 7
 
 
 class Keeper:
@@ -60,7 +57,6 @@ class Keeper:
 
     def turn(self) -> None:
         runs = [each for each in list(worker.runs.values()) if self._is_ours(each)]
-        self._tell_cancelled(runs)
         now = time.monotonic()
         if now - self._noted_at >= PROGRESS_SECONDS:
             self._noted_at = now
@@ -73,36 +69,14 @@ class Keeper:
     def _is_ours(self, run: Run) -> bool:
         return run.known is not None and run.known.options.database == self._using
 
-    def _tell_cancelled(self, runs: list[Run]) -> None:
-        now = time.monotonic()
-        asked = {
-            each.id: each
-            for each in runs
-            if not each.is_cancelled and now - each.began_at > TURN_SECONDS / 2
-        }
-        if asked:
-            for found in TaskResult.objects.cancelled_among(list(asked), using=self._using):
-                cancel(asked[found])
-
     def note_progress(self, runs: list[Run]) -> None:
         going = {each.id: each.going() for each in runs if each.is_dirty}
         if going:
             TaskResult.objects.record_progress(list(going.values()), using=self._using)
 
 
-def cancel(run: Run) -> None:
-    """Tell a running task that it is to end; a coroutine is cancelled."""
-    run.is_cancelled = True
-    if (loop := run.loop) is not None:
-        loop[0].call_soon_threadsafe(loop[1].cancel)
-
-
 def keep_days(using: str, now: datetime | None = None) -> bool:
-    """Make the partitions of the coming days, drop those of days that are kept no longer.
-
-    Return False when another worker is at it. A role that may not create tables makes none: then
-    results are in one table for the rest, and deleted a thousand at a time.
-    """
+    """Keep results by the day; return False when another worker is at it, or it cannot be done."""
     kept = [
         each.settings.results or timedelta(days=1)
         for _, each in declared()
@@ -110,26 +84,12 @@ def keep_days(using: str, now: datetime | None = None) -> bool:
     ]
     if not kept:
         return False
-    longest = max(kept)
-    today = to_milliseconds(now or datetime.now(UTC)) // DAY_MS
-    wanted = [
-        (_name_of(day), first_id(day), first_id(day + 1))
-        for day in range(today - 1, today + DAYS_AHEAD)
-    ]
-    # What was to run on a day is kept until the end of the last day that it is due.
-    oldest = _name_of(today - -(-longest // timedelta(days=1)))
     try:
-        return TaskResult.objects.keep_days(
-            wanted, oldest, longest // MILLISECOND, using=using
-        )  # fmt: skip
+        # What was to run on a day is kept until the end of the last day that it is due.
+        return RESULTS_BY_DAY.keep(max(kept), now=now, using=using)
     except Error as error:
         logger.warning("event=task_days_failed error=%s", described(error))
         return False
-
-
-def _name_of(day: int) -> int:
-    """Return a day since 1970 as 20260131."""
-    return int((datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).strftime("%Y%m%d"))
 
 
 _keepers: Final[dict[int, Keeper]] = {}

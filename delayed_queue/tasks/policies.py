@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, fields
-from datetime import timedelta
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, Final, TypeVar
+
+from django.utils import timezone
 
 from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.tasks._api import AnyTask, InvalidTask
+from delayed_queue.tasks._api import AnyTask, InvalidTask, normalize_json
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MOST_SHOWN: Final = 200
 _ATTRIBUTE: Final = "delayed_queue_policy"
 MAX_ATTEMPTS: Final = 1000
 
@@ -149,3 +154,70 @@ def unique_key(task: Any, said: Policy, args: Any, kwargs: Any) -> str | None:
     if not isinstance(name, str) or not name:
         raise InvalidTask(f"unique of {task.module_path} returned {name!r}: return some text.")
     return f"{task.module_path}:{name}"
+
+
+def refused(task: Any, error: Exception, queues: Set[str]) -> InvalidTask:
+    """Return what Django refuses the task for, with its name, the value and what to do."""
+    at, text = task.run_after, str(error)
+    if queues and task.queue_name not in queues:
+        hint = did_you_mean(task.queue_name, queues) or (
+            f" Add it to QUEUES in TASKS, or name one of {', '.join(sorted(queues))}."
+        )
+    elif not isinstance(task.priority, int) or "priority" in text:
+        text = "priority must be a whole number between -100 and 100."
+        hint = f" It is {task.priority!r}."
+    elif at is not None and (not isinstance(at, datetime) or timezone.is_naive(at)):
+        text = "run_after must be an aware datetime."
+        hint = f" It is {at!r}: write django.utils.timezone.now() + timedelta(minutes=5), or such."
+    else:
+        hint = ""
+    return InvalidTask(f"{task.module_path}: {text}{hint}")
+
+
+def not_json(task: Any, error: Exception, *calls: tuple[Any, Any]) -> Exception:
+    """Return the error, of Django's type, that names the first argument of calls that is no JSON.
+
+    Looked for only once something was refused: to look costs as much as to encode.
+    """
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    for args, kwargs in calls:
+        for where, value in (*_leaves("args", args), *_leaves("kwargs", kwargs)):
+            if advice := _advice(value):
+                said = f" ({error})" if kind is TypeError else ""
+                shown = f"{repr(value)[:_MOST_SHOWN]}, no JSON{said}"
+                return kind(f"{task.module_path}: {where} is {shown}: {advice}.")
+    return kind(f"{task.module_path}: {error}")
+
+
+def _leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _leaves(f"{where}[{key!r}]", each)
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _leaves(f"{where}[{index}]", each)
+    else:
+        yield where, value
+
+
+def _advice(value: Any) -> str:
+    """Return what to pass instead; "" for what is JSON."""
+    try:
+        dumped = json.dumps(normalize_json(value), allow_nan=False, ensure_ascii=False)
+        dumped.encode()
+    except UnicodeEncodeError:
+        return "it has half of a surrogate pair, which is no text"
+    except (TypeError, ValueError):
+        return next((said for kinds, said in _ADVICE if isinstance(value, kinds)), _OTHERWISE)
+    return ""
+
+
+_ADVICE: Final[tuple[tuple[Any, str], ...]] = (
+    ((date, time), "pass its isoformat(), and have the task read it"),
+    (timedelta, "pass its total_seconds()"),
+    (Decimal, "pass its str(), and have the task read it"),
+    (float, "JSON has no NaN or infinity, pass None"),
+    (Set, "pass a list"),
+    (bytes, "pass them in base64"),
+)
+_OTHERWISE: Final = "pass its key, and have the task look it up, or a str() of it"

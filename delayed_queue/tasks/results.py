@@ -76,7 +76,7 @@ class QueueTaskContext(TaskContext):
     @property
     def is_cancelled(self) -> bool:
         """Whether somebody asked for the task to end; raise ``Cancelled`` to do so."""
-        is_cancelled: bool = self.run.is_cancelled
+        is_cancelled: bool = self.run.envelope.is_cancelled
         return is_cancelled
 
     def progress(self, fraction: float, message: str = "") -> None:

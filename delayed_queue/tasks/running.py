@@ -11,14 +11,13 @@ import socket
 import time
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, Final
 
 from django.db import transaction
 from django.utils import timezone
 
 from delayed_queue.conf import get_settings
-from delayed_queue.db.statements import fetch_all
+from delayed_queue.db.statements import fetch
 from delayed_queue.handlers import (
     HandlerSignal,
     Manner,
@@ -37,7 +36,7 @@ from delayed_queue.tasks._api import TaskError, TaskResultStatus, normalize_json
 from delayed_queue.tasks.options import Options, time_of
 from delayed_queue.tasks.policies import MAX_ATTEMPTS, Cancelled, Policy, policy_of
 from delayed_queue.tasks.results import TaskGone
-from delayed_queue.tasks.store import Ended, Going, recording
+from delayed_queue.tasks.store import Attempt, acknowledging
 
 CRASHED: Final = "crashed: attempts used up without an answer"
 _FIRST: Final = timedelta(seconds=5)
@@ -61,12 +60,16 @@ class LeaseLost(Exception):
 class Known:
     """A task with all that is the same of each run: looked up once in a process."""
 
-    __slots__ = ("attempts", "backend", "manner", "options", "policy", "task")
+    __slots__ = (
+        "attempts", "backend", "is_kept", "manner", "names", "options", "policy", "task",
+    )  # fmt: skip
 
-    def __init__(self, task: Any, backend: Any) -> None:
+    def __init__(self, task: Any, path: str, backend: Any) -> None:
         self.task = task
         self.backend = backend
+        self.names = names_of(path, backend.alias)
         self.options: Options = backend.settings
+        self.is_kept = self.options.results is not None
         self.policy: Policy = policy_of(task)
         timeout = self.policy.seconds
         if timeout is None and self.options.timeout and not self.policy.transactional:
@@ -103,32 +106,29 @@ worker: Final = Worker()
 class Run:
     """One delivery of a task's message."""
 
-    __slots__ = (
-        "_metadata", "alias", "began_at", "ended_at", "envelope", "error", "id", "is_cancelled",
-        "is_dirty", "known", "loop", "path", "problem", "seen", "status", "value", "verdict",
-    )  # fmt: skip
+    # The result as the task, its backoff and receivers of signals see it, once one asks.
+    seen: Any = None
+    error: BaseException | None = None
+    verdict: Verdict | None = None
+    # What it returned, as JSON has it, and that as text.
+    returned_value: Any = None
+    value: str | None = None
+    status = ""
+    ended_at: float | None = None
+    is_dirty = False
+    _metadata: dict[str, Any] | None = None
 
-    def __init__(self, envelope: Envelope, task_id: str, path: str, alias: str) -> None:
-        self.envelope, self.id = envelope, task_id
-        # As a column takes them, whatever the message said.
-        self.path, self.alias = _name(path), _name(alias)
-        self.known: Known | None = None
-        self.problem: TaskGone | None = None
-        # The result as the task, its backoff and receivers of signals see it, once one asks.
-        self.seen: Any = None
-        self.error: BaseException | None = None
-        self.verdict: Verdict | None = None
-        self.value: str | None = None
-        self.status = ""
+    def __init__(
+        self, envelope: Envelope, task_id: str, names: tuple[str, str],
+        known: Known | None = None, problem: TaskGone | None = None,
+    ) -> None:  # fmt: skip
+        self.envelope, self.id, self.names = envelope, task_id, names
+        self.known, self.problem = known, problem
         self.began_at = time.monotonic()
-        self.ended_at: float | None = None
-        self.is_cancelled = self.is_dirty = False
-        self.loop: tuple[Any, Any] | None = None
-        self._metadata: dict[str, Any] | None = None
 
     @property
-    def manner(self) -> Manner:
-        return Manner(False) if self.known is None else self.known.manner
+    def path(self) -> str:
+        return self.names[0]
 
     # Its course
 
@@ -137,14 +137,21 @@ class Run:
         self.began_at = time.monotonic()
         if self.problem is not None or self.known is None:
             raise self.problem or TaskGone("The message is no task.")
-        most = max(self.known.attempts.max_attempts, get_settings().RETRY_POLICY.max_attempts)
-        if self.envelope.attempt > most:
-            raise Reject(CRASHED)
+        if self.envelope.attempt > 1:
+            self._check_attempts(self.known)
+        if self.envelope.is_cancelled:
+            raise Cancelled
         worker.runs[id(self)] = self
-        args = self.envelope.payload["args"]
+        args = self.envelope.payload.get("args", ())
         if self.known.task.takes_context:
             return (results.QueueTaskContext(task_result=self.result, run=self), *args)
         return tuple(args)
+
+    def _check_attempts(self, known: Known) -> None:
+        """Raise Reject when all attempts ended without an answer, not even a failure."""
+        most = max(known.attempts.max_attempts, get_settings().RETRY_POLICY.max_attempts)
+        if self.envelope.attempt > most:
+            raise Reject(CRASHED)
 
     @property
     def result(self) -> Any:
@@ -154,7 +161,7 @@ class Run:
 
     def _made(self, task: Any) -> Any:
         envelope = self.envelope
-        now = timezone.now() - timedelta(milliseconds=_ago(self.began_at))
+        now = timezone.now() - timedelta(seconds=time.monotonic() - self.began_at)
         enqueued_at = from_milliseconds(time_of(self.id))
         if isinstance(deferred := envelope.payload.get("enqueued"), int):
             task = replace(task, run_after=envelope.scheduled_at)
@@ -162,34 +169,28 @@ class Run:
         return results.bare_result(
             task=task, id=self.id, status=TaskResultStatus.RUNNING,
             enqueued_at=enqueued_at, started_at=now, last_attempted_at=now,
-            finished_at=None, args=envelope.payload["args"], kwargs=envelope.payload["kwargs"],
-            backend=self.alias, errors=[],
+            finished_at=None, args=envelope.payload.get("args", []), kwargs=self.kwargs,
+            backend=self.names[1], errors=[],
             worker_ids=[*[""] * (envelope.attempt - 1), worker.name],
             _return_value=None, metadata={},
         )  # fmt: skip
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        kwargs: dict[str, Any] = self.envelope.payload["kwargs"]
+        kwargs: dict[str, Any] = self.envelope.payload.get("kwargs", {})
         return kwargs
 
     @property
     def sender(self) -> Any:
         return type(self.known.backend) if self.known else None
 
-    def started(self) -> None:
-        if listens(signals.task_started):
-            signals.task_started.send(sender=self.sender, task_result=self.result)
-
     def returned(self, value: Any) -> None:
         """Note what the task returned; raises what cannot be a return value."""
         if value is not None:
-            value = normalize_json(value)
-            self.value = _json(value)
+            self.returned_value = normalize_json(value)
+            self.value = _json(self.returned_value)
         self.ended_at = time.monotonic()
         self.status = _SUCCESSFUL
-        if listens(signals.task_finished):
-            self._show(TaskResultStatus.SUCCESSFUL, value)
 
     def cancelled_with(self, error: BaseException) -> None:
         """Note that the task ended because it was cancelled: it failed, and is no dead letter."""
@@ -217,18 +218,20 @@ class Run:
 
     def finished(self) -> None:
         if self.is_to_be_told:
-            self.show_failure()
+            self.show_end()
             signals.task_finished.send(sender=self.sender, task_result=self.result)
 
     @property
     def is_to_be_told(self) -> bool:
         """Whether it ended for good, and was not given up or taken over meanwhile."""
-        if self.known is None or not self.is_over or self.envelope.lease_lost:
+        if self.status == _SUCCESSFUL and not listens(signals.task_finished):
             return False
-        return self.status != _SUCCESSFUL or listens(signals.task_finished)
+        return self.known is not None and self.is_over and not self.envelope.lease_lost
 
-    def show_failure(self) -> None:
-        if not self.status:
+    def show_end(self) -> None:
+        if self.status == _SUCCESSFUL:
+            self._show(TaskResultStatus.SUCCESSFUL, self.returned_value)
+        elif not self.status:
             self._show(TaskResultStatus.FAILED, None)
 
     def end(self) -> None:
@@ -273,20 +276,33 @@ class Run:
         self.result.metadata.update(metadata)
         self.is_dirty = True
 
-    def going(self) -> Going:
+    def going(self) -> Attempt:
+        """Return how far it is, as is to be written."""
         self.is_dirty = False
-        return Going(
-            self.envelope.message_id, self.envelope.lease_id, self.id, self.path, self.alias,
-            _ago(self.began_at), json.dumps(self._metadata or {}),
-        )  # fmt: skip
+        return self._attempt(None, None)
 
-    def _ended(self, status: str, value: str | None, errors: list[dict[str, str]]) -> Ended:
-        metadata = None if self._metadata is None else json.dumps(self._metadata)
-        ended = None if not status else _ago(self.ended_at or time.monotonic())
-        return Ended(
-            self.envelope.message_id, self.envelope.lease_id, self.id, self.path, self.alias,
-            status, _ago(self.began_at), ended, value,
-            json.dumps(errors) if errors else "[]", worker.as_json, metadata,
+    @property
+    def outcome(self) -> Attempt | None:
+        """What is to be recorded of a run that returned, or was cancelled; None of nothing.
+
+        The message keeps this and not the run, which refers to it: what refers to each other is
+        freed late, and that is dear with thousands of them a second.
+        """
+        if not self.is_kept or self.envelope.is_settled:
+            return None
+        return self._attempt(self.ended_at, self.error)
+
+    def failed_row(self, error: BaseException, verdict: Verdict) -> Attempt:
+        ended_at = self.ended_at or time.monotonic()
+        return self._attempt(ended_at if verdict.is_dead else None, error)
+
+    def _attempt(self, ended_at: float | None, error: BaseException | None) -> Attempt:
+        envelope, metadata = self.envelope, self._metadata
+        return Attempt(
+            envelope.message_id, envelope.lease_id, self.id, *self.names, self.began_at, ended_at,
+            self.value if error is None else None,
+            None if error is None else json.dumps([self._said(error)]),
+            None if metadata is None else json.dumps(metadata),
         )  # fmt: skip
 
     def _said(self, error: BaseException) -> dict[str, str]:
@@ -294,25 +310,14 @@ class Run:
         path = storable(f"{cls.__module__}.{cls.__qualname__}")
         return {"exception_class_path": path, "traceback": error_text(error)}
 
-    def done_row(self) -> Ended:
-        """Return what is recorded of a run that returned, or was cancelled."""
-        return self._ended(self.status, self.value, [self._said(self.error)] if self.error else [])
-
-    def failed_row(self, error: BaseException, verdict: Verdict) -> Ended:
-        return self._ended(_FAILED if verdict.is_dead else "", None, [self._said(error)])
-
     @property
     def is_kept(self) -> bool:
-        return self.known is None or self.known.options.results is not None
+        return self.known is None or self.known.is_kept
 
 
-@lru_cache(maxsize=10_000)
-def _name(text: str) -> str:
-    return storable(text)[:_LONGEST_NAME]
-
-
-def _ago(at: float) -> int:
-    return max(int((time.monotonic() - at) * 1000), 0)
+def names_of(path: str, alias: str) -> tuple[str, str]:
+    """Return the names of a task and its backend as columns take them, whatever they are."""
+    return storable(path)[:_LONGEST_NAME], storable(alias)[:_LONGEST_NAME]
 
 
 def _json(value: Any) -> str:
@@ -332,7 +337,8 @@ def call(run: Run) -> None:
     """Run a task in this thread; raises what it raised, once that is noted."""
     try:
         args = run.begin()
-        run.started()
+        if listens(signals.task_started):
+            signals.task_started.send(sender=run.sender, task_result=run.result)
         if run.known is not None and run.known.policy.transactional:
             _call_transactional(run, args)
         else:
@@ -365,9 +371,13 @@ def _call_transactional(run: Run, args: tuple[Any, ...]) -> None:
     envelope, using = run.envelope, run.known.options.database  # type: ignore[union-attr]
     with transaction.atomic(using=using):
         _call(run, args)
-        deletion = acknowledging_members([envelope.lease_id], [envelope.message_id])
-        steps = [recording([run.done_row()])] if run.is_kept else []
-        if not fetch_all(using, [*steps, deletion])[-1]:
+        ids, leases = [envelope.message_id], [envelope.lease_id]
+        deletion = (
+            acknowledging_members(leases, ids)
+            if (outcome := run.outcome) is None
+            else acknowledging(ids, leases, [outcome], worker.as_json)
+        )
+        if not fetch(using, *deletion):
             raise LeaseLost(f"The task {run.path} was taken over while it ran: all is undone.")
     envelope.is_settled = True
 
@@ -395,21 +405,23 @@ async def acall(run: Run) -> None:
 
 async def _acall(run: Run, args: tuple[Any, ...]) -> None:
     function = run.known.task.func  # type: ignore[union-attr] # begin() has asked
-    run.loop = (asyncio.get_running_loop(), asyncio.current_task())
     try:
         value = await function(*args, **run.kwargs)
     except TypeError as error:
         _check_binding(run, function, args, error)
         raise
-    finally:
-        run.loop = None
     run.returned(value)
 
 
 async def _afinished(run: Run) -> None:
     if run.is_to_be_told:
-        run.show_failure()
-        await signals.task_finished.asend(sender=run.sender, task_result=run.result)
+        run.show_end()
+        try:
+            await signals.task_finished.asend(sender=run.sender, task_result=run.result)
+        except asyncio.CancelledError:
+            # The task itself has ended: its end is recorded, and not that it was cancelled later.
+            if not run.envelope.is_unwanted:
+                raise
 
 
 def _check_binding(run: Run, function: Any, args: tuple[Any, ...], error: TypeError) -> None:
@@ -422,7 +434,7 @@ def _check_binding(run: Run, function: Any, args: tuple[Any, ...], error: TypeEr
 
 def _took_cancellation(run: Run, error: BaseException) -> bool:
     """Return whether a task ended because it was to; then that is noted."""
-    if not run.is_cancelled or not isinstance(error, Cancelled | asyncio.CancelledError):
+    if not run.envelope.is_cancelled or not isinstance(error, Cancelled | asyncio.CancelledError):
         return False
     if run.known is not None and run.known.manner.is_async and (task := asyncio.current_task()):
         task.uncancel()

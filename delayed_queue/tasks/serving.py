@@ -11,6 +11,7 @@ from django.db import Error, transaction
 from django.utils.module_loading import import_string
 
 from delayed_queue.codecs import codec_named
+from delayed_queue.db.statements import Step
 from delayed_queue.handlers import (
     Failure,
     Handler,
@@ -23,7 +24,7 @@ from delayed_queue.handlers import (
 from delayed_queue.messages import Envelope
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.tasks import running
-from delayed_queue.tasks.models import TaskPriority
+from delayed_queue.tasks.models import TaskPriority, TaskResult
 from delayed_queue.tasks.options import kind_of_priority
 from delayed_queue.tasks.policies import MAX_ATTEMPTS
 from delayed_queue.tasks.results import (
@@ -32,8 +33,8 @@ from delayed_queue.tasks.results import (
     task_at,
     unpack,
 )
-from delayed_queue.tasks.running import Known, Run
-from delayed_queue.tasks.store import Ended, recording
+from delayed_queue.tasks.running import Known, Run, names_of, worker
+from delayed_queue.tasks.store import acknowledging, recording
 
 BACKEND: Final = "delayed_queue.tasks.DelayedQueueBackend"
 # A task says itself how often it is tried; the handler is not to know better.
@@ -47,42 +48,73 @@ class Serving:
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
+        self._kind = kind_of_priority(queue, 0)
         self.use(())
 
-    def run_of(self, envelope: Envelope) -> Run:
-        """Return the run of a message, made where it was claimed."""
-        run: Run = envelope.state
-        return self._open(envelope) if run is None else run
-
     def _open(self, envelope: Envelope) -> Run:
-        payload, kind = envelope.payload, kind_of_priority(self.queue, 0)
-        try:
-            found = unpack(payload, kind, envelope.key, envelope.scheduled_at_ms)
-            run = Run(envelope, *found)
-            payload.setdefault("args", [])
-            payload.setdefault("kwargs", {})
-            priority = payload.get("priority", 0)
-            run.known = known_task(found[1], self.queue, priority, found[2])
-        except TaskGone as error:
-            run = Run(envelope, *_names(payload, kind, envelope))
-            run.problem = error
-        envelope.state = run
+        """Return the run of a message, made when it is first asked for.
+
+        Until then a message may keep what is known of its task, and behind it what to record.
+        """
+        run = envelope.state
+        if type(run) is not Run:
+            run = envelope.state = self._run(envelope)
         return run
+
+    def _run(self, envelope: Envelope) -> Run:
+        payload = envelope.payload
+        known = envelope.state if type(envelope.state) is Known else None
+        try:
+            task_id, path, alias = unpack(
+                payload, self._kind, envelope.key, envelope.scheduled_at_ms
+            )
+            if known is None:
+                known = known_task(path, self.queue, payload.get("priority", 0), alias)
+        except TaskGone as error:
+            return Run(envelope, *self._names(envelope), problem=error)
+        return Run(envelope, task_id, known.names, known)
+
+    def _names(self, envelope: Envelope) -> tuple[str, tuple[str, str]]:
+        """Return the id of what may be no task at all, and the names of task and backend."""
+        said = envelope.payload if isinstance(envelope.payload, dict) else {}
+        path, alias = str(said.get("task", "")), str(said.get("backend", "default"))
+        known = {"task": path, "id": said.get("id", envelope.key)}
+        task_id, *_ = unpack(known, self._kind, envelope.key, envelope.scheduled_at_ms)
+        return task_id, names_of(path, alias)
 
     # As handlers.Treatment
 
     def manner(self, envelope: Envelope) -> Manner:
-        return self._open(envelope).manner
+        known = self._known(envelope.payload)
+        if known is None:  # the first of a task, or what is none
+            known = self._open(envelope).known
+        else:
+            envelope.state = known
+        if known is None:
+            return Manner(False)
+        envelope.handler = known.names[0]
+        return known.manner
+
+    def _known(self, payload: Any) -> Known | None:
+        try:
+            alias, priority = payload.get("backend", "default"), payload.get("priority", 0)
+            return _known.get((payload["task"], self.queue, priority, alias))
+        except (AttributeError, KeyError, TypeError):
+            return None
 
     def call(self, envelope: Envelope) -> None:
-        running.call(self.run_of(envelope))
+        run = self._open(envelope)
+        running.call(run)
+        envelope.state = run.outcome
 
     async def acall(self, envelope: Envelope) -> None:
-        await running.acall(self.run_of(envelope))
+        run = self._open(envelope)
+        await running.acall(run)
+        envelope.state = run.outcome
 
     def judge(self, error: BaseException, envelope: Envelope) -> Verdict | None:
-        run: Run | None = envelope.state
-        if run is None or (isinstance(error, HandlerSignal) and run.verdict is None):
+        run = envelope.state
+        if type(run) is not Run or (isinstance(error, HandlerSignal) and run.verdict is None):
             return None
         if run.verdict is None:  # it was given up: nothing has been noted of it
             run.failed(error)
@@ -95,22 +127,26 @@ class Serving:
         """Return what becomes of a failed message, by the policy of the handler if by no other."""
         return self.judge(error, envelope) or judge(error, envelope.attempt, _UNLIMITED)
 
-    def settling(
-        self, done: Sequence[Envelope], failed: Sequence[Failure]
-    ) -> list[tuple[str, dict[str, Any]]]:
-        # Once each: of two messages that say they are one task, the last tells.
-        rows = {each.id: each for each in self._rows(done, failed)}
-        return [recording(list(rows.values()))] if rows else []
+    def unwanted(self, envelopes: Sequence[Envelope], using: str) -> Iterator[Envelope]:
+        asked = {self._names(each)[0]: each for each in envelopes}
+        if asked:
+            for found in TaskResult.objects.cancelled_among(list(asked), using=using):
+                yield asked[found]
 
-    def _rows(self, done: Sequence[Envelope], failed: Sequence[Failure]) -> Iterator[Ended]:
-        for envelope in done:
-            run: Run | None = envelope.state
-            if run is not None and run.is_kept and not envelope.is_settled:
-                yield run.done_row()
-        for envelope, error, verdict in failed:
-            run = envelope.state
-            if run is not None and run.is_kept and (verdict.counts or verdict.is_dead):
-                yield run.failed_row(error, verdict)
+    def acknowledging(self, done: Sequence[Envelope]) -> Step | None:
+        attempts = [each.state for each in done if each.state is not None]
+        if not attempts:
+            return None
+        ids = sorted([each.message_id for each in done])
+        return acknowledging(ids, {each.lease_id for each in done}, attempts, worker.as_json)
+
+    def recording(self, failed: Sequence[Failure]) -> list[Step]:
+        attempts = [
+            self._open(envelope).failed_row(error, verdict)
+            for envelope, error, verdict in failed
+            if (verdict.counts or verdict.is_dead) and self._open(envelope).is_kept
+        ]
+        return [recording(attempts, worker.as_json)] if attempts else []
 
     def kinds(self) -> Sequence[str]:
         return self._kinds
@@ -119,14 +155,6 @@ class Serving:
         """Serve these priorities beside 0; the highest first."""
         self.priorities = tuple(sorted({0, *priorities}, reverse=True))
         self._kinds = tuple(kind_of_priority(self.queue, each) for each in self.priorities)
-
-
-def _names(payload: Any, kind: str, envelope: Envelope) -> tuple[str, str, str]:
-    """Return id, path and backend of what may be no task at all."""
-    said = payload if isinstance(payload, dict) else {}
-    path, alias = str(said.get("task", "")), str(said.get("backend", "default"))
-    known = {"task": path, "id": said.get("id", envelope.key), "backend": alias}
-    return unpack(known, kind, envelope.key, envelope.scheduled_at_ms)
 
 
 def known_task(path: str, queue: str, priority: int, alias: str) -> Known:
@@ -138,6 +166,7 @@ def known_task(path: str, queue: str, priority: int, alias: str) -> Known:
             as_enqueued(
                 task_at(path), backend=alias, queue=queue, priority=priority, run_after=None
             ),
+            path,
             _backend(alias),
         )
         if len(_known) < _LONGEST_KNOWN:

@@ -2,94 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import itemgetter
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 from uuid import UUID
 
-from django.db import DEFAULT_DB_ALIAS, models, transaction
+from django.db import DEFAULT_DB_ALIAS, models
 
+from delayed_queue.db.days import DailyTable
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.db.statements import Step, execute, fetch
+from delayed_queue.queue.store.fragments import TELL_HOLDER
+from delayed_queue.tasks.options import first_id
 
-# Record attempts at tasks, in the transaction that settles their messages: a row for each
-# message that is still under its lease, which is locked until it is settled; so nothing is written
-# for a task that another worker took over. Times are milliseconds ago: workers' clocks differ.
-# Of a task with a row already, errors and workers are added. Ids must be distinct. Message by
-# message: joined, the planner may read all messages there are; with OFFSET it cannot join them.
-# Reads: the primary keys of messages and of results.
-RECORD_ATTEMPTS: Final[LiteralString] = (
-    CLOCK
-    + """
+# Messages under leases, those of them that are still held: what their tasks' rows are made of.
+_COLUMNS: Final = 'id, "pKind", "pKey", payload, "createdAt", "scheduledAtInitially"'
+_UNDER_LEASE: Final = """
+    WHERE id = ANY (%(ids)s::bigint[])
+        AND "lockUuid" = ANY (%(leases)s::text[])
+"""
+# A row for each attempt whose message is among those held, and of a task with a row already what
+# is new: errors and workers are added. Times are milliseconds ago, because workers' clocks differ.
+# An attempt without an end is not the last, or goes on; one without errors was successful. With
+# the task ends what was asked of it, so that a redrive of it is not cancelled as well.
+# Results must be distinct. Reads: the primary key of results.
+_RECORD: Final = """
 INSERT INTO delayed_queue_task_result AS stored (
     id, task, backend, "pKind", "pKey", payload, status, "enqueuedAt", "scheduledAt", "startedAt",
     "lastAttemptedAt", "finishedAt", "returnValue", errors, "workerIds", metadata
 )
 SELECT
-    ended.id, ended.task, ended.backend, held."pKind", NULLIF(held."pKey", ended.id::text),
-    held.payload, ended.status, held."createdAt", held."scheduledAtInitially",
-    (SELECT now FROM clock) - ended.began,
-    (SELECT now FROM clock) - ended.began,
-    (SELECT now FROM clock) - ended.ended,
-    ended.value, ended.errors, ended.workers, COALESCE(ended.metadata, '{}')
-FROM unnest(
-    %(messages)b::bigint[], %(leases)b::text[], %(results)s::uuid[], %(tasks)b::text[],
-    %(backends)b::text[], %(statuses)b::text[], %(began)b::bigint[], %(ended)b::bigint[],
-    %(values)s::jsonb[], %(errors)s::jsonb[], %(workers)s::jsonb[], %(metadata)s::jsonb[]
-) AS ended (
-    message, lease, id, task, backend, status, began, ended, value, errors, workers, metadata
-)
-CROSS JOIN LATERAL (
-    SELECT "pKind", "pKey", payload, "createdAt", "scheduledAtInitially"
-    FROM delayed_queue
-    WHERE id = ended.message
-        AND "lockUuid" = ended.lease
-    OFFSET 0
-    FOR UPDATE
-) AS held
+    attempt.id, attempt.task, attempt.backend, held."pKind",
+    NULLIF(held."pKey", attempt.id::text), held.payload,
+    CASE
+        WHEN attempt.ended IS NULL THEN ''
+        WHEN attempt.errors IS NULL THEN 'SUCCESSFUL'
+        ELSE 'FAILED'
+    END,
+    held."createdAt", held."scheduledAtInitially",
+    (SELECT now FROM clock) - attempt.began,
+    (SELECT now FROM clock) - attempt.began,
+    (SELECT now FROM clock) - attempt.ended,
+    attempt.value, COALESCE(attempt.errors, '[]'), %(workers)s::jsonb,
+    COALESCE(attempt.metadata, '{}')
+FROM held
+JOIN unnest(
+    %(messages)s::bigint[], %(results)s::uuid[], %(tasks)s::text[], %(backends)s::text[],
+    %(began)s::bigint[], %(ended)s::bigint[], %(values)s::jsonb[], %(errors)s::jsonb[],
+    %(metadata)s::jsonb[]
+) AS attempt (message, id, task, backend, began, ended, value, errors, metadata)
+    ON attempt.message = held.id
 ON CONFLICT (id) DO UPDATE
 SET status = EXCLUDED.status,
     payload = EXCLUDED.payload,
     "startedAt" = COALESCE(stored."startedAt", EXCLUDED."startedAt"),
     "lastAttemptedAt" = EXCLUDED."lastAttemptedAt",
     "finishedAt" = EXCLUDED."finishedAt",
+    "cancelledAt" = CASE WHEN EXCLUDED."finishedAt" IS NULL THEN stored."cancelledAt" END,
     "returnValue" = EXCLUDED."returnValue",
     errors = stored.errors || EXCLUDED.errors,
     "workerIds" = stored."workerIds" || EXCLUDED."workerIds",
     metadata = stored.metadata || EXCLUDED.metadata
-RETURNING 1
+"""
+
+# Delete messages that are still under their leases, all of which belong to the caller, and record
+# those attempts at tasks that were theirs: so nothing is written for one that was taken over.
+# Returns the ids that were deleted. Reads: the primary key of messages, or
+# delayed_queue__LockUuidPlusIdIndex.
+ACKNOWLEDGE_TASKS: Final[LiteralString] = (
+    CLOCK
+    + """,
+held AS (
+    DELETE FROM delayed_queue"""
+    + _UNDER_LEASE
+    + """    RETURNING """
+    + _COLUMNS
+    + """
+),
+recorded AS ("""
+    + _RECORD
+    + """)
+SELECT id FROM held
 """
 )
 
-# Write the progress of running tasks, but not of those whose lease is lost. Ids must be distinct.
-# Reads: the primary keys of messages and of results.
-RECORD_PROGRESS: Final[LiteralString] = (
+# Record attempts, or how far they are, and leave their messages; these are locked until the
+# transaction ends, which may settle them. Reads: as ACKNOWLEDGE_TASKS.
+RECORD_ATTEMPTS: Final[LiteralString] = (
     CLOCK
+    + """,
+held AS MATERIALIZED (
+    SELECT """
+    + _COLUMNS
     + """
-INSERT INTO delayed_queue_task_result AS stored (
-    id, task, backend, "pKind", "pKey", payload, "enqueuedAt", "scheduledAt", "startedAt",
-    "lastAttemptedAt", metadata
-)
-SELECT
-    running.id, running.task, running.backend, held."pKind",
-    NULLIF(held."pKey", running.id::text), held.payload, held."createdAt",
-    held."scheduledAtInitially", (SELECT now FROM clock) - running.began,
-    (SELECT now FROM clock) - running.began, running.metadata
-FROM unnest(
-    %(messages)b::bigint[], %(leases)b::text[], %(results)s::uuid[], %(tasks)b::text[],
-    %(backends)b::text[], %(began)b::bigint[], %(metadata)s::jsonb[]
-) AS running (message, lease, id, task, backend, began, metadata)
-CROSS JOIN LATERAL (
-    SELECT "pKind", "pKey", payload, "createdAt", "scheduledAtInitially"
-    FROM delayed_queue
-    WHERE id = running.message
-        AND "lockUuid" = running.lease
-    OFFSET 0
-) AS held
-ON CONFLICT (id) DO UPDATE
-SET metadata = stored.metadata || EXCLUDED.metadata,
-    "startedAt" = COALESCE(stored."startedAt", EXCLUDED."startedAt"),
-    "lastAttemptedAt" = EXCLUDED."lastAttemptedAt"
+    FROM delayed_queue"""
+    + _UNDER_LEASE
+    + """    FOR UPDATE
+)"""
+    + _RECORD
+    + """RETURNING 1
 """
 )
 
@@ -108,7 +120,8 @@ FROM clock
 ON CONFLICT (id) DO UPDATE
 SET "pKind" = EXCLUDED."pKind",
     payload = EXCLUDED.payload,
-    "scheduledAt" = EXCLUDED."scheduledAt"
+    "scheduledAt" = EXCLUDED."scheduledAt",
+    "cancelledAt" = NULL
 """
 )
 
@@ -163,8 +176,8 @@ WHERE "pKey" = %(key)s
 LIMIT 300
 """
 
-# Delete a waiting task; mark a running one as to be cancelled. Returns whether
-# it was deleted, or no row: it has ended, or another was put in its place.
+# Delete a waiting task; mark a running one as to be cancelled, and tell who runs it. Returns
+# whether it was deleted, or no row: it has ended, or another was put in its place.
 # Reads: the primary keys of messages and of results.
 CANCEL: Final[LiteralString] = (
     CLOCK
@@ -172,7 +185,8 @@ CANCEL: Final[LiteralString] = (
 found AS MATERIALIZED (
     SELECT
         id, "pKind", "pKey", payload, "createdAt", "scheduledAtInitially",
-        "lockUuid" IS NOT NULL AND "scheduledAt" > (SELECT now FROM clock) AS is_leased
+        "lockUuid" IS NOT NULL AND "scheduledAt" > (SELECT now FROM clock) AS is_leased,
+        "lockUuid"
     FROM delayed_queue
     WHERE id = %(message)s::bigint
         AND "createdAt" = %(created_at)s::bigint
@@ -181,6 +195,13 @@ found AS MATERIALIZED (
 gone AS (
     DELETE FROM delayed_queue
     WHERE id = (SELECT id FROM found WHERE NOT is_leased)
+),
+told AS MATERIALIZED (
+    SELECT """
+    + TELL_HOLDER
+    + """ AS holder
+    FROM found AS stored
+    WHERE is_leased
 )
 INSERT INTO delayed_queue_task_result AS stored (
     id, task, backend, "pKind", "pKey", payload, status, "enqueuedAt", "scheduledAt",
@@ -198,7 +219,7 @@ SET status = EXCLUDED.status,
     "finishedAt" = EXCLUDED."finishedAt",
     "cancelledAt" = EXCLUDED."cancelledAt",
     errors = stored.errors || EXCLUDED.errors
-RETURNING status = 'FAILED'
+RETURNING status = 'FAILED', (SELECT holder FROM told)
 """
 )
 
@@ -242,37 +263,6 @@ FROM delayed_queue_task_priority
 ORDER BY queue, priority DESC
 """
 
-# Try to be the only keeper of the partitions until the transaction ends. The transaction
-# gives way to any that holds a lock on one of them.
-TAKE_KEEPING: Final[LiteralString] = """
-SELECT pg_try_advisory_xact_lock(7310600482201521), set_config('lock_timeout', '1s', true)
-"""
-# The partitions of days. Reads: the catalogue.
-DAYS: Final[LiteralString] = """
-SELECT substring(partition.relname FROM '_([0-9]+)$')::integer
-FROM pg_inherits
-JOIN pg_class AS partition ON partition.oid = pg_inherits.inhrelid
-WHERE pg_inherits.inhparent = 'delayed_queue_task_result'::regclass
-    AND partition.relname ~ '^delayed_queue_task_result_[0-9]+$'
-"""
-# A table for a day, with what the rest has of it, as a partition. Writers wait for it, once a day
-# and before they choose a partition: who has chosen the rest, and waited there, would be refused.
-_MAKE_DAY: Final = (
-    "LOCK TABLE ONLY delayed_queue_task_result IN SHARE ROW EXCLUSIVE MODE",
-    "CREATE TABLE {name} (LIKE delayed_queue_task_result INCLUDING ALL)",
-    """
-WITH gone AS (
-    DELETE FROM delayed_queue_task_result_rest
-    WHERE id >= '{first}' AND id < '{last}'
-    RETURNING *
-)
-INSERT INTO {name} SELECT * FROM gone
-""",
-    """
-ALTER TABLE delayed_queue_task_result
-ATTACH PARTITION {name} FOR VALUES FROM ('{first}') TO ('{last}')
-""",
-)
 # Delete from the rest the results of days that are over (their tasks ended long after they were to
 # run), at most so many at a time. Reads: the rest, from end to end; it is small.
 PRUNE_REST: Final[LiteralString] = (
@@ -289,36 +279,28 @@ WHERE id = ANY (ARRAY(
 """
 )
 
+# By the day that is in the ids.
+RESULTS_BY_DAY: Final = DailyTable("delayed_queue_task_result", "id", first_id, PRUNE_REST)
+
 M = TypeVar("M", bound=models.Model)
 
 
-class Ended(NamedTuple):
-    """An attempt at a task, and what became of it; JSON as text, times in milliseconds ago."""
+class Attempt(NamedTuple):
+    """An attempt at a task, and what became of it; JSON as text, times of the monotonic clock.
+
+    ``ended`` is None of one that goes on, or is not the last; ``errors`` of one that went well.
+    """
 
     message: int
     lease: str
     id: str
     task: str
     backend: str
-    status: str
-    began: int
-    ended: int | None
-    value: str | None
-    errors: str
-    workers: str
-    metadata: str | None
-
-
-class Going(NamedTuple):
-    """A task that is running, and how far it is."""
-
-    message: int
-    lease: str
-    id: str
-    task: str
-    backend: str
-    began: int
-    metadata: str
+    began: float
+    ended: float | None = None
+    value: str | None = None
+    errors: str | None = None
+    metadata: str | None = None
 
 
 class FoundRow(NamedTuple):
@@ -361,28 +343,64 @@ class FoundRow(NamedTuple):
     died_at: int | None
 
 
-def _columns(rows: Sequence[Any], names: Sequence[str]) -> dict[str, list[Any]]:
-    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+def acknowledging(
+    ids: Sequence[int], leases: Iterable[str], attempts: Sequence[Attempt], workers: str
+) -> Step:
+    """Delete messages that are still under one of the leases, and record the attempts at them."""
+    return ACKNOWLEDGE_TASKS, _recorded(ids, leases, attempts, workers)
 
 
-def recording(attempts: Sequence[Ended]) -> Step:
-    """Record what became of attempts, whose messages are settled in the same transaction."""
-    names = (
-        "messages", "leases", "results", "tasks", "backends", "statuses", "began", "ended",
-        "values", "errors", "workers", "metadata",
-    )  # fmt: skip
-    # Locked in one order, as by whoever else settles several.
-    attempts = sorted(attempts, key=itemgetter(0))
-    return RECORD_ATTEMPTS, _columns(attempts, names) | {"now": None}
+def recording(attempts: Sequence[Attempt], workers: str) -> Step:
+    """Record attempts, whose messages are settled in the same transaction."""
+    ids, leases = [each.message for each in attempts], [each.lease for each in attempts]
+    return RECORD_ATTEMPTS, _recorded(ids, leases, attempts, workers)
+
+
+def _recorded(
+    ids: Sequence[int], leases: Iterable[str], attempts: Sequence[Attempt], workers: str
+) -> dict[str, Any]:
+    # Once each: of two messages that say they are one task, the last tells.
+    distinct = {each.id: each for each in attempts}.values()
+    messages, _, results, tasks, backends, began, ended, values, errors, metadata = zip(
+        *distinct, strict=True
+    )
+    now = time.monotonic()
+    return {
+        "ids": _array(ids), "leases": _array(set(leases)), "messages": _array(messages),
+        "results": _array(results), "tasks": _texts(tasks, _quoted_name),
+        "backends": _texts(backends, _quoted_name),
+        "began": _array([int((now - each) * 1000) for each in began]),
+        "ended": _array([each and int((now - each) * 1000) for each in ended]),
+        "values": _texts(values, _quoted), "errors": _texts(errors, _quoted),
+        "metadata": _texts(metadata, _quoted), "workers": workers, "now": None,
+    }  # fmt: skip
+
+
+def _array(values: Iterable[Any]) -> str:
+    """Return an array of numbers or ids as PostgreSQL reads it, which psycopg takes longer for."""
+    return "{" + ",".join(["NULL" if each is None else str(each) for each in values]) + "}"
+
+
+def _texts(values: Sequence[str | None], quoted: Callable[[str], str]) -> str | None:
+    """Return an array of texts; None of nothing but NULL, which unnest() fills up with."""
+    if values.count(None) == len(values):
+        return None
+    return "{" + ",".join(["NULL" if each is None else quoted(each) for each in values]) + "}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+_quoted_name: Final = lru_cache(maxsize=1000)(_quoted)
 
 
 class ResultManager(models.Manager[M]):
     """The statements of results."""
 
-    def record_progress(self, going: Sequence[Going], *, using: str = DEFAULT_DB_ALIAS) -> int:
+    def record_progress(self, going: Sequence[Attempt], *, using: str = DEFAULT_DB_ALIAS) -> int:
         """Write how far those tasks are that are still under their leases; return how many."""
-        names = ("messages", "leases", "results", "tasks", "backends", "began", "metadata")
-        return execute(using, RECORD_PROGRESS, _columns(going, names) | {"now": None})
+        return execute(using, *recording(going, "[]"))
 
     def note_enqueued(self, *, using: str = DEFAULT_DB_ALIAS, **params: Any) -> None:
         """Write that a task was enqueued under a key of its own."""
@@ -417,31 +435,6 @@ class ResultManager(models.Manager[M]):
     def hasten(self, message: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
         """Have a waiting message due now; return whether it was waiting."""
         return bool(fetch(using, HASTEN, {"message": message, "now": None}))
-
-    def keep_days(
-        self, wanted: Sequence[tuple[int, UUID, UUID]], oldest: int, age: int,
-        *, limit: int = 1000, using: str = DEFAULT_DB_ALIAS,
-    ) -> bool:  # fmt: skip
-        """Make partitions of the wanted days, drop those before the oldest one; each commits.
-
-        Of what no day has, delete what is older than the age, in milliseconds. Return False when
-        another worker is at it.
-        """
-        with transaction.atomic(using=using):
-            if not fetch(using, TAKE_KEEPING, {})[0][0]:
-                return False
-            days = {row[0] for row in fetch(using, DAYS, {})}
-            for day, first, last in wanted:
-                if day not in days:
-                    names = {"name": f"delayed_queue_task_result_{day}", "first": first}
-                    for each in _MAKE_DAY:
-                        execute(using, each.format(**names, last=last), {})
-            for day in days:
-                if day < oldest:
-                    execute(using, f"DROP TABLE delayed_queue_task_result_{day}", {})
-        while execute(using, PRUNE_REST, {"age": age, "limit": limit, "now": None}) == limit:
-            pass
-        return True
 
 
 class PriorityManager(models.Manager[M]):

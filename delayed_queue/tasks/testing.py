@@ -9,7 +9,7 @@ from typing import Any
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
-from delayed_queue.db.statements import Step, fetch_all
+from delayed_queue.db.statements import Step, fetch, fetch_all
 from delayed_queue.exceptions import HandlerNotFound, did_you_mean
 from delayed_queue.handlers import Verdict
 from delayed_queue.messages import MILLISECOND, Envelope
@@ -75,11 +75,11 @@ def _handled(serving: Serving, envelope: Envelope, using: str) -> BaseException 
 def _settled(serving: Serving, envelope: Envelope, error: BaseException | None, using: str) -> str:
     """Write what a worker writes about it, in one transaction; return the word for its end."""
     if error is None:
-        steps = [*serving.settling([envelope], ()), _acknowledging(envelope)]
-        is_settled = envelope.is_settled or bool(fetch_all(using, steps)[-1])
+        step = serving.acknowledging([envelope]) or _acknowledging(envelope)
+        is_settled = envelope.is_settled or bool(fetch(using, *step))
         return "handled" if is_settled else "lost"
     verdict = serving.verdict(error, envelope)
-    steps = [*serving.settling((), [(envelope, error, verdict)]), _ending(envelope, verdict)]
+    steps = [*serving.recording([(envelope, error, verdict)]), _ending(envelope, verdict)]
     if not fetch_all(using, steps)[-1]:
         return "lost"
     return _END if verdict.counts else "snoozed"

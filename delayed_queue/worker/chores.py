@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from datetime import timedelta
 from typing import Final
 
 from django.db import Error, connections
@@ -14,6 +15,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.observe.logs import described
+from delayed_queue.observe.store import SAMPLES_BY_DAY
 from delayed_queue.queue.bulk import step
 
 logger = logging.getLogger("delayed_queue")
@@ -37,11 +39,13 @@ class Chores:
         self._using = using
         self._prunes_at = time.monotonic() + first_prune
         self._stopped = threading.Event()
+        self._hurried = threading.Event()
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
         """Begin where a run waits to be carried out, or it is time to prune."""
         if self._thread is not None and self._thread.is_alive():
+            self._hurried.set()
             return
         if self._is_time_to_prune() or BulkRun.objects.next_in(using=self._using) is not None:
             self._thread = threading.Thread(target=self._run, name="chores", daemon=True)
@@ -50,6 +54,7 @@ class Chores:
     def stop(self) -> None:
         """Finish the batch; another worker goes on, or this one when it is back."""
         self._stopped.set()
+        self._hurried.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(_STOP_TIMEOUT)
 
@@ -69,10 +74,14 @@ class Chores:
         return time.monotonic() >= self._prunes_at
 
     def _prune(self) -> None:
-        """Delete the dead letters that were kept long enough, a batch at a time."""
+        """Delete what was kept long enough: dead letters a batch at a time, samples a day."""
         pause = _PRUNE_INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311 - to spread a herd
         self._prunes_at = time.monotonic() + pause
-        kept = get_settings().DEAD_LETTER_RETENTION
+        self._prune_letters(get_settings().DEAD_LETTER_RETENTION)
+        if (kept := get_settings().SAMPLE_RETENTION) is not None:
+            SAMPLES_BY_DAY.keep(kept, using=self._using)
+
+    def _prune_letters(self, kept: timedelta | None) -> None:
         if kept is None:
             return
         for kind in DeadLetter.objects.kinds(_MAX_KINDS, using=self._using):
@@ -93,5 +102,6 @@ class Chores:
         wait = BulkRun.objects.next_in(using=self._using)
         if wait is not None:
             # Not at once, though its time has come: another worker has it under lock.
-            self._stopped.wait(min(max(wait / 1000, 0.05), _LONGEST_WAIT))
+            self._hurried.wait(min(max(wait / 1000, 0.05), _LONGEST_WAIT))
+            self._hurried.clear()
         return wait is not None

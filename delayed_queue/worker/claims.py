@@ -6,17 +6,17 @@ import logging
 import threading
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db import Error, connections
 
 from delayed_queue.db.resilience import repeat
-from delayed_queue.db.rows import Row, rows_of, value_of
+from delayed_queue.db.sql import Row, rows_of, value_of
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.handlers import Manner, Snooze
+from delayed_queue.handlers import Manner, Snooze, Treatment
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe.logs import quoted
@@ -66,6 +66,7 @@ class Claim:
         "leased_at",
         "shares_lease",
         "timeout",
+        "took",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +91,8 @@ class Claim:
         self.call: Callable[[Envelope], Any] = consumer.call
         self.is_async, self.timeout = consumer.is_async, consumer.timeout
         self.lease_seconds = consumer.queue.lease_duration.total_seconds()
+        # The seconds that handlers took, until they are counted.
+        self.took: list[float] = []
         self.done: list[int] = []
         self.failures: list[tuple[Envelope, BaseException]] = []
         self.acknowledged = 0
@@ -174,7 +177,9 @@ class Claim:
             self.done.remove(envelope.message_id)
         return apart
 
-    def members(self, ids: Iterable[int]) -> list[Envelope]:
+    def members(self, ids: Sequence[int]) -> list[Envelope]:
+        if len(ids) == len(self.envelopes):
+            return self.envelopes
         wanted = set(ids)
         return [each for each in self.envelopes if each.message_id in wanted]
 
@@ -203,14 +208,18 @@ class Turn(NamedTuple):
     is_alone: bool
 
 
+def new_lease_id(holder: str = "") -> str:
+    """Return a random id that begins with its holder's eight digits, by which it is found."""
+    return holder + str(uuid.uuid4())[len(holder) :]
+
+
 class ClaimPlan:
     """A claim about to be made: of which consumer, under which leases, by which statements."""
 
-    def __init__(self, consumer: Consumer, limit: int) -> None:
+    def __init__(self, consumer: Consumer, limit: int, holder: str = "") -> None:
         self.consumer = consumer
         self.poll = consumer.begin_poll(limit)
-        self.lease_id = str(uuid.uuid4())
-        self.retaken_id = str(uuid.uuid4())
+        self.lease_id, self.retaken_id = new_lease_id(holder), new_lease_id(holder)
         self._asked = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id)
         self.steps = list(self._asked.values())
 
@@ -233,15 +242,20 @@ class LeaseKeeper:
     """Renews what was leased longer ago than a third of its lease, in one statement.
 
     A message whose lease the database no longer knows is marked ``lease_lost``: its handler
-    can ask, and its result is not written. Has a thread and a connection of its own, so that
+    can ask, a coroutine is cancelled, and its result is not written. So is one found that the
+    treatment of its queue says is unwanted. Has a thread and a connection of its own, so that
     neither a slow handler nor a blocked claim can let a lease lapse.
     """
 
-    def __init__(self, using: str, shortest_lease: float) -> None:
+    def __init__(
+        self, using: str, shortest_lease: float, cancel: Callable[[list[Envelope]], None]
+    ) -> None:
         self._using = using
         self._interval = shortest_lease / 6
+        self._cancel = cancel
         self._woken = threading.Event()
         self._claims: dict[int, Claim] = {}
+        self._touched: deque[str] = deque()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
@@ -264,6 +278,13 @@ class LeaseKeeper:
     def claims(self) -> list[Claim]:
         return list(self._claims.values())
 
+    def check(self, touched: set[str] | None) -> None:
+        """Ask now what is left of these leases, for all that are held if None."""
+        held = {claim.lease_id for claim in self.claims()}
+        if found := held if touched is None else held & touched:
+            self._touched.extend(found)
+            self._woken.set()
+
     def stop(self) -> None:
         self._stopped.set()
         self._woken.set()
@@ -273,9 +294,8 @@ class LeaseKeeper:
     def _run(self) -> None:
         try:
             while not self._stopped.is_set():
-                if self._woken.wait(self._interval):
-                    self._woken.clear()
-                    continue
+                self._woken.wait(self._interval)
+                self._woken.clear()
                 try:
                     self.renew()
                 except (Error, ResourceUnavailable) as error:
@@ -286,12 +306,13 @@ class LeaseKeeper:
             connections.close_all()
 
     def renew(self) -> None:
-        """Prolong the leases that have used up a third of their time."""
+        """Prolong the leases that have used up a third of their time, or were touched."""
         now = time.monotonic()
+        touched = {self._touched.popleft() for _ in range(len(self._touched))}
         by_lease: dict[int, list[Claim]] = defaultdict(list)
         for claim in self.claims():
             lease = claim.consumer.queue.lease_duration
-            if now - claim.leased_at > lease.total_seconds() / 3:
+            if claim.lease_id in touched or now - claim.leased_at > lease.total_seconds() / 3:
                 by_lease[lease // MILLISECOND].append(claim)
         for lease_ms, claims in by_lease.items():
             self._renew(claims, lease_ms, now)
@@ -310,6 +331,17 @@ class LeaseKeeper:
         for claim, envelopes in held.items():
             claim.leased_at = now
             self._note(claim, envelopes, renewed)
+        self._note_unwanted(held)
+        self._cancel([each for some in held.values() for each in some if each.is_cancelled])
+
+    def _note_unwanted(self, held: dict[Claim, list[Envelope]]) -> None:
+        asked: dict[Treatment, list[Envelope]] = defaultdict(list)
+        for claim, envelopes in held.items():
+            if (treatment := claim.consumer.handler.treatment) is not None:
+                asked[treatment] += [each for each in envelopes if not each.is_cancelled]
+        for treatment, some in asked.items():
+            for envelope in treatment.unwanted(some, self._using):
+                envelope.is_unwanted = True
 
     def _note(
         self, claim: Claim, envelopes: list[Envelope], renewed: dict[tuple[int, str], int]

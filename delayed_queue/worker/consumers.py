@@ -17,6 +17,7 @@ from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, Reso
 from delayed_queue.handlers import Handler, Registry, Source, Verdict, judge
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
+from delayed_queue.observe.history import Tally
 from delayed_queue.observe.instruments import awrap, wrap
 from delayed_queue.observe.logs import quoted
 from delayed_queue.queue.queue import DelayedQueue
@@ -110,12 +111,13 @@ class Consumer:
     # What is called on the event loop, where messages differ.
     acall: Callable[[Envelope], Any]
     is_dynamic: bool = False
-    done: int = 0
+    tally: Tally = field(init=False)
     share: FairShare = field(default_factory=FairShare)
     transactions: TransactionLoad = field(default_factory=TransactionLoad)
     schedule: ScanSchedule = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tally = Tally(self.queue.kind)
         self.schedule = ScanSchedule(
             self.queue.poll_interval.total_seconds(), is_dynamic=self.is_dynamic
         )
@@ -234,7 +236,7 @@ class DynamicQueues:
         self._reserved = frozenset(reserved)
         self._consumers: dict[str, Consumer] = {}
         self._turns: list[Consumer] = []
-        self._ask_at = 0.0
+        self.ask_at = 0.0
         self._idle_scan_at = 0.0
         self._full_at = 0.0
         for source in self._sources:
@@ -259,7 +261,7 @@ class DynamicQueues:
     @property
     def next_at(self) -> float:
         """The monotonic time of the next question to a source, or idle scan."""
-        return min(self._ask_at, self._idle_scan_at) if self._sources else IDLE
+        return min(self.ask_at, self._idle_scan_at) if self._sources else IDLE
 
     def had_turn(self, consumer: Consumer) -> None:
         if consumer.is_dynamic:
@@ -269,9 +271,9 @@ class DynamicQueues:
     def wake(self, kinds: set[str] | None) -> None:
         """Have consumers poll at once: of these kinds, or all that may have something."""
         if kinds is None:
-            self._ask_at = self._idle_scan_at = self._full_at = 0.0
+            self.ask_at = self._idle_scan_at = self._full_at = 0.0
         elif kinds.intersection(self.wake_channels):
-            self._ask_at = 0.0
+            self.ask_at = 0.0
         for consumer in self._turns:
             if not consumer.schedule.is_idle if kinds is None else consumer.queue.kind in kinds:
                 consumer.schedule.wake()
@@ -281,9 +283,9 @@ class DynamicQueues:
     def ask(self) -> bool:
         """Ask the sources if it is time; return whether consumers came or went."""
         now = time.monotonic()
-        if not self._sources or now < self._ask_at:
+        if not self._sources or now < self.ask_at:
             return False
-        self._ask_at = now + ASK_SECONDS
+        self.ask_at = now + ASK_SECONDS
         known = self._consumers
         self._consumers = {consumer.queue.kind: consumer for consumer in self._wanted()}
         new = [

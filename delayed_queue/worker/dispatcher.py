@@ -7,12 +7,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from secrets import token_hex
 from typing import Any
 
-from delayed_queue.db.rows import Row
+from delayed_queue.db.sql import Row
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.handlers import Reject
-from delayed_queue.messages import Envelope
+from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe import signals
 from delayed_queue.observe.logs import log_poll
@@ -65,6 +66,8 @@ class Dispatcher:
         # Until when, at most, nothing else begins, as a suspect is alone or waits to be.
         self._alone_until = 0.0
         self._claimed = 0
+        # What its lease ids begin with.
+        self.holder = token_hex(4)
 
     def start(self) -> None:
         self._is_started = True
@@ -129,7 +132,7 @@ class Dispatcher:
             limit = self._room(consumer, load)
             if limit > 0:
                 self._note_turn(consumer)
-                return ClaimPlan(consumer, limit)
+                return ClaimPlan(consumer, limit, self.holder)
         return None
 
     def _in_turn(self) -> Iterator[Consumer]:
@@ -217,6 +220,7 @@ class Dispatcher:
         plan.consumer.end_poll(plan.poll, PollResult(len(rows), latest, turn.next_due_in))
         self._claimed += len(rows)
         if rows:
+            _note_lateness(plan.consumer, rows)
             self._hand_over(plan, rows)
         return len(rows)
 
@@ -239,6 +243,8 @@ class Dispatcher:
 
     def _begin(self, claim: Claim) -> None:
         self._keeper.watch(claim)
+        if claim.consumer.handler.treatment and any(each.attempt > 1 for each in claim.envelopes):
+            self._keeper.check({claim.lease_id})  # what was unwanted before may be so still
         ready = self._unspent(claim)
         if self._alone_until:
             self._leave((claim, each) for each in ready)
@@ -356,6 +362,11 @@ class Dispatcher:
         else:
             consumer.end_poll(run.poll, run.result)
 
+    def cancel(self, envelopes: list[Envelope]) -> None:
+        """Cancel the coroutines that handle them; the functions can ask."""
+        if self._loop is not None and envelopes:
+            self._loop.cancel(envelopes)
+
     # Stopping
 
     def take_back(self) -> list[Work]:
@@ -370,6 +381,12 @@ class Dispatcher:
     def stop(self, seconds: float) -> None:
         for pool in self.pools:
             pool.stop(seconds)
+
+
+def _note_lateness(consumer: Consumer, rows: Sequence[LeasedRow | RankedRow]) -> None:
+    # The database's clock when they were leased, all by one statement.
+    now = rows[0].leased_until - consumer.queue.lease_duration // MILLISECOND
+    consumer.tally.note_lateness([now - row.due_at for row in rows])
 
 
 def _rank(consumer: Consumer) -> tuple[bool, float]:

@@ -52,6 +52,8 @@ class EventLoop(Pool):
         self._parked: dict[Consumer, deque[Work]] = {}
         self._free_slots = list(range(first_slot, first_slot + capacity))
         self._tasks: set[asyncio.Task[None]] = set()
+        # Those that a handler runs in: one that has not begun could not say so when cancelled.
+        self._running: dict[Envelope, asyncio.Task[None]] = {}
         self._is_tidy = asyncio.Event()
         self._is_stopped = False
 
@@ -75,6 +77,12 @@ class EventLoop(Pool):
             # The loop may have been about to begin one, found none, and left others waiting.
             self._loop.call_soon_threadsafe(self._begin)
         return taken
+
+    def cancel(self, envelopes: Iterable[Envelope]) -> None:
+        """Cancel the handlers of these that have begun; may be asked from another thread."""
+        # A loop that has ended has cancelled them all.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._cancel, envelopes)
 
     def stop(self, seconds: float) -> None:
         """Cancel what still runs; its messages were given back by now."""
@@ -109,6 +117,11 @@ class EventLoop(Pool):
             # As asyncio.run() does: what lives as long as the loop, like a handler's HTTP client.
             await self._loop.shutdown_asyncgens()
             await self._loop.shutdown_default_executor()
+
+    def _cancel(self, envelopes: Iterable[Envelope]) -> None:
+        for envelope in envelopes:
+            if (task := self._running.pop(envelope, None)) is not None:
+                task.cancel()
 
     def _begin(self) -> None:
         """Start as many of the waiting handlers as there are free slots."""
@@ -179,6 +192,7 @@ class EventLoop(Pool):
         self._board.mark(slot, is_suspect=claim.is_suspect)
         self._board.take(slot, envelope.message_id)
         try:
+            self._running[envelope] = asyncio.current_task()  # type: ignore[assignment]
             await self._call(claim, envelope)
         # Everything, as in the threads: no answer would leave the message leased for ever. But
         # what was cancelled at the end has none: it was given back.
@@ -189,6 +203,7 @@ class EventLoop(Pool):
             is_done = True
             claim.done.append(envelope.message_id)
         finally:
+            self._running.pop(envelope, None)
             self._board.take(slot, 0)
             self._free_slots.append(slot)
             claim.consumer.share.running -= 1
@@ -196,9 +211,11 @@ class EventLoop(Pool):
                 self._note_time(claim.consumer, time.monotonic() - began_at, is_done=is_done)
         self._is_tidy.set()
         self._begin()
-        self._ended(began_at)
+        self.ended(began_at, claim)
 
     async def _call(self, claim: Claim, envelope: Envelope) -> None:
+        if envelope.lease_lost:  # since it was to begin
+            raise asyncio.CancelledError
         if claim.timeout is None:
             await claim.call(envelope)
             return

@@ -50,7 +50,7 @@ class Executor(Pool):
         self._inbox: deque[Work | Run] = deque()
         self._idle: deque[Slot] = deque()
         self._slots: list[Slot] = []
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
         self._is_stopped = False
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Executor(Pool):
             target=self._serve, args=(slot,), name=f"handler-{slot.number}", daemon=True
         )
         self._slots.append(slot)
-        self._threads.append(thread)
+        self.threads.append(thread)
         thread.start()
 
     def submit(self, claim: Claim, envelopes: Iterable[Envelope]) -> None:
@@ -115,7 +115,7 @@ class Executor(Pool):
         while self._idle:
             self._idle.popleft().wake.release()
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(max(deadline - time.monotonic(), 0))
 
     # Time-outs
@@ -126,8 +126,8 @@ class Executor(Pool):
         for slot in list(self._slots):
             if slot.timed and slot.timed[0][2] <= now:
                 self._give_up(slot)
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        return len(self._threads) - self.capacity
+        self.threads = [thread for thread in self.threads if thread.is_alive()]
+        return len(self.threads) - self.capacity
 
     def _give_up(self, slot: Slot) -> None:
         try:
@@ -176,6 +176,7 @@ class Executor(Pool):
                 work = inbox.popleft()
             except IndexError:
                 break
+            claim = None
             if isinstance(work, Run):
                 work.run(slot.number)
             else:
@@ -186,7 +187,7 @@ class Executor(Pool):
                     self._handle(slot, claim, envelope)
                 elif not self._handle_in_time(slot, claim, envelope, began_at):
                     return False
-            began_at = self._ended(began_at)
+            began_at = self.ended(began_at, claim)
             if began_at - slot.checked_at > CHECK_SECONDS:
                 self._tidy(slot, began_at)
         return True

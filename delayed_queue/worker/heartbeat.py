@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Final, NamedTuple, TextIO
 
@@ -18,8 +20,12 @@ from django.db import Error, connections
 
 import delayed_queue
 from delayed_queue.db.resilience import through_conflicts
+from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
+from delayed_queue.observe.history import Sampler, Tally
+from delayed_queue.observe.snapshots import SnapshotWatch
+from delayed_queue.queue.bulk import RUNS
 from delayed_queue.worker.chores import Chores
 from delayed_queue.worker.store import WorkerCounts
 
@@ -47,6 +53,7 @@ class Snapshot:
 
     name: str
     process: int = 0
+    holder: str = ""
     queues: Sequence[str] = ()
     in_flight: int = 0
     done: int = 0
@@ -55,6 +62,7 @@ class Snapshot:
     lost: int = 0
     done_by_queue: Mapping[str, int] = field(default_factory=dict)
     lease_ids: Sequence[str] = ()
+    tallies: Sequence[Tally] = ()
 
     @property
     def counts(self) -> WorkerCounts:
@@ -94,28 +102,45 @@ class Heartbeat:
         self._before: _Measure | None = None
         self._beats = 0
         self._chores = Chores(using)
+        self._sampler = Sampler(using, ALIVE)
+        self._watch = SnapshotWatch(using)
         self._is_failing = False
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._stopped = StopSignal()
+        self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """Remove the row; give up on it rather than hold up the end of the worker."""
         self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join(_RETIRE_TIMEOUT)
+        if self.thread.ident is not None:
+            self.thread.join(_RETIRE_TIMEOUT)
         self._chores.stop()
 
     def _run(self) -> None:
         try:
-            self._attempt(self._turn)
-            while not self._stopped.wait(self._interval):
+            listener = Listener([RUNS], self._using)
+            while not self._stopped.is_set():
                 self._attempt(self._turn)
+                self._sleep(listener)
             self._attempt(self._retire)
+            self._sampler.look(self._describe().tallies, is_last=True)
         finally:
             connections.close_all()
+
+    def _sleep(self, listener: Listener) -> None:
+        """Sleep until the next beat; a bulk run that is announced meanwhile begins at once."""
+        beats_at = time.monotonic() + self._interval
+        while not self._stopped.is_set() and (left := beats_at - time.monotonic()) > 0:
+            if self._is_failing:
+                select.select([self._stopped], [], [], left)
+            else:
+                self._attempt(partial(self._listen, listener, left))
+
+    def _listen(self, listener: Listener, seconds: float) -> None:
+        if listener.wait(seconds, self._stopped):
+            self._chores.look()
 
     def _attempt(self, call: Callable[[], None]) -> None:
         try:
@@ -130,10 +155,21 @@ class Heartbeat:
             self._is_failing = False
 
     def _turn(self) -> None:
-        self._beat()
+        tallies = self.beat()
+        self._sampler.look(tallies)
         self._chores.look()
+        self._watch.look(self._is_first)
 
-    def _beat(self) -> None:
+    def _is_first(self) -> bool:
+        """Return whether this worker is the one of the longest standing that is alive."""
+        rows = Worker.objects.using(self._using)
+        own = None if self._id is None else rows.filter(pk=self._id).first()
+        if own is None:
+            return False
+        alive = rows.filter(heartbeat_at__gte=own.heartbeat_at - ALIVE).order_by("pk")
+        return alive.values_list("pk", flat=True).first() == self._id
+
+    def beat(self) -> Sequence[Tally]:
         snapshot = self._describe()
         measure = _Measure(time.monotonic(), dict(snapshot.done_by_queue))
         if self._id is not None and self._queues != snapshot.queues:
@@ -145,6 +181,7 @@ class Heartbeat:
             self._tell(self._id or 0, snapshot, measure)
         self._before = measure
         self._prune_at_times()
+        return snapshot.tallies
 
     def _tell(self, worker_id: int, snapshot: Snapshot, measure: _Measure) -> bool:
         return Worker.objects.beat(
@@ -162,6 +199,7 @@ class Heartbeat:
             socket.gethostname(),
             os.getpid(),
             process=snapshot.process,
+            holder=snapshot.holder,
             queues=snapshot.queues,
             version=delayed_queue.__version__,
             started_at=self._started_at,
@@ -202,18 +240,18 @@ class ProgressLine:
         self._interval = interval
         self._before = (time.monotonic(), 0)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def start(self) -> None:
         if self._stream.isatty():
             self._before = (time.monotonic(), self._totals().ended)
-            self._thread.start()
+            self.thread.start()
 
     def stop(self) -> None:
         """Leave the last totals on a line of their own."""
         self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
+        if self.thread.is_alive():
+            self.thread.join(timeout=5)
 
     def __enter__(self) -> ProgressLine:
         self.start()
@@ -237,11 +275,11 @@ class ProgressLine:
             logger.debug("event=progress_ended error=%s", type(error).__name__)
 
     def _write(self, end: str) -> None:
-        line = self._line()[: self._columns() - 1]
+        line = self.text()[: self._columns() - 1]
         self._stream.write(f"\r{line}{_ERASE}{end}")
         self._stream.flush()
 
-    def _line(self) -> str:
+    def text(self) -> str:
         now, totals = time.monotonic(), self._totals()
         then, ended = self._before
         self._before = (now, totals.ended)

@@ -65,7 +65,7 @@ class Pool:
         self.capacity = capacity
         self.seconds_each = FIRST_SECONDS
         self._completed = 0
-        self._ended_at = self._submitted_at = self._looked_at = 0.0
+        self._ended_at = self._submitted_at = self.looked_at = 0.0
         self._wake_channel = wake_channel
         self._board = board
         self._first_slot = first_slot
@@ -133,7 +133,7 @@ class Pool:
         """Return what waits although nothing has ended for longer than it was meant to wait."""
         if self.nap() > 0:
             return []
-        self._looked_at = time.monotonic()
+        self.looked_at = time.monotonic()
         return self.take_back()
 
     def nap(self) -> float:
@@ -141,7 +141,7 @@ class Pool:
         if not self.waiting():
             return math.inf
         # What is not taken back, as runs are, is no reason to look all the time.
-        return max(self.stalls_in(), self._looked_at + AHEAD_SECONDS - time.monotonic())
+        return max(self.stalls_in(), self.looked_at + AHEAD_SECONDS - time.monotonic())
 
     def stalls_in(self) -> float:
         """Return the seconds until nothing will have ended for too long, if nothing does."""
@@ -157,13 +157,15 @@ class Pool:
     def worker_woke(self) -> None:
         self._slept_at = None
 
-    def _ended(self, began_at: float) -> float:
+    def ended(self, began_at: float, claim: Claim | None = None) -> float:
         """Note that a message ended; wake the worker, unless more results are about to follow."""
         now = time.monotonic()
         spent = now - began_at
         self._ended_at = now
         self._completed += 1
         self.seconds_each += (spent - self.seconds_each) / min(self._completed, AVERAGED)
+        if claim is not None:
+            claim.took.append(spent)
         slept_at = self._slept_at
         if slept_at is not None and (
             spent > GATHER_SECONDS or now - slept_at > GATHER_SECONDS or not self.waiting()

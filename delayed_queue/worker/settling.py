@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
-from delayed_queue.db.rows import Row, column_of
+from delayed_queue.db.sql import Row, column_of
 from delayed_queue.db.statements import Step
 from delayed_queue.handlers import Failure, Snooze, Treatment, Verdict, storable
 from delayed_queue.messages import MILLISECOND, Envelope
@@ -85,51 +85,62 @@ class Settler:
         self.is_in_doubt = False
 
     def settlements(self, claims: Iterable[Claim]) -> list[Settlement]:
-        """Return what there is to write: at most two statements for all that went well."""
-        whole: list[Claim] = []
-        parts: list[tuple[Claim, list[int]]] = []
+        """Return what there is to write: at most two statements for all that went well.
+
+        And one for each queue whose treatment has something to write about it.
+        """
+        treated: dict[Treatment, list[Claim]] = {}
+        plain: list[Claim] = []
         failures: list[tuple[Claim, Envelope, BaseException]] = []
         for claim in claims:
             if not claim.has_unwritten:
                 continue
-            if claim.is_wholly_done:
-                whole.append(claim)
-            elif len(claim.done) > claim.acknowledged:
-                parts.append((claim, claim.done[claim.acknowledged :]))
+            if len(claim.done) > claim.acknowledged:
+                treatment = claim.consumer.handler.treatment
+                (plain if treatment is None else treated.setdefault(treatment, [])).append(claim)
             if len(claim.failures) > claim.judged:
                 failures.extend((claim, *each) for each in claim.failures[claim.judged :])
         alike = list(self._alike(failures))
-        found = self._of_treatments(whole, parts, alike)
-        if whole:
-            found.append(self._of_whole(whole))
-        if parts:
-            found.append(self._of_parts(parts))
+        found = [*self._of_treated(treated, plain), *self._of_treatments(alike)]
+        found.extend(self._of_plain(plain))
         found.extend(map(self._of_failures, alike))
         return found
 
-    def _of_treatments(
-        self,
-        whole: list[Claim],
-        parts: list[tuple[Claim, list[int]]],
-        alike: list[list[_Failure]],
-    ) -> list[Settlement]:
-        """Return what treatments have to write in the same transaction, each about all of its."""
-        done: dict[Treatment, list[Envelope]] = {}
+    def _of_treated(
+        self, treated: dict[Treatment, list[Claim]], plain: list[Claim]
+    ) -> Iterable[Settlement]:
+        """Yield what treatments write about what went well; leave what they have nothing for."""
+        for treatment, claims in treated.items():
+            parts = [(claim, claim.done[claim.acknowledged :]) for claim in claims]
+            done = [each for claim, ids in parts for each in claim.members(ids)]
+            step = treatment.acknowledging(done)
+            if step is None:
+                plain.extend(claims)
+            else:
+                yield Settlement(step, partial(self._note_done, parts))
+
+    def _of_plain(self, claims: list[Claim]) -> Iterable[Settlement]:
+        whole: list[Claim] = []
+        parts: list[tuple[Claim, list[int]]] = []
+        for claim in claims:
+            if claim.is_wholly_done:
+                whole.append(claim)
+            else:
+                parts.append((claim, claim.done[claim.acknowledged :]))
+        if whole:
+            yield self._of_whole(whole)
+        if parts:
+            yield self._of_parts(parts)
+
+    def _of_treatments(self, alike: list[list[_Failure]]) -> Iterable[Settlement]:
+        """Yield what treatments write in the transaction that settles their failed messages."""
         failed: dict[Treatment, list[Failure]] = {}
-        for claim in whole:
-            if (treatment := claim.consumer.handler.treatment) is not None:
-                done.setdefault(treatment, []).extend(claim.envelopes)
-        for claim, ids in parts:
-            if (treatment := claim.consumer.handler.treatment) is not None:
-                done.setdefault(treatment, []).extend(claim.members(ids))
         for each in chain.from_iterable(alike):
             if (treatment := each.claim.consumer.handler.treatment) is not None:
                 failed.setdefault(treatment, []).append((each.envelope, each.error, each.verdict))
-        return [
-            Settlement(step, _ignore)
-            for treatment in {**done, **failed}
-            for step in treatment.settling(done.get(treatment, ()), failed.get(treatment, ()))
-        ]
+        for treatment, some in failed.items():
+            for step in treatment.recording(some):
+                yield Settlement(step, _ignore)
 
     def _alike(
         self, failures: list[tuple[Claim, Envelope, BaseException]]
@@ -171,7 +182,8 @@ class Settler:
                 done = [each for each in ids if each in deleted or each in settled]
             self._counts.done += len(done)
             self._counts.lost += len(ids) - len(done)
-            claim.consumer.done += len(done)
+            claim.consumer.tally.done += len(done)
+            _note_times(claim)
             self._announce_done(claim, done)
 
     def _announce_done(self, claim: Claim, done: list[int]) -> None:
@@ -199,6 +211,7 @@ class Settler:
         written = set(column_of(rows))
         for claim, envelope, error, verdict in alike:
             claim.judged += 1
+            _note_times(claim)
             if envelope.message_id in written or self.is_in_doubt:
                 self.count_failure(claim.consumer, envelope, error, verdict)
             else:
@@ -210,6 +223,7 @@ class Settler:
         """Count and announce a failure that was written, and be there when it is due again."""
         if verdict.delay is None:
             self._counts.dead += 1
+            consumer.tally.died += 1
             signals.announce(
                 signals.dead, self._sender, envelope=envelope, reason=verdict.reason, error=error
             )
@@ -221,6 +235,7 @@ class Settler:
             consumer.schedule.rest(error.rest.total_seconds())
         if verdict.counts:
             self._counts.failed += 1
+            consumer.tally.failed += 1
             signals.announce(
                 signals.failed, self._sender, envelope=envelope, error=error, delay=verdict.delay
             )
@@ -232,9 +247,17 @@ class Settler:
     def count_done(self, consumer: Consumer, envelopes: list[Envelope]) -> None:
         """Count and announce what a transaction handled and deleted."""
         self._counts.done += len(envelopes)
-        consumer.done += len(envelopes)
+        consumer.tally.done += len(envelopes)
         if envelopes:
             signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
+
+
+def _note_times(claim: Claim) -> None:
+    """Count what handlers took; they may append meanwhile."""
+    took = claim.took[:]
+    if took:
+        del claim.took[: len(took)]
+        claim.consumer.tally.note_runs(took)
 
 
 @dataclass(slots=True)

@@ -8,8 +8,7 @@ from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.rows import row_of, rows_of
-from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.sql import CLOCK, row_of, rows_of
 from delayed_queue.db.statements import execute, fetch
 
 # A new row for each call: the same worker may have one that it lost sight of, and PRUNE_WORKERS
@@ -18,10 +17,11 @@ ENLIST: Final[LiteralString] = (
     CLOCK
     + """
 INSERT INTO delayed_queue_worker (
-    name, host, pid, process, queues, version, "startedAt", "heartbeatAt"
+    name, host, pid, process, queues, version, holder, "startedAt", "heartbeatAt"
 )
 SELECT
     %(name)s, %(host)s, %(pid)s, %(process)s, %(queues)s::jsonb, %(version)s,
+    %(holder)s,
     COALESCE(%(started_at)s::bigint, now), now
 FROM clock
 RETURNING id, "startedAt"
@@ -130,6 +130,7 @@ class WorkerManager(models.Manager[M]):
         pid: int,
         *,
         process: int = 0,
+        holder: str = "",
         queues: Sequence[str] = (),
         version: str = "",
         started_at: int | None = None,
@@ -139,8 +140,8 @@ class WorkerManager(models.Manager[M]):
         """Add a worker's row; ``started_at`` keeps the time of one that was lost."""
         params = {
             "name": name, "host": host, "pid": pid, "process": process,
-            "queues": json.dumps(list(queues)), "version": version, "started_at": started_at,
-            "now": now,
+            "queues": json.dumps(list(queues)), "version": version, "holder": holder,
+            "started_at": started_at, "now": now,
         }  # fmt: skip
         return row_of(EnlistedRow, fetch(using, ENLIST, params))
 

@@ -159,7 +159,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         for child in self.children:
-            self._look_after(child)
+            self.look_after(child)
         self._look_again()
         if self._watch is not None and self._watch.has_changed():
             self._reload()
@@ -167,11 +167,11 @@ class Supervisor:
             for child in self.children:
                 child.signal(signal.SIGKILL)
 
-    def _look_after(self, child: Child) -> None:
+    def look_after(self, child: Child) -> None:
         if child.is_running:
             pid, code = child.pid, child.reap()
             if code is None:
-                self._watch_over(child)
+                self.watch_over(child)
             else:
                 forget_metrics(pid)
                 self._note_end(child, code)
@@ -184,7 +184,7 @@ class Supervisor:
         is_wanted = not self._stop.is_set() and not child.is_finished
         return is_wanted and time.monotonic() >= child.start_at
 
-    def _watch_over(self, child: Child) -> None:
+    def watch_over(self, child: Child) -> None:
         """Kill a process whose claim loop stands still; it is then replaced like any other."""
         limit = limit_of(child.board)
         stood = time.monotonic() - max(child.board.turned_at, child.started_at)

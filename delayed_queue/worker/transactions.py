@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from django.db import Error, transaction
 
-from delayed_queue.db.plans import plan_each_time
 from delayed_queue.db.resilience import (
     drop_if_lost,
     is_conflict,
     is_unavailable,
     through_conflicts,
 )
+from delayed_queue.db.statements import plan_each_time
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Reject
@@ -112,6 +112,13 @@ class TransactionalRun(Run):
     def result(self) -> PollResult:
         """What its last batch found."""
         return PollResult(self._found, self._latest, self._next_due_in, self._poll_seconds)
+
+    def note_times(self) -> None:
+        """Count how late its messages were, and what each took, by the batch and this clock."""
+        now, tally = int(time.time() * 1000), self.consumer.tally
+        tally.note_lateness([now - each.due_at_ms for each in self.done])
+        if self.total:
+            tally.note_runs([self.seconds / self.total] * self.total)
 
     def cancel(self) -> None:
         """End it before a thread has begun it."""

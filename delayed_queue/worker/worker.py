@@ -14,9 +14,8 @@ from django.db import Error, connections
 
 from delayed_queue.conf import get_settings
 from delayed_queue.cron.keeper import CronKeeper, CronThread
-from delayed_queue.db.plans import keep_plans
 from delayed_queue.db.resilience import through_conflicts
-from delayed_queue.db.statements import run
+from delayed_queue.db.statements import keep_plans, run
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
@@ -68,16 +67,18 @@ class Worker:
     ) -> None:
         self.options = options
         self.counts = Counts()
-        self._board = board or Board.private(options.slots)
+        self.board = board or Board.private(options.slots)
         self._stop = StopSignal()
         self._wake_channel = WakeChannel()
         consumers = consumers_of(options, handlers)
-        self._dynamic = DynamicQueues(
+        self.dynamic = DynamicQueues(
             options, handlers, [consumer.queue.kind for consumer in consumers]
         )
-        self._keeper = LeaseKeeper(options.using, shortest_lease(consumers))
-        self._dispatcher = Dispatcher(
-            self, options, consumers, self._dynamic, self._keeper, self._wake_channel, self._board
+        self._keeper = LeaseKeeper(
+            options.using, shortest_lease(consumers), lambda some: self.dispatcher.cancel(some)
+        )
+        self.dispatcher = Dispatcher(
+            self, options, consumers, self.dynamic, self._keeper, self._wake_channel, self.board
         )  # fmt: skip
         self._settler = Settler(self, self.counts)
         self._deferral = LockDeferral(options.using, self._keeper)
@@ -95,7 +96,7 @@ class Worker:
 
     @property
     def consumers(self) -> list[Consumer]:
-        return self._dispatcher.all_consumers
+        return self.dispatcher.all_consumers
 
     @property
     def queues(self) -> list[str]:
@@ -104,7 +105,7 @@ class Worker:
     @property
     def serves(self) -> list[str]:
         """What there is to say of it before it has asked its sources."""
-        return [*self.queues, *(f"the {name}" for name in self._dynamic.names)]
+        return [*self.queues, *(f"the {name}" for name in self.dynamic.names)]
 
     @property
     def is_used_up(self) -> bool:
@@ -113,17 +114,18 @@ class Worker:
 
     @property
     def in_flight(self) -> int:
-        return self._dispatcher.in_flight
+        return self.dispatcher.in_flight
 
     def describe(self) -> Snapshot:
         """Return what an operator is shown; may be asked from another thread."""
         counts = self.counts
         done: Counter[str] = Counter()
         for consumer in self.consumers:
-            done[consumer.queue.name] += consumer.done
+            done[consumer.queue.name] += consumer.tally.done
         return Snapshot(
             name=str(self),
             process=self._process,
+            holder=self.dispatcher.holder,
             queues=self.queues,
             in_flight=self.in_flight,
             done=counts.done,
@@ -131,6 +133,7 @@ class Worker:
             dead=counts.dead,
             lost=counts.lost,
             done_by_queue=done,
+            tallies=[consumer.tally for consumer in self.consumers],
             lease_ids=list(dict.fromkeys(each.lease_id for each in self._keeper.claims())),
         )
 
@@ -142,7 +145,7 @@ class Worker:
         """Work until stopped, drained (burst), or done with max_messages."""
         keep_plans()
         try:
-            self._dispatcher.start()
+            self.dispatcher.start()
             self._keeper.start()
             self._heartbeat.start()
             if self.options.cron and not self.options.burst:
@@ -161,35 +164,35 @@ class Worker:
             try:
                 if self._outage.is_at_start:
                     check_schema(self.options.using)
-                with Listener(self._kinds(), self.options.using) as listener:
-                    self._dispatcher.note_overdue()
+                with Listener(self._kinds(), self.options.using, hears_leases=True) as listener:
+                    self.dispatcher.note_overdue()
                     while not self._is_over():
                         self._turn(listener)
             except (Error, ResourceUnavailable) as error:
                 self._sit_out(error)
 
     def _kinds(self) -> list[str]:
-        return [*self._dynamic.wake_channels, *(consumer.queue.kind for consumer in self.consumers)]
+        return [*self.dynamic.wake_channels, *(consumer.queue.kind for consumer in self.consumers)]
 
     def _tend_dynamic(self, listener: Listener) -> None:
         """Take on consumers that came, let go of those that went, and scan for the idle ones."""
-        if self._dynamic.ask():
+        if self.dynamic.ask():
             listener.listen_to(self._kinds())
             self._keeper.shorten(shortest_lease(self.consumers))
-        self._dynamic.idle_scan()
+        self.dynamic.idle_scan()
 
     def _sit_out(self, error: Exception) -> None:
-        self._board.turn()
+        self.board.turn()
         self._outage.note(error)
         connections[self.options.using].close()
         self._wake_consumers()  # what was announced meanwhile, nobody heard
         select.select([self._stop], [], [], random.uniform(0.1, 1.0))  # noqa: S311 # one by one
 
     def _turn(self, listener: Listener) -> None:
-        self._board.turn()
+        self.board.turn()
         self._give_up_late_ones()
         self._note_runs()
-        self._dispatcher.tend()
+        self.dispatcher.tend()
         if not self._stop.is_set():
             self._tend_dynamic(listener)
         claimed = self._exchange(self._plan())
@@ -197,35 +200,35 @@ class Worker:
         if now - self._heard_at > HEARING_SECONDS:
             self._heard_at = now
             if listener.heard():
-                self._wake_consumers(listener.announced())
+                self._hear(listener)
         if not claimed and not self._is_over():
             self._sleep(listener)
 
     def _give_up_late_ones(self) -> None:
-        self._stuck = self._dispatcher.executor.give_up_late_ones()
+        self._stuck = self.dispatcher.executor.give_up_late_ones()
         if self.is_used_up and not self._stop.is_set():
             logger.error("event=threads_stuck worker=%s threads=%s", quoted(str(self)), self._stuck)
             self.stop()
 
     def _plan(self) -> ClaimPlan | None:
-        return None if self._stop.is_set() else self._dispatcher.plan()
+        return None if self._stop.is_set() else self.dispatcher.plan()
 
     def _is_over(self) -> bool:
         if self._stop.is_set():
             return True
-        if self._dispatcher.room_left == 0:
+        if self.dispatcher.room_left == 0:
             return not self._has_work()
         return self.options.burst and self._is_drained()
 
     def _is_drained(self) -> bool:
         now = time.monotonic()
-        is_quiet = now < self._dynamic.next_at and all(
+        is_quiet = now < self.dynamic.next_at and all(
             now < consumer.schedule.next_at for consumer in self.consumers
         )
         return is_quiet and not self._has_work()
 
     def _has_work(self) -> bool:
-        return bool(self._keeper.claims()) or self._dispatcher.has_runs
+        return bool(self._keeper.claims()) or self.dispatcher.has_runs
 
     # One round trip
 
@@ -261,12 +264,12 @@ class Worker:
         self._outage.end()
         self._unanswered = []
         self._note(settlements, answers[len(returned) > 0 :])
-        return 0 if plan is None else self._dispatcher.accept(plan, answers)
+        return 0 if plan is None else self.dispatcher.accept(plan, answers)
 
     def _is_gathering(self) -> bool:
         """Return whether more results are about to come that can be written together."""
         is_recent = time.monotonic() - self._exchanged_at < GATHER_SECONDS
-        return is_recent and any(pool.waiting() for pool in self._dispatcher.pools)
+        return is_recent and any(pool.waiting() for pool in self.dispatcher.pools)
 
     def _tell_board(self, plan: ClaimPlan | None) -> None:
         """Say what will be held if this process dies before the next round trip."""
@@ -276,8 +279,8 @@ class Worker:
         for claim in self._keeper.claims():
             (suspects if claim.is_suspect else held).append(claim.lease_id)
         # Once each: suspects of one lease are a claim each, and the board's room is limited.
-        self._board.hold(list(dict.fromkeys(held)), list(dict.fromkeys(suspects)))
-        self._board.count((*self.counts.numbers, self.in_flight))
+        self.board.hold(list(dict.fromkeys(held)), list(dict.fromkeys(suspects)))
+        self.board.count((*self.counts.numbers, self.in_flight))
 
     def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
         for settlement, rows in zip(settlements, answers, strict=False):
@@ -290,12 +293,13 @@ class Worker:
 
     def _note_runs(self) -> None:
         """Count what the transactions did that ended."""
-        while self._dispatcher.runs_ended:
-            self._note_run(self._dispatcher.runs_ended.popleft())
+        while self.dispatcher.runs_ended:
+            self._note_run(self.dispatcher.runs_ended.popleft())
 
     def _note_run(self, run: TransactionalRun) -> None:
-        self._dispatcher.end_run(run)
+        self.dispatcher.end_run(run)
         self._settler.count_done(run.consumer, run.done)
+        run.note_times()
         for envelope, error in run.failures:
             verdict = judge(error, envelope.attempt, run.consumer.policy)
             self._settler.count_failure(run.consumer, envelope, error, verdict)
@@ -306,24 +310,24 @@ class Worker:
 
     def _sleep(self, listener: Listener) -> None:
         """Sleep until a handler ends, a message may be due, or the worker is stopped."""
-        pools = self._dispatcher.pools
+        pools = self.dispatcher.pools
         for pool in pools:
             pool.worker_sleeps()
         try:
             nap = self._nap()
             if nap > 0 and listener.wait(nap, self._stop, self._wake_channel):
-                self._wake_consumers(listener.announced())
+                self._hear(listener)
             self._wake_channel.clear()
         finally:
             for pool in pools:
                 pool.worker_woke()
 
     def _nap(self) -> float:
-        if self._dispatcher.runs_ended:
+        if self.dispatcher.runs_ended:
             return 0
         if any(claim.has_unwritten for claim in self._keeper.claims()):
             return GATHER_SECONDS if self._is_gathering() else 0
-        if self._dispatcher.executor.rouse_if_stalled():
+        if self.dispatcher.executor.rouse_if_stalled():
             return GATHER_SECONDS
         return max(min(self._naps()), 0)
 
@@ -335,16 +339,20 @@ class Worker:
             self.options.poll_interval.total_seconds(),
             get_settings().WATCHDOG.total_seconds() / 4,
             self._deferral.nap(),
-            *(pool.nap() for pool in self._dispatcher.pools),
-            self._dispatcher.next_poll_at() - now,
-            self._dynamic.next_at - now,
+            *(pool.nap() for pool in self.dispatcher.pools),
+            self.dispatcher.next_poll_at() - now,
+            self.dynamic.next_at - now,
         ]
 
+    def _hear(self, listener: Listener) -> None:
+        self._wake_consumers(listener.announced())
+        self._keeper.check(listener.touched_leases())
+
     def _wake_consumers(self, kinds: set[str] | None = None) -> None:
-        for consumer in self._dispatcher.consumers:
+        for consumer in self.dispatcher.consumers:
             if kinds is None or consumer.queue.kind in kinds:
                 consumer.schedule.wake()
-        self._dynamic.wake(kinds)
+        self.dynamic.wake(kinds)
 
     def _wind_down(self) -> None:
         """Give back what was not started, finish what was, give back what does not finish."""
@@ -361,13 +369,13 @@ class Worker:
         finally:
             self._keeper.stop()
             self._heartbeat.stop()
-            self._dispatcher.stop(1.0 if not self._has_work() else 0.0)
+            self.dispatcher.stop(1.0 if not self._has_work() else 0.0)
             self._tell_board(None)
             connections[self.options.using].close()
 
     def _give_back_unstarted(self) -> None:
         by_claim: dict[Claim, list[Envelope]] = defaultdict(list)
-        for claim, envelope in self._dispatcher.take_back():
+        for claim, envelope in self.dispatcher.take_back():
             by_claim[claim].append(envelope)
         for claim, envelopes in by_claim.items():
             self._give_back(claim, envelopes, refund=1)
@@ -376,7 +384,7 @@ class Worker:
         deadline = time.monotonic() + timeout.total_seconds()
         with Listener([], self.options.using) as listener:
             while True:
-                self._board.turn()
+                self.board.turn()
                 self._give_up_late_ones()
                 self._note_runs()
                 self._exchange(None)
@@ -386,7 +394,7 @@ class Worker:
                 self._await_results(listener, min(left, 1.0))
 
     def _await_results(self, listener: Listener, seconds: float) -> None:
-        for pool in self._dispatcher.pools:
+        for pool in self.dispatcher.pools:
             pool.worker_sleeps()
         if not any(claim.has_unwritten for claim in self._keeper.claims()):
             listener.wait(seconds, self._wake_channel)

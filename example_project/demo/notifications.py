@@ -24,7 +24,7 @@ from kombu.exceptions import KombuError
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import create_token
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.notifications import intake, services
+from delayed_queue.notifications import intake, sweeping
 from delayed_queue.notifications.api import TOPIC
 from delayed_queue.notifications.broker import Consumer
 from delayed_queue.notifications.channels import signing_secrets
@@ -158,8 +158,8 @@ def _look(posting: Posting, posters: Threads, consuming: Threads, trouble: Troub
     consuming.check()
     # What the schedule ``notifications-sweeps`` does once a minute: it ends those whose attempts
     # were used up when their dispatcher was killed.
-    services.expire_overdue()
-    services.fail_dead()
+    sweeping.expire_overdue()
+    sweeping.fail_dead()
     trouble.look(posting.traffic.share)
     is_posted = posters.are_done and posting.taken == posting.published
     left = Message.objects.filter(kind__in=KINDS).count()

@@ -61,7 +61,7 @@ QUEUES: Final = [queue_name("bulk", channel) for channel in ("email", "sms")]
 SERVING: Final = (
     "--no-cron", *(each for name in (*QUEUES, VOUCHERS_QUEUE_NAME) for each in ("--queue", name))
 )  # fmt: skip
-TARGET: Final = "delayed_queue.notifications.importing:import_rows"
+TARGET: Final = "delayed_queue.notifications.intake:import_rows"
 NOTIFICATIONS: Final = "delayed_queue_notification"
 # What the report is told of archived notifications.
 EVENTS: Final = (

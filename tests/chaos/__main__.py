@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tests.chaos.director import Director
     from tests.chaos.producer import Producer
     from tests.chaos.referee import Findings
-    from tests.faults.programs import Program
-    from tests.faults.proxy import Proxy
+    from tests.support.programs import Program
+    from tests.support.proxy import Proxy
 
 LEASE = "1.5"
 # A drain that takes longer has stopped for good.
@@ -41,7 +41,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parsed(arguments)
     say(f"seed {options.seed}, {options.seconds:g} s")
-    from tests.faults.servers import environment_on, private_server
+    from tests.support.servers import environment_on, private_server
 
     with private_server() as server:
         os.environ |= environment_on(f"{server.socket_url}&application_name=chaos-producer")
@@ -77,7 +77,7 @@ def soaked(server: EmbeddedPostgres, options: argparse.Namespace) -> Findings:
     from tests.chaos import audit
     from tests.chaos.director import Director
     from tests.chaos.producer import Producer
-    from tests.faults.proxies import proxied
+    from tests.support.proxies import proxied
 
     audit.install()
     with ExitStack() as stack:
@@ -96,12 +96,12 @@ def soaked(server: EmbeddedPostgres, options: argparse.Namespace) -> Findings:
 def started(
     stack: ExitStack, proxy: Proxy, options: argparse.Namespace
 ) -> tuple[list[Program], list[Program]]:
-    from tests.faults.programs import running, working
+    from tests.support.programs import running, working
 
     queues = ("--queue", "soak", "--queue", "exact")
     worker = (*queues, "--lease", LEASE, "--concurrency", "4", "--batch-size", "20")
     workers = [working(*worker, url=proxy.url) for _ in range(options.workers)]
-    consumer = ("-m", "tests.faults.consumer", "exact")
+    consumer = ("-m", "tests.support.consumer", "exact")
     consumers = [running(*consumer, url=proxy.url) for _ in range(options.consumers)]
     return [stack.enter_context(each) for each in workers], [
         stack.enter_context(each) for each in consumers
@@ -109,8 +109,8 @@ def started(
 
 
 def drain(director: Director) -> None:
-    from tests.faults.ledger import is_drained
-    from tests.processes import wait_until
+    from tests.support.ledger import is_drained
+    from tests.support.processes import wait_until
 
     def is_over() -> bool:
         director.tend()

@@ -15,10 +15,10 @@ from django.db import Error, connections
 
 from example_project.postgres import EmbeddedPostgres
 from tests.chaos.schedule import Fault
-from tests.faults.ledger import terminate_backends
-from tests.faults.programs import Program
-from tests.faults.proxy import Proxy
-from tests.faults.servers import crash
+from tests.support.ledger import terminate_backends
+from tests.support.programs import Program
+from tests.support.proxy import Proxy
+from tests.support.servers import crash
 
 TICK: Final = 0.02
 

@@ -12,8 +12,8 @@ from delayed_queue.notifications.handlers import QUEUES
 from delayed_queue.notifications.models import FINAL_STATUSES, Notification, Status
 from delayed_queue.worker.worker import Worker
 from example_project.demo.fakes import FakeSms, FakeSmtp
-from tests.processes import wait_until
-from tests.running import handler_of, running, worker_with
+from tests.support.processes import wait_until
+from tests.support.running import handler_of, running, worker_with
 
 SENT: Final = Status.SUCCESSFULLY_PROCESSED
 SENDER: Final = "Shop <shop@example.org>"

@@ -10,7 +10,7 @@ import pytest
 from delayed_queue.checks import check_settings
 from delayed_queue.notifications.checks import check_hash_key, check_providers
 from tests.notifications.configured import configure
-from tests.processes import managed, wait_until
+from tests.support.processes import managed, wait_until
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from delayed_queue.notifications.api import api
 from delayed_queue.notifications.rendering import register
 from delayed_queue.notifications.validation import FIELDS
 from example_project.samples import read_samples
-from tests import documents
+from tests.support import documents
 
 GUIDE: Final = documents.DOCS / "guides" / "notifications.md"
 TEXT: Final = GUIDE.read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ import pytest
 from django.db import connection
 
 from delayed_queue.models import Message
-from delayed_queue.notifications import importing, services
-from delayed_queue.notifications.importing import NoLongerValid, check, import_rows
+from delayed_queue.notifications import intake, services
+from delayed_queue.notifications.intake import NoLongerValid, check, import_rows
 from delayed_queue.notifications.models import Notification
 from delayed_queue.spark.jobs.handling import _Delivery
 from tests.notifications.requests import email, sms
@@ -38,10 +38,10 @@ def test_rows_become_notifications_of_the_queues_name():
 
 
 def test_a_partition_that_is_given_again_changes_nothing():
-    rows = [row(f"k{number}", email()) for number in range(importing.BATCH + 1)]
-    assert import_rows(rows[:-3]).created == importing.BATCH - 2
+    rows = [row(f"k{number}", email()) for number in range(intake.BATCH + 1)]
+    assert import_rows(rows[:-3]).created == intake.BATCH - 2
     again = import_rows(iter(rows))
-    assert (again.created, again.ignored) == (3, importing.BATCH - 2)
+    assert (again.created, again.ignored) == (3, intake.BATCH - 2)
     assert Notification.objects.count() == Message.objects.count() == len(rows)
 
 
@@ -55,9 +55,9 @@ def test_the_time_of_the_row_is_kept_unless_the_request_has_one():
     at, other = (datetime(2031, 5, day, 12, tzinfo=UTC) for day in (1, 2))
     now = at - timedelta(days=1)
     requests = [email(), email(sendAt=other.isoformat()), email()]
-    found = [importing.request_of(row("a", each, schedule_at=at)) for each in requests[:2]]
+    found = [intake.request_of(row("a", each, schedule_at=at)) for each in requests[:2]]
     assert [each["sendAt"] for each in found] == [at.isoformat(), other.isoformat()]
-    later = importing.request_of(row("a", email(), delay=timedelta(hours=1)))["sendAt"]
+    later = intake.request_of(row("a", email(), delay=timedelta(hours=1)))["sendAt"]
     assert timedelta(minutes=59) < datetime.fromisoformat(later) - datetime.now(UTC) < at - now
 
 
@@ -71,12 +71,12 @@ def test_the_check_says_what_the_rest_interface_would():
 
 
 def test_what_becomes_invalid_after_its_check_ends_the_import_and_stores_no_half_of_a_batch():
-    rows = [row(f"k{number}", email()) for number in range(importing.BATCH)]
+    rows = [row(f"k{number}", email()) for number in range(intake.BATCH)]
     late = [row("late", email(expiresAt="2001-01-01T00:00:00Z")), row("good", email())]
     with pytest.raises(NoLongerValid, match=r"^1 rows have become invalid .* expiresAt is in the"):
         import_rows([*rows, *late])
     # What was committed stays, and is ignored when the import is repeated.
-    assert import_rows(rows).ignored == importing.BATCH
+    assert import_rows(rows).ignored == intake.BATCH
 
 
 @pytest.mark.django_db(transaction=True)
@@ -85,7 +85,7 @@ def test_an_executors_process_is_left_without_connections():
         "kind": "spring|json", "key": "a", "payload": b'{"channel": "sms"}', "schedule_ms": None,
         "delay_ms": 1000, "headers": None,
     }  # fmt: skip
-    delivery = _Delivery("delayed_queue.notifications.importing:import_rows", "json")
+    delivery = _Delivery("delayed_queue.notifications.intake:import_rows", "json")
     with pytest.raises(NoLongerValid):
         list(delivery(iter([pa.RecordBatch.from_pylist([columns])])))
     assert connection.connection is None

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from delayed_queue.notifications import intake, services
+from delayed_queue.notifications import intake, managing, services
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.intake import Accepted, Refused
 from delayed_queue.notifications.models import Notification, Source, Status, Suppression
@@ -79,7 +79,7 @@ def test_n9_a_dedupe_key_stands_for_its_first_request():
     first = accepted(email(dedupeKey="order-1"))
     again = accepted(email(dedupeKey="order-1", subject="Hello again"))
     assert (again.id, again.is_duplicate) == (first.id, True)
-    services.cancel(first.id)
+    managing.cancel(first.id)
     assert accepted(email(dedupeKey="order-1")).status == Status.CANCELLED
     assert Notification.objects.count() == 1
 

@@ -12,7 +12,7 @@ from django.contrib.auth.models import Permission
 from django.contrib.messages import get_messages
 from django.test import Client
 
-from delayed_queue.notifications import parking, services
+from delayed_queue.notifications import managing, parking, services
 from delayed_queue.notifications.admin import base
 from delayed_queue.notifications.models import (
     Delivery,
@@ -152,7 +152,7 @@ def test_n12_a_recipient_that_can_have_got_nothing_is_not_an_empty_list():
 
 def test_n12_a_timeline_in_order():
     notification = failed(expires_at=datetime.now(UTC) + timedelta(hours=1))
-    services.retry(notification.pk)
+    managing.retry(notification.pk)
     html = page(operator("view_notification"), url_of(notification))
     marks = ["accepted from shop", "attempt 1, smtp-1", "in 120 ms", 'class="dq-now"', "too late"]
     assert [html.index(each) for each in marks] == sorted(html.index(each) for each in marks)
@@ -177,7 +177,7 @@ def test_n12_a_recipient_is_found_by_hash_and_never_in_a_url():
 
 def test_n12_pages_by_state_and_by_id():
     first, second = enqueue(), enqueue()
-    services.cancel(first.pk)
+    managing.cancel(first.pk)
     client = operator("view_notification")
     html = page(client, f"{LIST}?status=CANCELLED")
     assert str(first.pk) in html

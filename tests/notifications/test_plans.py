@@ -21,12 +21,19 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from delayed_queue.notifications import listing, monitor, pruning, sql
-from delayed_queue.notifications.ids import first_id_at
-from delayed_queue.notifications.listing import LAST_ID
-from delayed_queue.notifications.models import Status
+from delayed_queue.notifications import (
+    catalogue,
+    intake,
+    managing,
+    monitor,
+    parking,
+    services,
+    sweeping,
+)
+from delayed_queue.notifications.managing import LAST_ID
+from delayed_queue.notifications.models import Status, first_id_at
 from tests.plans.explain import Plan, explain
-from tests.processes import database_url
+from tests.support.processes import database_url
 
 # Without the mark, a run of this file alone would fill the real database, not the one for tests.
 pytestmark = pytest.mark.django_db
@@ -251,7 +258,7 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
 
 STATEMENTS: Final = {
     name: text
-    for module in (listing, monitor, pruning, sql)
+    for module in (catalogue, intake, managing, monitor, parking, services, sweeping)
     for name, text in vars(module).items()
     if isinstance(text, str)
     and text.strip().startswith(("SELECT", "WITH", "INSERT", "UPDATE", "DELETE"))

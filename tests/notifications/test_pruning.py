@@ -9,14 +9,16 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from delayed_queue.notifications import pruning
-from delayed_queue.notifications.ids import first_id_at, new_id, time_of
+from delayed_queue.notifications import sweeping
 from delayed_queue.notifications.models import (
     DedupeClaim,
     Delivery,
     Notification,
     ParkedRequest,
     Status,
+    first_id_at,
+    new_id,
+    time_of,
 )
 from tests.notifications.factories import enqueue
 
@@ -38,7 +40,7 @@ def ended(days: int, ago: int) -> Notification:
 
 
 def test_what_ended_before_the_age_goes_with_its_deliveries(monkeypatch):
-    monkeypatch.setattr(pruning, "BATCH", 3)
+    monkeypatch.setattr(sweeping, "BATCH", 3)
     for _ in range(10):
         ended(100, ago=99)
     kept = [ended(100, ago=2), ended(2, ago=1), made(100), made(1)]
@@ -47,7 +49,7 @@ def test_what_ended_before_the_age_goes_with_its_deliveries(monkeypatch):
     assert told.getvalue() == "notifications deleted: 10\n"
     assert set(Notification.objects.values_list("pk", flat=True)) == {each.pk for each in kept}
     assert Delivery.objects.count() == len(kept)
-    assert pruning.prune(timedelta(days=90)) == 0
+    assert sweeping.prune(timedelta(days=90)) == 0
 
 
 @pytest.mark.parametrize("days", [0, -1])
@@ -68,7 +70,7 @@ def test_keys_go_with_their_window_and_parked_requests_by_age():
         ParkedRequest.objects.create(
             digest=b"%d" % hours, body=b"{", parked_at=now + timedelta(days=90 * hours)
         )
-    pruning.prune(timedelta(days=30))
+    sweeping.prune(timedelta(days=30))
     assert DedupeClaim.objects.get().key == "1"
     assert bytes(ParkedRequest.objects.get().digest) == b"1"
 

@@ -8,7 +8,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from delayed_queue import DelayedQueue
-from delayed_queue.notifications import services
+from delayed_queue.notifications import managing, services, sweeping
 from delayed_queue.notifications.models import Delivery, Notification, Status, Suppression
 from delayed_queue.notifications.services import Call
 from tests.notifications.factories import enqueue, lease, lose_lease
@@ -125,8 +125,8 @@ def test_n3_failed_for_good_and_retried_by_an_operator():
     notification.refresh_from_db()
     assert (notification.status, notification.error_class) == (Status.FAILED, "550")
 
-    assert services.retry(notification.id)
-    assert not services.retry(notification.id)
+    assert managing.retry(notification.id)
+    assert not managing.retry(notification.id)
     begun = services.begin(lease(notification))
     assert begun is not None
     assert begun.attempt == 2
@@ -159,10 +159,10 @@ def test_n8_what_ends_unsent_though_it_may_have_been_sent_says_so(end):
     assert begun is not None
     services.defer(begun, [SENT], timedelta(0), services.IN_DOUBT)
     if end == "cancelled":
-        assert services.cancel(notification.id)
+        assert managing.cancel(notification.id)
     else:
         Notification.objects.update(expires_at=datetime.now(UTC))
-        assert services.expire_overdue() == 1
+        assert sweeping.expire_overdue() == 1
     notification.refresh_from_db()
     assert notification.outcome == f"{end}, in doubt"
 
@@ -191,24 +191,24 @@ def test_n9_an_opt_out_of_another_category_does_not_matter():
 
 def test_n1_cancelling_drops_the_message():
     notification = enqueue()
-    assert services.cancel(notification.id)
+    assert managing.cancel(notification.id)
     assert not services.queue_of("normal", "email").contains_message(str(notification.id))
-    assert not services.cancel(notification.id)
+    assert not managing.cancel(notification.id)
 
 
 def test_n1_what_is_in_hand_or_sent_is_not_cancelled():
     notification = enqueue()
     begun = services.begin(lease(notification))
     assert begun is not None
-    assert not services.cancel(notification.id)
+    assert not managing.cancel(notification.id)
     services.finish(begun, [SENT])
-    assert not services.cancel(notification.id)
+    assert not managing.cancel(notification.id)
 
 
 def test_n9_the_sweep_expires_what_still_waits():
     late = enqueue(expires_at=datetime.now(UTC) - timedelta(seconds=1), send_at=in_an_hour())
     enqueue(expires_at=in_an_hour())
-    assert services.expire_overdue() == 1
+    assert sweeping.expire_overdue() == 1
     late.refresh_from_db()
     assert late.status == Status.EXPIRED
 
@@ -218,20 +218,20 @@ def test_n3_a_dead_letter_fails_its_notification():
     envelope = lease(notification)
     services.begin(envelope)
     assert envelope.reject("crashed 10 times")
-    assert services.fail_dead() == 1
+    assert sweeping.fail_dead() == 1
     notification.refresh_from_db()
     assert notification.status == Status.FAILED
     assert notification.outcome == "given up: crashed 10 times, in doubt"
     assert notification.is_in_doubt
     # It may have been sent, and that is told.
     assert [each.outcome for each in notification.deliveries.all()] == ["unfinished"]
-    assert services.fail_dead() == 0
+    assert sweeping.fail_dead() == 0
 
 
 def test_n3_a_dead_letter_of_one_that_was_never_begun_leaves_no_doubt():
     notification = enqueue()
     assert lease(notification).reject("crashed before it began")
-    assert services.fail_dead() == 1
+    assert sweeping.fail_dead() == 1
     assert not notification.deliveries.exists()
     notification.refresh_from_db()
     assert notification.outcome == "given up: crashed before it began"
@@ -243,21 +243,21 @@ def test_n3_what_waits_without_a_message_is_failed_and_can_be_retried():
     for each in lost:
         services.queue_of("normal", "email").drop_message(str(each.pk))
     kept = [enqueue() for _ in range(3)] + [enqueue(channel="sms", send_at=in_an_hour())]
-    assert services.fail_lost(limit=2) == 3
+    assert sweeping.fail_lost(limit=2) == 3
     found = dict(Notification.objects.values_list("pk", "status"))
     assert {found[each.pk] for each in lost} == {Status.FAILED}
     assert {found[each.pk] for each in kept} == {Status.ENQUEUED}
     assert Notification.objects.filter(outcome="its message is gone").count() == 3
-    assert services.fail_lost() == 0
-    assert services.retry(lost[0].pk)
-    assert services.fail_lost() == 0
+    assert sweeping.fail_lost() == 0
+    assert managing.retry(lost[0].pk)
+    assert sweeping.fail_lost() == 0
 
 
 def test_n3_one_in_hand_whose_message_is_gone_is_failed_in_doubt():
     notification = enqueue()
     services.begin(lease(notification))
     services.queue_of("normal", "email").drop_message(str(notification.pk))
-    assert services.fail_lost() == 1
+    assert sweeping.fail_lost() == 1
     notification.refresh_from_db()
     assert notification.outcome == "its message is gone, in doubt"
     assert outcomes(notification) == ["unfinished"]
@@ -267,23 +267,23 @@ def test_n3_more_dead_letters_than_a_sweep_looks_at_are_failed_all_the_same():
     dead = [enqueue() for _ in range(3)]
     for each in dead:
         assert lease(each).reject("crashed")
-    assert services.fail_dead(limit=1) == 1
-    assert services.fail_dead(limit=1) == 0
-    assert services.fail_lost() == 2
+    assert sweeping.fail_dead(limit=1) == 1
+    assert sweeping.fail_dead(limit=1) == 0
+    assert sweeping.fail_lost() == 2
 
 
 def test_n3_what_has_a_message_again_when_it_is_looked_at_anew_is_left():
     notification = enqueue()
-    assert services._fail_lost([notification.pk]) == 0
+    assert sweeping.fail_lost_of([notification.pk]) == 0
 
 
 def test_n3_a_retried_one_is_not_failed_by_its_old_letter():
     notification = enqueue()
     envelope = lease(notification)
     envelope.reject("crashed")
-    services.fail_dead()
-    services.retry(notification.id)
-    assert services.fail_dead() == 0
+    sweeping.fail_dead()
+    managing.retry(notification.id)
+    assert sweeping.fail_dead() == 0
 
 
 @pytest.mark.parametrize("end", ["sent", "expired", "cancelled"])
@@ -292,7 +292,7 @@ def test_n3_each_end_offers_its_callback(end):
     expires_at = datetime.now(UTC) + (-hour if end == "expired" else hour)
     notification = enqueue(callback_url="https://shop.example/told", expires_at=expires_at)
     if end == "cancelled":
-        services.cancel(notification.id)
+        managing.cancel(notification.id)
     else:
         begun = services.begin(lease(notification))
         if begun is not None:

@@ -33,6 +33,8 @@ RUNS_IN_PROGRESS: Final = "bulk_run_in_progress"
 DEAD_GROUPS: Final = "dead_letter_group"
 TOPICS: Final = "topic_name"
 ANSWERS: Final = "idempotency_scope_key"
+SAMPLES: Final = "delayed_queue_sample_rest_pkey"
+SAMPLES_TABLE: Final = "delayed_queue_sample_pkey"
 OLD_ANSWERS: Final = "idempotency_created"
 
 KINDS: Final = ["bulk|json", "due|json", "scheduled|json", "leased|json", "mixed|json"]

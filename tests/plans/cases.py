@@ -25,6 +25,8 @@ from tests.plans.case import (
     RATES,
     RUNS,
     RUNS_IN_PROGRESS,
+    SAMPLES,
+    SAMPLES_TABLE,
     SCHEDULES,
     TOKEN_IDS,
     TOKENS,
@@ -99,7 +101,9 @@ def inspections() -> list[Case]:
         Case("DEAD_LETTER_KINDS", {"limit": 100}, {DEAD_DIED}, n=4, rows=1),
         *(
             Case(
-                "OVERVIEW", {"kinds": KINDS, "cap": cap, "lease_cap": cap, "now": NOW},
+                "OVERVIEW",
+                {"kinds": KINDS, "cap": cap, "lease_cap": cap, "now": NOW}
+                | {f"{each}_caps": [cap] * len(KINDS) for each in ("due", "later", "dead")},
                 {DUE, LEASES, DEAD_DIED}, n=cap, rows=5 * len(KINDS), buffers=30, fixed=400,
             )
             for cap in (10, 1000)
@@ -112,6 +116,38 @@ def inspections() -> list[Case]:
             )
             for cap in (10, 1000)
         ),
+    ]  # fmt: skip
+
+
+def samples() -> list[Case]:
+    minute = NOW // 60_000
+    counted = {
+        "kinds": ["kind-1", "kind-2"] * 50, "done": [1] * 100, "failed": [0] * 100,
+        "died": [0] * 100, "times": [f"{{{(5 << 25) + 1}}}"] * 100, "now": NOW,
+    }  # fmt: skip
+    counted["kinds"] = [f"kind-{each}" for each in range(100)]
+    measured = {each: [1] * 100 for each in ("due", "scheduled", "leased", "dead", "late")}
+    day = {"since": minute - 1440, "until": minute, "step": 15}
+    one = {"kind": "kind-7", **day}
+    cost: dict[str, Any] = {"n": 1440, "rows": 2, "buffers": 1, "fixed": 300}
+    hour = {"kinds": ["kind-1", "kind-7"], "since": minute - 60, "until": minute}
+    return [
+        Case("TAKE_MINUTE", {"age": 1, "limit": 100, "now": NOW}, {HEARTBEATS, SAMPLES},
+             n=100, or_reads={SAMPLES_TABLE}, buffers=20, fixed=100),
+        Case("NOTE_DEPTHS", {"kinds": counted["kinds"], "minute": minute, **measured},
+             {SAMPLES_TABLE}, n=100, buffers=20),
+        Case("ADD_COUNTS", counted, {SAMPLES_TABLE}, n=100, rows=8, buffers=20),
+        Case("TRENDS", hour, {SAMPLES}, n=120, rows=3, buffers=1),
+        Case("HISTORY", one, {SAMPLES}, **cost),
+        # Two buckets a minute.
+        Case("HISTOGRAMS", one, {SAMPLES}, **cost | {"n": 2880}),
+        Case("SAMPLED", day, {SAMPLES}, **cost),
+        Case("LAST_SAMPLED", {"now": NOW}, {SAMPLES}),
+        # A hundred pages of fifty rows, which it may sort.
+        Case("ESTIMATES", {"small": 100.0, "pages": 50.0, "now": NOW}, set(), n=10_000, rows=1,
+             buffers=1),
+        Case("PRUNE_SAMPLES", {"age": 1, "limit": 100, "now": NOW}, set(), n=200_000, rows=2,
+             buffers=2, scans={"delayed_queue_sample_rest"}),
     ]  # fmt: skip
 
 
@@ -179,10 +215,10 @@ def listed() -> list[Case]:
         *(
             # A hundred and fifty groups of a thousand or two, of which ten are counted.
             Case(
-                "DEAD_LETTER_GROUPS", {"kind": kind, "limit": 5000, "shown": 10, "cap": cap},
+                "DEAD_LETTER_GROUPS", {"kinds": kinds, "limit": 5000, "shown": 10, "cap": cap},
                 {DEAD_GROUPS, DEAD_PRIMARY}, n=groups + 10 * cap, rows=8, buffers=12,
             )
-            for kind, groups in (("due|json", 50), (None, 150))
+            for kinds, groups in ((["due|json"], 150), (None, 150))
             for cap in (1, 1000)
         ),
         *of_ids("DROP_DEAD_LETTERS", DEAD_PRIMARY, (1, 1000)),
@@ -196,14 +232,23 @@ def runs() -> list[Case]:
         ("GROUP", {"kind": "due|json", "fingerprint": f"{8:016}"}, DEAD_GROUPS),
     )
     begin: dict[str, Any] = {
-        "action": "redrive", "reason": None, "pace": 50, "most": None, "canary": 0, "until": None,
-        "newest": 1, "total": 1, "is_cut": False, "by": "", "why": "", "now": NOW,
+        "action": "redrive", "reason": None, "pace": 50, "most": None, "canary": 0, "deaths": 1,
+        "key_from": None, "key_before": None, "since": 0, "until": NOW, "newest": 1, "total": 1,
+        "is_cut": False, "by": "", "why": "", "now": NOW,
     }  # fmt: skip
     to: dict[str, Any] = {
         "last_died_at": 1, "last_id": 1, "done": 1, "skipped": 0, "canary_keys": "[]",
         "is_canary_over": False, "state": "running", "note": "", "wait": 0,
     }  # fmt: skip
-    page = {"newest": 10**9, "until": NOW, "after_at": 0, "after": 0, "fingerprint": None}
+    page = {
+        "newest": 10**9,
+        "until": NOW,
+        "after_at": 0,
+        "after": 0,
+        "fingerprint": None,
+        "key_from": None,
+        "key_before": None,
+    }
     return [
         *(
             Case("START_RUN", {**begin, "kind": kind, "fingerprint": each}, {RUNS_IN_PROGRESS},
@@ -212,8 +257,8 @@ def runs() -> list[Case]:
         ),
         *(
             Case(
-                f"PREVIEW_{place}", {**of, "reason": reason, "until": NOW, "cap": 1000}, {index},
-                n=1000, rows=3, buffers=4,
+                f"PREVIEW_{place}", {**page, **of, "reason": reason, "since": 0, "cap": 1000},
+                {index}, n=1000, rows=3, buffers=4,
             )
             for place, of, index in places
             for reason in (None, "rejected")
@@ -235,7 +280,7 @@ def runs() -> list[Case]:
         ),
         Case(
             "CANARY", {"keys": [f"dead-{100_000 + n}" for n in range(100)], "kind": "due|json",
-                       "newest": 0}, {KEYS, DEAD_KEYS}, n=100, rows=3,
+                       "fingerprints": [""] * 100, "newest": 0}, {KEYS, DEAD_KEYS}, n=100, rows=3,
         ),
     ]  # fmt: skip
 
@@ -272,7 +317,7 @@ def schedules() -> list[Case]:
 def workers() -> list[Case]:
     row = {
         "name": "worker-1", "host": "host", "pid": 1, "process": 0, "queues": "[]",
-        "version": "1.0", "started_at": None, "now": NOW,
+        "version": "1.0", "holder": "abcdef01", "started_at": None, "now": NOW,
     }  # fmt: skip
     counts = {"in_flight": 1, "done": 1, "failed": 1, "dead": 1, "lost": 1}
     beat = {"id": 1, **counts, "rates": "{}", "lease_ids": "[]", "now": NOW}
@@ -330,7 +375,8 @@ def rates() -> list[Case]:
 
 
 CASES: Final = [
-    *offers(), *claims(), *leases(), *inspections(), *letters(), *schedules(), *workers(),
+    *offers(), *claims(), *leases(), *inspections(), *letters(),
+    *samples(), *schedules(), *workers(),
     *pauses(), *rates(), *callbacks(), *tasks(), *topics(),
     *tokens(), *jobs(), *PIPELINE_CASES,
 ]  # fmt: skip

@@ -22,7 +22,8 @@ _TABLES: Final = (
     "delayed_queue_rate, delayed_queue_token, delayed_queue_slot, delayed_queue_endpoint, "
     "delayed_queue_host, delayed_queue_callback_attempt, "
     "delayed_queue_offer_ledger, delayed_queue_offer_stage, delayed_queue_archive, "
-    "delayed_queue_report, delayed_queue_task_result, delayed_queue_task_priority"
+    "delayed_queue_report, delayed_queue_task_result, delayed_queue_task_priority, "
+    "delayed_queue_sample"
 )
 
 # In a scrambled order, so that neighbours in time are strangers on the pages: what the planner
@@ -187,6 +188,16 @@ FROM (SELECT i * 7919::bigint % 100000 AS n FROM generate_series(1, 100000) AS i
 """.replace("% ", "%% ")
 
 
+# Eight days of a hundred queues would be a million rows: ten queues, and the marks of the minutes.
+SAMPLES: Final = """
+INSERT INTO delayed_queue_sample ("pKind", minute, due, scheduled, leased, dead, late, times)
+SELECT
+    CASE queue WHEN 0 THEN '' ELSE 'kind-' || queue END, %(now)s / 60000 - minute, 1, 2, 3, 4, 5,
+    ARRAY[(5 << 25) + 100, (40 << 25) + 100]
+FROM generate_series(0, 10) AS queue, generate_series(0, 11519) AS minute
+"""
+
+
 @pytest.fixture(scope="module")
 def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
     """A transaction that sees both tables filled and never analyzed.
@@ -221,7 +232,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
                 ),
                 *(_RATES, _TOKENS, _ENDPOINTS, _SLOTS, _HOSTS, _ATTEMPTS),
                 *(LEDGER, STAGE, OFFERED),
-                *(TASKS, PRIORITIES),
+                *(TASKS, PRIORITIES, SAMPLES),
             ):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
             for rows in (ARCHIVES, REPORTS):
@@ -231,9 +242,11 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
         connection.close()
 
 
-# A queue that was empty when autovacuum came by: the planner takes one row for all there are.
+# Tables that were empty when autovacuum came by: the planner takes one row for all there are.
 _DRAIN: Final = """
-UPDATE pg_class SET reltuples = 1, relpages = 100 WHERE oid = 'delayed_queue'::regclass
+UPDATE pg_class
+SET reltuples = 1, relpages = 100
+WHERE oid IN ('delayed_queue'::regclass, 'delayed_queue_dead_letter'::regclass)
 """
 
 

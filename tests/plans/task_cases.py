@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.plans.case import DEAD_KEYS, DUE, KEYS, LEASES, PAUSES, PRIMARY, Case
+from tests.plans.case import DEAD_KEYS, DUE, KEYS, LEASES, PAUSES, PRIMARY, Case, lease_ids
 from tests.plans.conftest import NOW
 
 RESULTS: Final = "delayed_queue_task_result_rest_pkey"
@@ -18,20 +18,18 @@ def _id(number: int) -> str:
 
 
 def _attempts(n: int) -> dict[str, Any]:
+    """Attempts at leased messages, whose ids the test puts in."""
     return {
-        "messages": list(range(1, n + 1)), "leases": ["lease-1700"] * n,
+        "ids": n, "messages": n, "leases": lease_ids(10), "workers": "[]", "now": NOW,
         "results": [_id(1_000_000 + each) for each in range(n)], "tasks": ["a.b"] * n,
-        "backends": ["default"] * n, "began": [5] * n, "metadata": ["{}"] * n, "now": NOW,
+        "backends": ["default"] * n, "began": [5] * n, "ended": [1] * n, "values": ["1"] * n,
+        "errors": None, "metadata": None,
     }  # fmt: skip
 
 
 def tasks() -> list[Case]:
     cost: dict[str, Any] = {"rows": 6, "buffers": 60, "fixed": 300}
     attempts: dict[str, Any] = {"reads": {PRIMARY}, "or_reads": {LEASES}, "n": 100} | cost
-    ended = {
-        "statuses": ["SUCCESSFUL"] * 100, "ended": [1] * 100, "values": ["1"] * 100,
-        "errors": ["[]"] * 100, "workers": ["[]"] * 100,
-    }  # fmt: skip
     kinds = ["bulk!7|json", "due|json", "bulk|json"]
     ranked: dict[str, Any] = {
         "kind": "due|json", "kinds": kinds, "lease_id": "x", "retaken_id": "y", "lease": 10**11,
@@ -41,8 +39,8 @@ def tasks() -> list[Case]:
     cancel = {"message": 7, "created_at": NOW - 1_000_000, "errors": "[]", "now": NOW}
     enqueued = {"kind": "due|json", "key": "k", "payload": b"{}", "schedule_at": None, "now": NOW}
     return [
-        Case("RECORD_ATTEMPTS", _attempts(100) | ended, **attempts),
-        Case("RECORD_PROGRESS", _attempts(100), **attempts),
+        Case("ACKNOWLEDGE_TASKS", _attempts(100), **attempts),
+        Case("RECORD_ATTEMPTS", _attempts(100), **attempts),
         Case("NOTE_ENQUEUED", one | enqueued, {"delayed_queue_task_result_pkey"}, buffers=60),
         Case("FIND_RESULT", {"id": _id(700), "now": NOW}, {RESULTS, KEYS, DEAD_KEYS}, rows=6),
         Case("LOCK_KEY", {"key": "k"}, set(), rows=0),
@@ -52,10 +50,10 @@ def tasks() -> list[Case]:
         Case("HASTEN", {"message": 7, "now": NOW}, {PRIMARY}, buffers=60),
         Case("USE_PRIORITY", {"queue": "queue-7", "priority": 7}, {PRIORITIES}),
         Case("PRIORITIES", {}, set(), n=2000, scans={"delayed_queue_task_priority"}),
-        Case("TAKE_KEEPING", {}, set(), rows=0),
+        Case("TAKE_KEEPING", {"table": TABLE}, set(), rows=0),
         # The catalogue: a row for each partition and index.
         Case(
-            "DAYS", {}, set(), n=1000, or_reads=set(), buffers=10,
+            "DAYS", {"table": "delayed_queue_task_result"}, set(), n=1000, buffers=10,
             scans={"pg_inherits", "pg_class"},
         ),
         Case(

@@ -11,17 +11,15 @@ from django.db import connection, transaction
 from psycopg import sql as composed
 
 from delayed_queue.db.sql import NOTIFY
-from delayed_queue.http.jobs.adding import add_job
+from delayed_queue.http.jobs.adding import add_job, delete_job
 from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics
-from delayed_queue.http.jobs.finding import delete_job
 from delayed_queue.http.jobs.jobs import IfExists, job_from
-from delayed_queue.http.store.adding import ADD_JOBS
-from delayed_queue.http.store.topics import KEEP_PLANS
+from delayed_queue.http.store.adding import ADD_JOBS, KEEP_PLANS
 from tests.plans.case import DEAD_KEYS, KEYS, TOPICS
 from tests.plans.explain import numbered, planned_by
 from tests.plans.job_cases import adding
 from tests.plans.test_prepared import OFTEN, executions
-from tests.statements import sql
+from tests.support.statements import sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue.queue.store.claim import NO_FLOOR
-from tests.statements import sql
+from tests.support.statements import sql
 
 NOW: Final = 1_000_000
 LIMIT: Final = 3

@@ -12,7 +12,7 @@ from tests.plans.case import DEAD_PRIMARY, LEASE, Case, lease_ids
 from tests.plans.cases import CASES
 from tests.plans.conftest import NOW
 from tests.plans.explain import Plan, explain
-from tests.statements import STATEMENTS, sql
+from tests.support.statements import STATEMENTS, sql
 
 # They use a connection of their own, but the mark is what has a test database made.
 pytestmark = pytest.mark.django_db
@@ -54,7 +54,10 @@ def with_ids(case: Case, ids: dict[str, list[int]]) -> dict[str, Any]:
     if "ids" not in case.params:
         return case.params
     pool = "dead" if DEAD_PRIMARY in case.reads else "leased"
-    return {**case.params, "ids": ids[pool][: case.n]}
+    found = {"ids": ids[pool][: case.n]}
+    if "messages" in case.params:
+        found["messages"] = found["ids"]
+    return {**case.params, **found}
 
 
 def planned(

@@ -33,7 +33,7 @@ client = Client()
 client.force_login(user)
 ours = [each._meta for each in admin.site._registry if each._meta.app_label == "delayed_queue"]
 pages = [f"/admin/delayed_queue/{each.model_name}/" for each in ours]
-pages += ["/admin/", "/admin/delayed_queue/", "/admin/delayed_queue/message/queues/"]
+pages += ["/admin/", "/admin/delayed_queue/", "/admin/delayed_queue/queueoverview/"]
 pages += [f"/admin/delayed_queue/message/{Message.objects.get().pk}/change/"]
 pages += [f"/admin/delayed_queue/deadletter/{DeadLetter.objects.get().pk}/change/"]
 say("wrong pages", [page for page in pages if client.get(page).status_code != 200])

@@ -20,15 +20,15 @@ from delayed_queue.spark.jobs.tables import KNOWN
 # Each is a method, and of repeated calls the n-th, after which it happens.
 STEPS = {
     "planned": (tables.Manifests, "plan", 1),
-    "bounded": (archives._Archive, "_bounds", 2),
-    "written": (archives._Archive, "_write", 1),
-    "staged": (archives._Archive, "_stage", 1),
+    "bounded": (archives.Archive, "_bounds", 2),
+    "written": (archives.Archive, "_write", 1),
+    "staged": (archives.Archive, "_stage", 1),
     "renamed": (files.Files, "rename", 1),
-    "published": (archives._Archive, "_publish", 1),
+    "published": (archives.Archive, "_publish", 1),
     "in the middle": (tables.Manifests, "pruned", 2),
-    "before the commit": (archives._Archive, "_delete", 2),
+    "before the commit": (archives.Archive, "_delete", 2),
     # The manifest does not say so yet.
-    "deleted": (archives._Archive, "_delete_all", 1),
+    "deleted": (archives.Archive, "_delete_all", 1),
 }
 
 

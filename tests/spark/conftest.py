@@ -14,8 +14,8 @@ from django.db import connections
 from delayed_queue import DelayedQueue
 from delayed_queue.spark.database import dsn_from_django
 from delayed_queue.spark.settings import TASKS, VARIABLE
-from tests.processes import ROOT
 from tests.spark.support import QUIET
+from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
     from delayed_queue.spark.reader import LeasingReader

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from tests.processes import ROOT, Process, killed_at_last
+from tests.support.processes import ROOT, Process, killed_at_last
 
 LOCAL = "127.0.0.1"
 TIMEOUT = 300

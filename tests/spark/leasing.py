@@ -39,7 +39,7 @@ def fill(queue: DelayedQueue, count: int) -> list[str]:
 
 def settled(source: LeasingReader) -> None:
     """Wait until what is leased ahead is leased."""
-    ahead = source._held()._ahead
+    ahead = source.held().ahead
     assert ahead is not None
     ahead.result(60)
 

@@ -16,10 +16,10 @@ import pytest
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
 from delayed_queue.spark import consistent_snapshot, counts
-from tests.faults.servers import crash, private_server
-from tests.processes import wait_until
-from tests.sampling import sample
 from tests.spark.support import keys_of, wait_in_task, with_jvm
+from tests.support.processes import wait_until
+from tests.support.sampling import sample
+from tests.support.servers import crash, private_server
 
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
 

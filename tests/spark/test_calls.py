@@ -16,10 +16,10 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
 from delayed_queue.spark.jobs.handling import Calls, Handling, Pace, Settler, Tally
-from tests.processes import wait_until
 from tests.spark.leasing import reader
 from tests.spark.pipeline_targets import AT_WORK
 from tests.spark.pipelines import TARGETS
+from tests.support.processes import wait_until
 
 
 def handled(queue: DelayedQueue, payloads: list[Any], handling: Handling) -> Tally:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 ADVICE = "pip install 'psycopg[binary]'"
 # Python runs it before anything else of the process.

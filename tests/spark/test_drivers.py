@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from delayed_queue.models import Message
-from tests.processes import kill_family, wait_until
 from tests.spark.drivers import TIMEOUT, fill, in_lake, program
 from tests.spark.programs import draining
 from tests.spark.support import with_jvm
+from tests.support.processes import kill_family, wait_until
 
 pytestmark = [*with_jvm, pytest.mark.slow, pytest.mark.usefixtures("queue")]
 

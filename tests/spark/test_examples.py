@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests import documents
-from tests.processes import ROOT
 from tests.spark.support import with_jvm
+from tests.support import documents
+from tests.support.processes import ROOT
 
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
 

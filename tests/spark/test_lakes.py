@@ -14,9 +14,9 @@ from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark.commands import drains, imports, replays, reports, snapshots
 from delayed_queue.spark.jobs.files import read_lake
-from tests.sampling import sample
 from tests.spark.pipelines import CONSOLE, archive, letters, options
 from tests.spark.support import with_jvm
+from tests.support.sampling import sample
 
 pytestmark = with_jvm
 

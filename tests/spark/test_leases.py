@@ -14,9 +14,9 @@ from delayed_queue.models import Message
 from delayed_queue.spark.leases import Leases
 from delayed_queue.spark.options import parse_options
 from delayed_queue.spark.reader import LeasingReader
-from tests.processes import wait_until
 from tests.spark.leasing import FIVE, expire, fill, leased_until, read, reader, settled
 from tests.spark.support import keys_of
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("queue")
 

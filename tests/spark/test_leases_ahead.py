@@ -14,9 +14,9 @@ from delayed_queue.models import Message
 from delayed_queue.spark.leases import Leases
 from delayed_queue.spark.options import parse_options
 from delayed_queue.spark.reader import LeasingReader
-from tests.processes import wait_until
 from tests.spark.leasing import FIVE, fill, read, reader, settled, under
 from tests.spark.support import is_waiting_for, keys_of
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -49,7 +49,7 @@ class TestAhead:
         fill(queue, count)
         source = reader(**options)
         assert source.latestOffset(source.initialOffset(), limit)["next"] == ""
-        assert source._held()._ahead is None
+        assert source.held().ahead is None
         source.stop()
 
     def test_after_a_restart_it_is_the_next_batch(
@@ -95,7 +95,7 @@ class TestAhead:
         settled(source)
         leases = Leases(parse_options({"queue": "orders", "renew": "false"}))
         for _ in range(2):
-            assert leases._take_over("ours", [first["next"], "ours"], deliveries=0) == 5
+            assert leases.take_over("ours", [first["next"], "ours"], deliveries=0) == 5
         leases.close()
 
     def test_a_consumer_that_takes_an_expired_one_keeps_it(

@@ -20,11 +20,11 @@ from delayed_queue.spark.offering import Job, PartitionOffers, prune_ledger
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.store.offering import CLAIM_CHUNK
-from tests.faults.aiming import COMMIT, Stage
-from tests.faults.proxies import proxied
-from tests.processes import wait_until
 from tests.spark.offered import at, close, is_anyone_waiting, letters, triple
 from tests.spark.support import NOW, failing_after, job, keys_of, offer, rows, stored
+from tests.support.aiming import COMMIT, Stage
+from tests.support.processes import wait_until
+from tests.support.proxies import proxied
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -166,7 +166,7 @@ def a_claim(one: Job) -> dict[str, Any]:
     from delayed_queue.spark.offering import offers_of
 
     offers = offers_of(pa.Table.from_batches([rows(["a"])]), "json")
-    return PartitionOffers(one, 0)._claim_of(0, offers)
+    return PartitionOffers(one, 0).claim_of(0, offers)
 
 
 def test_the_ledger_is_pruned_by_age():

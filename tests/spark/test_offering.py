@@ -16,11 +16,11 @@ from delayed_queue.codecs import channel_of
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
-from delayed_queue.spark.database import APPLICATION, DriverError, Link
+from delayed_queue.spark.database import APPLICATION, Link
 from delayed_queue.spark.options import Options
-from tests.processes import wait_until
 from tests.spark.offered import at, close, is_anyone_waiting, letters, triple
 from tests.spark.support import NOW, is_waiting_for, job, keys_of, offer, rows
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -195,8 +195,15 @@ class TestTrouble:
 
     def test_the_columns_own_limits_are_errors_not_retries(self, other: psycopg.Connection[Any]):
         link = Link(Options())
-        with pytest.raises(DriverError, match="division by zero"):
-            link._once(lambda session: session.fetch("SELECT 1 / 0", {}))
+        tries: list[object] = []
+
+        def work(session: Any) -> list[Any]:
+            tries.append(session)
+            return session.fetch("SELECT 1 / 0", {})  # type: ignore[no-any-return]
+
+        with pytest.raises(ResourceUnavailable, match="division by zero"):
+            link.repeat("The division", work)
+        assert len(tries) == 1
 
 
 class TestWaking:

@@ -19,9 +19,9 @@ from delayed_queue.spark import claim_lake
 from delayed_queue.spark.commands import drains, replays
 from delayed_queue.spark.jobs.files import Files
 from delayed_queue.spark.jobs.handling import Handling
-from tests.sampling import sample
 from tests.spark.pipelines import CONSOLE, TARGETS
 from tests.spark.support import with_jvm
+from tests.support.sampling import sample
 
 pytestmark = with_jvm
 

@@ -24,17 +24,16 @@ from django.utils.timezone import now
 
 from delayed_queue import DelayedQueue, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.spark.commands import archives, imports
-from delayed_queue.spark.commands.arguments import DONE, FAILED
+from delayed_queue.spark.commands import DONE, FAILED, archives, imports
 from delayed_queue.spark.commands.bundle import bundle
 from delayed_queue.spark.jobs import handling
 from delayed_queue.spark.models import ArchiveManifest
 from delayed_queue.spark.session import find_java_home
-from tests.processes import ROOT, kill_family, wait_until
-from tests.sampling import sample
 from tests.spark.archiver import STEPS
 from tests.spark.pipelines import CONSOLE, archive, letters, lines, options
 from tests.spark.support import with_jvm
+from tests.support.processes import ROOT, kill_family, wait_until
+from tests.support.sampling import sample
 
 pytestmark = [*with_jvm, pytest.mark.slow]
 
@@ -140,13 +139,13 @@ class TestArchive:
     ) -> None:
         """A holder that is alive keeps its archive until its lease ends; then it has lost it."""
         letters(5)
-        stage = archives._Archive._stage
+        stage = archives.Archive._stage
 
         def lose(self: Any, manifest: Any) -> None:
             stage(self, manifest)
             ArchiveManifest.objects.update(holder="elsewhere:1:x")
 
-        monkeypatch.setattr(archives._Archive, "_stage", lose)
+        monkeypatch.setattr(archives.Archive, "_stage", lose)
         with pytest.raises(Exception, match="taken over by another process"):
             archive(spark, lake, lease_ms=600_000)
         assert DeadLetter.objects.count() == 5

@@ -31,7 +31,7 @@ class TestSnapshot:
         for n in range(50):
             queue.offer_or_update(f"k{n}", {"n": n})
         DelayedQueue("mail").offer_or_update("m", 1)
-        moment = snapshots._moment
+        moment = snapshots.moment
 
         @contextmanager
         def and_then() -> Iterator[Any]:
@@ -40,7 +40,7 @@ class TestSnapshot:
                 queue.offer_or_update("late", 1)
                 yield found
 
-        monkeypatch.setattr(snapshots, "_moment", and_then)
+        monkeypatch.setattr(snapshots, "moment", and_then)
         found = snapshots.run(spark, None, lake, CONSOLE)
         assert found.messages == 51
         rows = spark.read.parquet(found.path).collect()
@@ -127,6 +127,6 @@ class TestReport:
     ) -> None:
         monkeypatch.setattr(reports, "KEPT_REPORTS", 3)
         for n in range(5):
-            reports._save(reports.Report({"n": n}, {}))
+            reports.save(reports.Report({"n": n}, {}))
         found = PipelineReport.objects.order_by("id").values_list("figures", flat=True)
         assert list(found) == [{"n": 2}, {"n": 3}, {"n": 4}]

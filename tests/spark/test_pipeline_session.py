@@ -15,12 +15,11 @@ import pytest
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
 from delayed_queue.spark import commands, session
-from delayed_queue.spark.commands import doctor
-from delayed_queue.spark.commands.arguments import DONE, FAILED
+from delayed_queue.spark.commands import DONE, FAILED, doctor
 from delayed_queue.spark.settings import SparkSettings
-from tests.processes import wait_until
 from tests.spark.pipelines import CONSOLE
 from tests.spark.support import with_jvm
+from tests.support.processes import wait_until
 
 pytestmark = with_jvm
 
@@ -75,7 +74,7 @@ class TestDoctor:
     """P11."""
 
     def test_executors_see_what_the_driver_sees(self, queue: DelayedQueue, spark: Any) -> None:
-        rows = doctor._from_executors(spark)
+        rows = doctor.from_executors(spark)
         assert len(rows) >= 2
         assert [each.level for each in doctor.executors(rows)] == [doctor.OK] * 2
         found, clock = doctor.database()

@@ -19,9 +19,9 @@ import pytest
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
 from delayed_queue.spark.settings import VARIABLE
-from tests.processes import ROOT, wait_until
 from tests.spark.drivers import LOCAL, fill, finish, in_lake, program, started
 from tests.spark.support import with_jvm
+from tests.support.processes import ROOT, wait_until
 
 pytestmark = [*with_jvm, pytest.mark.slow, pytest.mark.usefixtures("queue")]
 

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from delayed_queue.spark.reader import BY_PAGES
-from tests.faults.servers import private_server
-from tests.sampling import sample
 from tests.spark.support import with_jvm
+from tests.support.sampling import sample
+from tests.support.servers import private_server
 
 pytestmark = [*with_jvm, pytest.mark.slow]
 

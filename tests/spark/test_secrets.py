@@ -12,8 +12,8 @@ from delayed_queue import DelayedQueue
 from delayed_queue.spark.schema import read_schema
 from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.source import DelayedQueueDataSource
-from tests.processes import ROOT
-from tests.unit.test_imports import REFUSE_DJANGO
+from tests.support.processes import ROOT
+from tests.words.test_imports import REFUSE_DJANGO
 
 SECRET = "hunter2-s3cret"
 BREAK_THE_SOURCE = """

@@ -54,8 +54,8 @@ def test_without_any_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
 
 def test_executors_elsewhere_are_told_where_the_database_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(VARIABLE, "dbname=x")
-    assert session._executor_environment("local[2,4]") == {}
-    told = session._executor_environment("spark://master:7077")
+    assert session.executor_environment("local[2,4]") == {}
+    told = session.executor_environment("spark://master:7077")
     assert told[f"spark.executorEnv.{VARIABLE}"] == "dbname=x"
     # And Spark hides it, by what it calls a secret.
     assert "dsn" in session.DEFAULTS["spark.redaction.regex"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from delayed_queue import DelayedQueue
-from tests.sampling import sample
 from tests.spark.support import with_jvm
+from tests.support.sampling import sample
 
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
 

@@ -16,9 +16,9 @@ from django.db.models import F
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.spark import acknowledge_checkpoint, counts, drain
-from tests.processes import wait_until, worker
-from tests.sampling import sample
 from tests.spark.support import keys_of, with_jvm
+from tests.support.processes import wait_until, worker
+from tests.support.sampling import sample
 from tests.workerapp.models import Effect
 
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]

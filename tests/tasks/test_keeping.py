@@ -10,13 +10,14 @@ from uuid import UUID
 import pytest
 from django.db import connection, connections
 
+from delayed_queue.db.sql import TAKE_KEEPING
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.tasks._api import TaskResultStatus
 from delayed_queue.tasks.keeping import keep_days
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.options import id_at
-from tests.processes import wait_until
-from tests.running import running
+from tests.support.processes import wait_until
+from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -120,13 +121,29 @@ class TestDays:
 
     def test_one_worker_at_a_time(self, other: Any) -> None:
         with other.transaction():
-            other.execute("SELECT pg_advisory_xact_lock(7310600482201521)")
+            other.execute(TAKE_KEEPING, {"table": "delayed_queue_task_result"})
             assert not keep_days("default")
         assert keep_days("default")
 
     def test_what_has_no_day_is_deleted_when_over(self) -> None:
         old = self.result(datetime.now(UTC) - timedelta(days=30))
         assert keep_days("default")
+        assert not TaskResult.objects.filter(pk=old).exists()
+
+    def test_who_may_make_no_days_still_deletes_what_is_over(self) -> None:
+        """Without the right to create tables everything stays in the rest."""
+        old = self.result(datetime.now(UTC) - timedelta(days=30))
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE ROLE no_days")
+            cursor.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO no_days")
+            cursor.execute("SET ROLE no_days")
+            try:
+                assert not keep_days("default")
+            finally:
+                cursor.execute("RESET ROLE")
+                cursor.execute("DROP OWNED BY no_days")
+                cursor.execute("DROP ROLE no_days")
+        assert self.partitions() == {"rest"}
         assert not TaskResult.objects.filter(pk=old).exists()
 
     def test_who_writes_while_a_day_is_made_waits_and_is_not_refused(

@@ -17,8 +17,8 @@ from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.tasks import policy
 from delayed_queue.tasks._api import InvalidTask, TaskResultStatus, task
 from delayed_queue.tasks.models import TaskPriority, TaskResult
-from tests.processes import wait_until
-from tests.running import running
+from tests.support.processes import wait_until
+from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks
 from tests.workerapp.models import Effect
 

@@ -10,9 +10,15 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.utils import timezone
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
 
 from delayed_queue.handlers import registry
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.observe.metrics import PrometheusInstrument
+from delayed_queue.observe.tracing import OpenTelemetryInstrument
 from delayed_queue.tasks._api import (
     InvalidTask,
     TaskResultDoesNotExist,
@@ -22,8 +28,8 @@ from delayed_queue.tasks._api import (
 )
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.queues import TaskQueue
-from tests.processes import wait_until
-from tests.running import running
+from tests.support.processes import wait_until
+from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -242,6 +248,52 @@ class TestSignals:
             assert told == [
                 (signal, type(backend), state) for signal, state in zip(sent, states, strict=True)
             ]
+
+
+class TestNames:
+    """Whoever watches sees the tasks of a queue apart, and of what is none no name."""
+
+    @pytest.fixture
+    def failed(self, work: Any) -> None:
+        work.fail.enqueue()
+        TaskQueue("default", 0, "default").offer_or_update("key", {"task": "no.such.task"})
+
+    def test_metrics(self, work: Any, failed: None, settings: Any) -> None:
+        registry = CollectorRegistry()
+        settings.DELAYED_QUEUE = {"INSTRUMENTS": [PrometheusInstrument(registry)]}
+        for each in (work.add, work.add, work.aadd):
+            each.enqueue(1)
+        drained()
+        (found,) = (each for each in registry.collect() if each.name.endswith("duration_seconds"))
+        counts = {
+            (each.labels["handler"], each.labels["outcome"]): each.value
+            for each in found.samples
+            if each.name.endswith("_count")
+        }
+        assert counts == {
+            ("tests.tasks.work.add", "done"): 2,
+            ("tests.tasks.work.aadd", "done"): 1,
+            ("tests.tasks.work.fail", "failed"): 1,
+            ("", "failed"): 1,
+        }
+
+    def test_traces(self, failed: None, settings: Any) -> None:
+        exporter, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        instrument = OpenTelemetryInstrument(tracer_provider=provider)
+        settings.DELAYED_QUEUE = {"INSTRUMENTS": [instrument]}
+        drained()
+        named = {
+            each.name: (each.attributes or {}).get("code.function.name")
+            for each in exporter.get_finished_spans()
+        }
+        path = "tests.tasks.work.fail"
+        assert named == {f"handle {path}": path, "handle default": None}
+
+    def test_lines_of_the_log(self, failed: None, caplog: pytest.LogCaptureFixture) -> None:
+        drained()
+        lines = [each for each in caplog.messages if each.startswith("event=dead ")]
+        assert sorted("handler=tests.tasks.work.fail" in each for each in lines) == [False, True]
 
 
 def test_the_app_costs_nothing_without_a_backend(settings: Any) -> None:

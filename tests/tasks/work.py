@@ -11,7 +11,7 @@ from typing import Any, Final
 from delayed_queue import Reject, Snooze
 from delayed_queue.tasks import Cancelled, policy
 from delayed_queue.tasks._api import task
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 from tests.workerapp.models import Effect
 
 # What tasks did, in their order, and what those that wait are waiting for.
@@ -147,6 +147,13 @@ def effect(key: str) -> None:
 
 
 @task
-def settle(key: str) -> None:
+def settle(key: str) -> str:
     """Leave an effect, more than one where a worker was killed behind it."""
     Effect.objects.create(queue="settle", key=key, attempt=1, pid=os.getpid())
+    return key
+
+
+@task
+def die() -> None:
+    """End the process, as a segmentation fault does."""
+    os._exit(1)

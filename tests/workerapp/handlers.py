@@ -160,3 +160,24 @@ async def record_async(envelope: Envelope) -> None:
     await Effect.objects.acreate(
         queue=envelope.queue, key=envelope.key, attempt=envelope.attempt, pid=os.getpid()
     )
+
+
+@handler("heeding", retry=QUICK)
+async def heed(envelope: Envelope) -> None:
+    """Write the row, and another one when it is cancelled."""
+    await record_async(envelope)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        envelope.key = f"{envelope.key} cancelled"
+        await record_async(envelope)
+
+
+@handler("asking", retry=QUICK)
+def ask(envelope: Envelope) -> None:
+    """Write the row, and another one when it finds that it is cancelled."""
+    record(envelope)
+    while not envelope.is_cancelled:
+        threading.Event().wait(0.01)
+    envelope.key = f"{envelope.key} cancelled"
+    record(envelope)

@@ -15,7 +15,6 @@ hooks.panels.append(attempts_of_job)
 
 # What only callbacks fill is shown where they can be made: with the extra of that name.
 if find_spec("aiohttp") and find_spec("cryptography"):
-    from delayed_queue.http.admin.endpoints import EndpointAdmin
-    from delayed_queue.http.admin.hosts import HostAdmin
+    from delayed_queue.http.admin.endpoints import EndpointAdmin, HostAdmin
 
     __all__ += ["EndpointAdmin", "HostAdmin"]

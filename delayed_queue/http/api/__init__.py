@@ -1,4 +1,4 @@
-"""The HTTP API: its frame in this folder, its calls in ``routes``."""
+"""The HTTP API: the frame that any API can be made in, and the calls about jobs."""
 
 from __future__ import annotations
 

@@ -1,45 +1,57 @@
-"""Wrap Django's ASGI application: early limits, and an end to waiting at shutdown."""
+"""The API under ASGI: bounded early, run on the event loop itself, and ended in order."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
-from importlib import import_module
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from io import BytesIO
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from django.core.exceptions import RequestAborted
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
+from django.core.handlers.exception import convert_exception_to_response
+from django.http import HttpRequest, HttpResponseBase
+from django.urls import set_script_prefix
 
 from delayed_queue.http.api.bodies import MEDIA_TYPE, Problem, too_large
+from delayed_queue.http.api.threads import View, is_stoppable
 from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
 
-Message = MutableMapping[str, Any]
+T = TypeVar("T")
+Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[..., Awaitable[None]]
 
+_RECEIVE: Final = "delayed_queue_receive"
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class GuardedApplication:
-    """An ASGI application whose requests are bounded, and whose waiting pops end at shutdown.
+    """An ASGI application whose calls of the API are bounded and run past Django's surroundings.
 
     ``application = GuardedApplication(get_asgi_application(), prefix="/queue/")``
 
     Django collects a body in full, on disk if need be, before any view can refuse it: below the
     prefix a body larger than any call takes is cut off here, whatever its length was said to be.
-    With ``direct`` those requests go past middlewares and Django's thread for each request, which
-    halves their cost; the project must not count on a middleware for them.
+    Those requests go past middlewares and Django's thread for each request, which halves their
+    cost; ``middleware=True`` has them go through, for a project that counts on one there.
 
     At SIGTERM and SIGINT waiting pops are answered 204, so that the server can end its requests.
     """
 
     def __init__(
-        self, application: Application, *, prefix: str = "/", direct: bool = False
+        self, application: Application, *, prefix: str | tuple[str, ...], middleware: bool = False
     ) -> None:
         self._application = application
         self._prefix = prefix
-        self._inner = _direct_handler() if direct else application
+        self._inner = application if middleware else DirectHandler()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -62,10 +74,96 @@ class GuardedApplication:
             await _refuse(send, too_large(limit))
 
 
-def _direct_handler() -> Application:
-    # Only now: Django's handlers are made once the apps are ready.
-    made: Application = import_module("delayed_queue.http.api.direct").DirectHandler()
-    return made
+class DirectHandler(ASGIHandler):
+    """Django's handler for requests that need none of its surroundings.
+
+    Django starts a thread for each request, if only to close its connections, and changes to it
+    once for each middleware and signal: more work than adding a job. Views of the API run in the
+    pool, which tends its connections itself. No middleware sees these requests, and the
+    signals ``request_started`` and ``request_finished`` are not sent.
+    """
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        self._view_middleware: list[Any] = [self._called]
+        self._template_response_middleware: list[Any] = []
+        self._exception_middleware: list[Any] = []
+        self._middleware_chain = convert_exception_to_response(self._resolved)
+
+    async def _resolved(self, request: HttpRequest) -> HttpResponseBase:
+        response: HttpResponseBase = await super()._get_response_async(request)  # type: ignore[misc]
+        return response
+
+    async def _called(
+        self, request: HttpRequest, view: View, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a view that can be stopped, and do so when the client has gone; leave others."""
+        if not is_stoppable(view):
+            return None
+        return await self._while_connected(
+            view(request, *args, **kwargs), getattr(request, _RECEIVE)
+        )
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        try:
+            body = await self.read_body(receive)
+        except RequestAborted:
+            return
+        with body:
+            set_script_prefix(get_script_prefix(scope))
+            request, response = self.create_request(scope, body)
+            with suppress(_Left):
+                if request is not None:
+                    setattr(request, _RECEIVE, receive)
+                    response = await self._answer(request)
+                await self._send(response, receive, send)
+
+    async def read_body(self, receive: Receive) -> Any:
+        """Return the body as a file; without one on disk if it came in one piece."""
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            return BytesIO(message.get("body", b""))
+        return await super().read_body(_beginning_with(message, receive))
+
+    async def _answer(self, request: HttpRequest) -> HttpResponseBase:
+        response: Any = await self.run_get_response(request)
+        # Else a middleware's work: without it the answer would go in chunks.
+        if not response.streaming and response.status_code != HTTPStatus.NO_CONTENT:
+            response.headers.setdefault("Content-Length", str(len(response.content)))
+        return response  # type: ignore[no-any-return]
+
+    async def _send(self, response: Any, receive: Receive, send: Send) -> None:
+        sending = self.send_response(response, send)
+        await (self._while_connected(sending, receive) if response.streaming else sending)
+
+    async def _while_connected(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
+        """Return what the work does; cancel it, and raise, when the client has gone."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            with suppress(asyncio.CancelledError, RequestAborted):
+                await leaving
+        try:
+            return await working
+        except asyncio.CancelledError:
+            raise _Left from None
+
+
+class _Left(BaseException):
+    """The client has gone, and nobody is to make a response of this."""
+
+
+def _beginning_with(first: Any, receive: Receive) -> Receive:
+    """Return a receive() that begins with a message that was taken already."""
+    begun = [first]
+
+    async def again() -> Any:
+        return begun.pop() if begun else await receive()
+
+    return again
 
 
 class _TooLarge(Exception):

@@ -38,7 +38,7 @@ class GrantCache:
     """
 
     def __init__(self, size: int = MAX_CACHED) -> None:
-        self._grants: OrderedDict[str, tuple[float, Grant]] = OrderedDict()
+        self.by_digest: OrderedDict[str, tuple[float, Grant]] = OrderedDict()
         self._size = size
         self._lock = threading.Lock()
 
@@ -53,21 +53,21 @@ class GrantCache:
     def at_hand(self, token: str) -> Grant | None:
         """Return what is known of the token; None when the database must be asked."""
         with self._lock:
-            read_at, grant = self._grants.get(digest_of(token), (0.0, None))
+            read_at, grant = self.by_digest.get(digest_of(token), (0.0, None))
         age = time.monotonic() - read_at
         return grant if age < api_settings().TOKEN_CACHE.total_seconds() else None
 
     def _keep(self, digest: str, read_at: float, grant: Grant | None) -> None:
         with self._lock:
-            self._grants.pop(digest, None)
+            self.by_digest.pop(digest, None)
             if grant is not None:
-                self._grants[digest] = (read_at, grant)
-            while len(self._grants) > self._size:
-                self._grants.popitem(last=False)
+                self.by_digest[digest] = (read_at, grant)
+            while len(self.by_digest) > self._size:
+                self.by_digest.popitem(last=False)
 
     def clear(self) -> None:
         with self._lock:
-            self._grants.clear()
+            self.by_digest.clear()
 
 
 cache: Final = GrantCache()

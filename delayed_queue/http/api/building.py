@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+import traceback
 from functools import wraps
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import BadRequest, RequestDataTooBig, SuspiciousOperation
+from django.core.signals import got_request_exception
 from django.db import connections
-from django.db.transaction import non_atomic_requests
-from django.http import HttpRequest, HttpResponseBase, HttpResponseNotAllowed
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    HttpResponseNotAllowed,
+    UnreadablePostError,
+)
 from django.urls import URLPattern, path, re_path
-from django.urls.resolvers import ResolverMatch, URLResolver
+from django.urls.resolvers import URLResolver
 from ninja import NinjaAPI
-from ninja.errors import ValidationErrorContext
+from ninja.errors import AuthenticationError, HttpError, ValidationErrorContext
 from ninja.operation import Operation
 from ninja.parser import Parser
 
-from delayed_queue.http.api.bodies import MAX_PATH, Problem, admit, parse, rule_of
+from delayed_queue.db.resilience import is_unavailable, tend
+from delayed_queue.exceptions import (
+    InvalidJob,
+    InvalidMessage,
+    OutcomeUnknown,
+    UrlRefused,
+)
+from delayed_queue.http.api.bodies import (
+    MAX_PATH,
+    Problem,
+    admit,
+    parse,
+    rule_of,
+    unauthorized,
+    unavailable,
+)
 from delayed_queue.http.api.docs import described, docs_page, openapi_file
-from delayed_queue.http.api.responding import respond
-from delayed_queue.http.api.threads import in_event_loop, in_thread
+from delayed_queue.http.api.threads import LoopView, View, in_event_loop, in_pool
 from delayed_queue.http.conf import api_settings
-
-View = Callable[..., Any]
-LoopView = Callable[[View], View]
-V = TypeVar("V", bound=View)
-_UNSTOPPABLE: Final = "delayed_queue_unstoppable"
+from delayed_queue.observe.logs import quoted
 
 
 def make_api(
@@ -179,54 +198,77 @@ def answering(view: View) -> View:
     return answer_async if iscoroutinefunction(view) else answer
 
 
-def in_pool(pattern: URLPattern, in_loop: LoopView | None = None) -> URLPattern:
-    """Return the pattern with its view, if it is synchronous, in the pool of threads under ASGI.
+logger = logging.getLogger("delayed_queue")
 
-    ``in_loop`` makes of that what is called on the event loop instead.
-
-    With ATOMIC_REQUESTS, too, it is in no transaction: what a call answers must be committed, and
-    a pop that waits must hold none.
-    """
-    view = pattern.callback
-    for alias in connections:
-        view = non_atomic_requests(using=alias)(view)
-    return _Pattern(pattern, view, in_loop)
+_UNKNOWN: Final = (
+    "The call may or may not have taken effect. If it had an Idempotency-Key, send it again with "
+    "the same key; otherwise read the job first."
+)
 
 
-class _Pattern(URLPattern):
-    """A synchronous view as it is under WSGI, and in the pool of threads under ASGI.
-
-    The handler that resolves within an event loop is Django's asynchronous one. Under WSGI, and
-    in Django's test client, the view runs where it is: in the caller's thread and transaction.
-    """
-
-    def __init__(self, pattern: URLPattern, view: View, in_loop: LoopView | None) -> None:
-        super().__init__(pattern.pattern, view, pattern.default_args, pattern.name)
-        run = view if iscoroutinefunction(view) else pooled(view)
-        self._in_loop = run if in_loop is None else in_loop(run)
-
-    def resolve(self, path: str) -> ResolverMatch | None:
-        match = super().resolve(path)
-        if match is not None and in_event_loop():
-            match.func = self._in_loop
-        return match
+def problem_of(error: BaseException) -> Problem | None:
+    """Return the problem that an exception means; None when it is an error of the server."""
+    if isinstance(error, Problem):
+        return error
+    # Ninja says "cannot parse" of anything that a parser raises.
+    if isinstance(error, HttpError) and isinstance(error.__cause__, Problem):
+        return error.__cause__
+    if isinstance(error, OutcomeUnknown):
+        return unavailable("outcome_unknown", _UNKNOWN)
+    if is_unavailable(error):
+        return unavailable()
+    return _problem_of_request(error)
 
 
-def pooled(view: View) -> Callable[..., Awaitable[Any]]:
-    """Return the view as a coroutine function that runs in the pool of threads."""
+def _problem_of_request(error: BaseException) -> Problem | None:
+    if isinstance(error, Http404):
+        return Problem(404, "not_found")
+    if isinstance(error, AuthenticationError):
+        return unauthorized()
+    if isinstance(error, InvalidMessage):
+        return _problem_of_message(error)
+    if isinstance(error, RequestDataTooBig):
+        return Problem(413, "body_too_large")
+    if isinstance(error, HttpError):
+        return Problem(error.status_code, "refused", detail=error.message)
+    if isinstance(error, BadRequest | SuspiciousOperation | UnreadablePostError):
+        return Problem(400, "bad_request")
+    return None
 
-    @wraps(view)
-    async def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return await in_thread(view, request, *args, **kwargs)
 
-    return unstoppable(markcoroutinefunction(run))
-
-
-def unstoppable(view: V) -> V:
-    """Mark a view that goes on when its client has gone: nothing is to be told of that."""
-    setattr(view, _UNSTOPPABLE, True)
-    return view
+def _problem_of_message(error: InvalidMessage) -> Problem:
+    if isinstance(error, InvalidJob):
+        errors = [{"path": path, "message": message} for path, message in error.errors]
+        return Problem(400, "invalid_request", "Invalid request", errors=errors)
+    if isinstance(error, UrlRefused):
+        errors = [{"path": "url", "message": str(error)}]
+        return Problem(400, "url_refused", "URL refused", errors=errors)
+    return Problem(400, "invalid_request", "Invalid request", str(error))
 
 
-def is_stoppable(view: View) -> bool:
-    return iscoroutinefunction(view) and not hasattr(view, _UNSTOPPABLE)
+def respond(request: HttpRequest, error: Any) -> HttpResponse:
+    """Return the response to an exception; what is the server's fault is logged and signalled."""
+    problem = problem_of(error)
+    if problem is None:
+        problem = Problem(500, "internal_error", detail="The error has been logged.")
+        _log(request, error)
+        got_request_exception.send(sender=None, request=request)
+    elif problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.warning("event=api_unavailable code=%s error=%s", problem.code, type(error).__name__)
+    if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not in_event_loop():
+        # What the next request, or probe, would fail on as well.
+        for each in connections.all(initialized_only=True):
+            tend(each)
+    return problem.as_response()
+
+
+def _log(request: HttpRequest, error: BaseException) -> None:
+    # Where it happened, without the exception's text: it may quote what the caller sent.
+    match = request.resolver_match
+    logger.error(
+        "event=api_request_failed method=%s route=%s error=%s\n%s",
+        quoted(request.method or ""),
+        quoted(match.route if match else "?"),
+        type(error).__name__,
+        "".join(traceback.format_tb(error.__traceback__)),
+    )

@@ -19,9 +19,15 @@ from django.templatetags.static import static
 from delayed_queue.http.api.bodies import MEDIA_TYPE, Problem
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.idempotency import MAX_LENGTH
-from delayed_queue.http.jobs.jobs import MAX_DELAY, MAX_URL_LENGTH
+from delayed_queue.http.jobs.jobs import (
+    DEFAULT_LADDER,
+    MAX_DELAY,
+    MAX_RETRY,
+    MAX_STEPS,
+    MAX_TTR,
+    MAX_URL_LENGTH,
+)
 from delayed_queue.http.jobs.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
-from delayed_queue.http.jobs.ladders import DEFAULT_LADDER, MAX_RETRY, MAX_STEPS, MAX_TTR
 from delayed_queue.messages import MAX_KEY_LENGTH
 
 _PROBLEM: Final[dict[str, Any]] = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from django.http import HttpResponse
 from ninja import Path, Query, Schema
 from pydantic import ConfigDict, Field
 
-from delayed_queue.db.rows import Page
+from delayed_queue.db.sql import Page
 from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.api.bodies import Problem, parse
 from delayed_queue.http.conf import api_settings
@@ -19,6 +19,8 @@ from delayed_queue.http.jobs.inspecting import TopicStats
 from delayed_queue.http.jobs.jobs import Answer, DeadGroup, DeadJob, Job
 from delayed_queue.http.jobs.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
 from delayed_queue.messages import MAX_KEY_LENGTH
+from delayed_queue.models import BulkRun
+from delayed_queue.queue.bulk import MAX_CANARY, MAX_LETTERS, MAX_PACE, MAX_SPREAD
 
 T = TypeVar("T")
 
@@ -116,6 +118,63 @@ class DeadGroups(Schema):
     """Failures by cause, those seen last first."""
 
     items: list[DeadGroupReply]
+
+
+class BulkRunReply(Schema):
+    """Dead jobs being put back or deleted in bulk; ``isCapped``: there may be more left."""
+
+    id: int
+    action: str
+    queue: str
+    group: str | None
+    state: str
+    note: str
+    total: int
+    isCapped: bool
+    done: int
+    skipped: int
+    startedBy: str
+    why: str
+    startedAt: datetime
+    endedAt: datetime | None
+
+
+class BulkRuns(Schema):
+    """Bulk runs, the newest first."""
+
+    items: list[BulkRunReply]
+
+
+class PreviewReply(Schema):
+    """The number of dead jobs that a bulk run would take; ``isCapped``: there may be more."""
+
+    total: int
+    isCapped: bool
+
+
+class NewBulkRun(Schema):
+    """A bulk run to begin, over a failure as the list of failures names it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: Literal["redrive", "drop"]
+    queue: Annotated[str, Field(min_length=1, max_length=100, pattern=_PRINTABLE)]
+    group: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    pace: Annotated[int, Field(ge=1, le=MAX_PACE)] | None = None
+    overSeconds: Annotated[int, Field(ge=1, le=int(MAX_SPREAD.total_seconds()))] | None = None
+    limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] | None = None
+    canary: Annotated[int, Field(ge=0, le=MAX_CANARY)] = 0
+    canaryDeaths: Annotated[int, Field(ge=1, le=MAX_CANARY)] = 1
+    why: Annotated[str, Field(max_length=500)] = ""
+
+
+def run_as_dict(run: BulkRun) -> dict[str, Any]:
+    return {
+        "id": run.pk, "action": run.action, "queue": run.kind, "group": run.fingerprint,
+        "state": run.state, "note": run.note, "total": run.total, "isCapped": run.is_total_cut,
+        "done": run.done, "skipped": run.skipped, "startedBy": run.started_by, "why": run.why,
+        "startedAt": run.created_at, "endedAt": run.ended_at,
+    }  # fmt: skip
 
 
 class KickedReply(Schema):

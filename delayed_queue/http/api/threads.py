@@ -9,19 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakSet
 
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import connections
+from django.db.transaction import non_atomic_requests
+from django.http import HttpRequest
+from django.urls import URLPattern
+from django.urls.resolvers import ResolverMatch
 
 from delayed_queue.db.resilience import tend
 from delayed_queue.http.conf import api_settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
+View = Callable[..., Any]
+LoopView = Callable[[View], View]
+V = TypeVar("V", bound=View)
+_UNSTOPPABLE: Final = "delayed_queue_unstoppable"
 
 
 @lru_cache(maxsize=1)
@@ -81,3 +90,56 @@ def _tended(call: Callable[[], T]) -> T:
         return call()
     finally:
         _opened.update(connections.all(initialized_only=True))
+
+
+def in_pool(pattern: URLPattern, in_loop: LoopView | None = None) -> URLPattern:
+    """Return the pattern with its view, if it is synchronous, in the pool of threads under ASGI.
+
+    ``in_loop`` makes of that what is called on the event loop instead.
+
+    With ATOMIC_REQUESTS, too, it is in no transaction: what a call answers must be committed, and
+    a pop that waits must hold none.
+    """
+    view = pattern.callback
+    for alias in connections:
+        view = non_atomic_requests(using=alias)(view)
+    return _Pattern(pattern, view, in_loop)
+
+
+class _Pattern(URLPattern):
+    """A synchronous view as it is under WSGI, and in the pool of threads under ASGI.
+
+    The handler that resolves within an event loop is Django's asynchronous one. Under WSGI, and
+    in Django's test client, the view runs where it is: in the caller's thread and transaction.
+    """
+
+    def __init__(self, pattern: URLPattern, view: View, in_loop: LoopView | None) -> None:
+        super().__init__(pattern.pattern, view, pattern.default_args, pattern.name)
+        run = view if iscoroutinefunction(view) else pooled(view)
+        self._in_loop = run if in_loop is None else in_loop(run)
+
+    def resolve(self, path: str) -> ResolverMatch | None:
+        match = super().resolve(path)
+        if match is not None and in_event_loop():
+            match.func = self._in_loop
+        return match
+
+
+def pooled(view: View) -> Callable[..., Awaitable[Any]]:
+    """Return the view as a coroutine function that runs in the pool of threads."""
+
+    @wraps(view)
+    async def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return await in_thread(view, request, *args, **kwargs)
+
+    return unstoppable(markcoroutinefunction(run))
+
+
+def unstoppable(view: V) -> V:
+    """Mark a view that goes on when its client has gone: nothing is to be told of that."""
+    setattr(view, _UNSTOPPABLE, True)
+    return view
+
+
+def is_stoppable(view: View) -> bool:
+    return iscoroutinefunction(view) and not hasattr(view, _UNSTOPPABLE)

@@ -214,15 +214,15 @@ class WaitingPops:
     """
 
     def __init__(self) -> None:
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
-        self._room = _Room()
+    def reset(self) -> None:
+        self.room = Room()
 
     @property
     def waiting(self) -> int:
         """How many pops wait."""
-        return self._room.waiting
+        return self.room.waiting
 
     async def wait(self, wish: Wish[T], timeout: float) -> Sequence[T]:
         """Return what the wish claims as soon as there is some; empty after the timeout.
@@ -232,7 +232,7 @@ class WaitingPops:
         what the claim raises, and Problem 503 when too many wait already.
         """
         # One for the whole call: who looks first while it is closed must not begin another.
-        room = self._room
+        room = self.room
         if not room.has_line(wish):
             # Nobody is before us: look at once, beside others that do.
             found = await _kept(wish, submit(wish.claim))
@@ -252,7 +252,7 @@ class WaitingPops:
 
     def drain(self) -> None:
         """End every wait with nothing, now and from now on: the process is to stop."""
-        self._room.drain()
+        self.room.drain()
 
     def close(self, timeout: float = TIMEOUT_SECONDS) -> None:
         """End every wait, and the connections that listen; a later wait begins anew.
@@ -261,19 +261,19 @@ class WaitingPops:
         on its way with what that brings. After the timeout, in seconds, these too end with
         nothing, and what comes is given back. To close again does nothing.
         """
-        room, self._room = self._room, _Room()
+        room, self.room = self.room, Room()
         room.close(timeout)
 
 
-class _Room:
+class Room:
     """The lines from one start of their event loop to its end; once closed, it stays so."""
 
     def __init__(self) -> None:
         self.is_draining = False
         self._is_closed = False
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread: threading.Thread | None = None
         self._lines: dict[tuple[str, str], Line[Any]] = {}
         self._listeners: dict[str, PopListener] = {}
 
@@ -298,9 +298,9 @@ class _Room:
 
     def call(self, function: Callable[[], object]) -> None:
         """Have the loop call it, unless that has ended: then nobody waits any more."""
-        if self._loop is not None:
+        if self.loop is not None:
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(function)
+                self.loop.call_soon_threadsafe(function)
 
     def drain(self) -> None:
         # Without the lock: a signal may come while its thread holds it. Who is not in line yet
@@ -312,22 +312,22 @@ class _Room:
         self.is_draining = True
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
-        if self._loop is None or self._thread is None or not is_first:
+        if self.loop is None or self.thread is None or not is_first:
             return
         try:
-            asyncio.run_coroutine_threadsafe(self._end(timeout), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._end(timeout), self.loop).result()
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.SelectorEventLoop()
-            self._thread = threading.Thread(
-                target=_run, args=(self._loop,), name="delayed-queue-pops", daemon=True
+        if self.loop is None:
+            self.loop = asyncio.SelectorEventLoop()
+            self.thread = threading.Thread(
+                target=_run, args=(self.loop,), name="delayed-queue-pops", daemon=True
             )
-            self._thread.start()
-        return self._loop
+            self.thread.start()
+        return self.loop
 
     # On the loop
 
@@ -412,4 +412,4 @@ async def _kept(wish: Wish[T], coming: Future[Sequence[T]]) -> Sequence[T]:
 waiting_pops: Final = WaitingPops()
 
 # Neither the thread nor the connection comes along.
-os.register_at_fork(after_in_child=waiting_pops._reset)  # noqa: SLF001
+os.register_at_fork(after_in_child=waiting_pops.reset)

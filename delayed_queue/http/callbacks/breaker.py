@@ -8,13 +8,16 @@ import random
 import time
 import uuid
 from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from asgiref.sync import sync_to_async
+from django.db import Error
 
 from delayed_queue.conf import get_settings
+from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.callbacks.outcomes import CallbackResult, Failure, Results
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Host
@@ -197,6 +200,18 @@ class Breaker:
                 state.waiting.remove(turn)
         return time.monotonic() >= state.open_until
 
+    async def run(
+        self, state: HostState, send: Callable[[], Awaitable[CallbackResult]]
+    ) -> CallbackResult:
+        """Send, and note how it went; raises Deferred, having sent nothing, where only one may."""
+        probe = await self.begin(state)
+        result: CallbackResult | None = None
+        try:
+            result = await send()
+        finally:
+            await quietly(self.end(state, probe, result))
+        return result
+
     async def begin(self, state: HostState) -> str:
         """Count a callback in, which ``end`` must follow; raises Deferred where only one may.
 
@@ -215,14 +230,15 @@ class Breaker:
         state.call_in()
         is_failure = result is not None and _tells_of_trouble(result)
         if result is not None:
-            self._note(state, is_failure, result.duration)
+            self.note(state, is_failure, result.duration)
         if probe:
             outcome: Outcome = "failed" if is_failure else "succeeded"
             await self._end_probe(state, probe, "dropped" if result is None else outcome)
         elif result is not None and is_failure and state.is_failing():
             await self._open(state, result)
 
-    def _note(self, state: HostState, is_failure: bool, duration: timedelta) -> None:
+    def note(self, state: HostState, is_failure: bool, duration: timedelta) -> None:
+        """Note how a callback ended, and widen or narrow the host's window by it."""
         state.seconds_each += (duration.total_seconds() - state.seconds_each) / 8
         state.results.note(is_failure=is_failure, most=callback_settings().BREAKER_FAILURES)
         before, state.window = state.window, _next_window(state.window, is_failure, duration)
@@ -306,3 +322,11 @@ def _tells_of_trouble(result: CallbackResult) -> bool:
     if result.failure is Failure.STATUS:
         return result.status is not None and result.status >= 500
     return True
+
+
+async def quietly(work: Awaitable[Any]) -> None:
+    """Await what must not cost the result of a callback that was sent."""
+    try:
+        await work
+    except (Error, ResourceUnavailable) as error:
+        logger.warning("event=callback_not_noted error=%s", type(error).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import ssl
 import time
@@ -12,10 +13,16 @@ from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import (
+    ClientConnectorDNSError,
+    ClientError,
+    ClientPayloadError,
     ClientResponse,
+    ClientResponseError,
     ClientSession,
+    ClientSSLError,
     ClientTimeout,
     DummyCookieJar,
+    ServerDisconnectedError,
     TCPConnector,
 )
 from aiohttp.abc import AbstractResolver
@@ -23,6 +30,7 @@ from aiohttp.resolver import DefaultResolver
 
 from delayed_queue import __version__
 from delayed_queue.db.gathering import LoopLocal
+from delayed_queue.exceptions import UrlRefused
 from delayed_queue.http.callbacks.exchanges import (
     BODY_BYTES,
     Enter,
@@ -33,12 +41,12 @@ from delayed_queue.http.callbacks.exchanges import (
     SpoiledConnection,
     current,
 )
-from delayed_queue.http.callbacks.failures import ERRORS, outcome_of
 from delayed_queue.http.callbacks.gate import Withdrawn
 from delayed_queue.http.callbacks.guard import Policy, Target, read_url
 from delayed_queue.http.callbacks.outcomes import (
     CallbackRequest,
     CallbackResult,
+    Failure,
     excerpt_of,
     retry_after_of,
 )
@@ -68,7 +76,7 @@ class CallbackClient:
         self._policy = Policy.of(self._settings)
         # The same urls come again and again, and reading one is a tenth of a callback's work.
         self._read_url = lru_cache(1024)(partial(read_url, policy=self._policy))
-        self._sockets = Sockets()
+        self.sockets = Sockets()
         self._resolver = GuardedResolver(resolver or DefaultResolver())
         self._slots = asyncio.Semaphore(self._settings.CONNECTIONS)
         self._session = self._new_session()
@@ -97,16 +105,16 @@ class CallbackClient:
         also because the first byte could not leave in time, is raised, and nothing was sent.
         """
         async with self._slots:
-            self._sockets.in_use += 1
+            self.sockets.in_use += 1
             try:
                 return await self._attempt(request, enter)
             finally:
-                self._sockets.in_use -= 1
+                self.sockets.in_use -= 1
 
     def _new_session(self) -> ClientSession:
         connector = TCPConnector(
             resolver=self._resolver,
-            socket_factory=self._sockets,
+            socket_factory=self.sockets,
             # A cached answer would pass by the guard, and outlive what DNS says.
             use_dns_cache=False,
             ssl=_ssl_context(self._settings.CA_FILE),
@@ -130,7 +138,7 @@ class CallbackClient:
         return ClientTimeout(total=None, connect=seconds, ceil_threshold=float("inf"))
 
     async def _attempt(self, request: CallbackRequest, enter: Enter | None) -> CallbackResult:
-        exchange = Exchange(self._policy, self._sockets, enter=enter)
+        exchange = Exchange(self._policy, self.sockets, enter=enter)
         token = current.set(exchange)
         began_at, began = datetime.now(UTC), time.monotonic()
         error: BaseException | None = None
@@ -232,3 +240,75 @@ async def send(request: CallbackRequest, enter: Enter | None = None) -> Callback
 async def close() -> None:
     """Close the running event loop's own client, if there is one."""
     await clients.close()
+
+
+# What an exchange may end with; anything else is a bug, and for the worker to report.
+ERRORS: Final = (ClientError, OSError, UrlRefused)
+_BY_CLASS: Final = (
+    (ClientSSLError, Failure.TLS),
+    (ssl.SSLError, Failure.TLS),
+    (ClientConnectorDNSError, Failure.DNS),
+    (ServerDisconnectedError, Failure.RESET),
+    (ClientResponseError, Failure.PROTOCOL),
+)
+_BY_ERRNO: Final = {
+    errno.ECONNREFUSED: Failure.REFUSED,
+    errno.ECONNRESET: Failure.RESET,
+    errno.EPIPE: Failure.RESET,
+    errno.ECONNABORTED: Failure.RESET,
+    errno.ETIMEDOUT: Failure.CONNECT_TIMEOUT,
+    # Ours: no files, no memory, no local ports left. The receiver has nothing to do with it.
+    errno.EMFILE: Failure.LOCAL,
+    errno.ENFILE: Failure.LOCAL,
+    errno.ENOBUFS: Failure.LOCAL,
+    errno.ENOMEM: Failure.LOCAL,
+    errno.EADDRNOTAVAIL: Failure.LOCAL,
+}
+DETAILS: Final = {
+    Failure.BLOCKED: "The url leads to what a callback must not reach.",
+    Failure.DNS: "The name was not found, or its DNS did not answer.",
+    Failure.REFUSED: "The host refused the connection.",
+    Failure.UNREACHABLE: "The host could not be reached.",
+    Failure.CONNECT_TIMEOUT: "No connection was made in time.",
+    Failure.TLS: "No trusted TLS connection could be made; look at the certificate.",
+    Failure.TIMEOUT: "The answer was not complete in time.",
+    Failure.RESET: "The connection was closed before the answer was complete.",
+    Failure.PROTOCOL: "The answer was not valid HTTP.",
+    Failure.TOO_LARGE: "The answer had more headers or frames than are read.",
+    Failure.LOCAL: "This side had no connection to give; the host was not asked.",
+}
+
+
+def outcome_of(error: BaseException | None, exchange: Exchange) -> tuple[Failure | None, str]:
+    """Return why the exchange failed, None if it did not, and a sentence about it."""
+    if exchange.is_refused:
+        return Failure.STATUS, f"The answer was {exchange.status}, and not from 200 to 299."
+    if error is None:
+        return None, ""
+    if isinstance(error, UrlRefused):
+        return Failure.BLOCKED, str(error)
+    failure = Failure.TOO_LARGE if exchange.is_overrun else _by_class(error, exchange)
+    return failure, DETAILS[failure]
+
+
+def _by_class(error: BaseException, exchange: Exchange) -> Failure:
+    for cls, failure in _BY_CLASS:
+        if isinstance(error, cls):
+            return failure
+    if isinstance(error, ClientPayloadError):
+        # aiohttp closes at nonsense in a body, so who closed tells; under TLS not always.
+        return Failure.RESET if exchange.is_ended else Failure.PROTOCOL
+    if isinstance(error, TimeoutError) and error.errno is None:
+        return Failure.TIMEOUT if exchange.is_sent else _late(exchange)
+    if isinstance(error, OSError):
+        return _by_errno(error, exchange)
+    return Failure.PROTOCOL if exchange.is_sent else Failure.UNREACHABLE
+
+
+def _late(exchange: Exchange) -> Failure:
+    return Failure.CONNECT_TIMEOUT if exchange.is_resolved else Failure.DNS
+
+
+def _by_errno(error: OSError, exchange: Exchange) -> Failure:
+    otherwise = Failure.RESET if exchange.is_sent else Failure.UNREACHABLE
+    return _BY_ERRNO.get(error.errno or 0, otherwise)

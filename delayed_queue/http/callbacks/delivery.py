@@ -1,42 +1,121 @@
-"""The handler of messages that carry a url: send, note what came of it, answer by the ladder."""
+"""The handler of messages that carry a url: send, log what came of it, answer by the ladder."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
 from zlib import crc32
 
+from asgiref.sync import sync_to_async
 from django.db import Error
 
+from delayed_queue.codecs import codec_named
 from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.exceptions import ResourceUnavailable, UrlRefused
-from delayed_queue.handlers import Reject, Retry, Snooze
-from delayed_queue.http.callbacks.attempts import AttemptLog
-from delayed_queue.http.callbacks.breaker import REST, Breaker, Deferred, HostState
+from delayed_queue.handlers import Handler, Reject, Retry, Snooze
+from delayed_queue.http.callbacks.breaker import REST, Breaker, Deferred, HostState, quietly
 from delayed_queue.http.callbacks.client import send
 from delayed_queue.http.callbacks.endpoints import (
     DISABLED_WAIT,
     Endpoints,
     KnownEndpoint,
     Place,
+    Slots,
     place_of,
 )
 from delayed_queue.http.callbacks.gate import Gate, Leave, Withdrawn
 from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.http.callbacks.signing import sign, webhook_id
-from delayed_queue.http.callbacks.slots import Slots
-from delayed_queue.http.jobs.jobs import url_of
-from delayed_queue.http.jobs.ladders import initial_retry, policy_of_job
+from delayed_queue.http.conf import callback_settings
+from delayed_queue.http.jobs.catalogue import kinds_of
+from delayed_queue.http.jobs.jobs import initial_retry, policy_of_job, url_of
+from delayed_queue.http.jobs.kinds import OWN_SHARDS, Way
+from delayed_queue.http.models import CallbackAttempt, Topic
 from delayed_queue.http.store.callbacks import AttemptRow
 from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
+from delayed_queue.retries import RetryPolicy
 
 logger = logging.getLogger("delayed_queue")
+
+# How long attempts gather, and how many are written at once. What a killed worker had gathered is
+# lost; its jobs are not.
+GATHER_SECONDS: Final = 0.2
+MOST_AT_ONCE: Final = 1000
+# While the database does not take them, the oldest beyond so many are given up.
+MOST_WAITING: Final = 20_000
+PRUNE_SECONDS: Final = 60.0
+MOST_PRUNED: Final = 10_000
+
+
+class AttemptLog:
+    """Attempts on their way to the table; of one database alias and one event loop."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._waiting: deque[AttemptRow] = deque(maxlen=MOST_WAITING)
+        self._writer: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._prune_at = 0.0
+
+    def add(self, row: AttemptRow) -> None:
+        """Have an attempt written soon."""
+        self._waiting.append(row)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.get_running_loop().create_task(self._write_soon())
+
+    async def flush(self) -> None:
+        """Return when what was added before is written, or could not be."""
+        async with self._lock:
+            while self._waiting:
+                rows = [self._waiting[n] for n in range(min(len(self._waiting), MOST_AT_ONCE))]
+                if not await self._write(rows):
+                    return
+
+    async def close(self) -> None:
+        """Write what is there, at the end of the event loop."""
+        if self._writer is not None:
+            # Not in the middle of a statement: what that wrote would be written again.
+            async with self._lock:
+                self._writer.cancel()
+            await asyncio.wait([self._writer])
+        await self.flush()
+
+    async def _write_soon(self) -> None:
+        # Before writing: what is added meanwhile would else wait for the next one.
+        if time.monotonic() >= self._prune_at:
+            # As long as there is more, with every write: as fast as the table can grow.
+            is_done = await self._prune() < MOST_PRUNED
+            self._prune_at = time.monotonic() + PRUNE_SECONDS if is_done else 0.0
+        await asyncio.sleep(GATHER_SECONDS)
+        await self.flush()
+
+    async def _write(self, rows: list[AttemptRow]) -> bool:
+        try:
+            await sync_to_async(CallbackAttempt.objects.add)(rows, using=self._using)
+        except Error as error:
+            logger.warning("event=attempts_not_logged error=%s", type(error).__name__)
+            return False
+        for _ in rows:
+            self._waiting.popleft()
+        return True
+
+    async def _prune(self) -> int:
+        age = callback_settings().ATTEMPTS_RETENTION // MILLISECOND
+        prune = sync_to_async(CallbackAttempt.objects.prune)
+        try:
+            return await prune(age, MOST_PRUNED, using=self._using)
+        except Error as error:
+            logger.warning("event=attempts_not_pruned error=%s", type(error).__name__)
+            return 0
+
 
 Deliver = Callable[[Envelope], Awaitable[None]]
 
@@ -69,7 +148,7 @@ class DeliveryContext:
     async def close(self) -> None:
         """Write what is to be written, and give back what is held, at the end of the loop."""
         await self.log.close()
-        await _quietly(self.slots.close())
+        await quietly(self.slots.close())
         await self.gate.close()
 
     async def send(self, callback: Callback) -> CallbackResult:
@@ -88,7 +167,7 @@ class DeliveryContext:
             raise
         self._logged(callback, endpoint, result)
         if result.disables_endpoint:
-            await _quietly(self.endpoints.disable(endpoint, "The receiver answered 410 Gone."))
+            await quietly(self.endpoints.disable(endpoint, "The receiver answered 410 Gone."))
         return result
 
     async def _within_limits(
@@ -114,16 +193,11 @@ class DeliveryContext:
                 # What waits for a low rate comes back spread over the time it needs.
                 raise Deferred(wait.total_seconds() * random.uniform(1, 3) + 0.05)  # noqa: S311
         host = self.breaker.state_of(place.host)
-        probe = await self.breaker.begin(host)
-        result: CallbackResult | None = None
+        enter = partial(self._enter, callback.envelope, host)
         try:
-            enter = partial(self._enter, callback.envelope, host)
-            result = await send(_request(callback, endpoint), enter)
+            return await self.breaker.run(host, lambda: send(_request(callback, endpoint), enter))
         except Withdrawn:
             raise Deferred(0) from None
-        finally:
-            await _quietly(self.breaker.end(host, probe, result))
-        return result
 
     async def _enter(self, envelope: Envelope, host: HostState) -> Leave:
         """Pass the gate; until then what the database takes is not the host's silence."""
@@ -197,7 +271,7 @@ async def _deliver(context: DeliveryContext, callback: Callback) -> None:
     text = _sentence(callback, result)
     if callback.wait is None:
         await context.log.flush()
-        raise Reject(f"attempts exhausted: {_outcome(result)}", text)
+        raise Reject(f"attempts exhausted: {result.code}", text)
     raise Retry(callback.wait if result.retry_after is None else result.retry_after, text)
 
 
@@ -227,17 +301,26 @@ def _refused(error: UrlRefused) -> CallbackResult:
     return CallbackResult(datetime.now(UTC), timedelta(0), Failure.BLOCKED, str(error))
 
 
-def _outcome(result: CallbackResult) -> str:
-    return str(result.failure if result.status is None else result.status)
-
-
 def _sentence(callback: Callback, result: CallbackResult) -> str:
-    return f"attempt {callback.attempt}: {_outcome(result)}: {result.detail}"
+    return f"attempt {callback.attempt}: {result.code}: {result.detail}"
 
 
-async def _quietly(work: Awaitable[Any]) -> None:
-    """Await what must not cost the result of a callback that was sent."""
-    try:
-        await work
-    except (Error, ResourceUnavailable) as error:
-        logger.warning("event=callback_not_noted error=%s", type(error).__name__)
+PAGE: Final = 1000
+
+# The ladder travels with the message, and the handler keeps to it; this one never runs out first.
+_POLICY: Final = RetryPolicy((timedelta(seconds=15),), 2**31 - 1)
+
+
+def handlers_of_topics(using: str) -> Iterator[Handler]:
+    """Yield a handler for each shard of each topic's callbacks."""
+    codec, after = codec_named("bytes"), ""
+    while topics := Topic.objects.after(after, PAGE, using=using):
+        for topic in topics:
+            for shard, kind in enumerate(kinds_of(topic, Way.CALLBACK)):
+                function = deliverer(
+                    using, kind, topic.ladder, topic.jitter, has_one_host=shard < OWN_SHARDS
+                )
+                yield Handler(topic.name, function, codec, kind, _POLICY)
+        if len(topics) < PAGE:
+            return
+        after = topics[-1].name

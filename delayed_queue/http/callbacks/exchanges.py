@@ -227,7 +227,7 @@ class Sockets:
     """The open sockets of a client; makes each, and only for an address that the guard permits."""
 
     def __init__(self) -> None:
-        self._opened: dict[int, MeteredSocket] = {}
+        self.opened: dict[int, MeteredSocket] = {}
         self.in_use = 0
 
     def __call__(self, info: AddrInfoType) -> MeteredSocket:
@@ -235,17 +235,17 @@ class Sockets:
         exchange.address = str(info[4][0])
         # The resolver asked already for the addresses of names; those in urls come only here.
         check_addresses(exchange.host, [exchange.address], exchange.policy)
-        return MeteredSocket(info, self._opened)
+        return MeteredSocket(info, self.opened)
 
     @property
     def has_enough_idle(self) -> bool:
-        return len(self._opened) - self.in_use >= MAX_IDLE
+        return len(self.opened) - self.in_use >= MAX_IDLE
 
     def is_pooled(self, connection: Connection) -> bool:
         """Return whether the connection has carried a callback before."""
         transport = connection.transport
         return transport is not None and (
-            self._opened[transport.get_extra_info("socket").fileno()].is_used
+            self.opened[transport.get_extra_info("socket").fileno()].is_used
         )
 
     def of(self, connection: Connection) -> MeteredSocket:
@@ -253,7 +253,7 @@ class Sockets:
         transport, protocol = connection.transport, connection.protocol
         if transport is None or protocol is None:
             raise ServerDisconnectedError
-        found = self._opened[transport.get_extra_info("socket").fileno()]
+        found = self.opened[transport.get_extra_info("socket").fileno()]
         if found.is_used and (protocol.should_close or found.has_input()):
             raise SpoiledConnection
         if self.has_enough_idle:
@@ -261,10 +261,20 @@ class Sockets:
         return found
 
 
+# What Sentry's integration of aiohttp adds to the requests of any session: receivers are strangers,
+# and are not told of the project's release, environment and traces.
+_ADDED: Final = ("sentry-trace", "baggage")
+
+
 class GuardedRequest(ClientRequest):
-    """A request that marks the exchange when it is written: from then on it may have an effect."""
+    """A request that marks the exchange when it is written: from then on it may have an effect.
+
+    It has our headers, and none that others have added.
+    """
 
     async def send(self, conn: Connection) -> ClientResponse:
+        for name in _ADDED:
+            self.headers.popall(name, None)
         exchange = current.get()
         is_pooled = exchange.sockets.is_pooled(conn)
         await exchange.pass_gate()

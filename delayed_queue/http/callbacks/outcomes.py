@@ -86,9 +86,19 @@ class CallbackResult:
         return self.failure is None
 
     @property
+    def code(self) -> str:
+        """The status of the answer, or else the failure."""
+        return str(self.failure if self.status is None else self.status)
+
+    @property
     def disables_endpoint(self) -> bool:
         """Return whether the receiver said that it is gone for good."""
         return self.status == GONE
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether no other try will do: it is gone, or our own guard refuses the url."""
+        return self.disables_endpoint or self.failure is Failure.BLOCKED
 
 
 # A circuit is opened by so many failures in a row, or by half of the last results, of which so many

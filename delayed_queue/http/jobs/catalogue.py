@@ -15,7 +15,7 @@ from delayed_queue.db.resilience import repeat
 from delayed_queue.db.statements import notify
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.http.jobs.jobs import check_jitter
+from delayed_queue.http.jobs.jobs import MAX_TTR, check_jitter, check_ladder
 from delayed_queue.http.jobs.kinds import (
     MAX_SHARDS,
     WAKE_CHANNEL,
@@ -26,7 +26,6 @@ from delayed_queue.http.jobs.kinds import (
     topics_in,
     with_hosts,
 )
-from delayed_queue.http.jobs.ladders import MAX_TTR, check_ladder
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND

@@ -24,18 +24,23 @@ from delayed_queue.db.resilience import repeat
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable
 from delayed_queue.handlers import error_text, storable
+from delayed_queue.http.jobs.adding import find_row
 from delayed_queue.http.jobs.catalogue import default_ttr, treatment_at_hand, treatment_of
-from delayed_queue.http.jobs.finding import find_row
-from delayed_queue.http.jobs.jobs import CODEC, Answer, PoppedJob, read_headers
-from delayed_queue.http.jobs.kinds import Way, check_topic, kinds_of_topic
-from delayed_queue.http.jobs.ladders import (
+from delayed_queue.http.jobs.jobs import (
+    CODEC,
+    Answer,
+    PoppedJob,
     delay_after_failure,
     initial_retry,
     policy_of_job,
+    read_headers,
     ttr_of_job,
 )
+from delayed_queue.http.jobs.kinds import Way, check_topic, kinds_of_topic
 from delayed_queue.http.models import Topic
-from delayed_queue.http.store.topics import JobRow, PoppedRow, TopicRow
+from delayed_queue.http.store.consuming import PoppedRow
+from delayed_queue.http.store.finding import JobRow
+from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.queue.base import nothing

@@ -11,19 +11,23 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.resilience import repeat
 from delayed_queue.db.statements import Step
-from delayed_queue.http.jobs.adding import BATCH
+from delayed_queue.http.jobs.adding import BATCH, find_row, last_line
 from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic
 from delayed_queue.http.jobs.consuming import wake
-from delayed_queue.http.jobs.finding import find_row, last_line
-from delayed_queue.http.jobs.jobs import Answer, DeadGroup, DeadJob, read_headers, url_of
-from delayed_queue.http.jobs.kinds import check_topic, parse_kind
-from delayed_queue.http.jobs.ladders import initial_retry
+from delayed_queue.http.jobs.jobs import (
+    Answer,
+    DeadGroup,
+    DeadJob,
+    initial_retry,
+    read_headers,
+    url_of,
+)
+from delayed_queue.http.jobs.kinds import check_topic, parse_kind, topic_of
 from delayed_queue.http.models import Topic
-from delayed_queue.http.store.fragments import topic_of
-from delayed_queue.http.store.locks import MOST_JOBS, locking_letters
-from delayed_queue.http.store.topics import DeadJobRow
+from delayed_queue.http.store.dead import DeadJobRow
+from delayed_queue.http.store.topics import MOST_JOBS, locking_letters
 from delayed_queue.messages import check_key, from_milliseconds
-from delayed_queue.models import DeadLetter
+from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.queue.base import nothing
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.offering import redrive_again
@@ -73,10 +77,8 @@ def dead_groups(
     """Return the failures of a topic, or of all, by cause; those seen last come first."""
     meant = None if topic is None else set(_kinds_of(topic, using))
     kinds = [each for each in _kinds_of_all(covers, using) if meant is None or each in meant]
-    groups = partial(DeadLetter.objects.groups, shown=limit, using=using)
-    rows = [row for kind in kinds for row in repeat(using, partial(groups, kind))]
-    latest = sorted(rows, key=lambda row: (row.last_at, row.newest), reverse=True)[:limit]
-    return [_dead_group(row) for row in latest]
+    rows = repeat(using, partial(DeadLetter.objects.groups, kinds, shown=limit, using=using))
+    return [_dead_group(row) for row in rows]
 
 
 def _dead_group(row: GroupRow) -> DeadGroup:
@@ -93,6 +95,28 @@ def _dead_group(row: GroupRow) -> DeadGroup:
         last_at=from_milliseconds(row.last_at),
         newest_id=row.newest,
     )
+
+
+def find_run(
+    run_id: int, *, covers: Callable[[str], bool], using: str = DEFAULT_DB_ALIAS
+) -> BulkRun | None:
+    """Return the bulk run of that id; None unless it is over a topic that is meant."""
+    run = repeat(using, BulkRun.objects.using(using).filter(pk=run_id).first)
+    return run if run is not None and _is_over(run, covers) else None
+
+
+def latest_runs(
+    limit: int, *, covers: Callable[[str], bool], using: str = DEFAULT_DB_ALIAS
+) -> list[BulkRun]:
+    """Return the bulk runs over those topics, the newest first, out of the last ``MAX_LISTED``."""
+    rows = BulkRun.objects.using(using).order_by("-id")[:MAX_LISTED]
+    found: list[BulkRun] = repeat(using, partial(list, rows))
+    return [each for each in found if _is_over(each, covers)][:limit]
+
+
+def _is_over(run: BulkRun, covers: Callable[[str], bool]) -> bool:
+    place = parse_kind(run.kind)
+    return place is not None and covers(place.topic)
 
 
 def find_dead_job(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> DeadJob | None:

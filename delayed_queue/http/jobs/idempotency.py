@@ -13,11 +13,11 @@ from typing import Final
 
 from django.db import DEFAULT_DB_ALIAS, Error, transaction
 
-from delayed_queue.db.plans import plan_each_time
 from delayed_queue.db.resilience import repeat
+from delayed_queue.db.statements import plan_each_time
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.models import IdempotencyKey
-from delayed_queue.http.store.topics import AnswerRow
+from delayed_queue.http.store.callers import AnswerRow
 from delayed_queue.messages import MILLISECOND
 
 
@@ -33,7 +33,7 @@ _PRUNE_SECONDS: Final = 600.0
 # While there is more than a batch to delete: keys may come a thousand a second.
 _PRUNE_AGAIN_SECONDS: Final = 1.0
 _BATCH: Final = 1000
-_next_prune_at = 0.0
+next_prune_at = 0.0
 
 
 class Refusal(StrEnum):
@@ -117,14 +117,14 @@ def prune_answers(*, limit: int = _BATCH, using: str = DEFAULT_DB_ALIAS) -> int:
 
 def _prune_now_and_then(using: str) -> None:
     """Delete old answers, a batch every ten minutes or, while there are more, every second."""
-    global _next_prune_at
+    global next_prune_at
     now = time.monotonic()
-    if now >= _next_prune_at and not transaction.get_connection(using).in_atomic_block:
-        _next_prune_at = now + _PRUNE_SECONDS
+    if now >= next_prune_at and not transaction.get_connection(using).in_atomic_block:
+        next_prune_at = now + _PRUNE_SECONDS
         try:
             is_done = prune_answers(limit=_BATCH, using=using) < _BATCH
         except Error:
             # The request was answered; what is old can be deleted the next time.
             return
         if not is_done:
-            _next_prune_at = now + _PRUNE_AGAIN_SECONDS
+            next_prune_at = now + _PRUNE_AGAIN_SECONDS

@@ -12,10 +12,10 @@ from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue.db.resilience import repeat
 from delayed_queue.handlers import storable
+from delayed_queue.http.jobs.adding import find_job, job_of
 from delayed_queue.http.jobs.catalogue import hold_topic, kinds_of, read_topic
 from delayed_queue.http.jobs.consuming import wake
 from delayed_queue.http.jobs.dead import dead_jobs
-from delayed_queue.http.jobs.finding import find_job, job_of
 from delayed_queue.http.jobs.jobs import Job, JobState
 from delayed_queue.http.jobs.kinds import check_topic, topic_kind
 from delayed_queue.http.models import Topic

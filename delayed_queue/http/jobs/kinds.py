@@ -1,15 +1,16 @@
-"""The kinds in which a topic's jobs are stored: pulled ones by id, callbacks by host."""
+"""The kinds in which jobs are stored, pulled ones by id, callbacks by host; and the same in SQL."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, LiteralString, NamedTuple
 from urllib.parse import urlsplit
 from zlib import crc32
 
 from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.queue.hooks import KindFamily
 
 # The kind on whose channel it is announced that topics came or changed; none is stored under it.
 WAKE_CHANNEL: Final = "delayed_queue.http.jobs|wake"
@@ -124,3 +125,54 @@ def topics_in(kinds: list[str]) -> Iterator[str]:
     """Yield the topic of each kind that is one of a topic, once."""
     found = (parse_kind(kind) for kind in kinds)
     yield from dict.fromkeys(each.topic for each in found if each is not None)
+
+
+# All kinds of a topic are one family: a key is one job in all of them. A receiver identifies
+# a callback by its first schedule, so a redrive keeps that.
+KIND_FAMILY: Final = KindFamily(
+    pattern="^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$", keeps_schedule="[|]callback$"
+)
+# The topic of a kind; NULL for a kind that belongs to no topic.
+TOPIC: Final[LiteralString] = (
+    """substring("pKind" FROM '^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$')"""
+)
+
+# The kinds of a topic, as jobs.kinds names them; one that has no row yet has one shard of each way.
+# Elsewhere conditions stand inside COALESCE, where no index serves them, because a key has few
+# rows, and a kind or a lease may have many.
+PLACES: Final[LiteralString] = """
+places AS MATERIALIZED (
+    SELECT ARRAY(
+        SELECT
+            %(topic)s::text
+            || CASE shard WHEN 0 THEN '' ELSE '#' || shard END
+            || '|' || way
+        FROM unnest(
+            ARRAY['json', 'callback'],
+            ARRAY[
+                COALESCE(
+                    (SELECT shards FROM delayed_queue_topic WHERE name = %(topic)s::text), 1
+                ),
+                COALESCE(
+                    (
+                        SELECT CASE
+                            WHEN cardinality(string_to_array(hosts, ' ')) < 32
+                            THEN GREATEST(cardinality(string_to_array(hosts, ' ')), 1)
+                            ELSE 64
+                        END
+                        FROM delayed_queue_topic
+                        WHERE name = %(topic)s::text
+                    ),
+                    1
+                )
+            ]
+        ) AS ways (way, shards)
+        CROSS JOIN generate_series(0, ways.shards - 1) AS shard
+    ) AS kinds
+)"""
+
+
+def topic_of(kind: str) -> str | None:
+    """Return the topic that a kind is one of, if there is a topic of that name."""
+    match = re.search(KIND_FAMILY.pattern, kind)
+    return None if match is None else match[1]

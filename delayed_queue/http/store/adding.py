@@ -1,22 +1,42 @@
-"""Jobs of topics: one key over the kinds of all shards and ways, as the HTTP side sees them.
+"""Adding jobs: one key over the kinds of all shards and ways of a topic.
 
-The kinds of a topic follow from its shards and hosts. What looks for one job reads their numbers in
-the statement itself: one that was read earlier may have grown since.
+The kinds follow from the topic's shards and hosts: the statement says when they are others now.
 """
 
 from __future__ import annotations
 
-from typing import Final, LiteralString
+from collections.abc import Sequence
+from typing import Any, Final, LiteralString, NamedTuple
 
-from delayed_queue.db.sql import CLOCK
-from delayed_queue.http.store.fragments import PLACES
-from delayed_queue.queue.store.fragments import (
-    ATTEMPTS,
-    HEADERS,
-    LAST_ERROR,
-    REPLACE,
-    offering_again,
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.db.sql import CLOCK, beside
+from delayed_queue.db.statements import (
+    Row,
+    Step,
+    fetch_all_and_notify,
 )
+from delayed_queue.http.store.topics import TopicRow, locking_jobs
+from delayed_queue.queue.store.claim import limiting_waits
+from delayed_queue.queue.store.fragments import REPLACE, TELL_HOLDER
+from delayed_queue.queue.store.offer import Offered
+
+# Keep the plans of what follows in the transaction, and have those that are made on an empty
+# table go by its indexes. Only before statements of which a test says that these are then the
+# right ones when it has filled. Compiling is off because an index that is forced on the planner
+# looks expensive to it. Until the end of the transaction: a pooler may give the session to
+# others. It also does what LIMIT_WAITS does, to save a statement; null leaves that limit as it is.
+KEEP_PLANS: Final[LiteralString] = """
+SELECT
+    set_config('plan_cache_mode', 'force_generic_plan', true),
+    set_config('enable_seqscan', 'off', true),
+    set_config('jit', 'off', true),
+    set_config(
+        'lock_timeout',
+        COALESCE(%(timeout)s::integer::text, current_setting('lock_timeout')),
+        true
+    )
+"""
 
 # What is offered, numbered in input order as a batch of messages is; nothing when the topic has
 # other shards than the kinds were chosen for.
@@ -116,9 +136,11 @@ elsewhere AS MATERIALIZED (
     ) AS place
 ),
 moved AS (
-    DELETE FROM delayed_queue
+    DELETE FROM delayed_queue AS stored
     WHERE id = ANY (ARRAY(SELECT id FROM elsewhere))
-    RETURNING id, "pKey"
+    RETURNING id, "pKey", """
+    + TELL_HOLDER
+    + """
 ),
 missed AS MATERIALIZED (
     SELECT DISTINCT key
@@ -152,146 +174,72 @@ LEFT JOIN written ON true
 """
 )
 
-# The job as it stands: active, or else its newest dead letter, in one snapshot, so that one on
-# its way to the dead letters is found in one of the two places.
-# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
-FIND_JOB: Final[LiteralString] = (
-    CLOCK
-    + ","
-    + PLACES
-    + """
-SELECT
-    false, message.id, "pKind", "scheduledAt", "createdAt", "lockUuid", """
-    + ATTEMPTS
-    + """,
-    ("""
-    + HEADERS
-    + """)::text, """
-    + LAST_ERROR
-    + """, '', now
-FROM delayed_queue AS message
-CROSS JOIN clock
-WHERE "pKey" = %(key)s
-    AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
-UNION ALL
-(
-    SELECT
-        true, letter.id, "pKind", "diedAt", "createdAt", NULL, attempts, headers::text,
-        "lastError", reason, now
-    FROM delayed_queue_dead_letter AS letter
-    CROSS JOIN clock
-    WHERE "pKey" = %(key)s
-        AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
-)
-ORDER BY 1, 2 DESC
-LIMIT 1
-"""
-)
 
-# Delete the job by its id whatever its state, as DROP does a message; return how many were found
-# and how many deleted. Fewer: one was gone when its row had been waited for, and may have been put
-# back by a transaction that had consumed it, in a row that this snapshot does not see.
-# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
-DROP_JOB: Final[LiteralString] = (
-    "\nWITH"
-    + PLACES
-    + """,
-found AS MATERIALIZED (
-    SELECT id
-    FROM delayed_queue
-    WHERE "pKey" = %(key)s
-        AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
-),
-dropped AS (
-    DELETE FROM delayed_queue
-    WHERE id = ANY (ARRAY(SELECT id FROM found))
-    RETURNING id
-)
-SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM dropped)
-"""
-)
+class AddedRow(NamedTuple):
+    """A job that was written: whether anew, when it is due, and the instant of writing.
 
-# Delete the dead letters of the job. Reads: topic_name, dead_letter_key.
-DROP_DEAD_JOB: Final[LiteralString] = (
-    "\nWITH"
-    + PLACES
-    + """
-DELETE FROM delayed_queue_dead_letter
-WHERE "pKey" = %(key)s
-    AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
-RETURNING id
-"""
-)
+    None as the due time is one that was not: who held it may have put it back, in another row.
+    """
 
-# The dead letters of one job. Reads: topic_name, dead_letter_key.
-JOB_LETTERS: Final[LiteralString] = (
-    "\nWITH"
-    + PLACES
-    + """
-SELECT id
-FROM delayed_queue_dead_letter
-WHERE "pKey" = %(key)s
-    AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
-"""
-)
+    key: str
+    is_created: bool
+    scheduled_at: int | None
+    now: int
 
-# REDRIVE for jobs: a letter whose job is there again in any kind of the topic stays dead. A row for
-# each letter that went back. To run under LOCK_JOBS. With %(newest_only)s a letter is passed over
-# where the job has a newer one, among the ids or not: it is in a later batch.
-# Reads: the primary key of the dead letters, dead_letter_key;
-# delayed_queue__PKeyPlusKindUniqueIndex.
-KICK_JOBS: Final[LiteralString] = (
-    CLOCK
-    + ","
-    + PLACES
-    + """,
-locked AS MATERIALIZED (
-    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
-    FROM delayed_queue_dead_letter AS letter
-    WHERE id = ANY (%(ids)b::bigint[])
-        AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
-        AND NOT (
-            %(newest_only)s::boolean
-            AND EXISTS (
-                SELECT 1
-                FROM delayed_queue_dead_letter AS newer
-                WHERE newer."pKey" = letter."pKey"
-                    AND COALESCE(newer.id > letter.id, false)
-                    AND COALESCE(newer."pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
-            )
-        )
-    ORDER BY id
-    FOR UPDATE SKIP LOCKED
-),
-newest AS MATERIALIZED (
-    SELECT DISTINCT ON ("pKey")
-        id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
-    FROM locked
-    ORDER BY "pKey", id DESC
-),"""
-    + offering_again(
-        """CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END"""
-    )
-    + """
-    WHERE COALESCE(
-            (
-                SELECT false
-                FROM delayed_queue AS active
-                WHERE active."pKey" = newest."pKey"
-                    AND active."pKind" = ANY ((SELECT kinds FROM places)::text[])
-                LIMIT 1
-            ),
-            true
-        )
-    ORDER BY "pKey" COLLATE "C"
-    ON CONFLICT ("pKey", "pKind") DO NOTHING
-    RETURNING "pKey", "pKind"
-)
-DELETE FROM delayed_queue_dead_letter AS letter
-USING newest, offered
-WHERE letter.id = newest.id
-    AND newest."pKey" = offered."pKey"
-    AND newest."pKind" = offered."pKind"
-RETURNING letter.id, letter."pKind"
-"""
-)
+
+def keeping_plans(timeout: int | None = None) -> Step:
+    """Keep the plan of ADD_JOBS, and limit waits for locks if ``timeout`` says so.
+
+    Not before what puts, deletes and kicks: their plans made on an empty table may go by the
+    index of due times when it has filled.
+    """
+    return KEEP_PLANS, {"timeout": timeout}
+
+
+class AddStore:
+    """The statements that add jobs."""
+
+    def add(
+        self,
+        topic: TopicRow,
+        jobs: Sequence[Offered],
+        places: Sequence[str],
+        *,
+        can_update: bool,
+        channels: Sequence[str] = (),
+        timeout: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[AddedRow] | None:
+        """Write jobs under their locks, wake the channels; None when the shards are others.
+
+        Keys are distinct. What exists already (or, with ``can_update``, is just so) is left out;
+        rows without a due time were not written, and are to be asked for again. In a transaction
+        of its own it waits for another's lock no longer than ``timeout`` milliseconds, then
+        raises OperationalError.
+        """
+        steps = [
+            locking_jobs(topic.name, [job.key for job in jobs]),
+            _adding(topic, jobs, places, can_update=can_update),
+        ]
+        if can_update:
+            settings = [] if timeout is None else [limiting_waits(timeout)]
+        else:
+            settings = [keeping_plans(timeout)]
+        *_, answer = fetch_all_and_notify(using, steps, channels, settings=settings)
+        found = beside(AddedRow, answer)
+        if not all(fits for fits, _ in found):
+            return None
+        return [added for _, added in found if added is not None]
+
+
+def _adding(
+    topic: TopicRow, jobs: Sequence[Offered], places: Sequence[str], *, can_update: bool
+) -> tuple[str, dict[str, Any]]:
+    columns: list[Row] = list(zip(*jobs, strict=True))
+    names = ("keys", "kinds", "payloads", "schedules", "delays", "headers")
+    arrays = {name: list(column) for name, column in zip(names, columns, strict=True)}
+    shared = {
+        "topic": topic.name, "shards": topic.shards, "hosts": topic.hosts,
+        "places": list(places), "now": None,
+    }  # fmt: skip
+    return (PUT_JOBS if can_update else ADD_JOBS), {**arrays, **shared}

@@ -7,10 +7,8 @@ from typing import Any, Final, Literal, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.rows import first_row, rows_of, value_of
-from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.sql import CLOCK, first_row, rows_of, value_of
 from delayed_queue.db.statements import execute, fetch, fetch_all
-from delayed_queue.http.store.recalling import CLOSE_HOST, SHUT_HOST
 
 # The registered prefixes of an origin, for the caller to choose the longest that matches.
 # Reads: endpoint_origin_prefix.
@@ -121,6 +119,37 @@ SET "openUntil" = CASE %(outcome)s::text
     "probeUntil" = NULL
 WHERE name = %(host)s
     AND "probeBy" = %(by)s
+RETURNING id
+"""
+)
+
+# Close an open or half open host. The result of a probe under way is then ignored by END_PROBE.
+# Reads: host_name.
+CLOSE_HOST: Final[LiteralString] = """
+UPDATE delayed_queue_host
+SET "openUntil" = NULL,
+    openings = 0,
+    "probeBy" = NULL,
+    "probeUntil" = NULL
+WHERE name = %(host)s
+    AND "openUntil" IS NOT NULL
+RETURNING id
+"""
+
+# Leave a host alone for so long from now, whether it is closed, half open, or open for less.
+# Reads: host_name.
+SHUT_HOST: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_host
+SET "openedAt" = (SELECT now FROM clock),
+    "openUntil" = (SELECT now FROM clock) + %(pause)s::bigint,
+    openings = 1,
+    reason = %(reason)s,
+    "probeBy" = NULL,
+    "probeUntil" = NULL
+WHERE name = %(host)s
+    AND COALESCE("openUntil" < (SELECT now FROM clock) + %(pause)s::bigint, true)
 RETURNING id
 """
 )

@@ -13,11 +13,14 @@ from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import SETTING
 from delayed_queue.cron.keeper import CronKeeper, CronThread, Kept
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.tables import add_format, show
 from delayed_queue.messages import from_milliseconds
 
 NEXT_TIMES = 3
@@ -28,28 +31,30 @@ _NOTHING: Final = (
 
 
 class Command(QueueCommand):
-    help = "Install the ticks of all schedules and keep them installed until stopped."
+    help = gettext_noop("Install the ticks of all schedules and keep them installed until stopped.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         mode = parser.add_mutually_exclusive_group()
-        mode.add_argument("--once", action="store_true", help="install once and end")
-        mode.add_argument("--dry-run", action="store_true", help="say what --once would do")
+        mode.add_argument("--once", action="store_true", help=_("install once and end"))
+        mode.add_argument("--dry-run", action="store_true", help=_("say what --once would do"))
         mode.add_argument(
             "--uninstall", action="store_true",
-            help="remove the pending ticks; running workers would install them again",
+            help=_("remove the pending ticks; running workers would install them again"),
         )  # fmt: skip
-        mode.add_argument("--list", action="store_true", help="show the schedules")
+        mode.add_argument("--list", action="store_true", help=_("show the schedules"))
         parser.add_argument(
             "--force", action="store_true",
-            help="with --once: win over newer configurations, as after a rolled-back deployment",
+            help=_("with --once: win over newer configurations, as after a rolled-back deployment"),
         )  # fmt: skip
-        parser.add_argument("--format", choices=["text", "json"], default="text")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        add_format(parser)
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
 
     def handle(self, **options: Any) -> None:
         keeper = CronKeeper(options["database"])
         if options["list"]:
-            self._say(_listed(keeper), options["format"])
+            rows = _listed(keeper)
+            shown = rows if options["format"] == "json" else list(map(_short, rows))
+            show(self.stdout, shown, options["format"], none=_NOTHING)
         elif options["uninstall"]:
             self._report(keeper.uninstall(), options["format"])
         elif options["once"] or options["dry_run"]:
@@ -71,6 +76,16 @@ class Command(QueueCommand):
             self.stdout.write(json.dumps(rows, indent=2))
         else:
             self.stdout.write("\n".join(map(_line, rows)) or _NOTHING)
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what fits a table."""
+    rule = " ".join(filter(None, (row["expression"], row["timezone"])))
+    state = "paused" if row["is_paused"] else "on"
+    return {
+        "schedule": row["schedule"], "type": row["type"], "rule": rule, "state": state,
+        "next": datetime.fromisoformat(row["next"][0]),
+    }  # fmt: skip
 
 
 def _line(row: dict[str, Any]) -> str:

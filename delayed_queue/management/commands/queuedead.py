@@ -1,22 +1,29 @@
-"""``manage.py queuedead``: what is dead and why, and redriving or dropping all of it."""
+"""``manage.py queuedead``: what is dead and why, and redriving, dropping or exporting it."""
 
 from __future__ import annotations
 
 import getpass
+import json
 from argparse import ArgumentParser
+from base64 import b64encode
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
+from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import NoSuchLetters, RunInProgress
 from delayed_queue.management.base import WRONG_USAGE, QueueCommand, count, queue_named
-from delayed_queue.management.tables import add_json, show
-from delayed_queue.messages import from_milliseconds, to_milliseconds
+from delayed_queue.management.tables import add_format, show, tell
+from delayed_queue.messages import MILLISECOND, from_milliseconds, to_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.queue.bulk import (
     MAX_CANARY,
+    MAX_COUNTED,
     MAX_LETTERS,
     MAX_PACE,
     PREVIEW_CAP,
@@ -29,62 +36,82 @@ from delayed_queue.retries import parse_duration
 MAX_ROWS: Final = 5_000
 # As sysexits has it: try again later.
 TRY_LATER: Final = 75
-_RUNS: Final = ("redrive", "drop")
+_BATCH: Final = 1_000
+_MAX_KINDS: Final = 10_000
 _SWITCHES: Final = ("pause", "resume", "cancel")
 
 
 class Command(QueueCommand):
-    help = "Show what is dead and why; have the workers redrive or drop it, at a pace."
+    help = gettext_noop(
+        "Show what is dead and why; have the workers redrive or drop it, at a pace."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        groups = commands.add_parser("groups", help="failures by cause, those seen last first")
+        groups = commands.add_parser("groups", help=_("failures by cause, those seen last first"))
         _add_list(groups)
-        letters = commands.add_parser("list", help="dead letters, the newest first")
+        letters = commands.add_parser("list", help=_("dead letters, the newest first"))
         _add_list(letters)
-        letters.add_argument("--group", metavar="ID", help="of one failure, as groups names it")
-        one = commands.add_parser("show", help="one dead letter with its errors")
+        letters.add_argument("--group", metavar="ID", help=_("of one failure, as groups names it"))
+        one = commands.add_parser("show", help=_("one dead letter with its errors"))
         one.add_argument("id", type=count(1, MAX_LETTERS))
-        add_json(one)
-        for name in _RUNS:
-            _add_run(commands.add_parser(name, help=f"{name} all of a failure, or of a queue"))
-        runs = commands.add_parser("runs", help="bulk runs and how far they are, the newest first")
-        add_json(runs)
-        for name in _SWITCHES:
-            switch = commands.add_parser(name, help=f"{name} a bulk run")
+        add_format(one)
+        _add_run(commands.add_parser("redrive", help=_("redrive all of a failure, or of a queue")))
+        _add_run(commands.add_parser("drop", help=_("drop all of a failure, or of a queue")))
+        export = commands.add_parser("export", help=_("write dead letters as lines of JSON"))
+        _add_filter(export)
+        export.add_argument("--output", metavar="FILE", help=_("a new file (default: the output)"))
+        prune = commands.add_parser("prune", help=_("delete what died long ago, now"))
+        prune.add_argument("--queue", metavar="NAME", help=_("of one queue, or kind as name|codec"))
+        prune.add_argument(
+            "--older-than", metavar="DURATION", help=_("as 30d (default: DEAD_LETTER_RETENTION)")
+        )
+        _add_trial(prune)
+        runs = commands.add_parser(
+            "runs", help=_("bulk runs and how far they are, the newest first")
+        )
+        add_format(runs)
+        for name, words in (
+            ("pause", _("pause a bulk run")),
+            ("resume", _("go on with a bulk run")),
+            ("cancel", _("end a bulk run where it is")),
+        ):
+            switch = commands.add_parser(name, help=words)
             switch.add_argument("id", type=count(1, MAX_LETTERS))
+            add_format(switch)
 
     def handle(self, **options: Any) -> None:
         command = options["command"]
-        if command in _RUNS:
-            self._begin(options)
+        if command in _LISTS:
+            show(self.stdout, _LISTS[command](options), options["format"])
         elif command in _SWITCHES:
             self._switch(options)
-        elif command == "show":
-            self._show(options)
         else:
-            rows = {"groups": _groups, "list": _letters, "runs": _runs}[command](options)
-            show(self.stdout, rows, as_json=options["json"])
+            acts = {"show": self._show, "export": self._export, "prune": self._prune}
+            acts.get(command, self._begin)(options)
 
     def _show(self, options: dict[str, Any]) -> None:
         letter = DeadLetter.objects.using(options["database"]).filter(pk=options["id"]).first()
         if letter is None:
             raise CommandError(f"There is no dead letter {options['id']}.", returncode=1)
         row = _letter(letter)
-        if options["json"]:
+        if options["format"] == "json":
             errors = {"first_error": letter.first_error, "last_error": letter.last_error}
-            show(self.stdout, [{**row, **errors}], as_json=True)
+            show(self.stdout, [{**row, **errors}], "json")
             return
         self.stdout.write("\n".join(f"{name:8} {value}" for name, value in row.items()))
         self.stdout.write(f"\n{letter.last_error or 'No error was kept.'}")
 
     def _begin(self, options: dict[str, Any]) -> None:
-        using, plan = options["database"], _plan(options)
+        using, plan, style = options["database"], _plan(options), options["format"]
         found = plan.preview(using)
         more = "+" if found.seen == PREVIEW_CAP else ""
+        meant = f"{found.meant:,}{more}"
+        facts = {"meant": found.meant, "is_capped": bool(more)}
         if options["dry_run"]:
-            self.stdout.write(f"{found.meant:,}{more} dead letters are meant; nothing was changed.")
+            said = f"{meant} dead letters are meant; nothing was changed."
+            tell(self.stdout, said, style, run=None, **facts)
             return
         try:
             run_id = plan.start(by=getpass.getuser(), why=options["why"], using=using)
@@ -92,60 +119,153 @@ class Command(QueueCommand):
             raise CommandError(str(error), returncode=TRY_LATER) from error
         except NoSuchLetters as error:
             raise CommandError(str(error), returncode=1) from error
-        self.stdout.write(
-            f"Run {run_id} has begun: {found.meant:,}{more} dead letters. "
-            "See queuedead runs for how far it is."
+        said = (
+            f"Run {run_id} has begun: {meant} dead letters. See queuedead runs for how far it is."
         )
+        tell(self.stdout, said, style, run=run_id, **facts)
+
+    def _export(self, options: dict[str, Any]) -> None:
+        letters = _plan(options).letters(options["database"])
+        if options["output"] is None:
+            for each in letters:
+                self.stdout.write(_exported(each))
+            return
+        try:
+            # Never over a file that is there: it may be the only copy of what was dropped since.
+            with Path(options["output"]).open("x", encoding="utf-8") as file:
+                written = sum(file.write(f"{_exported(each)}\n") > 0 for each in letters)
+        except OSError as error:
+            raise CommandError(
+                f"{options['output']} cannot be written: {error.strerror}.", returncode=1
+            ) from error
+        self.stderr.write(f"{written:,} dead letters were written to {options['output']}.")
+
+    def _prune(self, options: dict[str, Any]) -> None:
+        using, age, kind = options["database"], _age(options), _kind(options)
+        kinds = DeadLetter.objects.kinds(_MAX_KINDS, using=using) if kind is None else [kind]
+        if options["dry_run"]:
+            until = to_milliseconds(datetime.now(UTC) - age)
+            plans = [BulkPlan("drop", each, until=until) for each in kinds]
+            meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
+            said = f"{meant:,} dead letters are meant; nothing was changed."
+            tell(self.stdout, said, options["format"], meant=meant)
+            return
+        pruned = sum(_pruned(each, age, using) for each in kinds)
+        said = f"{pruned:,} dead letters were deleted."
+        tell(self.stdout, said, options["format"], deleted=pruned)
 
     def _switch(self, options: dict[str, Any]) -> None:
         run_id, command = options["id"], options["command"]
         if not switch_run(run_id, command, using=options["database"]):
             raise CommandError(f"There is no run {run_id} to {command}.", returncode=1)
-        self.stdout.write(f"Run {run_id}: {command} done.")
+        tell(self.stdout, f"Run {run_id}: {command} done.", options["format"], run=run_id)
 
 
 def _add_list(parser: ArgumentParser) -> None:
-    parser.add_argument("--queue", metavar="NAME", help="of one queue, or kind as name|codec")
+    parser.add_argument("--queue", metavar="NAME", help=_("of one queue, or kind as name|codec"))
     parser.add_argument(
-        "--limit", type=count(1, MAX_ROWS), default=25, metavar="N", help="rows (default: 25)"
+        "--limit", type=count(1, MAX_ROWS), default=25, metavar="N", help=_("rows (default: 25)")
     )
-    add_json(parser)
+    add_format(parser)
+
+
+def _add_filter(parser: ArgumentParser) -> None:
+    parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
+    parser.add_argument("--group", metavar="ID", help=_("one failure only, as groups names it"))
+    parser.add_argument("--reason", metavar="TEXT", help=_("only reasons that begin so"))
+    parser.add_argument("--key-from", metavar="KEY", help=_("only this key and those behind it"))
+    parser.add_argument("--key-before", metavar="KEY", help=_("only keys before this one"))
+    parser.add_argument(
+        "--newer-than", metavar="DURATION", help=_("only what died since, as 30m or 2d")
+    )
+    parser.add_argument(
+        "--older-than", metavar="DURATION", help=_("only what died longer ago, as 30m or 2d")
+    )
+    parser.add_argument(
+        "--limit", type=count(1, MAX_LETTERS), metavar="N", help=_("at most so many")
+    )
+
+
+def _add_trial(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help=_("only say how many are meant"))
+    add_format(parser)
 
 
 def _add_run(parser: ArgumentParser) -> None:
-    parser.add_argument("queue", help="a queue, or a kind as name|codec")
-    parser.add_argument("--group", metavar="ID", help="one failure only, as groups names it")
-    parser.add_argument("--reason", metavar="TEXT", help="only reasons that begin so")
+    _add_filter(parser)
     parser.add_argument(
-        "--older-than", metavar="DURATION", help="only what died longer ago, as 30m or 2d"
+        "--pace", type=count(1, MAX_PACE), metavar="N", help=_("letters a second (default: all)")
     )
-    parser.add_argument(
-        "--pace", type=count(1, MAX_PACE), metavar="N", help="letters a second (default: all)"
-    )
-    parser.add_argument("--limit", type=count(1, MAX_LETTERS), metavar="N", help="at most so many")
+    parser.add_argument("--over", metavar="DURATION", help=_("spread over that time, as 2h"))
     parser.add_argument(
         "--canary", type=count(1, MAX_CANARY), default=0, metavar="N",
-        help="redrive so many first, the rest only when none of them died again",
+        help=_("redrive so many first, the rest only when they do not die again as before"),
     )  # fmt: skip
-    parser.add_argument("--why", default="", metavar="TEXT", help="kept with the run")
-    parser.add_argument("--dry-run", action="store_true", help="only say how many are meant")
+    parser.add_argument(
+        "--canary-deaths", type=count(1, MAX_CANARY), default=1, metavar="N",
+        help=_("how many of the canary must die again to stop the run (default: 1)"),
+    )  # fmt: skip
+    parser.add_argument("--why", default="", metavar="TEXT", help=_("kept with the run"))
+    _add_trial(parser)
 
 
 def _plan(options: dict[str, Any]) -> BulkPlan:
-    until, older = None, options["older_than"]
-    if older is not None:
-        span: timedelta = parse_duration(older)
-        until = to_milliseconds(datetime.now(UTC) - span)
+    over = options.get("over")
     return BulkPlan(
         options["command"],
         queue_named(options["queue"], options["database"]).kind,
         options["group"],
         options["reason"],
-        until,
-        options["pace"],
+        options["key_from"],
+        options["key_before"],
+        _ago(options["newer_than"]),
+        _ago(options["older_than"]),
+        options.get("pace"),
+        None if over is None else parse_duration(over),
         options["limit"],
-        options["canary"],
+        options.get("canary", 0),
+        options.get("canary_deaths", 1),
     )
+
+
+def _ago(duration: str | None) -> int | None:
+    """Return the instant so long ago, in ms."""
+    if duration is None:
+        return None
+    return to_milliseconds(datetime.now(UTC) - parse_duration(duration))
+
+
+def _age(options: dict[str, Any]) -> timedelta:
+    if options["older_than"] is not None:
+        return parse_duration(options["older_than"])
+    kept = get_settings().DEAD_LETTER_RETENTION
+    if kept is None:
+        raise CommandError(
+            "Dead letters are kept for good (DEAD_LETTER_RETENTION): say --older-than.",
+            returncode=WRONG_USAGE,
+        )
+    return kept
+
+
+def _pruned(kind: str, age: timedelta, using: str) -> int:
+    total, batch = 0, _BATCH
+    while batch == _BATCH:
+        batch = DeadLetter.objects.prune(kind, age // MILLISECOND, limit=_BATCH, using=using)
+        total += batch
+    return total
+
+
+def _exported(letter: DeadLetter) -> str:
+    payload = bytes(letter.payload)
+    try:
+        content = {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        content = {"payload_base64": b64encode(payload).decode()}
+    row = {
+        **_letter(letter), "group": letter.fingerprint, "headers": letter.headers, **content,
+        "first_error": letter.first_error, "last_error": letter.last_error,
+    }  # fmt: skip
+    return json.dumps(row, default=str)
 
 
 def _kind(options: dict[str, Any]) -> str | None:
@@ -154,15 +274,16 @@ def _kind(options: dict[str, Any]) -> str | None:
 
 
 def _groups(options: dict[str, Any]) -> list[dict[str, Any]]:
+    kind = _kind(options)
     rows = DeadLetter.objects.groups(
-        _kind(options), shown=options["limit"], using=options["database"]
+        None if kind is None else [kind], shown=options["limit"], using=options["database"]
     )
     return [
         {
             "group": row.fingerprint, "queue": row.kind, "dead": row.letters,
             "last": from_milliseconds(row.last_at), "failure": describe(row.reason, row.error),
             **({"first": from_milliseconds(row.first_at), "newest_id": row.newest}
-               if options["json"] else {}),
+               if options["format"] == "json" else {}),
         }
         for row in rows
     ]  # fmt: skip
@@ -197,7 +318,10 @@ def _runs(options: dict[str, Any]) -> list[dict[str, Any]]:
             "done": row.done, "left": max(row.total - row.done - row.skipped, 0),
             "pace": row.pace, "note": row.note,
             **({"group": row.fingerprint, "skipped": row.skipped, "by": row.started_by,
-                "why": row.why} if options["json"] else {}),
+                "why": row.why} if options["format"] == "json" else {}),
         }
         for row in rows
     ]  # fmt: skip
+
+
+_LISTS: Final = {"groups": _groups, "list": _letters, "runs": _runs}

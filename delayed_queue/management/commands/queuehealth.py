@@ -13,6 +13,8 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.db.migrations.executor import MigrationExecutor
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import did_you_mean
 from delayed_queue.management.base import WRONG_USAGE, QueueCommand, count, seconds
@@ -28,43 +30,43 @@ _OF_DATABASE: Final = ("queue", "max_age", "max_due", "max_dead", "max_snapshot_
 
 
 class Command(QueueCommand):
-    help = "Exit with 0 when all is well and with 1 when not, and say why."
+    help = gettext_noop("Exit with 0 when all is well and with 1 when not, and say why.")
     requires_system_checks: list[str] = []  # a probe is not the place for them
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME",
-            help="a queue to look at; repeat for several (default: all)",
+            help=_("a queue to look at; repeat for several (default: all)"),
         )  # fmt: skip
         parser.add_argument(
             "--max-age", type=seconds, metavar="SECONDS",
-            help="how late the earliest due message of a queue may be",
+            help=_("how late the earliest due message of a queue may be"),
         )  # fmt: skip
         parser.add_argument(
             "--max-due",
             type=count(0, MAX_COUNT),
             metavar="N",
-            help="how many messages of a queue may be due",
+            help=_("how many messages of a queue may be due"),
         )
         parser.add_argument(
             "--max-dead",
             type=count(0, MAX_COUNT),
             metavar="N",
-            help="how many dead letters a queue may have",
+            help=_("how many dead letters a queue may have"),
         )
         parser.add_argument(
             "--max-snapshot-age", type=seconds, metavar="SECONDS",
-            help="how old a snapshot may be that keeps deleted messages from being cleaned away",
+            help=_("how old a snapshot may be that keeps deleted messages from being cleaned away"),
         )  # fmt: skip
         parser.add_argument(
-            "--file", metavar="PATH", help="look at a worker's health file, not at the database"
+            "--file", metavar="PATH", help=_("look at a worker's health file, not at the database")
         )
         parser.add_argument(
             "--max-file-age", type=seconds, metavar="SECONDS", default=timedelta(minutes=1),
-            help="how old the health file may be (default: 60)",
+            help=_("how old the health file may be (default: 60)"),
         )  # fmt: skip
         parser.add_argument("--format", choices=["text", "json"], default="text")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
 
     def handle(self, **options: Any) -> None:
         reasons = _reasons(options)

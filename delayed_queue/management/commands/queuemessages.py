@@ -1,58 +1,96 @@
-"""``manage.py queuemessages``: find a message, look at it, drop it, have it delivered now."""
+"""``manage.py queuemessages``: find messages; show, drop, release or deliver one now."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from datetime import datetime
 from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
+from django.db.models import QuerySet
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.codecs import channel_of
-from delayed_queue.management.base import QueueCommand, queue_named
-from delayed_queue.management.tables import add_json, show
+from delayed_queue.conf import get_settings
+from delayed_queue.management.base import QueueCommand, count, queue_named
+from delayed_queue.management.tables import add_format, show, tell
 from delayed_queue.messages import MessageState
 from delayed_queue.models import Message
 from delayed_queue.queue.queue import DelayedQueue
 
 _MOST_FOUND: Final = 100
+_MOST_LISTED: Final = 5_000
 
 
 class Command(QueueCommand):
-    help = "Find messages by their keys, show one, drop it, or have it delivered now."
+    help = gettext_noop(
+        "List messages, find them by their keys, show, drop, release or deliver one now."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        find = commands.add_parser("find", help="the messages of a whole key, in every queue")
+        listed = commands.add_parser("list", help=_("a queue's messages, those due first first"))
+        listed.add_argument("queue", help=_("a queue, or a kind as name|codec"))
+        listed.add_argument(
+            "--limit", type=count(1, _MOST_LISTED), default=25, metavar="N",
+            help=_("rows (default: 25)"),
+        )  # fmt: skip
+        find = commands.add_parser("find", help=_("the messages of a whole key, in every queue"))
         find.add_argument("key")
-        add_json(find)
+        show_one = commands.add_parser("show", help=_("one message, without its payload"))
+        add_format(listed)
+        add_format(find)
+        add_format(show_one)
         for name, words in (
-            ("show", "one message and its last error, without its payload"),
-            ("drop", "delete a message, whatever its state"),
-            ("run-now", "make a scheduled message due"),
+            ("drop", _("delete a message, whatever its state")),
+            ("release", _("take a message from its holder, due now")),
+            ("deliver-now", _("make a scheduled message due")),
         ):
             one = commands.add_parser(name, help=words)
-            one.add_argument("queue", help="a queue, or a kind as name|codec")
+            one.add_argument("--dry-run", action="store_true", help=_("only look at the message"))
+            add_format(one)
+        for one in (show_one, *(commands.choices[each] for each in _ACTS)):
+            one.add_argument("queue", help=_("a queue, or a kind as name|codec"))
             one.add_argument("key")
 
     def handle(self, **options: Any) -> None:
-        if options["command"] == "find":
-            show(self.stdout, _found(options), as_json=options["json"], none="No such key.")
+        command, style = options["command"], options["format"]
+        if command in ("list", "find"):
+            rows = _listed(options) if command == "list" else _found(options)
+            none = "No messages." if command == "list" else "No such key."
+            show(self.stdout, rows, style, none=none)
             return
         queue, key = queue_named(options["queue"], options["database"]), options["key"]
-        acts = {"show": _shown, "drop": _drop, "run-now": _run_now}
-        self.stdout.write(acts[options["command"]](queue, key))
+        if command == "show" or options["dry_run"]:
+            facts = _shown(queue, key)
+            said = "\n".join(f"{name:6} {_word(value)}" for name, value in facts.items())
+        else:
+            said = _ACTS[command](queue, key)
+            facts = {"queue": queue.kind, "key": key, "done": command}
+        tell(self.stdout, said, style, **facts)
+
+
+def _listed(options: dict[str, Any]) -> list[dict[str, Any]]:
+    kind = queue_named(options["queue"], options["database"]).kind
+    rows = Message.objects.using(options["database"]).filter(kind=kind)
+    return _rows(rows.order_by("scheduled_at", "id")[: options["limit"]])
 
 
 def _found(options: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = Message.objects.using(options["database"]).filter(key=options["key"]).order_by("kind")
+    rows = Message.objects.using(options["database"]).filter(key=options["key"])
+    return _rows(rows.order_by("kind")[:_MOST_FOUND])
+
+
+def _rows(messages: QuerySet[Message]) -> list[dict[str, Any]]:
     return [
         {
             "id": row.id, "queue": row.kind, "key": row.key, "due": row.scheduled_at,
             "tries": row.attempts, "lease": row.lease_id,
         }
-        for row in rows.defer("payload", "headers")[:_MOST_FOUND]
+        for row in messages.defer("payload", "headers")
     ]  # fmt: skip
 
 
@@ -60,16 +98,19 @@ def _missing(queue: DelayedQueue, key: str) -> CommandError:
     return CommandError(f"{queue.kind} has no message {key!r}.", returncode=1)
 
 
-def _shown(queue: DelayedQueue, key: str) -> str:
+def _shown(queue: DelayedQueue, key: str) -> dict[str, Any]:
     found = queue.read(key)
     if found is None:
         raise _missing(queue, key)
-    facts = {
+    return {
         "queue": queue.kind, "key": found.key, "state": found.state.value,
-        "due": f"{found.scheduled_at:%Y-%m-%d %H:%M:%S}", "tries": found.attempts,
-        "lease": found.lease_id or "-", "error": found.last_error or "-",
+        "due": found.scheduled_at, "tries": found.attempts, "lease": found.lease_id,
+        "error": found.last_error,
     }  # fmt: skip
-    return "\n".join(f"{name:6} {value}" for name, value in facts.items())
+
+
+def _word(value: Any) -> str:
+    return f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, datetime) else str(value or "-")
 
 
 def _drop(queue: DelayedQueue, key: str) -> str:
@@ -78,18 +119,34 @@ def _drop(queue: DelayedQueue, key: str) -> str:
     return f"{key!r} was dropped from {queue.kind}."
 
 
-def _run_now(queue: DelayedQueue, key: str) -> str:
+def _release(queue: DelayedQueue, key: str) -> str:
+    found = queue.read(key)
+    if found is None:
+        raise _missing(queue, key)
+    if found.lease_id is None:
+        raise CommandError(f"{key!r} is {found.state.value}, not leased.", returncode=1)
+    _make_due(queue, key, found.lease_id)
+    return f"{key!r} of {queue.kind} was taken from its holder, and is due now."
+
+
+def _deliver_now(queue: DelayedQueue, key: str) -> str:
     found = queue.read(key)
     if found is None:
         raise _missing(queue, key)
     if found.state is not MessageState.SCHEDULED:
         raise CommandError(f"{key!r} is {found.state.value}, not scheduled.", returncode=1)
     # Of no lease: one that was claimed meanwhile stays with its holder.
-    ids = Message.objects.using(queue.using).filter(kind=queue.kind, key=key)
-    released = Message.objects.release(
-        None, list(ids.values_list("id", flat=True)), using=queue.using
-    )
-    if not released:
-        raise CommandError(f"{key!r} was leased meanwhile.", returncode=1)
-    Message.objects.notify(channel_of(queue.kind), using=queue.using)
+    _make_due(queue, key, None)
     return f"{key!r} of {queue.kind} is due now."
+
+
+def _make_due(queue: DelayedQueue, key: str, lease_id: str | None) -> None:
+    rows = Message.objects.using(queue.using).filter(kind=queue.kind, key=key)
+    ids = list(rows.values_list("id", flat=True))
+    if not Message.objects.release(lease_id, ids, using=queue.using):
+        raise CommandError(f"{key!r} was leased or settled meanwhile.", returncode=1)
+    if get_settings().NOTIFY:
+        Message.objects.notify(channel_of(queue.kind), using=queue.using)
+
+
+_ACTS: Final = {"drop": _drop, "release": _release, "deliver-now": _deliver_now}

@@ -7,20 +7,27 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.management.base import QueueCommand, queue_named
+from delayed_queue.management.tables import add_format, tell
 
 
 class Command(QueueCommand):
-    help = "Hand out no message of a queue until queueresume, in any process, at once."
+    help = gettext_noop(
+        "Hand out no message of a queue until queueresume, in any process, at once."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("queue", help="a queue, or a kind as name|codec")
-        parser.add_argument("--why", default="", metavar="TEXT", help="shown beside the queue")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
+        parser.add_argument("--why", default="", metavar="TEXT", help=_("shown beside the queue"))
+        add_format(parser)
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
 
     def handle(self, **options: Any) -> None:
         queue = queue_named(options["queue"], options["database"])
         is_new = queue.pause(options["why"], by=getpass.getuser())
         said = "is paused." if is_new else "was paused already; its reason stays."
-        self.stdout.write(f"{queue.kind} {said}")
+        facts = {"queue": queue.kind, "is_paused": True, "was_changed": is_new}
+        tell(self.stdout, f"{queue.kind} {said}", options["format"], **facts)

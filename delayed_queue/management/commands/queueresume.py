@@ -6,18 +6,24 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.management.base import QueueCommand, queue_named
+from delayed_queue.management.tables import add_format, tell
 
 
 class Command(QueueCommand):
-    help = "Hand out the messages of a paused queue again."
+    help = gettext_noop("Hand out the messages of a paused queue again.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("queue", help="a queue, or a kind as name|codec")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
+        add_format(parser)
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
 
     def handle(self, **options: Any) -> None:
         queue = queue_named(options["queue"], options["database"])
-        said = "hands out its messages again." if queue.resume() else "was not paused."
-        self.stdout.write(f"{queue.kind} {said}")
+        is_new = queue.resume()
+        said = "hands out its messages again." if is_new else "was not paused."
+        facts = {"queue": queue.kind, "is_paused": False, "was_changed": is_new}
+        tell(self.stdout, f"{queue.kind} {said}", options["format"], **facts)

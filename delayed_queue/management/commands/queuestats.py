@@ -9,33 +9,36 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.management.base import QueueCommand, count, interval
+from delayed_queue.management.tables import add_format, lines
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure
 
 MAX_CAP: Final = 1_000_000
-_HEADER: Final = ("queue", "codec", "due", "scheduled", "leased", "dead", "oldest due")
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 class Command(QueueCommand):
-    help = "Show how full the queues are, at a bounded cost."
+    help = gettext_noop("Show how full the queues are, at a bounded cost.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME",
-            help="a queue, or a kind as name|codec; repeat for several (default: all, at most "
-            f"{MAX_KINDS})",
+            help=_(
+                "a queue, or a kind as name|codec; repeat for several (default: all, at most %d)"
+            ) % MAX_KINDS,
         )  # fmt: skip
-        parser.add_argument("--format", choices=["table", "json"], default="table")
+        add_format(parser, "names")
         parser.add_argument(
             "--cap", type=count(1, MAX_CAP), metavar="N",
-            help="count no further than this (default: 10,000, less for many queues)",
+            help=_("count no further than this (default: 10,000, less for many queues)"),
         )  # fmt: skip
         parser.add_argument(
-            "--watch", type=interval, metavar="SECONDS", help="show it again and again"
+            "--watch", type=interval, metavar="SECONDS", help=_("show it again and again")
         )
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
 
     def handle(self, **options: Any) -> None:
         pause = threading.Event()
@@ -50,9 +53,12 @@ class Command(QueueCommand):
         found, is_cut = measure(options["queue"], cap=options["cap"], using=options["database"])
         if options["format"] == "json":
             self.stdout.write(json.dumps(_answer(found, is_cut)))
+        elif options["format"] == "names":
+            self.stdout.write("\n".join(sorted({each.name.queue for each in found})))
         else:
             clear = _CLEAR if options["watch"] and self.stdout.isatty() else ""
-            self.stdout.write(clear + "\n".join([*_table(found), *_notes(found, is_cut)]))
+            table = lines(list(map(_cells, found))) if found else ["There are no queues."]
+            self.stdout.write(clear + "\n".join([*table, *_notes(found, is_cut)]))
         self.stdout.flush()
 
 
@@ -71,22 +77,11 @@ def _row(depth: QueueDepth) -> dict[str, Any]:
     }
 
 
-def _table(found: list[QueueDepth]) -> list[str]:
-    rows = [_HEADER, *map(_cells, found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [_aligned(row, widths) for row in rows]
-
-
-def _cells(depth: QueueDepth) -> tuple[str, ...]:
+def _cells(depth: QueueDepth) -> dict[str, Any]:
     age = depth.oldest_due_age
-    late = "-" if age is None else str(timedelta(seconds=int(age.total_seconds())))
-    return (*depth.name, *map(str, depth.counts.values()), late)
-
-
-def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    names = [cell.ljust(width) for cell, width in zip(row[:2], widths, strict=False)]
-    figures = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-    return "  ".join([*names, *figures])
+    late = None if age is None else str(timedelta(seconds=int(age.total_seconds())))
+    counts = {name: str(each) for name, each in depth.counts.items()}
+    return {"queue": depth.name.queue, "codec": depth.name.codec, **counts, "oldest due": late}
 
 
 def _notes(found: list[QueueDepth], is_cut: bool) -> list[str]:

@@ -16,6 +16,8 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import MAX_INTERVAL, MAX_LEASE, SETTING
 from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
@@ -46,77 +48,84 @@ _PASSED_ON: Final = (
 
 
 class Command(QueueCommand):
-    help = "Deliver the messages of queues to their handlers until stopped."
+    help = gettext_noop("Deliver the messages of queues to their handlers until stopped.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME",
-            help="a queue to work on; repeat for several, first has strict priority "
-            "(default: every queue with a handler, the most overdue first and by turns)",
+            help=_("a queue to work on; repeat for several, first has strict priority "
+            "(default: every queue with a handler, the most overdue first and by turns)"),
         )  # fmt: skip
         parser.add_argument(
             "--topics", type=_names, metavar="A,B",
-            help="send the callbacks of these topics only (default: of all, without --queue)",
+            help=_("send the callbacks of these topics only (default: of all, without --queue)"),
         )  # fmt: skip
         parser.add_argument(
-            "--callbacks-only", action="store_true", help="work on no queue of a handler"
+            "--callbacks-only", action="store_true", help=_("work on no queue of a handler")
         )
         parser.add_argument(
             "--processes", type=_count("processes", 0), default=1, metavar="N",
-            help="worker processes under a supervisor (1); 0 handles in this process, unsupervised",
+            help=_(
+                "worker processes under a supervisor (1); 0 handles in this process, unsupervised"
+            ),
         )  # fmt: skip
         parser.add_argument(
-            "--concurrency", type=_count("concurrency"), help="handler threads of a process"
+            "--concurrency", type=_count("concurrency"), help=_("handler threads of a process")
         )
         parser.add_argument(
             "--async-concurrency", type=_count("async_concurrency"),
-            help="async handlers at a time of a process",
+            help=_("async handlers at a time of a process"),
         )  # fmt: skip
         parser.add_argument(
-            "--batch-size", type=_count("batch_size"), help="most messages per claim"
+            "--batch-size", type=_count("batch_size"), help=_("most messages per claim")
         )
         parser.add_argument(
-            "--lease", type=span(MILLISECOND, MAX_LEASE), metavar="SECONDS", help="lease duration"
+            "--lease",
+            type=span(MILLISECOND, MAX_LEASE),
+            metavar="SECONDS",
+            help=_("lease duration"),
         )
         parser.add_argument(
             "--poll-interval", type=span(MILLISECOND, MAX_INTERVAL), metavar="SECONDS",
-            help="longest sleep between looks at an idle queue",
+            help=_("longest sleep between looks at an idle queue"),
         )  # fmt: skip
         self._add_ends(parser)
         self._add_surroundings(parser)
 
     def _add_ends(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--burst", action="store_true", help="stop as soon as nothing is due")
+        parser.add_argument(
+            "--burst", action="store_true", help=_("stop as soon as nothing is due")
+        )
         parser.add_argument(
             "--max-messages", type=_count("max_messages"),
-            help="stop after that many deliveries by each process",
+            help=_("stop after that many deliveries by each process"),
         )  # fmt: skip
         parser.add_argument(
             "--shutdown-timeout", type=seconds, metavar="SECONDS",
-            help="how long to wait for running handlers when stopped",
+            help=_("how long to wait for running handlers when stopped"),
         )  # fmt: skip
 
     def _add_surroundings(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--no-cron", action="store_false", dest="cron",
-            help="leave the schedules to other workers or installcron",
+            help=_("leave the schedules to other workers or installcron"),
         )  # fmt: skip
         reload = parser.add_mutually_exclusive_group()
         reload.add_argument(
             "--reload", action="store_true", default=None,
-            help="start the processes again when a source file changes (default with DEBUG)",
+            help=_("start the processes again when a source file changes (default with DEBUG)"),
         )  # fmt: skip
         reload.add_argument("--no-reload", action="store_false", dest="reload", help=SUPPRESS)
         parser.add_argument(
             "--health-file", type=Path, metavar="PATH",
-            help="keep the health of the claim loops in this file, as JSON",
+            help=_("keep the health of the claim loops in this file, as JSON"),
         )  # fmt: skip
         parser.add_argument(
             "--health-address", type=address, metavar="HOST:PORT",
-            help="serve the health at http://HOST:PORT/healthz, and metrics at /metrics",
+            help=_("serve the health at http://HOST:PORT/healthz, and metrics at /metrics"),
         )  # fmt: skip
-        parser.add_argument("--worker-id", help="name in the log (default: host and pid)")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("--worker-id", help=_("name in the log (default: host and pid)"))
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         parser.add_argument("--child", type=Link.parse, help=SUPPRESS)
 
     def handle(self, **options: Any) -> None:

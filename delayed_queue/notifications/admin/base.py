@@ -19,8 +19,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin.lists import AFTER, KeysetChangeList
-from delayed_queue.db.rows import Page
-from delayed_queue.notifications import listing
+from delayed_queue.db.sql import Page
+from delayed_queue.notifications import managing
 from delayed_queue.notifications.models import Status
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class NewestFirst(KeysetChangeList):
         self.first_page = self.get_query_string() if AFTER in request.GET else ""
         self._settle()
 
-    def _page(self, request: HttpRequest) -> listing.Ids:
+    def _page(self, request: HttpRequest) -> managing.Ids:
         searched = request.GET.get(SEARCH_VAR, "").strip()
         if searched:
             id_ = as_id(searched)
@@ -158,14 +158,14 @@ class NewestFirst(KeysetChangeList):
             return self._of_recipient(request.GET[RECIPIENT], before)
         status = request.GET.get(StatusFilter.parameter_name)
         statuses = [Status(status)] if status in Status.values else list(Status)
-        return listing.ids_in(statuses, None, before, self.list_per_page)
+        return managing.ids_in(statuses, None, before, self.list_per_page)
 
-    def _of_recipient(self, text: str, before: uuid.UUID | None) -> listing.Ids:
+    def _of_recipient(self, text: str, before: uuid.UUID | None) -> managing.Ids:
         try:
             hash_ = bytes.fromhex(text)
         except ValueError as error:
             raise IncorrectLookupParameters from error
-        return listing.ids_of(hash_, before, self.list_per_page)
+        return managing.ids_of(hash_, before, self.list_per_page)
 
     def _before(self, request: HttpRequest) -> uuid.UUID | None:
         text = request.GET.get(AFTER)

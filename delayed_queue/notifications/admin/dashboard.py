@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from delayed_queue.admin.formats import human, moment, per_second, relative
-from delayed_queue.notifications import listing, monitor
+from delayed_queue.notifications import managing, monitor
 from delayed_queue.notifications.admin.base import badge, may
 from delayed_queue.notifications.models import Channel, Status
 from delayed_queue.notifications.monitor import DispatchQueue, ProviderFigures
@@ -48,7 +48,7 @@ def _figures() -> dict[str, Any]:
     now = datetime.now(UTC)
     queues, calls = monitor.queues(), monitor.calls()
     oldest = monitor.oldest_due(queues)
-    failing = listing.page([Status.FAILED], None, None, LATEST_FAILURES).items
+    failing = managing.page([Status.FAILED], None, None, LATEST_FAILURES).items
     return {
         "states": [(badge(state), state, count) for state, count in monitor.states().items()],
         "queues": [_row_of(each) for each in queues],

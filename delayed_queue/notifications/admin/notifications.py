@@ -24,7 +24,7 @@ from django.views.decorators.http import require_POST
 
 from delayed_queue.admin import formats
 from delayed_queue.messages import MessageState
-from delayed_queue.notifications import services
+from delayed_queue.notifications import managing
 from delayed_queue.notifications.admin.base import (
     RECIPIENT,
     NewestFirst,
@@ -338,8 +338,8 @@ class NotificationAdmin(ShownOnly):
         """Do it to each that is still in the state for it, with an entry in the admin's log."""
         if not may(request, f"{operation}_notification") or not self.has_view_permission(request):
             raise PermissionDenied
-        again = partial(services.retry, even_in_doubt=even_in_doubt)
-        act = services.cancel if operation == "cancel" else again
+        again = partial(managing.retry, even_in_doubt=even_in_doubt)
+        act = managing.cancel if operation == "cancel" else again
         done = [id_ for id_ in ids if self._act(request, act, operation, id_)]
         past = "Cancelled" if operation == "cancel" else "Put back into the queue"
         if done:

@@ -6,7 +6,7 @@ import django.db.models.deletion
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
-import delayed_queue.notifications.ids
+import delayed_queue.notifications.models
 
 # Each notification leaves two dead versions: when it is begun, and at its end. Vacuum by
 # count rather than by share, as for the queue's own table.
@@ -68,7 +68,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.UUIDField(
-                        default=delayed_queue.notifications.ids.new_id,
+                        default=delayed_queue.notifications.models.new_id,
                         editable=False,
                         primary_key=True,
                         serialize=False,

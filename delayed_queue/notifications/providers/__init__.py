@@ -1,7 +1,109 @@
-"""Providers: what hands a notification to a third party, and says what came of it."""
+"""Providers hand a notification to a third party: their base, and the ways a call can end."""
 
 from __future__ import annotations
 
-from delayed_queue.notifications.providers.base import Outcome, Provider, Verdict
+import logging
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final, Protocol
 
-__all__ = ["Outcome", "Provider", "Verdict"]
+from delayed_queue.notifications.services import Begun
+from delayed_queue.observe.logs import quoted
+
+MAX_DETAIL: Final = 500
+_LONG_NUMBER: Final = re.compile(r"\+?\d[\d ()-]{5,}\d")
+_ADDRESS: Final = re.compile(r"[^\s<>@]+@[^\s<>@]+")
+_CODE: Final = re.compile(r"[A-Za-z0-9_.:-]{1,50}")
+
+
+class Verdict(StrEnum):
+    """The end of a call.
+
+    ACCEPTED: the provider has it. TRANSIENT: it has not, and another try, or another provider,
+    may do. PERMANENT: no other try will. AMBIGUOUS: it may have it. LATE: not sent, because its
+    time was over. POSTPONED: not sent, because there is no room for it now; no attempt.
+    """
+
+    ACCEPTED = "accepted"
+    TRANSIENT = "transient"
+    PERMANENT = "permanent"
+    AMBIGUOUS = "ambiguous"
+    LATE = "late"
+    POSTPONED = "postponed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one call.
+
+    ``code`` is the provider's own, or names the error. ``retry_after`` is what it asked for.
+    ``blames_provider`` tells a failure of the provider from one of this message.
+    """
+
+    verdict: Verdict
+    code: str = ""
+    provider_id: str = ""
+    retry_after: timedelta | None = None
+    detail: str = field(default="", repr=False)
+    blames_provider: bool = False
+
+
+class Provider(Protocol):
+    """One account with a third party, for one channel.
+
+    ``is_idempotent``: it sends once, however often it is asked under one key. Only then is a
+    message whose fate is unknown sent again; or where ``repeats_in_doubt`` says that twice is
+    better than never.
+    """
+
+    name: str
+    is_idempotent: bool
+    repeats_in_doubt: bool
+
+    async def send(self, begun: Begun) -> Outcome:
+        """Send; no failure of the other side is raised."""
+
+    def close(self) -> None:
+        """Give up connections and threads; called when no loop uses it any more."""
+
+
+def is_late(begun: Begun) -> bool:
+    return begun.expires_at is not None and begun.expires_at <= datetime.now(UTC)
+
+
+def failed(verdict: Verdict, error: BaseException | str, **more: Any) -> Outcome:
+    """Return the outcome of an error that is no answer: named, without its text."""
+    code = error if isinstance(error, str) else type(error).__name__
+    return Outcome(verdict, code, blames_provider=verdict is not Verdict.PERMANENT, **more)
+
+
+def shown_code(text: str) -> str:
+    """Return a provider's code, which is logged and listed; empty for what is more than a code."""
+    return text if _CODE.fullmatch(text) and cleaned(text) == text else ""
+
+
+def cleaned(text: str) -> str:
+    """Return the start of an answer without the addresses and numbers that it may repeat."""
+    return _LONG_NUMBER.sub("(number)", _ADDRESS.sub("(address)", text))[:MAX_DETAIL]
+
+
+logger = logging.getLogger("delayed_queue.notifications")
+
+
+class ConsoleProvider:
+    """Writes a log line with the id, never the recipient or the text."""
+
+    is_idempotent = True
+    repeats_in_doubt = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def send(self, begun: Begun) -> Outcome:
+        logger.info("event=sent provider=%s notification=%s", quoted(self.name), begun.id)
+        return Outcome(Verdict.ACCEPTED, "printed", str(begun.id))
+
+    def close(self) -> None:
+        """Nothing is open."""

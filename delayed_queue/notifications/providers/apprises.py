@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from apprise import Apprise
 
-from delayed_queue.notifications.providers.base import Outcome, Verdict, failed, is_late
+from delayed_queue.notifications.providers import Outcome, Verdict, failed, is_late
 from delayed_queue.notifications.services import Begun
 
 

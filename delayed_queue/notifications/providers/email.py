@@ -18,7 +18,7 @@ from django.core.mail import EmailMultiAlternatives
 from django.core.mail.backends.smtp import EmailBackend
 from django.utils.module_loading import import_string
 
-from delayed_queue.notifications.providers.base import Outcome, Verdict, cleaned, failed, is_late
+from delayed_queue.notifications.providers import Outcome, Verdict, cleaned, failed, is_late
 from delayed_queue.notifications.services import Begun
 
 

@@ -8,8 +8,7 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.rows import column_of, row_of, rows_of, value_of
-from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.sql import CLOCK, column_of, row_of, rows_of, value_of
 from delayed_queue.db.statements import execute, fetch
 
 RUNNING: Final = "running"
@@ -18,12 +17,12 @@ DONE: Final = "done"
 CANCELLED: Final = "cancelled"
 STOPPED: Final = "stopped"
 
-_OF_QUEUE: Final[LiteralString] = """"pKind" = %(kind)s::text"""
-_OF_GROUP: Final[LiteralString] = (
-    _OF_QUEUE
-    + """
-            AND fingerprint = %(fingerprint)s"""
-)
+# Where a run's letters are in their index: of a group by the fingerprint before the kind, which no
+# other index knows, so that the planner goes by it also where it takes the table for empty.
+_OF_QUEUE: Final[LiteralString] = """"pKind", "diedAt", id"""
+_QUEUE: Final[LiteralString] = """%(kind)s::text"""
+_OF_GROUP: Final[LiteralString] = """fingerprint, "pKind", "diedAt", id"""
+_GROUP: Final[LiteralString] = """%(fingerprint)s::text, %(kind)s::text"""
 
 # Begin a run, unless one over the same letters is in progress: over the group, or over its queue.
 # Two that begin at the same moment over one group meet in the unique index; those over a queue and
@@ -33,14 +32,15 @@ START_RUN: Final[LiteralString] = (
     CLOCK
     + """
 INSERT INTO delayed_queue_bulk_run (
-    action, "pKind", fingerprint, reason, pace, most, canary, "diedUntil", "newestId", total,
-    "isTotalCut", "startedBy", why, "createdAt", "nextAt"
+    action, "pKind", fingerprint, reason, "keyFrom", "keyBefore", pace, most, canary,
+    "canaryDeaths", "lastDiedAt", "diedUntil", "newestId", total, "isTotalCut", "startedBy", why,
+    "createdAt", "nextAt"
 )
 SELECT
-    %(action)s::text, %(kind)s::text, %(fingerprint)s::text, %(reason)s::text, %(pace)s::integer,
-    %(most)s::bigint, %(canary)s::integer, LEAST(%(until)s::bigint, now),
-    %(newest)s::bigint, %(total)s::bigint,
-    %(is_cut)s::boolean, %(by)s::text, %(why)s::text, now, now
+    %(action)s::text, %(kind)s::text, %(fingerprint)s::text, %(reason)s::text, %(key_from)s::text,
+    %(key_before)s::text, %(pace)s::float8, %(most)s::bigint, %(canary)s::integer,
+    %(deaths)s::integer, %(since)s::bigint, LEAST(%(until)s::bigint, now), %(newest)s::bigint,
+    %(total)s::bigint, %(is_cut)s::boolean, %(by)s::text, %(why)s::text, now, now
 FROM clock
 WHERE NOT EXISTS (
     SELECT 1
@@ -61,8 +61,9 @@ LOCK_RUN: Final[LiteralString] = (
     CLOCK
     + """
 SELECT
-    id, action, "pKind", fingerprint, reason, pace, most, canary, "isCanaryOver",
-    "canaryKeys"::text, "diedUntil", "newestId", "lastDiedAt", "lastId", done, skipped
+    id, action, "pKind", fingerprint, reason, "keyFrom", "keyBefore", pace, most, canary,
+    "canaryDeaths", "isCanaryOver", "canaryKeys"::text, "diedUntil", "newestId", "lastDiedAt",
+    "lastId", done
 FROM delayed_queue_bulk_run
 WHERE state = 'running'
     AND "nextAt" <= (SELECT now FROM clock)
@@ -86,7 +87,8 @@ SELECT (
 """
 )
 
-# Reads: the primary key.
+# The next turn is counted from when this one was due, so that a pace is kept though turns take
+# time; a second is caught up at most. Reads: the primary key.
 ADVANCE_RUN: Final[LiteralString] = (
     CLOCK
     + """
@@ -99,7 +101,7 @@ SET "lastDiedAt" = %(last_died_at)s::bigint,
     "isCanaryOver" = %(is_canary_over)s::boolean,
     state = %(state)s::text,
     note = %(note)s::text,
-    "nextAt" = (SELECT now FROM clock) + %(wait)s::bigint,
+    "nextAt" = GREATEST("nextAt", (SELECT now FROM clock) - 1000) + %(wait)s::bigint,
     "endedAt" = CASE WHEN %(state)s::text <> 'running' THEN (SELECT now FROM clock) END
 WHERE id = %(id)s::bigint
 """
@@ -121,7 +123,13 @@ RETURNING id
 )
 
 
-def _preview(place: LiteralString) -> LiteralString:
+# What is meant among the letters of that place; a NULL leaves it open, for these are strict.
+_MEANT: Final[LiteralString] = """COALESCE(starts_with(reason, %(reason)s::text), true)
+            AND COALESCE("pKey" >= %(key_from)s::text, true)
+            AND COALESCE("pKey" < %(key_before)s::text, true)"""
+
+
+def _preview(columns: LiteralString, place: LiteralString) -> LiteralString:
     return (
         """
 SELECT
@@ -130,13 +138,17 @@ SELECT
 FROM (
     SELECT is_meant
     FROM (
-        SELECT COALESCE(starts_with(reason, %(reason)s::text), true) AS is_meant
+        SELECT
+            """
+        + _MEANT
+        + """ AS is_meant
         FROM delayed_queue_dead_letter
         WHERE """
-        + place
+        + _between(columns, place, """%(since)s::bigint, 0""")
         + """
-            AND "diedAt" <= COALESCE(%(until)s::bigint, 9223372036854775807)
-        ORDER BY "diedAt", id
+        ORDER BY """
+        + columns
+        + """
         LIMIT (SELECT %(cap)s::integer)
     ) AS all_there
     LIMIT %(cap)s::integer
@@ -145,15 +157,32 @@ FROM (
     )
 
 
+def _between(columns: LiteralString, place: LiteralString, after: LiteralString) -> LiteralString:
+    return (
+        """("""
+        + columns
+        + """) > ("""
+        + place
+        + """, """
+        + after
+        + """)
+            AND ("""
+        + columns
+        + """) <= ("""
+        + place
+        + """, %(until)s::bigint, 9223372036854775807)"""
+    )
+
+
 # The next letters of a run, in the order of their deaths, also those that it passes over, so that a
 # page is bounded whatever the filter. Of each: NULL when it is not meant, else whether it is the
 # newest of its key among those that are. What died after the preview has a higher id.
-def _next(place: LiteralString) -> LiteralString:
+def _next(columns: LiteralString, place: LiteralString) -> LiteralString:
     return (
         """
 SELECT
-    id, "pKey", "diedAt",
-    CASE WHEN id <= %(newest)s::bigint AND COALESCE(starts_with(reason, %(reason)s::text), true)
+    id, "pKey", "diedAt", fingerprint,
+    CASE WHEN is_meant
     THEN NOT EXISTS (
         SELECT 1
         FROM delayed_queue_dead_letter AS newer
@@ -164,19 +193,23 @@ SELECT
             AND COALESCE(newer.fingerprint = %(fingerprint)s::text, true)
     ) END
 FROM (
-    SELECT id, "pKey", "diedAt", reason
+    SELECT id, "pKey", "diedAt", fingerprint, is_meant
     FROM (
-        SELECT id, "pKey", "diedAt", reason
+        SELECT
+            id, "pKey", "diedAt", fingerprint,
+            id <= %(newest)s::bigint
+            AND """
+        + _MEANT
+        + """ AS is_meant
         FROM delayed_queue_dead_letter
         WHERE """
-        + place
+        + _between(columns, place, """%(after_at)s::bigint, %(after)s::bigint""")
         + """
-            AND ("diedAt", id) > (%(after_at)s::bigint, %(after)s::bigint)
-            AND "diedAt" <= %(until)s::bigint
-        ORDER BY "diedAt", id
+        ORDER BY """
+        + columns
+        + """
         LIMIT (SELECT %(limit)s::integer)
     ) AS next
-    ORDER BY "diedAt", id
     LIMIT %(limit)s::integer
 ) AS page
 ORDER BY "diedAt", id
@@ -186,13 +219,13 @@ ORDER BY "diedAt", id
 
 # How many letters a run would take, counted so far, and the newest id.
 # Reads: dead_letter_kind_died, or dead_letter_group; the primary key's end.
-PREVIEW_QUEUE: Final[LiteralString] = _preview(_OF_QUEUE)
-PREVIEW_GROUP: Final[LiteralString] = _preview(_OF_GROUP)
+PREVIEW_QUEUE: Final[LiteralString] = _preview(_OF_QUEUE, _QUEUE)
+PREVIEW_GROUP: Final[LiteralString] = _preview(_OF_GROUP, _GROUP)
 # Reads: dead_letter_kind_died or dead_letter_group; dead_letter_key.
-NEXT_OF_QUEUE: Final[LiteralString] = _next(_OF_QUEUE)
-NEXT_OF_GROUP: Final[LiteralString] = _next(_OF_GROUP)
+NEXT_OF_QUEUE: Final[LiteralString] = _next(_OF_QUEUE, _QUEUE)
+NEXT_OF_GROUP: Final[LiteralString] = _next(_OF_GROUP, _GROUP)
 
-# What became of the canary: how many are still in the queue, how many died again.
+# What became of the canary: how many are still in the queue, how many died again as before.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 CANARY: Final[LiteralString] = """
 SELECT
@@ -209,12 +242,13 @@ SELECT
     ),
     (
         SELECT count(*)
-        FROM unnest(%(keys)b::text[]) AS wanted (key)
+        FROM unnest(%(keys)b::text[], %(fingerprints)b::text[]) AS wanted (key, fingerprint)
         CROSS JOIN LATERAL (
             SELECT 1
-            FROM delayed_queue_dead_letter
+            FROM delayed_queue_dead_letter AS letter
             WHERE "pKey" = wanted.key
                 AND COALESCE("pKind" = %(kind)s::text, false)
+                AND COALESCE(letter.fingerprint = wanted.fingerprint, false)
                 AND COALESCE(id > %(newest)s::bigint, false)
             LIMIT 1
         ) AS again
@@ -232,9 +266,12 @@ class RunRow(NamedTuple):
     kind: str
     fingerprint: str | None
     reason: str | None
-    pace: int | None
+    key_from: str | None
+    key_before: str | None
+    pace: float | None
     most: int | None
     canary: int
+    canary_deaths: int
     is_canary_over: bool
     canary_keys: str
     until: int
@@ -242,7 +279,6 @@ class RunRow(NamedTuple):
     last_died_at: int
     last_id: int
     done: int
-    skipped: int
 
 
 class MeantRow(NamedTuple):
@@ -251,6 +287,7 @@ class MeantRow(NamedTuple):
     id: int
     key: str
     died_at: int
+    fingerprint: str
     is_newest: bool | None
 
 
@@ -273,21 +310,11 @@ class BulkRunManager(models.Manager[M]):
     """The statements of bulk runs, in the manner of MessageManager."""
 
     def preview(
-        self,
-        kind: str,
-        fingerprint: str | None,
-        *,
-        reason: str | None = None,
-        until: int | None = None,
-        cap: int,
-        using: str = DEFAULT_DB_ALIAS,
+        self, *, fingerprint: str | None, using: str = DEFAULT_DB_ALIAS, **params: Any
     ) -> PreviewRow:
         """Count what a run would take, so far as to have looked at ``cap`` letters."""
-        params: dict[str, Any] = {"kind": kind, "reason": reason, "until": until, "cap": cap}
-        if fingerprint is None:
-            return row_of(PreviewRow, fetch(using, PREVIEW_QUEUE, params))
-        params["fingerprint"] = fingerprint
-        return row_of(PreviewRow, fetch(using, PREVIEW_GROUP, params))
+        statement = PREVIEW_QUEUE if fingerprint is None else PREVIEW_GROUP
+        return row_of(PreviewRow, fetch(using, statement, {**params, "fingerprint": fingerprint}))
 
     def start(self, using: str = DEFAULT_DB_ALIAS, **params: Any) -> int | None:
         """Begin a run; None, and nothing is begun, while one is over the same letters."""
@@ -304,28 +331,27 @@ class BulkRunManager(models.Manager[M]):
         found: int | None = value_of(fetch(using, NEXT_RUN, {"now": None}))
         return found
 
-    def letters(self, run: RunRow, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[MeantRow]:
-        """Return the next letters behind where the run is."""
-        params = {
-            "kind": run.kind, "fingerprint": run.fingerprint, "reason": run.reason,
-            "newest": run.newest, "until": run.until, "after_at": run.last_died_at,
-            "after": run.last_id, "limit": limit,
-        }  # fmt: skip
-        statement = NEXT_OF_QUEUE if run.fingerprint is None else NEXT_OF_GROUP
-        return rows_of(MeantRow, fetch(using, statement, params))
+    def letters(
+        self, *, fingerprint: str | None, using: str = DEFAULT_DB_ALIAS, **params: Any
+    ) -> list[MeantRow]:
+        """Return the next letters behind ``after_at`` and ``after``."""
+        statement = NEXT_OF_QUEUE if fingerprint is None else NEXT_OF_GROUP
+        return rows_of(MeantRow, fetch(using, statement, {**params, "fingerprint": fingerprint}))
 
     def advance(
-        self, run_id: int, *, canary_keys: Sequence[str], using: str = DEFAULT_DB_ALIAS, **to: Any
+        self, run_id: int, *, canary_keys: dict[str, str], using: str = DEFAULT_DB_ALIAS, **to: Any
     ) -> None:
         """Write how far the run is."""
-        params = {**to, "id": run_id, "canary_keys": json.dumps(list(canary_keys)), "now": None}
+        params = {**to, "id": run_id, "canary_keys": json.dumps(canary_keys), "now": None}
         execute(using, ADVANCE_RUN, params)
 
     def canary(
-        self, kind: str, keys: Sequence[str], newest: int, *, using: str = DEFAULT_DB_ALIAS
+        self, kind: str, keys: dict[str, str], newest: int, *, using: str = DEFAULT_DB_ALIAS
     ) -> CanaryRow:
-        """Return what became of those messages since the letter of that id."""
-        params = {"kind": kind, "keys": list(keys), "newest": newest}
+        """Return what became of those messages, of fingerprints by key, since that letter."""
+        params = {
+            "kind": kind, "keys": list(keys), "fingerprints": list(keys.values()), "newest": newest
+        }  # fmt: skip
         return row_of(CanaryRow, fetch(using, CANARY, params))
 
     def switch(

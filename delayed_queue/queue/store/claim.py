@@ -7,8 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple, TypeVar
 
 from delayed_queue import db
-from delayed_queue.db.rows import rows_of, value_of
-from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.sql import CLOCK, rows_of, value_of
 from delayed_queue.queue.store.fragments import (
     DELIVERED,
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue import db
-from delayed_queue.db.rows import rows_of
-from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.sql import CLOCK, rows_of
 from delayed_queue.queue.store.claim import _EARLIEST_DUE, NO_FLOOR, earliest_first
 from delayed_queue.queue.store.fragments import (
     ATTEMPTS,

@@ -34,20 +34,34 @@ TAKEN_OVER: Final[LiteralString] = (
 # What a claim sets beside the lease: one more delivery.
 DELIVERED: Final[LiteralString] = """attempts = """ + ATTEMPTS + """ + 1, """ + TAKEN_OVER
 
-# A new life under the old key: the lease ends, attempts and errors start anew (Q4).
-REPLACE: Final[LiteralString] = """
+# Tell who holds the lease of a row that it ends: all workers listen, and the one that holds it
+# asks what is left of it. Sent at the commit, once for a lease, and only where there is one:
+# NOTIFY takes a lock of the whole database. Not while somebody lets the notifications pile up,
+# which would fail the statement: then the next renewal of the lease finds out.
+TELL_HOLDER: Final[LiteralString] = """CASE
+        WHEN stored."lockUuid" IS NOT NULL AND pg_notification_queue_usage() < 0.5
+        THEN pg_notify('delayed_queue_leases', stored."lockUuid")::text
+    END"""
+
+# A new life under the old key: the lease ends, attempts and errors start anew (Q4). What tells its
+# holder is empty or NULL.
+REPLACE: Final[LiteralString] = (
+    """
 ON CONFLICT ("pKey", "pKind") DO UPDATE
 SET payload = EXCLUDED.payload,
     "scheduledAt" = EXCLUDED."scheduledAt",
     "scheduledAtInitially" = EXCLUDED."scheduledAtInitially",
     "createdAt" = EXCLUDED."createdAt",
     headers = EXCLUDED.headers,
-    "lockUuid" = NULL,
+    "lockUuid" = NULLIF("""
+    + TELL_HOLDER
+    + """, ''),
     "dueAt" = NULL,
     attempts = 0,
     "firstError" = NULL,
     "lastError" = NULL,
     "versionAt" = EXCLUDED."createdAt\""""
+)
 
 # Q3: a repeated offer is recognised by payload bytes and first schedule alone.
 IF_CHANGED: Final[LiteralString] = """
@@ -65,7 +79,7 @@ def offering_again(first_schedule: LiteralString) -> LiteralString:
     return (
         """
 offered AS (
-    INSERT INTO delayed_queue (
+    INSERT INTO delayed_queue AS stored (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
         "versionAt"
     )

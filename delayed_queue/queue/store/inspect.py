@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
-from delayed_queue.db.rows import column_of, first_row, row_of, rows_of, value_of
-from delayed_queue.db.sql import CLOCK
-from delayed_queue.queue.store.fragments import ATTEMPTS, HEADERS, LAST_ERROR
+from delayed_queue.db.sql import CLOCK, column_of, first_row, row_of, rows_of, value_of
+from delayed_queue.queue.store.fragments import ATTEMPTS, HEADERS, LAST_ERROR, TELL_HOLDER
 
 # Report one message without leasing it, with the instant that its state is judged by.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
@@ -40,19 +39,32 @@ SELECT EXISTS (
 )
 """
 
-# Delete by key whatever its state; the acknowledgement of a leased one then finds nothing.
+# Delete by key whatever its state; the holder of a leased one is told, and can settle nothing.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-DROP: Final[LiteralString] = """
-DELETE FROM delayed_queue
+DROP: Final[LiteralString] = (
+    """
+DELETE FROM delayed_queue AS stored
 WHERE "pKey" = %(key)s
     AND "pKind" = %(kind)s
-"""
+RETURNING """
+    + TELL_HOLDER
+    + "\n"
+)
 
 # Reads: delayed_queue__KindPlusScheduledAtIndex, or the table when the kind fills most of it.
-DROP_ALL: Final[LiteralString] = """
-DELETE FROM delayed_queue
-WHERE "pKind" = %(kind)s
+DROP_ALL: Final[LiteralString] = (
+    """
+WITH dropped AS (
+    DELETE FROM delayed_queue AS stored
+    WHERE "pKind" = %(kind)s
+    RETURNING """
+    + TELL_HOLDER
+    + """
+)
+SELECT count(*)
+FROM dropped
 """
+)
 
 # Counts that each stop at the cap, so the cost is bounded however full the queue is (Q32); the
 # limits are doubled for the reason given at EARLIEST_DUE. Leases are counted among the first
@@ -174,21 +186,29 @@ WHERE kind IS NOT NULL
 # not follow the kind: %(lease_cap)s bounds their sum, so when "held" has reached it, every
 # count of leases may be too small. "read" is how many messages that are not yet due were looked
 # at, leased ones too: when it has reached the cap, there may be more scheduled ones behind.
+# Each count of each kind has a cap of its own, none above %(cap)s.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
 # dead_letter_kind_died.
 OVERVIEW: Final[LiteralString] = (
     CLOCK
     + """,
 held AS MATERIALIZED (
-    SELECT kind, leased_until
+    SELECT
+        kind,
+        count(*) AS number,
+        count(*) FILTER (WHERE leased_until > (SELECT now FROM clock)) AS leased
     FROM (
-        SELECT "pKind" AS kind, "scheduledAt" AS leased_until
-        FROM delayed_queue
-        WHERE "lockUuid" IS NOT NULL
-        ORDER BY "lockUuid", id
-        LIMIT (SELECT %(lease_cap)s::integer)
-    ) AS first
-    LIMIT %(lease_cap)s::integer
+        SELECT kind, leased_until
+        FROM (
+            SELECT "pKind" AS kind, "scheduledAt" AS leased_until
+            FROM delayed_queue
+            WHERE "lockUuid" IS NOT NULL
+            ORDER BY "lockUuid", id
+            LIMIT (SELECT %(lease_cap)s::integer)
+        ) AS first
+        LIMIT %(lease_cap)s::integer
+    ) AS capped
+    GROUP BY kind
 )
 SELECT
     queue.kind,
@@ -202,19 +222,14 @@ SELECT
                 WHERE "pKind" = queue.kind
                     AND "scheduledAt" <= (SELECT now FROM clock)
                 ORDER BY "scheduledAt", id
-                LIMIT (SELECT %(cap)s::integer)
+                LIMIT (SELECT queue.due_cap)
             ) AS first
             LIMIT %(cap)s::integer
         ) AS capped
     ) AS due,
     later.scheduled,
     later.read,
-    (
-        SELECT count(*)
-        FROM held
-        WHERE kind = queue.kind
-            AND leased_until > (SELECT now FROM clock)
-    ) AS leased,
+    COALESCE((SELECT leased FROM held WHERE kind = queue.kind), 0) AS leased,
     (
         SELECT count(*)
         FROM (
@@ -224,7 +239,7 @@ SELECT
                 FROM delayed_queue_dead_letter
                 WHERE "pKind" = queue.kind
                 ORDER BY "diedAt", id
-                LIMIT (SELECT %(cap)s::integer)
+                LIMIT (SELECT queue.dead_cap)
             ) AS first
             LIMIT %(cap)s::integer
         ) AS capped
@@ -237,8 +252,10 @@ SELECT
         ORDER BY "scheduledAt", id
         LIMIT 1
     ) AS oldest_due_age,
-    (SELECT count(*) FROM held) AS held
-FROM unnest(%(kinds)s::text[]) AS queue (kind)
+    COALESCE((SELECT sum(number)::bigint FROM held), 0) AS held
+FROM unnest(
+    %(kinds)s::text[], %(due_caps)s::integer[], %(later_caps)s::integer[], %(dead_caps)s::integer[]
+) AS queue (kind, due_cap, later_cap, dead_cap)
 CROSS JOIN LATERAL (
     SELECT
         count(*) AS read,
@@ -251,7 +268,7 @@ CROSS JOIN LATERAL (
             WHERE "pKind" = queue.kind
                 AND "scheduledAt" > (SELECT now FROM clock)
             ORDER BY "scheduledAt", id
-            LIMIT (SELECT %(cap)s::integer)
+            LIMIT (SELECT queue.later_cap)
         ) AS first
         LIMIT %(cap)s::integer
     ) AS ahead
@@ -284,6 +301,14 @@ class StatsRow(NamedTuple):
     oldest_due_age: int | None
 
 
+class Caps(NamedTuple):
+    """How far each count of a queue goes; of the later ones, those scheduled and those leased."""
+
+    due: int
+    later: int
+    dead: int
+
+
 class OverviewRow(NamedTuple):
     """The counts of one queue among many, and what tells whether a count was cut off."""
 
@@ -314,7 +339,8 @@ class InspectStore:
         return db.execute(using, DROP, {"kind": kind, "key": key}) == 1
 
     def drop_all(self, kind: str, *, using: str = db.DEFAULT_ALIAS) -> int:
-        return db.execute(using, DROP_ALL, {"kind": kind})
+        dropped: int = value_of(db.fetch(using, DROP_ALL, {"kind": kind}))
+        return dropped
 
     def stats(
         self, kind: str, cap: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
@@ -331,11 +357,17 @@ class InspectStore:
         cap: int,
         *,
         lease_cap: int,
+        caps: Sequence[Caps] | None = None,
         now: int | None = None,
         using: str = db.DEFAULT_ALIAS,
     ) -> list[OverviewRow]:
-        """Count each kind's messages, each count at most ``cap``, in any order."""
-        params = {"kinds": list(kinds), "cap": cap, "lease_cap": lease_cap, "now": now}
+        """Count each kind's messages, each count at most ``cap`` or its own, in any order."""
+        own = caps if caps is not None else [Caps(cap, cap, cap)] * len(kinds)
+        params: dict[str, Any] = {
+            "kinds": list(kinds), "cap": cap, "lease_cap": lease_cap, "now": now,
+            "due_caps": [each.due for each in own], "later_caps": [each.later for each in own],
+            "dead_caps": [each.dead for each in own],
+        }  # fmt: skip
         return rows_of(OverviewRow, db.fetch(using, OVERVIEW, params))
 
     def notify(self, channel: str, *, using: str = db.DEFAULT_ALIAS) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue import db
-from delayed_queue.db.rows import rows_of, value_of
-from delayed_queue.db.sql import CLOCK, ONE_PLAN
+from delayed_queue.db.sql import CLOCK, ONE_PLAN, rows_of, value_of
 from delayed_queue.queue.store.fragments import HEADERS, IF_CHANGED, REPLACE
 
 # Put or update one message. CREATED is a row whose xmax is 0, UPDATED one with an xmax (ON

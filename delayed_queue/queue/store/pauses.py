@@ -6,8 +6,7 @@ from typing import Final, LiteralString, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.rows import value_of
-from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.sql import CLOCK, value_of
 from delayed_queue.db.statements import execute, fetch
 
 # The first pause stands, with its reason. Reads: paused_kind.

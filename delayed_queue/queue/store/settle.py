@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
-from delayed_queue.db.rows import column_of, rows_of
-from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.sql import CLOCK, column_of, rows_of
 from delayed_queue.queue.store.fragments import (
     ATTEMPTS,
     FIRST_ERROR,

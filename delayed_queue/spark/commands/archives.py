@@ -20,8 +20,7 @@ import psycopg
 
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.arguments import DONE
+from delayed_queue.spark.commands import DONE, duration, whole
 from delayed_queue.spark.database import Connection, check_database, fetch, outlasting, steady
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import Files, digest_of
@@ -97,7 +96,7 @@ def _archived(
 
     def work() -> Archived:
         with steady() as connection:
-            return _Archive(spark, options, console, connection, table, found).run()
+            return Archive(spark, options, console, connection, table, found).run()
 
     return outlasting(work, console.progress)
 
@@ -112,7 +111,7 @@ def lines_of(found: list[Archived]) -> list[str]:
     return [*aligned([head, *rows]), *waiting, *(path for each in found for path in each.paths)]
 
 
-class _Archive:
+class Archive:
     """The archiving of one table."""
 
     def __init__(
@@ -326,22 +325,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("tables", nargs="*", default=["dead-letters"], metavar="TABLE",
         help="dead-letters, callback-attempts, or a table of yours")  # fmt: skip
-    add("--older-than", type=arguments.duration, required=True, metavar="TIME", help="as in 30d")
+    add("--older-than", type=duration, required=True, metavar="TIME", help="as in 30d")
     add("--to", required=True, metavar="PATH", help="where the archives are kept")
     add("--key", metavar="COLUMN", help="the primary key; default: id")
     add("--age", metavar="COLUMN", help="by which rows age; NULL never does")
     add("--only", action="append", default=[], metavar="COLUMN=VALUE,…", help="only these rows")
     add(
         "--rows",
-        type=arguments.whole,
+        type=whole,
         default=1_000_000,
         metavar="N",
         help="of one archive, at most",
     )
-    add("--rows-per-file", type=arguments.whole, default=100_000, metavar="N")
+    add("--rows-per-file", type=whole, default=100_000, metavar="N")
     add(
         "--batch-size",
-        type=arguments.whole,
+        type=whole,
         default=5_000,
         metavar="N",
         help="rows deleted at a time",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import delayed_queue
-from delayed_queue.spark.commands.arguments import DONE
+from delayed_queue.spark.commands import DONE
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.session import Stopping, private_directory
 from delayed_queue.spark.settings import SparkSettings

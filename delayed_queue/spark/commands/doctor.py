@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from delayed_queue.db.rows import row_of
+from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.spark.commands.arguments import DONE, FAILED
+from delayed_queue.spark.commands import DONE, FAILED
 from delayed_queue.spark.jobs.console import BINARY, Console, sentence_of, span
 from delayed_queue.spark.session import Stopping, find_java_home, session
 from delayed_queue.spark.settings import SparkSettings
@@ -248,7 +248,7 @@ def _on_spark(settings: SparkSettings, console: Console, *, is_verbose: bool) ->
     try:
         with session(settings, console, "doctor", is_verbose=is_verbose) as spark:
             yield Finding(OK, "Spark", f"{spark.version} on {spark.sparkContext.master}")
-            rows = _from_executors(spark)
+            rows = from_executors(spark)
             yield from executors(rows)
             yield connections(spark.sparkContext.defaultParallelism, settings, _limits())
     # Whatever keeps Spark from running is the finding.
@@ -257,7 +257,8 @@ def _on_spark(settings: SparkSettings, console: Console, *, is_verbose: bool) ->
         yield Finding(FAIL, "Spark", sentence_of(error), advice)
 
 
-def _from_executors(spark: SparkSession) -> list[dict[str, Any]]:
+def from_executors(spark: SparkSession) -> list[dict[str, Any]]:
+    """Return what each executor says of itself."""
     context = spark.sparkContext
     count = max(context.defaultParallelism, 2)
     found: list[dict[str, Any]] = context.parallelize(range(count), count).map(look).collect()

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.retries import RetryPolicy, parse_duration
-from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.arguments import CODECS, DONE, add_partitions, asked_kind
+from delayed_queue.spark.commands import (
+    CODECS,
+    DONE,
+    add_partitions,
+    asked_kind,
+    duration,
+    number,
+    pair,
+    whole,
+)
 from delayed_queue.spark.database import connect
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import (
@@ -233,15 +241,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--codec", choices=CODECS, default="json")
     add("--to", metavar="PATH", help="where the sink writes")
     add("--sink", default="parquet", metavar="FORMAT", help="any of Spark's formats")
-    add("--sink-option", type=arguments.pair, action="append", default=[], metavar="NAME=VALUE")
+    add("--sink-option", type=pair, action="append", default=[], metavar="NAME=VALUE")
     add("--handler", metavar="PKG:FUNC", help="call this for each message, in the executors")
-    add("--concurrency", type=arguments.whole, metavar="N", help="calls at once in a task")
-    add("--rate", type=arguments.number, metavar="N", help="calls a second in all, at most")
+    add("--concurrency", type=whole, metavar="N", help="calls at once in a task")
+    add("--rate", type=number, metavar="N", help="calls a second in all, at most")
     add("--retry", metavar="LADDER", help="waits after failures, as in '15s 3m 10m'")
     add("--checkpoint", metavar="PATH", help="default: the queue's own, in --to")
     add("--continuous", action="store_true", help="until it is stopped, not until it is empty")
-    add("--interval", type=arguments.duration, metavar="TIME", help="of --continuous; default: 1s")
-    add("--max-messages", type=arguments.whole, default=100_000, metavar="N", help="of a batch")
+    add("--interval", type=duration, metavar="TIME", help="of --continuous; default: 1s")
+    add("--max-messages", type=whole, default=100_000, metavar="N", help="of a batch")
     add("--lease", default="10m", metavar="TIME", help="how long a batch stays exclusive")
     add_partitions(parser)
 

@@ -7,15 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.arguments import (
+from delayed_queue.spark.commands import (
     CODECS,
     DONE,
     FAILED,
-    MODES,
     QUARANTINED,
-    add_partitions,
+    add_offering,
     asked_name,
+    delimiter,
+    ratio,
+    whole,
 )
 from delayed_queue.spark.database import check_database
 from delayed_queue.spark.jobs.console import Console, aligned
@@ -299,35 +300,23 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--queue", metavar="NAME", help="for records that name none; or a kind, as name|codec")
     add("--codec", choices=CODECS, default="json")
     add("--input-format", choices=["parquet", "csv", "jsonl"], help="default: what names end in")
-    add("--delimiter", type=arguments.delimiter, default=",", help="of CSV; \\t is a tab")
+    add("--delimiter", type=delimiter, default=",", help="of CSV; \\t is a tab")
     add("--map", action="append", default=[], metavar="COLUMN=FIELD",
         help="fields: key, payload, schedule_at, delay, headers, queue")  # fmt: skip
     add("--time-unit", choices=["s", "ms"], help="of schedule_at as a number; default: ms")
-    add("--mode", choices=MODES, default="offer", help="what happens to keys that exist")
     add("--target", metavar="PKG:FUNC", help="give the rows to this function, not to the queue")
-    add(
-        "--start",
-        type=arguments.instant,
-        metavar="AT",
-        help="when the first falls due, in UTC without an offset; default: now",
-    )
-    add("--over", type=arguments.duration, metavar="TIME", help="spread over so long, as in 2h")
-    add("--rate", type=arguments.number, metavar="N", help="spread to so many a second")
-    add("--max-bytes", type=arguments.whole, default=256 * 1024, metavar="N", help="of a payload")
-    add("--max-depth", type=arguments.whole, default=32, metavar="N", help="of a JSON payload")
-    add("--max-bad-ratio", type=arguments.ratio, default=1.0, metavar="R",
+    add("--max-bytes", type=whole, default=256 * 1024, metavar="N", help="of a payload")
+    add("--max-depth", type=whole, default=32, metavar="N", help="of a JSON payload")
+    add("--max-bad-ratio", type=ratio, default=1.0, metavar="R",
         help="offer nothing when more records are bad: 0.01 is one in a hundred")  # fmt: skip
     add("--quarantine", default="quarantine", metavar="DIR", help="where bad records are put")
     add("--quarantine-format", choices=["parquet", "jsonl"], default="parquet")
-    add("--id", metavar="ID", help="of this import; default: from files and options")
-    add("--dry-run", action="store_true", help="check everything, write nothing")
-    add_partitions(parser)
+    add_offering(parser, "import", dry_run="check everything, write nothing")
 
 
 def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
-
     kind_of_files = format_of(options.paths, options.input_format)
     rules = Rules(
         asked_name(options), options.codec, parse_mapping(options.map), options.max_bytes,

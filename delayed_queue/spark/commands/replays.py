@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_KEY_LENGTH, Counts
-from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.arguments import DONE, MODES, add_partitions
+from delayed_queue.spark.commands import (
+    DONE,
+    add_offering,
+    instant,
+)
 from delayed_queue.spark.database import check_database
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import KIND, Files, read_lake
@@ -187,31 +190,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--kind", action="append", default=[], metavar="KIND", help="as name|codec; repeat")
     add(
         "--since",
-        type=arguments.instant,
+        type=instant,
         metavar="AT",
         help="died, or was scheduled, then or later",
     )
-    add("--until", type=arguments.instant, metavar="AT", help="before then")
+    add("--until", type=instant, metavar="AT", help="before then")
     add("--error", metavar="TEXT", help="whose reason or errors contain this")
     add("--keys", choices=["keep", "suffix"], default="keep", help="suffix: as new messages")
-    add("--mode", choices=MODES, default="offer", help="what happens to keys that exist")
-    add(
-        "--start",
-        type=arguments.instant,
-        metavar="AT",
-        help="when the first falls due, in UTC without an offset; default: now",
-    )
-    add("--over", type=arguments.duration, metavar="TIME", help="spread over so long, as in 2h")
-    add("--rate", type=arguments.number, metavar="N", help="spread to so many a second, on average")
-    add("--id", metavar="ID", help="of this replay; default: from files and options")
-    add("--dry-run", action="store_true", help="count, offer nothing")
-    add_partitions(parser)
+    add_offering(parser, "replay", dry_run="count, offer nothing")
 
 
 def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
-
     asked = ReplayOptions(
         paths=tuple(options.paths),
         kinds=tuple(options.kind),

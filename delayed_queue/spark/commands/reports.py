@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands import arguments
-from delayed_queue.spark.commands.arguments import DONE
+from delayed_queue.spark.commands import DONE, instant
 from delayed_queue.spark.database import fetch, steady
 from delayed_queue.spark.jobs import plots
 from delayed_queue.spark.jobs.console import Console, aligned, span
@@ -398,11 +397,12 @@ def _write(report: Report, options: ReportOptions, console: Console) -> None:
             (options.out / f"{name}.png").write_bytes(data)
         console.progress(f"report and plots are in {options.out}")
     if options.uses_database:
-        _save(report)
+        save(report)
         console.progress("the admin shows the report")
 
 
-def _save(report: Report) -> None:
+def save(report: Report) -> None:
+    """Keep the report in the database."""
     encoded = {name: base64.b64encode(data).decode() for name, data in report.plots.items()}
     params = {
         "figures": json.dumps(report.figures), "plots": json.dumps(encoded),
@@ -422,8 +422,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--map", action="append", default=[], metavar="COLUMN=FIELD",
         help="fields of events: kind, created_at, scheduled_at, finished_at, attempts, outcome, "
         "reason")  # fmt: skip
-    add("--since", type=arguments.instant, metavar="AT", help="what ended then or later")
-    add("--until", type=arguments.instant, metavar="AT", help="before then")
+    add("--since", type=instant, metavar="AT", help="what ended then or later")
+    add("--until", type=instant, metavar="AT", help="before then")
     add("--no-database", action="store_true", help="from files alone; nothing is saved")
     add("--out", metavar="DIR", help="for report.json and the plots, on this machine")
 

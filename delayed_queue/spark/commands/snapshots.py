@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands.arguments import CODECS, DONE, add_partitions, asked_kind
+from delayed_queue.spark.commands import CODECS, DONE, add_partitions, asked_kind
 from delayed_queue.spark.database import Connection, fetch, steady
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import Files, digest_of
@@ -63,7 +63,7 @@ def run(
 def _write(
     spark: SparkSession, kind: str | None, staging: str, console: Console, given: Mapping[str, str]
 ) -> int:
-    with _moment() as (connection, snapshot):
+    with moment() as (connection, snapshot):
         console.progress("reading the messages …")
         reader = spark.read.format("delayed_queue").option("snapshot", snapshot)
         which = {**given, **({"allQueues": "true"} if kind is None else {"kind": kind})}
@@ -79,7 +79,7 @@ def _write(
 
 
 @contextmanager
-def _moment() -> Iterator[tuple[Connection, str]]:
+def moment() -> Iterator[tuple[Connection, str]]:
     """Hold a moment of the database open, and give the name by which others see the same."""
     with steady() as connection:
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -96,7 +96,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
-
     kind = None if options.queue is None else asked_kind(options)
     with session(settings, console, "snapshot", is_verbose=options.verbose) as spark:
         found = run(spark, kind, options.to, console, partitions=options.partitions)

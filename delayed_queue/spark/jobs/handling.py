@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from delayed_queue.codecs import Codec, codec_named, decode
-from delayed_queue.db.rows import first_row, rows_of
+from delayed_queue.db.sql import first_row, rows_of
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
 from delayed_queue.messages import MILLISECOND, Batch, Counts, Envelope

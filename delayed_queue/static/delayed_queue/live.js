@@ -86,6 +86,12 @@
             location.reload();
         } else {
             replaceRegions(fresh);
+            // Where the title says what is wrong, in the tab and above the page.
+            document.title = fresh.title;
+            const [heading, latest] = [document, fresh].map((page) => page.querySelector("#content > h1"));
+            if (heading !== null && latest !== null) {
+                heading.textContent = latest.textContent;
+            }
             tell(`as of ${new Date().toLocaleTimeString()}`);
         }
     }

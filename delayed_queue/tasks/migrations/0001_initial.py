@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import migrations, models
-from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
 import delayed_queue.db.fields
-from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
-
-# What has no partition of its own: results of days that were dropped, or are not made yet.
-_REST = """
-CREATE TABLE delayed_queue_task_result_rest PARTITION OF delayed_queue_task_result DEFAULT
-"""
-
-
-class CreatePartitioned(CreateModelOnce):
-    """Create the table as partitioned by its ids, with one partition for all that has no other."""
-
-    def database_forwards(
-        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: Any
-    ) -> None:
-        editor: Any = schema_editor
-        plain, deferred = editor.sql_create_table, len(editor.deferred_sql)
-        editor.sql_create_table = f"{plain} PARTITION BY RANGE (id)"
-        try:
-            super().database_forwards(app_label, schema_editor, *states)
-        finally:
-            editor.sql_create_table = plain
-        if len(editor.deferred_sql) > deferred:  # it was made here: its indexes are to come
-            schema_editor.execute(_REST)
+from delayed_queue.migrations._operations import (
+    END_TURN,
+    TAKE_TURN,
+    CreateModelOnce,
+    CreateTableOfDays,
+)
 
 
 class Migration(migrations.Migration):
@@ -40,8 +20,9 @@ class Migration(migrations.Migration):
 
     operations = [
         TAKE_TURN,
-        CreatePartitioned(
+        CreateTableOfDays(
             name="TaskResult",
+            by="id",
             fields=[
                 ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
                 ("task", models.TextField()),

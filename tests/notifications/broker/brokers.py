@@ -16,7 +16,7 @@ from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
 from delayed_queue.notifications.broker import Consumer
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 
 
 def _reachable(url: str) -> bool:

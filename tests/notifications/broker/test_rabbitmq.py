@@ -13,7 +13,6 @@ import pytest
 
 from delayed_queue.notifications.broker import publish
 from delayed_queue.notifications.models import Notification, ParkedRequest
-from tests.faults.proxies import proxied
 from tests.notifications.broker.brokers import (
     Broker,
     consume,
@@ -24,7 +23,8 @@ from tests.notifications.broker.brokers import (
 )
 from tests.notifications.broker.forwarder import Forwarder
 from tests.notifications.requests import email
-from tests.processes import ROOT, Process, environment, managed, wait_until
+from tests.support.processes import ROOT, Process, environment, managed, wait_until
+from tests.support.proxies import proxied
 
 
 @contextmanager

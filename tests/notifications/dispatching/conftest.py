@@ -11,9 +11,9 @@ from pytest_django import Settings
 
 from delayed_queue import RetryPolicy
 from example_project.demo.fakes import FakeSms, FakeSmtp
-from tests.faults.conftest import proxied, proxy
 from tests.notifications.configured import configure
 from tests.notifications.dispatchers import email_entry, sms_entry
+from tests.support.proxied import proxied, proxy
 
 __all__ = ["proxied", "proxy"]
 

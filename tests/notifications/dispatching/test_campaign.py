@@ -17,7 +17,7 @@ from example_project.demo.fakes import FakeSms, FakeSmtp
 from tests.notifications.dispatchers import SENT
 from tests.notifications.dispatching.test_processes import dispatchers
 from tests.notifications.factories import enqueue
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 

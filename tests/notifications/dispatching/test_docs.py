@@ -9,10 +9,10 @@ import pytest
 from django.utils.module_loading import import_string
 
 from delayed_queue.notifications.channels import KINDS, routes_of
-from delayed_queue.notifications.providers.base import Verdict
+from delayed_queue.notifications.providers import Verdict
 from delayed_queue.notifications.providers.http import STATUSES
-from tests import documents
 from tests.notifications.configured import configure
+from tests.support import documents
 
 GUIDE: Final = documents.DOCS / "guides" / "dispatching.md"
 

@@ -12,8 +12,8 @@ from delayed_queue.worker.worker import Worker
 from example_project.demo.fakes import FakeSms
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, ended, statuses
 from tests.notifications.factories import enqueue
-from tests.processes import wait_until
-from tests.running import running
+from tests.support.processes import wait_until
+from tests.support.running import running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,16 +11,15 @@ import pytest
 from delayed_queue import RetryPolicy
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Circuit, Route
-from delayed_queue.notifications.dispatching import Attempt, Turn
+from delayed_queue.notifications.dispatching import Attempt, Gatherer, Turn
 from delayed_queue.notifications.models import Notification, Status, Suppression
 from delayed_queue.notifications.providers import Outcome, Verdict
-from delayed_queue.notifications.recording import Gatherer
 from delayed_queue.notifications.services import Begun
 from example_project.demo.fakes import FakeSms, FakeSmtp
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, statuses
 from tests.notifications.factories import enqueue, lease
-from tests.processes import wait_until
-from tests.running import running
+from tests.support.processes import wait_until
+from tests.support.running import running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -12,12 +12,12 @@ from delayed_queue.notifications import dispatching, services
 from delayed_queue.notifications.dispatching import Start
 from delayed_queue.notifications.models import Notification
 from example_project.demo.fakes import FakeSms, FakeSmtp
-from tests.faults.aiming import Stage
-from tests.faults.proxy import Proxy
 from tests.notifications.dispatchers import SENT, dispatcher
 from tests.notifications.factories import enqueue, lease, lose_lease
-from tests.processes import wait_until
-from tests.running import running
+from tests.support.aiming import Stage
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+from tests.support.running import running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -104,7 +104,7 @@ def test_n3_who_lost_its_lease_gets_nothing_even_beside_who_holds_it():
     old = lease(notification)
     lose_lease(old)
     new = lease(notification)
-    stale, current = dispatching._begin([Start(old, "texts"), Start(new, "texts")])
+    stale, current = dispatching.begin_all([Start(old, "texts"), Start(new, "texts")])
     assert stale is None
     assert current is not None
     assert str(current.lease_id) == new.lease_id

@@ -20,8 +20,8 @@ from tests.notifications.dispatchers import (
     statuses,
 )
 from tests.notifications.factories import enqueue
-from tests.processes import wait_until
-from tests.running import running
+from tests.support.processes import wait_until
+from tests.support.running import running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,10 +14,10 @@ from django.db import DataError, InternalError, OperationalError
 from pytest_django import Settings
 
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.notifications import recording
+from delayed_queue.notifications import dispatching
 from delayed_queue.notifications.channels import Circuit, routes_of, signing_secrets
-from delayed_queue.notifications.providers.base import cleaned
-from delayed_queue.notifications.recording import Gatherer
+from delayed_queue.notifications.dispatching import Gatherer
+from delayed_queue.notifications.providers import cleaned
 from example_project.demo.fakes import FakeHook
 from tests.notifications.configured import configure
 from tests.notifications.dispatchers import SENT, dispatch_all
@@ -79,12 +79,21 @@ def test_an_item_that_breaks_a_call_fails_alone(
     assert calls.made == [[1, -1, 2], [1], [-1], [2]]
 
 
+def test_what_the_server_has_no_room_for_is_not_asked_again(
+    calls: Calls, gatherer: Gatherer[int, int]
+):
+    calls.error = OperationalError()
+    calls.error.__cause__ = psycopg.errors.ProgramLimitExceeded()
+    assert ask(gatherer, -1) == [calls.error]
+
+
 def test_while_the_database_is_away_the_call_is_made_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recording, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(dispatching, "PAUSE_SECONDS", 0.001)
     full, read_only = OperationalError(), InternalError()
     full.__cause__ = psycopg.errors.DiskFull()
     read_only.__cause__ = psycopg.errors.ReadOnlySqlTransaction()
-    away: list[Exception] = [ResourceUnavailable(), full, read_only]
+    lost = OperationalError("the connection is closed")  # nobody answered: it has no SQLSTATE
+    away: list[Exception] = [ResourceUnavailable(), full, read_only, lost]
 
     def call(items: Sequence[int]) -> list[int]:
         if away:

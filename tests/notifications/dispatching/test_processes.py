@@ -26,8 +26,8 @@ from tests.notifications.dispatchers import (
     statuses,
 )
 from tests.notifications.factories import enqueue
-from tests.processes import Process, children_of, wait_until, worker
-from tests.sampling import sample
+from tests.support.processes import Process, children_of, wait_until, worker
+from tests.support.sampling import sample
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 

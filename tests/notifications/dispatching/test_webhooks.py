@@ -21,8 +21,8 @@ from example_project import settings as project
 from example_project.demo.fakes import FakeHook
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher
 from tests.notifications.factories import enqueue, lease
-from tests.processes import wait_until
-from tests.running import handler_of, running, worker_with
+from tests.support.processes import wait_until
+from tests.support.running import handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.api.conftest import caller, forgetful, make_client
-from tests.faults.conftest import proxied, proxy
+from tests.http.api.conftest import caller, forgetful, make_client
+from tests.support.proxied import proxied, proxy
 
 __all__ = ["caller", "forgetful", "make_client", "proxied", "proxy"]

@@ -12,10 +12,10 @@ from django.test import Client
 from delayed_queue.models import Message
 from delayed_queue.notifications.models import DedupeClaim, Notification, ParkedRequest
 from delayed_queue.notifications.parking import Incoming, take
-from tests.faults.aiming import Stage
-from tests.faults.proxy import Proxy
 from tests.notifications.requests import email
-from tests.races.concurrency import calling
+from tests.support.aiming import Stage
+from tests.support.concurrency import calling
+from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("proxied")
 

@@ -12,8 +12,8 @@ from django.test import Client
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.models import Notification
-from tests.faults.proxy import Proxy
 from tests.notifications.requests import template
+from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("proxied")
 

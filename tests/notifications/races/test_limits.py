@@ -16,17 +16,16 @@ from pytest_django import Settings
 from delayed_queue.http import rates
 from delayed_queue.http.models import Rate
 from delayed_queue.http.rates import SharedRate
-from delayed_queue.http.store.rates import TAKE_PERMITS
+from delayed_queue.http.store.callers import TAKE_PERMITS
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Circuit, Route
-from delayed_queue.notifications.dispatching import Attempt, Turn
+from delayed_queue.notifications.dispatching import Attempt, Gatherer, Turn
 from delayed_queue.notifications.models import Status
 from delayed_queue.notifications.providers import Outcome, Verdict
-from delayed_queue.notifications.recording import Gatherer
 from delayed_queue.notifications.services import Begun, Settlement
 from tests.notifications.configured import configure
 from tests.notifications.factories import enqueue, lease
-from tests.races.concurrency import calling, together, wait_until_blocked
+from tests.support.concurrency import calling, together, wait_until_blocked
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from django.db import connection, transaction
 
-from delayed_queue.notifications import intake, parking, services, sql
+from delayed_queue.notifications import intake, managing, parking, services, sweeping
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.intake import Accepted
 from delayed_queue.notifications.models import (
@@ -24,7 +24,7 @@ from delayed_queue.notifications.parking import Incoming
 from delayed_queue.notifications.services import Begun, Call
 from tests.notifications.factories import enqueue, lease, lose_lease
 from tests.notifications.requests import email, template
-from tests.races.concurrency import calling, together, wait_until_blocked
+from tests.support.concurrency import calling, together, wait_until_blocked
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -57,7 +57,7 @@ def status_of(notification: Notification) -> str:
 def test_n9_of_two_requests_with_one_key_the_second_waits_and_is_a_duplicate(other, admin):
     first = enqueue()
     with other.transaction():
-        other.execute(sql.CLAIM_KEYS, claim_params(first.pk))
+        other.execute(intake.CLAIM_KEYS, claim_params(first.pk))
         with calling(partial(accept, email(dedupeKey="a"))) as second:
             wait_until_blocked(admin, second)
             other.execute("COMMIT")
@@ -68,7 +68,7 @@ def test_n9_of_two_requests_with_one_key_the_second_waits_and_is_a_duplicate(oth
 
 def test_n9_if_the_first_is_undone_the_second_is_the_first(other, admin):
     other.execute("BEGIN")
-    other.execute(sql.CLAIM_KEYS, claim_params(uuid.uuid4()))
+    other.execute(intake.CLAIM_KEYS, claim_params(uuid.uuid4()))
     with calling(partial(accept, email(dedupeKey="a"))) as second:
         wait_until_blocked(admin, second)
         other.execute("ROLLBACK")
@@ -97,7 +97,7 @@ def test_n3_begin_waits_for_a_cancel(other, admin, end, is_begun):
     notification = enqueue()
     envelope = lease(notification)
     other.execute("BEGIN")
-    other.execute(sql.CANCEL, {"id": notification.pk, "reason": "cancelled"})
+    other.execute(managing.CANCEL, {"id": notification.pk, "reason": "cancelled"})
     with calling(partial(services.begin, envelope)) as begun:
         wait_until_blocked(admin, begun)
         other.execute(end)
@@ -109,8 +109,8 @@ def test_n1_cancel_waits_for_a_begin_and_answers_409_after_it(other, admin, end,
     notification = enqueue()
     params = begin_params(notification)
     other.execute("BEGIN")
-    other.execute(sql.BEGIN, params)
-    with calling(partial(services.cancel, notification.pk)) as cancelled:
+    other.execute(services.BEGIN, params)
+    with calling(partial(managing.cancel, notification.pk)) as cancelled:
         wait_until_blocked(admin, cancelled)
         other.execute(end)
         assert cancelled.answer() == is_cancelled
@@ -131,7 +131,7 @@ def test_n3_a_stale_end_waits_for_the_takeover_and_changes_nothing(other, admin)
     notification, stale = begun_and_lost()
     params = begin_params(notification)
     other.execute("BEGIN")
-    other.execute(sql.BEGIN, params)
+    other.execute(services.BEGIN, params)
     with calling(partial(services.fail, stale, [SENT], "too late")) as settled:
         wait_until_blocked(admin, settled)
         other.execute("COMMIT")
@@ -173,8 +173,8 @@ def test_n3_looking_for_lost_ones_waits_for_a_cancel_and_leaves_what_it_ended(ot
     notification = enqueue()
     services.queue_of("normal", "email").drop_message(str(notification.pk))
     other.execute("BEGIN")
-    other.execute(sql.CANCEL, {"id": notification.pk, "reason": "cancelled"})
-    with calling(services.fail_lost) as failed:
+    other.execute(managing.CANCEL, {"id": notification.pk, "reason": "cancelled"})
+    with calling(sweeping.fail_lost) as failed:
         wait_until_blocked(admin, failed)
         other.execute("COMMIT")
         assert failed.answer() == 0
@@ -188,7 +188,7 @@ def test_n1_of_two_retries_one_counts():
     assert begun is not None
     services.fail(begun, [], "refused")
     envelope.acknowledge()
-    answers = together([partial(services.retry, notification.pk)] * 5)
+    answers = together([partial(managing.retry, notification.pk)] * 5)
     assert sorted(answers) == [False] * 4 + [True]
     assert services.queue_of("normal", "email").stats().due == 1
 
@@ -202,7 +202,7 @@ def test_n9_the_sweep_passes_over_what_another_holds(other):
         )
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL lock_timeout = '200ms'")
-        assert services.expire_overdue() == 1
+        assert sweeping.expire_overdue() == 1
     assert (status_of(held), status_of(free)) == (Status.ENQUEUED, Status.EXPIRED)
 
 

@@ -10,12 +10,12 @@ import psycopg
 import pytest
 from django.db import transaction
 
-from delayed_queue.notifications import intake, sql
+from delayed_queue.notifications import intake
 from delayed_queue.notifications.catalogue import RememberedTemplates, add_version
 from delayed_queue.notifications.intake import Accepted, Refused
 from delayed_queue.notifications.models import Notification, Source, Template
 from tests.notifications.requests import email, template
-from tests.races.concurrency import calling, together, wait_until_blocked
+from tests.support.concurrency import calling, together, wait_until_blocked
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -102,7 +102,7 @@ class TestOfAnotherProcess:
         """It waits for a key behind its confirmation; the next, after the commit, gets the new."""
         other.execute("BEGIN")
         other.execute(
-            sql.CLAIM_KEYS,
+            intake.CLAIM_KEYS,
             {"tenant": "shop", "keys": ["key:a"], "ids": [Notification.objects.get().pk],
              "window": "1 hour"},
         )  # fmt: skip

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.api.conftest import caller, forgetful, make_client
+from tests.http.api.conftest import caller, forgetful, make_client
 
 __all__ = ["caller", "forgetful", "make_client"]

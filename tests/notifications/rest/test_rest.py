@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from delayed_queue.notifications import services
+from delayed_queue.notifications import managing, services
 from delayed_queue.notifications.models import Delivery, Notification, Status, Suppression
 from delayed_queue.notifications.services import Call
 from tests.notifications.configured import configure
@@ -155,7 +155,7 @@ def test_n1_bulk_has_limits(caller, settings):
 def test_n1_listed_by_state_in_pages_newest_first(make_client):
     shop = make_client(name="shop", verbs=["read"])
     ids = [str(enqueue().id) for _ in range(5)]
-    services.cancel(uuid.UUID(ids.pop(2)))
+    managing.cancel(uuid.UUID(ids.pop(2)))
     enqueue(tenant="another")
     pages = []
     cursor: dict[str, str] = {}
@@ -170,7 +170,7 @@ def test_n1_listed_by_state_in_pages_newest_first(make_client):
 
 def test_n1_several_states_and_all_of_them(caller):
     first, second = enqueue(tenant="tests"), enqueue(tenant="tests")
-    services.cancel(first.id)
+    managing.cancel(first.id)
     both = caller.get(f"{URL}?status=ENQUEUED&status=CANCELLED").json()["items"]
     assert [each["id"] for each in both] == [str(second.id), str(first.id)]
     assert len(caller.get(URL).json()["items"]) == 2

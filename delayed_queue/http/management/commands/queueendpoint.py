@@ -9,6 +9,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.exceptions import needing
 from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.tables import add_format
 
 
 class Command(QueueCommand):
@@ -17,7 +18,7 @@ class Command(QueueCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
         actions = parser.add_subparsers(dest="action", required=True)
-        actions.add_parser("list", help="show all endpoints")
+        add_format(actions.add_parser("list", help="show all endpoints"))
         for name, text in (
             ("add", "register a url prefix, and print its secret"),
             ("rotate", "print a new secret; the old one stays valid for 24 h"),
@@ -33,5 +34,5 @@ class Command(QueueCommand):
 
     def handle(self, **options: Any) -> None:
         with needing("http", "queueendpoint"):
-            from delayed_queue.http.management.endpoints import ACTIONS
+            from delayed_queue.http.callbacks.operating import ACTIONS
         ACTIONS[options["action"]](self, options)

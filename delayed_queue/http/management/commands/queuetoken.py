@@ -12,6 +12,7 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import VERBS, create_token, list_tokens, revoke_token
 from delayed_queue.management.base import QueueCommand, count
+from delayed_queue.management.tables import add_format, show
 
 
 class Command(QueueCommand):
@@ -21,7 +22,7 @@ class Command(QueueCommand):
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
         actions = parser.add_subparsers(dest="action", required=True)
         _add_create(actions.add_parser("create", help="make a token and print it, once"))
-        actions.add_parser("list", help="show all tokens; never the tokens themselves")
+        add_format(actions.add_parser("list", help="show all tokens; never the tokens themselves"))
         revoke = actions.add_parser("revoke", help="disable a token for good")
         revoke.add_argument("name")
 
@@ -39,8 +40,7 @@ class Command(QueueCommand):
         self.stdout.write(token)
 
     def _list(self, options: dict[str, Any], using: str) -> None:
-        for each in list_tokens(using=using):
-            self.stdout.write(_line(each))
+        show(self.stdout, [_row(each) for each in list_tokens(using=using)], options["format"])
 
     def _revoke(self, options: dict[str, Any], using: str) -> None:
         if not revoke_token(options["name"], using=using):
@@ -64,11 +64,12 @@ def _add_create(parser: ArgumentParser) -> None:
     parser.add_argument("--burst", type=count(1, 1_000_000), help="requests at once")
 
 
-def _line(token: ApiToken) -> str:
-    used = token.last_used_at
-    last = "never used" if used is None else f"used {used:%Y-%m-%d %H:%M}Z"
-    scopes = f"{','.join(token.verbs)} on {','.join(token.topics)}"
-    return f"{token.name}  {token.prefix}…  {_state(token)}  {scopes}  {last}"
+def _row(token: ApiToken) -> dict[str, Any]:
+    return {
+        "name": token.name, "begins": f"{token.prefix}…", "state": _state(token),
+        "may": ",".join(token.verbs), "topics": ",".join(token.topics),
+        "last used": token.last_used_at,
+    }  # fmt: skip
 
 
 def _state(token: ApiToken) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.pruning import prune
+from delayed_queue.notifications.sweeping import prune
 
 
 class Command(BaseCommand):

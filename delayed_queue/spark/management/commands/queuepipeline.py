@@ -11,7 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from delayed_queue.exceptions import needing
 from delayed_queue.management.base import QueueCommand
-from delayed_queue.spark.conf import spark_settings
+from delayed_queue.spark.apps import spark_settings
 
 
 class Command(QueueCommand):

@@ -1,0 +1,236 @@
+"""The page of a queue's history: how full it was, what came and went, how late and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+
+from delayed_queue.admin.charts import Line, Mark, chart, largest
+from delayed_queue.admin.filters import KIND
+from delayed_queue.admin.formats import human, table
+from delayed_queue.admin.schedule_forms import rule_of
+from delayed_queue.codecs import check_kind
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.models import Schedule
+from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
+from delayed_queue.observe.overview import EXACT, name_of
+
+if TYPE_CHECKING:
+    from delayed_queue.admin.base import QueueModelAdmin
+
+RANGE: Final = "range"
+
+
+class Range(NamedTuple):
+    """A span of time to look back over, and the width of a point."""
+
+    span: timedelta
+    step: timedelta
+
+
+RANGES: Final = {
+    "1h": Range(timedelta(hours=1), timedelta(minutes=1)),
+    "6h": Range(timedelta(hours=6), timedelta(minutes=5)),
+    "24h": Range(timedelta(hours=24), timedelta(minutes=15)),
+    "7d": Range(timedelta(days=7), timedelta(hours=2)),
+}
+# More runs of a schedule than this would be a hatching, and tell nothing.
+_MOST_TICKS: Final = 60
+_MOST_SCHEDULES: Final = 20
+Value = Callable[[Step], float | None]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def _seconds(value: float) -> str:
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.2g} s" if value < 10 else human(timedelta(seconds=value))
+
+
+def _percentile(histogram: str, share: float) -> Value:
+    def of(step: Step) -> float | None:
+        found = quantile(getattr(step, histogram), share)
+        return None if found is None else found / 1000
+
+    return of
+
+
+def _a_minute(count: str) -> Value:
+    """Return a rate; of steps in which nobody measured it is unknown."""
+
+    def of(step: Step) -> float | None:
+        found = getattr(step, count)
+        return found / step.width if found or (found == 0 and step.is_sampled) else None
+
+    return of
+
+
+class Figure(NamedTuple):
+    """A chart of the page: its lines by name, class and value, and how values are written."""
+
+    title: str
+    lines: tuple[tuple[str, str, Value], ...]
+    words: Callable[[float], str] = _number
+    note: str = ""
+
+
+FIGURES: Final = (
+    Figure("Due and leased", (
+        ("due", "dq-of-due", lambda step: step.due),
+        ("leased", "dq-of-leased", lambda step: step.leased),
+    )),
+    Figure("In and out, a minute", (
+        ("came in", "dq-of-leased", _a_minute("came_in")),
+        ("done", "dq-of-due", _a_minute("done")),
+    ), note="What came in is reckoned, below 10,000 messages."),
+    Figure("Lateness", (
+        ("most overdue", "dq-of-alarm", lambda step: step.late),
+        ("p99", "dq-of-expired", _percentile("lateness", 0.99)),
+        ("p50", "dq-of-leased", _percentile("lateness", 0.5)),
+    ), _seconds),
+    Figure("Run time", (
+        ("p99", "dq-of-expired", _percentile("runs", 0.99)),
+        ("p50", "dq-of-leased", _percentile("runs", 0.5)),
+    ), _seconds),
+    Figure("Failures, a minute", (
+        ("retried", "dq-of-expired", _a_minute("failed")),
+        ("dead-lettered", "dq-of-alarm", _a_minute("died")),
+    )),
+    Figure("Dead letters", (("dead", "dq-of-alarm", lambda step: step.dead),)),
+    Figure("Scheduled", (("scheduled", "dq-of-leased", lambda step: step.scheduled),)),
+)  # fmt: skip
+
+
+def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
+    if not model_admin.has_view_permission(request):
+        raise PermissionDenied
+    kind, chosen = _kind(request), request.GET.get(RANGE, "1h")
+    if chosen not in RANGES:
+        raise BadRequest("No such range.")
+    using = model_admin.get_queryset(request).db
+    found = read(kind, window_of(*RANGES[chosen], using=using), exact_to=EXACT, using=using)
+    may_see_letters = request.user.has_perm("delayed_queue.view_deadletter")
+    figures = [each for each in FIGURES if may_see_letters or each.title != "Dead letters"]
+    marks = [*_deploys(found), *_ticks(kind, found, using)]
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "title": f"History of {name_of(kind).queue}",
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+        "kind": kind,
+        "queue": name_of(kind),
+        "query": urlencode({KIND: kind}),
+        "ranges": [(each, urlencode({KIND: kind, RANGE: each}), each == chosen) for each in RANGES],
+        "is_sampled": any(each.is_sampled for each in found.steps),
+        "gap": _gap(found),
+        "figures": [_figure(each, found, marks) for each in figures],
+        "marks": marks,
+        "numbers": _numbers(figures, found),
+    }
+    request.current_app = model_admin.admin_site.name
+    return TemplateResponse(request, "admin/delayed_queue/queue_history.html", context)
+
+
+def _kind(request: HttpRequest) -> str:
+    try:
+        return check_kind(request.GET.get(KIND, ""))
+    except InvalidMessage as error:
+        raise BadRequest(str(error)) from error
+
+
+def _at(minute: float) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + minute * MINUTE
+
+
+def _clock(minute: float, *, is_long: bool) -> str:
+    return f"{_at(minute):%a %d %b %H:%M}" if is_long else f"{_at(minute):%H:%M}"
+
+
+def _figure(figure: Figure, found: History, marks: Sequence[Mark]) -> dict[str, Any]:
+    lines = [Line(name, css, list(map(of, found.steps))) for name, css, of in figure.lines]
+    top, window = largest(lines), found.window
+    known = [1.0 if each.is_sampled else None for each in found.steps]
+    ends = (window.since, (window.since + window.until) / 2, window.until)
+    is_long = window.until - window.since > 1440
+    return {
+        "title": figure.title,
+        "note": figure.note,
+        "top": "" if top is None else figure.words(top),
+        "legend": [(each.name, each.css, _last(each, figure)) for each in lines],
+        "svg": chart(lines, known, marks, _said(figure, lines)),
+        "times": [_clock(each, is_long=is_long) for each in ends],
+    }
+
+
+def _last(line: Line, figure: Figure) -> str:
+    known = [each for each in line.values if each is not None]
+    return figure.words(known[-1]) if known else "—"
+
+
+def _said(figure: Figure, lines: Sequence[Line]) -> str:
+    """Return what the chart shows, in words."""
+    parts = []
+    for line in lines:
+        top = largest([line])
+        most = (
+            "unknown" if top is None else f"{figure.words(top)} at most, {_last(line, figure)} last"
+        )
+        parts.append(f"{line.name} {most}")
+    return f"{figure.title}: {'; '.join(parts)}."
+
+
+def _deploys(found: History) -> list[Mark]:
+    window = found.window
+    return [
+        Mark((each.minute - window.since) / window.step, "dq-of-deploy",
+             f"{_at(each.minute):%a %H:%M} workers of version {each.version}")
+        for each in found.deploys
+    ]  # fmt: skip
+
+
+def _ticks(kind: str, found: History, using: str) -> Iterator[Mark]:
+    """Yield the runs of the queue's schedules, as they are now, but not of those that are many."""
+    window = found.window
+    rows = Schedule.objects.using(using).filter(kind=kind, is_enabled=True).exclude(type="")
+    for row in rows.order_by("key_prefix")[:_MOST_SCHEDULES]:
+        try:
+            rule = rule_of(row)
+        except InvalidConfiguration:
+            continue
+        times = rule.times_between(_at(window.since), _at(window.until), _MOST_TICKS + 1)
+        for at in times if len(times) <= _MOST_TICKS else ():
+            place = ((at - _at(0)) / MINUTE - window.since) / window.step
+            yield Mark(place, "dq-of-tick", f"{at:%a %H:%M} {row.key_prefix}")
+
+
+def _gap(found: History) -> str:
+    """Return since when nobody has measured; empty where somebody still does."""
+    last = next((each.minute for each in reversed(found.steps) if each.is_sampled), None)
+    if last is None or found.window.until - last <= max(2 * found.window.step, 3):
+        return ""
+    return f"{_at(last):%a %Y-%m-%d %H:%M} UTC"
+
+
+def _numbers(figures: Sequence[Figure], found: History) -> SafeString:
+    """Return all that the charts draw as a table, the latest first."""
+    columns = [(each, name, of) for each in figures for name, _, of in each.lines]
+    heads = ["UTC", *(f"{figure.title}: {name}" for figure, name, _ in columns)]
+    rows = (
+        [f"{_at(step.minute):%a %H:%M}", *(_cell(of(step), figure) for figure, _, of in columns)]
+        for step in reversed(found.steps)
+    )
+    return table(heads, rows)
+
+
+def _cell(value: float | None, figure: Figure) -> str:
+    return "—" if value is None else figure.words(value)

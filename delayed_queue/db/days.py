@@ -1,0 +1,103 @@
+"""Tables that are partitioned by the day: days are made ahead, and dropped when they are over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, LiteralString
+
+from django.db import DEFAULT_DB_ALIAS, Error, transaction
+
+from delayed_queue.db.sql import DAYS, TAKE_KEEPING, column_of
+from delayed_queue.db.statements import execute, fetch
+from delayed_queue.messages import MILLISECOND, to_milliseconds
+
+DAY_MS: Final = 86_400_000
+DAYS_SECONDS: Final = 3600.0
+# For how many days ahead partitions are made: workers that stand still for so long need not be.
+DAYS_AHEAD: Final = 7
+# Of what no day has, so many rows are deleted at a time.
+_PRUNED: Final = 1000
+
+# A table for a day, with what the rest has of it, as a partition. Writers wait for it, once a day
+# and before they choose a partition: who has chosen the rest, and waited there, would be refused.
+_MAKE: Final = (
+    "LOCK TABLE ONLY {table} IN SHARE ROW EXCLUSIVE MODE",
+    "CREATE TABLE {table}_{day} (LIKE {table} INCLUDING ALL)",
+    """
+WITH gone AS (
+    DELETE FROM {table}_rest
+    WHERE {column} >= '{first}' AND {column} < '{last}'
+    RETURNING *
+)
+INSERT INTO {table}_{day} SELECT * FROM gone
+""",
+    "ALTER TABLE {table} ATTACH PARTITION {table}_{day} FOR VALUES FROM ('{first}') TO ('{last}')",
+)
+_DROP: Final = "DROP TABLE {table}_{day}"
+
+
+@dataclass(frozen=True, slots=True)
+class DailyTable:
+    """A table partitioned by the range of a column, with a partition ``…_rest`` for all others.
+
+    ``first_of`` returns the least value of a day, counted from 1970-01-01 in UTC; ``prune`` deletes
+    from the rest, at most ``limit`` rows that are older than ``age`` milliseconds.
+    """
+
+    name: str
+    column: str
+    first_of: Callable[[int], Any]
+    prune: LiteralString
+
+    def keep(
+        self, kept: timedelta, *, now: datetime | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> bool:
+        """Make the partitions of the coming days, drop those of days that are kept no longer.
+
+        Return False when another worker is at it. A role that may not create tables makes none:
+        that is raised when what is over was deleted from the rest, so many rows at a time.
+        """
+        now_ms = None if now is None else to_milliseconds(now)
+        today = (to_milliseconds(datetime.now(UTC)) if now_ms is None else now_ms) // DAY_MS
+        oldest = today - -(-kept // timedelta(days=1))
+        try:
+            if not self._keep_partitions(today, oldest, using):
+                return False
+        except Error:
+            self._prune_rest(kept, now_ms, using)
+            raise
+        self._prune_rest(kept, now_ms, using)
+        return True
+
+    def _keep_partitions(self, today: int, oldest: int, using: str) -> bool:
+        with transaction.atomic(using=using):
+            if not fetch(using, TAKE_KEEPING, {"table": self.name})[0][0]:
+                return False
+            days = set(column_of(fetch(using, DAYS, {"table": self.name})))
+            for day in range(today - 1, today + DAYS_AHEAD):
+                if _name_of(day) not in days:
+                    self._make(day, using)
+            for each in days:
+                if each < _name_of(oldest):
+                    execute(using, _DROP.format(table=self.name, day=each), {})
+        return True
+
+    def _make(self, day: int, using: str) -> None:
+        names = {
+            "table": self.name, "column": self.column, "day": _name_of(day),
+            "first": self.first_of(day), "last": self.first_of(day + 1),
+        }  # fmt: skip
+        for each in _MAKE:
+            execute(using, each.format(**names), {})
+
+    def _prune_rest(self, kept: timedelta, now: int | None, using: str) -> None:
+        params = {"age": kept // MILLISECOND, "limit": _PRUNED, "now": now}
+        while execute(using, self.prune, params) == _PRUNED:
+            pass
+
+
+def _name_of(day: int) -> int:
+    """Return a day since 1970 as 20260131."""
+    return int((datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).strftime("%Y%m%d"))

@@ -1,0 +1,348 @@
+"""Jobs: added, read and deleted; and their topics: listed, counted, looked at, paused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Final
+
+from django.http import HttpResponse
+from ninja import Query, Router, Schema
+
+from delayed_queue.codecs import encode
+from delayed_queue.db.gathering import LoopGathering, LoopLocal
+from delayed_queue.exceptions import InvalidJob, InvalidMessage
+from delayed_queue.http.api.auth import ApiRequest, charge, demand, reaches, requires
+from delayed_queue.http.api.bodies import JSON, MEDIA_TYPE, Problem, lines_of, parse, takes_body
+from delayed_queue.http.api.docs import ADDING, BULK, IDEMPOTENCY_KEY
+from delayed_queue.http.api.replies import (
+    AddedReply,
+    JobId,
+    JobReply,
+    PauseReply,
+    StatsReply,
+    TopicName,
+    TopicReply,
+    as_json,
+    check_object,
+    invalid,
+    job_as_dict,
+    missing,
+    nothing,
+    read_object,
+    reply,
+    stats_as_dict,
+    taken,
+)
+from delayed_queue.http.api.threads import in_thread
+from delayed_queue.http.callbacks.guard import check_url
+from delayed_queue.http.conf import api_settings
+from delayed_queue.http.jobs.adding import (
+    BATCH,
+    Place,
+    Written,
+    add_job_in_group,
+    add_jobs,
+    delete_job,
+    find_job,
+    id_of,
+    needs_database,
+    settle,
+    write_together,
+)
+from delayed_queue.http.jobs.catalogue import list_topics
+from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once
+from delayed_queue.http.jobs.inspecting import pause_topic, peek, resume_topic, topic_stats
+from delayed_queue.http.jobs.jobs import (
+    CODEC,
+    MAX_GUESSES,
+    AddedJob,
+    IfExists,
+    JobState,
+    NewJob,
+    job_from,
+)
+from delayed_queue.http.store.topics import TopicRow
+
+router = Router(tags=["jobs"])
+# Its path takes in all that is longer: of all routes it is the last.
+one_job = Router(tags=["jobs"])
+NDJSON: Final = "application/x-ndjson"
+KEY_IN_META: Final = "HTTP_" + IDEMPOTENCY_KEY.upper().replace("-", "_")
+Exists = Annotated[IfExists, Query(alias="ifExists")]
+
+
+class BulkReply(Schema):
+    """The outcome of each job of a bulk, in the order in which they were sent."""
+
+    items: list[dict[str, Any]]
+
+
+@router.post(
+    "/jobs",
+    auth=requires("add"),
+    response={202: AddedReply, 409: None, 422: None},
+    openapi_extra=ADDING,
+    summary="Add a job",
+)
+@takes_body(lambda settings: settings.BODY_BYTES, JSON)
+def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
+    """Store a job; once the answer is 202 it survives a crash of the server."""
+    fields = read_object(request.body)
+    job = job_of(request, fields)
+    # Not `request.headers`, which makes a table of all of them first.
+    key = request.META.get(KEY_IN_META)
+    if key is None:
+        return as_response(_add(job, if_exists))
+    return _add_once(request, key, job, fields, if_exists)
+
+
+def job_of(request: ApiRequest, fields: dict[str, Any], *, guesses: int = MAX_GUESSES) -> NewJob:
+    try:
+        job = job_from(fields, check_url=check_url, guesses=guesses)
+    except InvalidJob as error:
+        raise invalid(error) from None
+    demand(request, "add", job.topic)
+    return job
+
+
+def _add(job: NewJob, if_exists: IfExists) -> KeptAnswer:
+    return answer_of(add_job_in_group(job, if_exists=if_exists, using=api_settings().DATABASE))
+
+
+def answer_of(added: AddedJob) -> KeptAnswer:
+    if added.outcome is None:
+        return KeptAnswer(409, taken().as_json().decode())
+    return KeptAnswer(202, as_json(_as_dict(added)))
+
+
+def _add_once(
+    request: ApiRequest, key: str, job: NewJob, fields: dict[str, Any], if_exists: IfExists
+) -> HttpResponse:
+    # As read, not as sent: white space and the order of names make no other request.
+    sent = encode(CODEC, [fields, if_exists])
+    try:
+        answer = once(
+            f"{request.auth.token_id or 'public'} POST jobs", key, sent,
+            partial(_add, job, if_exists), using=api_settings().DATABASE,
+        )  # fmt: skip
+    except InvalidMessage as error:
+        errors = [{"in": "header", "path": IDEMPOTENCY_KEY, "message": str(error)}]
+        raise Problem(400, "invalid_request", "Invalid request", errors=errors) from None
+    if answer is Refusal.OTHER_REQUEST:
+        raise Problem(422, "idempotency_key_reused", detail="It came with another request before.")
+    if answer is Refusal.IN_PROGRESS:
+        raise Problem(409, "idempotency_key_in_use", detail="A request with it is under way.")
+    return as_response(answer)
+
+
+def as_response(answer: KeptAnswer) -> HttpResponse:
+    media_type = JSON if answer.status < 400 else MEDIA_TYPE
+    headers = {"Idempotency-Replayed": "true"} if answer.is_replay else {}
+    return HttpResponse(answer.body, status=answer.status, content_type=media_type, headers=headers)
+
+
+# On an event loop: read and checked there, which takes less than changing to a thread, and
+# written in a thread, together with all that come while another is written.
+in_loop = Router()
+
+
+@in_loop.post("/jobs", auth=requires("add"), url_name="add")
+@takes_body(lambda settings: settings.BODY_BYTES, JSON)
+async def add_in_loop(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
+    """Do as ``add`` does for a small job without a key."""
+    job = job_of(request, read_object(request.body))
+    place = (api_settings().DATABASE, job.topic, if_exists)
+    return as_response(answer_of(await _add_together(job, place)))
+
+
+def _gathering(key: None) -> LoopGathering[Place, NewJob, Written]:
+    return LoopGathering(_write_together, most=BATCH, name=id_of)
+
+
+async def _write_together(place: Place, jobs: list[NewJob]) -> list[Written]:
+    return await in_thread(write_together, place, jobs)
+
+
+_gathered: Final[LoopLocal[None, LoopGathering[Place, NewJob, Written]]] = LoopLocal(_gathering)
+
+
+async def _add_together(job: NewJob, place: Place) -> AddedJob:
+    """Store the job as ``add_job_in_group`` does; also when the caller is cancelled."""
+    written = await _gathered.of(None).ask(place, job)
+    if needs_database(written, place[-1]):
+        return await in_thread(settle, job, written, place)
+    return settle(job, written, place)
+
+
+def _as_dict(added: AddedJob) -> dict[str, Any]:
+    return {
+        "jobId": added.job_id, "topic": added.topic, "state": added.state, "runAt": added.run_at
+    }  # fmt: skip
+
+
+@router.post(
+    "/jobs/bulk",
+    auth=requires("add"),
+    response={202: BulkReply},
+    openapi_extra=BULK,
+    summary="Add many jobs",
+)
+@takes_body(lambda settings: settings.BULK_BYTES, JSON, NDJSON)
+def add_bulk(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
+    """Store jobs, each for itself: one that is refused does not hold up the others.
+
+    An item of the answer has a status and either a job or a problem. Repeat it as it was after
+    a lost answer, with ``ifExists=ignore``.
+    """
+    if KEY_IN_META in request.META:
+        errors = [{"in": "header", "path": IDEMPOTENCY_KEY, "message": "Not for a bulk: use "
+                   "ifExists=ignore to repeat one."}]  # fmt: skip
+        raise Problem(400, "invalid_request", "Invalid request", errors=errors)
+    items = _items(request)
+    charge(request, len(items))
+    results = [_read(request, each) for each in items]
+    jobs = [each for each in results if isinstance(each, NewJob)]
+    added = iter(add_jobs(jobs, if_exists=if_exists, using=api_settings().DATABASE))
+    answers = [
+        _result(next(added)) if isinstance(each, NewJob) else _refused(each) for each in results
+    ]
+    return reply(202, {"items": answers})
+
+
+def _items(request: ApiRequest) -> list[Any]:
+    """Return the parsed items of a JSON array, or the lines of NDJSON as they are."""
+    limits = api_settings()
+    if request.content_type == NDJSON:
+        return lines_of(request.body, limits.BULK_ITEMS)
+    # The array is a level of nesting more.
+    items = parse(request.body, limits.DEPTH + 1, most=limits.BULK_ITEMS)
+    if not isinstance(items, list):
+        raise Problem(400, "invalid_request", "Invalid request", "A bulk is an array of jobs.")
+    return items
+
+
+def _read(request: ApiRequest, item: Any) -> NewJob | Problem:
+    try:
+        fields = read_object(item) if isinstance(item, bytes) else check_object(item)
+        job = job_of(request, fields, guesses=0)
+    except Problem as problem:
+        return problem
+    limit = api_settings().BODY_BYTES
+    if len(job.payload) > limit:
+        return Problem(413, "body_too_large", detail=f"A job's body may have {limit} bytes.")
+    return job
+
+
+def _result(added: AddedJob) -> dict[str, Any]:
+    return _refused(taken()) if added.outcome is None else {"status": 202, "job": _as_dict(added)}
+
+
+def _refused(problem: Problem) -> dict[str, Any]:
+    return {"status": problem.status, "problem": problem.as_dict()}
+
+
+@one_job.get(
+    "/topics/{topic}/jobs/{path:job_id}",
+    auth=requires("read"),
+    response={200: JobReply, 404: None},
+    summary="Read a job",
+)
+def read(request: ApiRequest, topic: TopicName, job_id: JobId) -> HttpResponse:
+    """Answer where a job stands, a dead one too, without leasing it."""
+    job = find_job(topic, job_id, using=api_settings().DATABASE)
+    if job is None:
+        raise missing()
+    return reply(200, job_as_dict(job))
+
+
+@one_job.delete(
+    "/topics/{topic}/jobs/{path:job_id}",
+    auth=requires("delete"),
+    response={204: None, 404: None},
+    summary="Delete a job",
+)
+def delete(request: ApiRequest, topic: TopicName, job_id: JobId) -> HttpResponse:
+    """Delete a job whatever its state: after the answer it is not delivered.
+
+    An attempt under way may end; no other follows.
+    """
+    if not delete_job(topic, job_id, using=api_settings().DATABASE):
+        raise missing()
+    return nothing()
+
+
+@router.get(
+    "/topics",
+    auth=requires("read"),
+    response=list[TopicReply],
+    tags=["topics"],
+    summary="List topics",
+)
+def topics(request: ApiRequest) -> HttpResponse:
+    """List the topics that the token covers, in the order of their names."""
+    found = list_topics(using=api_settings().DATABASE)
+    is_ours = reaches(request.auth)
+    return reply(200, [_topic_as_dict(each) for each in found if is_ours(each.name)])
+
+
+def _topic_as_dict(topic: TopicRow) -> dict[str, Any]:
+    ttr = None if topic.ttr is None else topic.ttr / 1000
+    fields = topic._asdict()
+    del fields["hosts"]  # of all tokens' jobs
+    return {**fields, "ttr": ttr}
+
+
+@router.get(
+    "/topics/{topic}/stats",
+    auth=requires("read"),
+    response=StatsReply,
+    tags=["topics"],
+    summary="Count jobs",
+)
+def stats(request: ApiRequest, topic: TopicName) -> HttpResponse:
+    """Count a topic's jobs by state, at a bounded cost."""
+    return reply(200, stats_as_dict(topic_stats(topic, using=api_settings().DATABASE)))
+
+
+@router.get(
+    "/topics/{topic}/peek",
+    auth=requires("read"),
+    response=list[JobReply],
+    tags=["topics"],
+    summary="Look ahead",
+)
+def peek_at(
+    request: ApiRequest,
+    topic: TopicName,
+    state: JobState = JobState.READY,
+    count: Annotated[int, Query(ge=1, le=100)] = 1,
+) -> HttpResponse:
+    """Answer the next jobs of a state, without leasing them."""
+    found = peek(topic, state, count, using=api_settings().DATABASE)
+    return reply(200, [job_as_dict(each) for each in found])
+
+
+@router.post(
+    "/topics/{topic}/pause",
+    auth=requires("manage"),
+    response=PauseReply,
+    tags=["topics"],
+    summary="Pause",
+)
+def pause(request: ApiRequest, topic: TopicName) -> HttpResponse:
+    """Hand out no jobs of the topic, to consumers or urls, until it is resumed."""
+    pause_topic(topic, by=request.auth.name, using=api_settings().DATABASE)
+    return reply(200, {"isPaused": True})
+
+
+@router.post(
+    "/topics/{topic}/resume",
+    auth=requires("manage"),
+    response=PauseReply,
+    tags=["topics"],
+    summary="Resume",
+)
+def resume(request: ApiRequest, topic: TopicName) -> HttpResponse:
+    """Hand out jobs again."""
+    resume_topic(topic, using=api_settings().DATABASE)
+    return reply(200, {"isPaused": False})

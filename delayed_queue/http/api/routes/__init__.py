@@ -1,1 +1,0 @@
-"""The calls of the job API: a module each group, with its ``router``."""

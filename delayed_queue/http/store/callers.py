@@ -1,0 +1,297 @@
+"""What callers have: tokens, rates, and the answers kept for their repetitions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, LiteralString, NamedTuple, TypeVar
+
+from django.db import DEFAULT_DB_ALIAS, models
+
+from delayed_queue.db.sql import CLOCK, first_row
+from delayed_queue.db.statements import (
+    Step,
+    execute,
+    fetch,
+    fetch_all_at_once,
+)
+
+# A token in force: neither revoked nor expired, by the database's clock. Whether its last use
+# was so long ago that it is to be written comes along, so that most requests write nothing.
+# Reads: token_digest.
+FIND_TOKEN: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    id, name, digest, topics::text, verbs::text, rate, burst,
+    COALESCE("lastUsedAt" <= (SELECT now FROM clock) - %(stale_after)s::bigint, TRUE)
+FROM delayed_queue_token
+WHERE digest = %(digest)s
+    AND "disabledAt" IS NULL
+    AND COALESCE("expiresAt" > (SELECT now FROM clock), TRUE)
+"""
+)
+
+# Write at most once a period: of processes that come together the first one writes, and the
+# others find nothing stale once they have its row. No index has the column, so the update is
+# within the page (HOT).
+# Reads: delayed_queue_token_pkey.
+USE_TOKEN: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue_token
+SET "lastUsedAt" = (SELECT now FROM clock)
+WHERE id = %(id)s
+    AND COALESCE("lastUsedAt" <= (SELECT now FROM clock) - %(stale_after)s::bigint, TRUE)
+"""
+)
+
+# In microseconds: in milliseconds the permits of a high rate would have no size.
+_CLOCK: Final[LiteralString] = """
+WITH clock AS MATERIALIZED (
+    SELECT COALESCE(
+        %(now)s::bigint,
+        floor(extract(epoch FROM statement_timestamp()) * 1000000)::bigint
+    ) AS now
+)"""
+
+# Until when time is booked: a bucket that was not used for long has no credit beyond its burst.
+# One that is booked for longer than its burst and a minute was so under another limit, or by a
+# clock that was set back: it begins anew instead of refusing until then.
+_BOOKED: Final[LiteralString] = """
+    CASE
+        WHEN rate."bookedUntil" > (SELECT now FROM clock) + %(burst)s::bigint + 60000000
+            THEN (SELECT now FROM clock)
+        ELSE greatest(rate."bookedUntil", (SELECT now FROM clock))
+    END"""
+
+_LEFT: Final[LiteralString] = (
+    """
+    floor(((SELECT now FROM clock) + %(burst)s::bigint - ("""
+    + _BOOKED
+    + """
+    )) / %(interval)s::float8)"""
+)
+
+# Take as many permits as there are, from ``least`` to ``most``, and answer how many; with fewer
+# than ``least`` take none, and answer the microseconds until there are so many, if nobody else
+# takes them. A permit books ``interval`` microseconds, and no more than ``burst`` microseconds
+# are booked ahead (the generic cell rate algorithm): in any time t no more than burst + t are.
+#
+# One statement: the row's lock, which ON CONFLICT takes, is what makes takers queue up, and each
+# reads what the one before has left. ``granted`` is a column because RETURNING must tell it. The
+# clock is read when the statement starts; one that waited for the lock uses an earlier time
+# than the one before it, and is given less, never more. The second branch looks at the snapshot,
+# so that its wait may be too short, below zero even, and a younger row is not seen by it at all.
+# Reads: rate_name.
+TAKE_PERMITS: Final[LiteralString] = (
+    _CLOCK
+    + """,
+taken AS (
+    INSERT INTO delayed_queue_rate AS rate (name, granted, "bookedUntil")
+    SELECT
+        %(name)s,
+        %(most)s::integer,
+        now + ceil(%(most)s::integer * %(interval)s::float8)::bigint
+    FROM clock
+    ON CONFLICT (name) DO UPDATE
+    SET granted = least(%(most)s::integer,"""
+    + _LEFT
+    + """)::integer,
+        "bookedUntil" ="""
+    + _BOOKED
+    + """ + ceil(least(%(most)s::integer,"""
+    + _LEFT
+    + """) * %(interval)s::float8)::bigint
+    WHERE"""
+    + _LEFT
+    + """ >= %(least)s::integer
+    RETURNING granted
+)
+SELECT granted, 0 AS wait
+FROM taken
+UNION ALL
+SELECT
+    0,
+    ("""
+    + _BOOKED
+    + """ + ceil(%(least)s::integer * %(interval)s::float8)::bigint
+        - %(burst)s::bigint - (SELECT now FROM clock))::bigint
+FROM delayed_queue_rate AS rate
+WHERE rate.name = %(name)s
+    AND NOT EXISTS (SELECT 1 FROM taken)
+"""
+)
+
+# Hold an idempotency key until the end of the transaction, or say that another request does.
+TRY_KEY: Final[LiteralString] = "SELECT pg_try_advisory_xact_lock(%(lock)s::bigint)"
+
+# The answer kept under a key, younger than the age. Reads: idempotency_scope_key.
+READ_ANSWER: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT "requestHash", status, answer
+FROM delayed_queue_idempotency_key
+WHERE scope = %(scope)s
+    AND key = %(key)s
+    AND "createdAt" > (SELECT now FROM clock) - %(age)s::bigint
+"""
+)
+
+# Keep an answer under TRY_KEY, in the place of one too old to be replayed.
+# Reads: idempotency_scope_key.
+SAVE_ANSWER: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_idempotency_key (
+    scope, key, "requestHash", status, answer, "createdAt"
+)
+SELECT %(scope)s, %(key)s, %(request_hash)s::bytea, %(status)s, %(answer)s, now
+FROM clock
+ON CONFLICT (scope, key) DO UPDATE
+SET "requestHash" = EXCLUDED."requestHash",
+    status = EXCLUDED.status,
+    answer = EXCLUDED.answer,
+    "createdAt" = EXCLUDED."createdAt"
+"""
+)
+
+# Delete answers older than the age, one bounded batch at a time. Two limits as in a claim.
+# Reads: idempotency_created.
+PRUNE_ANSWERS: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_idempotency_key
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM (
+        SELECT id
+        FROM delayed_queue_idempotency_key
+        WHERE "createdAt" <= (SELECT now FROM clock) - %(age)s::bigint
+        ORDER BY "createdAt", id
+        LIMIT (SELECT %(limit)s::integer)
+        FOR UPDATE SKIP LOCKED
+    ) AS oldest
+    LIMIT %(limit)s::integer
+))
+"""
+)
+
+M = TypeVar("M", bound=models.Model)
+
+
+class TokenRow(NamedTuple):
+    """A token in force."""
+
+    id: int
+    name: str
+    digest: str
+    topics: list[str]
+    verbs: list[str]
+    rate: float | None
+    burst: int | None
+    is_stale: bool
+
+
+def _row(token_id: int, name: str, digest: str, topics: str, verbs: str, *rest: Any) -> TokenRow:
+    return TokenRow(token_id, name, digest, json.loads(topics), json.loads(verbs), *rest)
+
+
+class ApiTokenManager(models.Manager[M]):
+    """The statements about API tokens, in the manner of MessageManager."""
+
+    def find(
+        self,
+        digest: str,
+        *,
+        stale_after: int,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> TokenRow | None:
+        """Return the token in force with that digest; ``is_stale`` when its use is to be noted."""
+        params = {"digest": digest, "stale_after": stale_after, "now": now}
+        rows = fetch(using, FIND_TOKEN, params)
+        return _row(*rows[0]) if rows else None
+
+    def mark_used(
+        self,
+        token_id: int,
+        *,
+        stale_after: int,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:
+        """Note that the token was used, unless that was done so recently."""
+        params = {"id": token_id, "stale_after": stale_after, "now": now}
+        return execute(using, USE_TOKEN, params) > 0
+
+
+class PermitsRow(NamedTuple):
+    """The number of permits taken; if none, the microseconds until there may be some."""
+
+    granted: int
+    wait: int
+
+
+class RateManager(models.Manager[M]):
+    """The statement of the buckets, in the manner of MessageManager."""
+
+    def take(
+        self,
+        name: str,
+        least: int,
+        most: int,
+        *,
+        interval: float,
+        burst: int,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> PermitsRow:
+        """Take from ``least`` to ``most`` permits, or none; all times are in microseconds.
+
+        A permit books ``interval``; ``burst`` is how much may be booked ahead. In a transaction
+        the bucket stays locked until its end, and a rollback puts the permits back.
+        """
+        params = {
+            "name": name, "least": least, "most": most, "interval": interval, "burst": burst,
+            "now": now,
+        }  # fmt: skip
+        found = first_row(PermitsRow, fetch(using, TAKE_PERMITS, params))
+        if found is not None and (found.granted or found.wait > 0):
+            return found
+        # Somebody emptied the bucket, or made it, after the statement began, which did not see it.
+        return PermitsRow(0, max(round(least * interval), 1))
+
+
+class AnswerRow(NamedTuple):
+    """An answer kept under an idempotency key."""
+
+    request_hash: bytes
+    status: int
+    answer: str
+
+
+class IdempotencyKeyManager(models.Manager[M]):
+    """The statements of idempotency keys, in the manner of MessageManager."""
+
+    def hold(
+        self, lock: int, scope: str, key: str, age: int, *, using: str = DEFAULT_DB_ALIAS
+    ) -> tuple[bool, AnswerRow | None]:
+        """Begin a transaction that holds the key; return whether, and the answer kept under it.
+
+        Nobody else holds it until the end. One that is older than ``age`` counts as none.
+        """
+        params = {"scope": scope, "key": key, "age": age, "now": None}
+        # Two statements: the second sees what the holder before has committed.
+        steps: list[Step] = [(TRY_KEY, {"lock": lock}), (READ_ANSWER, params)]
+        ((is_held,),), rows = fetch_all_at_once(using, steps)
+        return is_held, first_row(AnswerRow, rows)
+
+    def save(
+        self, scope: str, key: str, answer: AnswerRow, *, using: str = DEFAULT_DB_ALIAS
+    ) -> None:
+        """Keep the answer under the key, instead of one too old to be replayed."""
+        execute(using, SAVE_ANSWER, {"scope": scope, "key": key, **answer._asdict(), "now": None})
+
+    def prune(self, age: int, *, limit: int = 1000, using: str = DEFAULT_DB_ALIAS) -> int:
+        """Delete up to ``limit`` answers older than the age; return how many."""
+        return execute(using, PRUNE_ANSWERS, {"age": age, "limit": limit, "now": None})

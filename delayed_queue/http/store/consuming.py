@@ -1,0 +1,255 @@
+"""Leasing, finishing and hastening what falls due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.db.sql import CLOCK, column_of, rows_of, value_of
+from delayed_queue.db.statements import (
+    fetch,
+)
+from delayed_queue.http.jobs.kinds import PLACES
+from delayed_queue.queue.store.fragments import (
+    DELIVERED,
+)
+
+# Lease due jobs of several kinds, from the first kind that has some on. The loop over the kinds
+# stops as soon as the limit is reached, so rows of later kinds are neither read nor locked.
+# A job may carry its own ttr in seconds; %(ttr)s in milliseconds takes its place.
+# Reads: as CLAIM, one descent for each kind.
+POP_JOBS: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "lockUuid" = %(lease_id)s::varchar,
+    "dueAt" = "scheduledAt",
+    "scheduledAt" = (SELECT now FROM clock) + COALESCE(
+        %(ttr)s::bigint,
+        CASE
+            WHEN "versionAt" <> "createdAt" THEN NULL
+            WHEN jsonb_typeof(headers -> 'ttr') = 'number'
+            THEN LEAST(GREATEST((headers ->> 'ttr')::numeric * 1000, 1), 86400000)::bigint
+        END,
+        %(default_ttr)s::bigint
+    ),
+    """
+    + DELIVERED
+    + """
+WHERE id = ANY (ARRAY(
+    SELECT due.id
+    FROM unnest(%(kinds)b::text[]) AS queue (kind)
+    CROSS JOIN LATERAL (
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = queue.kind
+                AND "scheduledAt" <= (SELECT now FROM clock)
+                AND NOT EXISTS (
+                    SELECT 1 FROM delayed_queue_paused WHERE "pKind" = queue.kind
+                )
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(limit)s::integer)
+            FOR UPDATE SKIP LOCKED
+        ) AS earliest
+        LIMIT %(limit)s::integer
+    ) AS due
+    LIMIT %(limit)s::integer
+))
+RETURNING id, "pKey", "pKind", payload, "dueAt", "scheduledAt", attempts, headers::text
+"""
+)
+
+# NEXT_DUE for several kinds: the earliest, or NULL.
+# Reads: delayed_queue__KindPlusScheduledAtIndex, one descent for each kind.
+NEXT_JOB: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT min(next."scheduledAt") - (SELECT now FROM clock)
+FROM unnest(%(kinds)b::text[]) AS queue (kind)
+CROSS JOIN LATERAL (
+    SELECT "scheduledAt"
+    FROM delayed_queue
+    WHERE "pKind" = queue.kind
+        AND "scheduledAt" > (SELECT now FROM clock)
+        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
+    ORDER BY "scheduledAt", id
+    LIMIT 1
+) AS next
+"""
+)
+
+# Delete a job that is under the lease, and say whether the topic has, or had, one of that id.
+# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
+FINISH_JOB: Final[LiteralString] = (
+    "\nWITH"
+    + PLACES
+    + """,
+finished AS (
+    DELETE FROM delayed_queue
+    WHERE "pKey" = %(key)s
+        AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+        AND COALESCE("lockUuid" = %(lease_id)s, false)
+    RETURNING id
+)
+SELECT
+    EXISTS (SELECT 1 FROM finished),
+    EXISTS (
+        SELECT 1
+        FROM delayed_queue
+        WHERE "pKey" = %(key)s
+            AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+    )
+    OR EXISTS (
+        SELECT 1
+        FROM delayed_queue_dead_letter
+        WHERE "pKey" = %(key)s
+            AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
+    )
+"""
+)
+
+# The next messages of a kind that are due within the horizon, a page at a time, each with its url
+# if it was deferred: due later than its offer said, though no delivery of it has failed. Jobs that
+# wait by their ladder are left out, and so are jobs that were offered for later.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, at most the limit.
+DEFERRED_JOBS: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    id,
+    "scheduledAt",
+    CASE
+        WHEN "lockUuid" IS NULL AND attempts = 0 AND "scheduledAt" > "scheduledAtInitially"
+        THEN headers ->> 'url'
+    END
+FROM (
+    SELECT id, "scheduledAt", "scheduledAtInitially", "lockUuid", attempts, headers
+    FROM delayed_queue
+    WHERE "pKind" = %(kind)s
+        AND ("scheduledAt", id) > (
+            GREATEST(%(after)s::bigint, (SELECT now FROM clock)), %(after_id)s::bigint
+        )
+        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
+    ORDER BY "scheduledAt", id
+    LIMIT (SELECT %(limit)s::integer)
+) AS ahead
+ORDER BY "scheduledAt", id
+LIMIT %(limit)s::integer
+"""
+)
+
+# Let those of them that still wait be due after the wait, at random within the spread, and none
+# later than it was. What was leased, updated or is held by others meanwhile is left alone.
+# Reads: the primary key.
+RECALL_JOBS: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = LEAST(
+    "scheduledAt",
+    (SELECT now FROM clock) + %(wait)s::bigint + floor(random() * %(spread)s::bigint)::bigint
+)
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM delayed_queue
+    WHERE id = ANY (%(ids)b::bigint[])
+        AND "lockUuid" IS NULL
+        AND attempts = 0
+        AND "scheduledAt" > "scheduledAtInitially"
+        AND "scheduledAt" > (SELECT now FROM clock) + %(wait)s::bigint
+    FOR UPDATE SKIP LOCKED
+))
+RETURNING id
+"""
+)
+
+
+class PoppedRow(NamedTuple):
+    """A job under a new lease."""
+
+    id: int
+    key: str
+    kind: str
+    payload: bytes
+    due_at: int
+    leased_until: int
+    attempts: int
+    headers: str | None
+
+
+class DeferredRow(NamedTuple):
+    """A message ahead; ``url`` is None for one that was not deferred."""
+
+    id: int
+    due_at: int
+    url: str | None
+
+
+class ConsumeStore:
+    """The statements about jobs that fall due."""
+
+    def pop(
+        self,
+        kinds: Sequence[str],
+        limit: int,
+        lease_id: str,
+        *,
+        ttr: int | None,
+        default_ttr: int,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[PoppedRow]:
+        """Lease due jobs of the kinds, from the first that has some on; earliest first."""
+        params = {
+            "kinds": list(kinds), "limit": limit, "lease_id": lease_id, "ttr": ttr,
+            "default_ttr": default_ttr, "now": now,
+        }  # fmt: skip
+        rows = map(PoppedRow._make, fetch(using, POP_JOBS, params))
+        return sorted(rows, key=lambda row: (row.due_at, row.id))
+
+    def next_due(
+        self, kinds: Sequence[str], horizon: int, *, using: str = DEFAULT_DB_ALIAS
+    ) -> int | None:
+        """Return the milliseconds until the next job, if one falls due within the horizon."""
+        params = {"kinds": list(kinds), "horizon": horizon, "now": None}
+        found: int | None = value_of(fetch(using, NEXT_JOB, params))
+        return found
+
+    def finish(
+        self,
+        topic: str,
+        key: str,
+        lease_id: str,
+        *,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> tuple[bool, bool]:
+        """Delete the job under this lease; return whether it was, and whether there was one."""
+        params = {"topic": topic, "key": key, "lease_id": lease_id}
+        finished, exists = fetch(using, FINISH_JOB, params)[0]
+        return finished, exists
+
+    def deferred(
+        self, kind: str, horizon: int, *, after: int, after_id: int, limit: int,
+        now: int | None = None, using: str = DEFAULT_DB_ALIAS,
+    ) -> list[DeferredRow]:  # fmt: skip
+        """Return what falls due within the horizon, in that order from behind that message."""
+        params = {
+            "kind": kind, "horizon": horizon, "after": after, "after_id": after_id,
+            "limit": limit, "now": now,
+        }  # fmt: skip
+        return rows_of(DeferredRow, fetch(using, DEFERRED_JOBS, params))
+
+    def recall(
+        self, ids: Sequence[int], *, wait: int, spread: int, now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[int]:  # fmt: skip
+        """Have those that are deferred fall due after ``wait`` ms, within ``spread`` ms of that.
+
+        Returns the ids of those that now come earlier, or would have been as early.
+        """
+        params = {"ids": list(ids), "wait": wait, "spread": spread, "now": now}
+        return column_of(fetch(using, RECALL_JOBS, params))

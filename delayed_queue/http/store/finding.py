@@ -1,0 +1,200 @@
+"""Looking for jobs: one by its id, the next ones of a state; and deleting one.
+
+What looks for one job reads the numbers of shards and hosts in the statement itself: one that was
+read earlier may have grown since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from django.db import DEFAULT_DB_ALIAS
+
+from delayed_queue.db.sql import CLOCK, beside, first_row
+from delayed_queue.db.statements import (
+    fetch,
+    fetch_all,
+)
+from delayed_queue.http.jobs.kinds import PLACES
+from delayed_queue.http.store.topics import locking_jobs
+from delayed_queue.queue.store.fragments import (
+    ATTEMPTS,
+    HEADERS,
+    LAST_ERROR,
+    TELL_HOLDER,
+)
+
+# The job as it stands: active, or else its newest dead letter, in one snapshot, so that one on
+# its way to the dead letters is found in one of the two places.
+# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
+FIND_JOB: Final[LiteralString] = (
+    CLOCK
+    + ","
+    + PLACES
+    + """
+SELECT
+    false, message.id, "pKind", "scheduledAt", "createdAt", "lockUuid", """
+    + ATTEMPTS
+    + """,
+    ("""
+    + HEADERS
+    + """)::text, """
+    + LAST_ERROR
+    + """, '', now
+FROM delayed_queue AS message
+CROSS JOIN clock
+WHERE "pKey" = %(key)s
+    AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+UNION ALL
+(
+    SELECT
+        true, letter.id, "pKind", "diedAt", "createdAt", NULL, attempts, headers::text,
+        "lastError", reason, now
+    FROM delayed_queue_dead_letter AS letter
+    CROSS JOIN clock
+    WHERE "pKey" = %(key)s
+        AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
+)
+ORDER BY 1, 2 DESC
+LIMIT 1
+"""
+)
+
+# The first jobs of several kinds that are due (before "now"), or not yet: those under a lease or
+# the others, among the first %(depth)s of each kind.
+# Reads: delayed_queue__KindPlusScheduledAtIndex.
+PEEK_JOBS: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    job."pKey", false, job.id, job."pKind", job."scheduledAt", job."createdAt", job."lockUuid",
+    job.attempts, job.headers::text, job."lastError", '', now
+FROM unnest(%(kinds)b::text[]) AS queue (kind)
+CROSS JOIN clock
+CROSS JOIN LATERAL (
+    SELECT
+        id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", attempts, headers,
+        "lastError"
+    FROM (
+        SELECT
+            id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", """
+    + ATTEMPTS
+    + """ AS attempts, """
+    + HEADERS
+    + """ AS headers, """
+    + LAST_ERROR
+    + """ AS "lastError"
+        FROM delayed_queue
+        WHERE "pKind" = queue.kind
+            AND "scheduledAt" > CASE WHEN %(is_due)s::boolean
+                THEN -9223372036854775807 ELSE (SELECT now FROM clock) END
+            AND "scheduledAt" <= CASE WHEN %(is_due)s::boolean
+                THEN (SELECT now FROM clock) ELSE 9223372036854775807 END
+        ORDER BY "scheduledAt", id
+        LIMIT (SELECT %(depth)s::integer)
+    ) AS ahead
+    WHERE %(is_due)s::boolean OR ("lockUuid" IS NOT NULL) = %(is_leased)s::boolean
+    LIMIT %(limit)s::integer
+) AS job
+ORDER BY job."scheduledAt", job.id
+LIMIT %(limit)s::integer
+"""
+)
+
+# Delete the job by its id whatever its state, as DROP does a message; return how many were found
+# and how many deleted. Fewer: one was gone when its row had been waited for, and may have been put
+# back by a transaction that had consumed it, in a row that this snapshot does not see.
+# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
+DROP_JOB: Final[LiteralString] = (
+    "\nWITH"
+    + PLACES
+    + """,
+found AS MATERIALIZED (
+    SELECT id
+    FROM delayed_queue
+    WHERE "pKey" = %(key)s
+        AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
+),
+dropped AS (
+    DELETE FROM delayed_queue AS stored
+    WHERE id = ANY (ARRAY(SELECT id FROM found))
+    RETURNING """
+    + TELL_HOLDER
+    + """
+)
+SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM dropped)
+"""
+)
+
+# Delete the dead letters of the job. Reads: topic_name, dead_letter_key.
+DROP_DEAD_JOB: Final[LiteralString] = (
+    "\nWITH"
+    + PLACES
+    + """
+DELETE FROM delayed_queue_dead_letter
+WHERE "pKey" = %(key)s
+    AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
+RETURNING id
+"""
+)
+
+
+class JobRow(NamedTuple):
+    """A job as it stands; of a dead one ``scheduled_at`` is the instant of its death."""
+
+    is_dead: bool
+    id: int
+    kind: str
+    scheduled_at: int
+    created_at: int
+    lease_id: str | None
+    attempts: int
+    headers: str | None
+    last_error: str | None
+    reason: str
+    now: int
+
+
+class DroppedRow(NamedTuple):
+    """The result of a search: a job was there, or one is gone that may have been put back."""
+
+    was_there: bool
+    is_doubtful: bool
+
+
+class FindStore:
+    """The statements that look for jobs and delete them."""
+
+    def find(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> JobRow | None:
+        """Return the active job of that id, or else its newest dead letter."""
+        rows = fetch(using, FIND_JOB, {"topic": topic, "key": key, "now": None})
+        return first_row(JobRow, rows)
+
+    def peek(
+        self,
+        kinds: Sequence[str],
+        limit: int,
+        depth: int,
+        *,
+        is_due: bool,
+        is_leased: bool,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[tuple[str, JobRow]]:
+        """Return keys and rows of the first jobs that are due, leased or neither."""
+        params = {
+            "kinds": list(kinds), "limit": limit, "depth": depth, "is_due": is_due,
+            "is_leased": is_leased, "now": None,
+        }  # fmt: skip
+        found = beside(JobRow, fetch(using, PEEK_JOBS, params))
+        return [(key, job) for key, job in found if job is not None]
+
+    def drop(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> DroppedRow:
+        """Delete the job, active and dead, under its lock.
+
+        One that dies while its row is waited for is found by the second look.
+        """
+        job = {"topic": topic, "key": key}
+        steps = [locking_jobs(topic, [key]), (DROP_JOB, job), (DROP_DEAD_JOB, job)]
+        _, [(found, dropped)], dead = fetch_all(using, steps)
+        return DroppedRow(bool(dropped or dead), found > dropped)

@@ -1,0 +1,212 @@
+"""What callers and operators do: read, cancel, have tried again, suppress."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Final, LiteralString
+
+from django.db import transaction
+
+from delayed_queue.db.sql import Page, column_of, page_of
+from delayed_queue.notifications.models import Channel, Notification, Status, Suppression
+from delayed_queue.notifications.recipients import problem_with, recipient_hash
+from delayed_queue.notifications.services import fetch, offer_callbacks, queue_of
+from delayed_queue.notifications.validation import MAX_ERRORS, FieldError, check_category
+
+# Cancel what waits; what is PROCESSING may be at the provider already, and is left. What waits to
+# be asked for again may have been sent by the first call, and goes on saying so.
+# Reads: the primary key.
+CANCEL: Final[LiteralString] = """
+UPDATE delayed_queue_notification
+SET
+    status = 'CANCELLED',
+    ended_at = clock_timestamp(),
+    outcome = %(reason)s || CASE WHEN outcome = 'in doubt' THEN ', in doubt' ELSE '' END
+WHERE id = %(id)s::uuid
+    AND status = 'ENQUEUED'
+RETURNING priority, channel, callback_url
+"""
+
+# Let what failed be tried again, unless it would come too late; and what may have been sent only
+# for whoever says so. Reads: the primary key.
+RETRY: Final[LiteralString] = """
+UPDATE delayed_queue_notification
+SET status = 'ENQUEUED', ended_at = NULL, outcome = '', error_class = ''
+WHERE id = %(id)s::uuid
+    AND status = 'FAILED'
+    AND (expires_at IS NULL OR expires_at > clock_timestamp())
+    AND (%(even_in_doubt)s::boolean OR right(outcome, 8) <> 'in doubt')
+RETURNING priority, channel
+"""
+
+LAST_ID: Final = uuid.UUID(int=2**128 - 1)
+
+# The newest notifications of a tenant in some states, older than a given id. One look at the index
+# for each state, each of at most a page. Rows are compared, not columns one by one: to a state
+# that is given with "=" the planner owes no order, and it may walk the primary key from end to end
+# in search of a rare one. Reads: notification_tenant.
+PAGE_OF_TENANT: Final[LiteralString] = """
+SELECT id
+FROM unnest(%(statuses)s::text[]) AS wanted (status)
+CROSS JOIN LATERAL (
+    SELECT n.id
+    FROM delayed_queue_notification AS n
+    WHERE (n.tenant, n.status, n.id) < (%(tenant)s, wanted.status, %(before)s::uuid)
+        AND (n.tenant, n.status) >= (%(tenant)s, wanted.status)
+    ORDER BY n.tenant DESC, n.status DESC, n.id DESC
+    LIMIT %(limit)s
+) AS newest
+ORDER BY id DESC
+LIMIT %(limit)s
+"""
+
+# The same, of all tenants. Reads: notification_status_id.
+PAGE: Final[LiteralString] = """
+SELECT id
+FROM unnest(%(statuses)s::text[]) AS wanted (status)
+CROSS JOIN LATERAL (
+    SELECT n.id
+    FROM delayed_queue_notification AS n
+    WHERE (n.status, n.id) < (wanted.status, %(before)s::uuid)
+        AND n.status >= wanted.status
+    ORDER BY n.status DESC, n.id DESC
+    LIMIT %(limit)s
+) AS newest
+ORDER BY id DESC
+LIMIT %(limit)s
+"""
+
+# The newest notifications of one recipient, older than a given id; as above, the order keeps the
+# primary key out of it. Reads: notification_recipient.
+PAGE_OF_RECIPIENT: Final[LiteralString] = """
+SELECT id
+FROM delayed_queue_notification
+WHERE (recipient_hash, id) < (%(recipient_hash)s, %(before)s::uuid)
+    AND recipient_hash >= %(recipient_hash)s
+ORDER BY recipient_hash DESC, id DESC
+LIMIT %(limit)s
+"""
+
+
+Ids = Page[uuid.UUID, uuid.UUID]
+
+
+def find(id_: uuid.UUID, tenant: str | None) -> Notification | None:
+    """Return the notification, if it is the tenant's; None as tenant sees all."""
+    owned = {} if tenant is None else {"tenant": tenant}
+    return Notification.objects.filter(pk=id_, **owned).first()
+
+
+def ids_in(
+    statuses: Sequence[Status], tenant: str | None, before: uuid.UUID | None, limit: int
+) -> Ids:
+    """Return the newest in those states that are older than ``before``; cost is by page."""
+    params = {"statuses": [each.value for each in statuses], "tenant": tenant}
+    statement = PAGE if tenant is None else PAGE_OF_TENANT
+    return _page(statement, params, before, limit)
+
+
+def ids_of(recipient_hash: bytes, before: uuid.UUID | None, limit: int) -> Ids:
+    """Return the newest of a recipient that are older than ``before``."""
+    return _page(PAGE_OF_RECIPIENT, {"recipient_hash": recipient_hash}, before, limit)
+
+
+def _page(statement: Any, params: dict[str, Any], before: uuid.UUID | None, limit: int) -> Ids:
+    rows = fetch(statement, params | {"before": before or LAST_ID, "limit": limit + 1})
+    return page_of(column_of(rows), limit, lambda id_: id_)
+
+
+def page(
+    statuses: Sequence[Status], tenant: str | None, before: uuid.UUID | None, limit: int
+) -> Page[Notification, uuid.UUID]:
+    """Return such a page with its notifications."""
+    found = ids_in(statuses, tenant, before, limit)
+    shown = Notification.objects.in_bulk(list(found.items))
+    return Page([shown[each] for each in found.items if each in shown], found.next)
+
+
+@transaction.atomic
+def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
+    """Cancel a notification that waits, and drop its message; False in any other state."""
+    rows = fetch(CANCEL, {"id": id_, "reason": reason})
+    for priority, channel, callback_url in rows:
+        queue_of(priority, channel).drop_message(str(id_))
+        if callback_url:
+            offer_callbacks([(id_, Status.CANCELLED)])
+    return bool(rows)
+
+
+@transaction.atomic
+def retry(id_: uuid.UUID, *, even_in_doubt: bool = True) -> bool:
+    """Put a failed notification back into its queue; False in any other state, or too late.
+
+    One that is in doubt may be sent twice by that: where many are chosen at a time, say whether
+    those are meant.
+    """
+    rows = fetch(RETRY, {"id": id_, "even_in_doubt": even_in_doubt})
+    for priority, channel in rows:
+        queue_of(priority, channel).offer_or_update(str(id_), None)
+    return bool(rows)
+
+
+def suppress(
+    channel: str,
+    recipient: str,
+    category: str = "",
+    reason: str = Suppression.Reason.OPT_OUT,
+) -> Suppression:
+    """Write no more to the recipient, in a category or, with an empty one, at all."""
+    kept, _ = Suppression.objects.update_or_create(
+        channel=channel,
+        recipient_hash=recipient_hash(channel, recipient),
+        category=category,
+        defaults={"reason": reason},
+    )
+    return kept
+
+
+def lift(channel: str, recipient: str, category: str = "") -> bool:
+    """Write to the recipient again; return whether that was suppressed."""
+    found = Suppression.objects.filter(
+        channel=channel, recipient_hash=recipient_hash(channel, recipient), category=category
+    )
+    return bool(found.delete()[0])
+
+
+def change_suppression(raw: Any, *, is_lifted: bool) -> list[FieldError]:
+    """Do as a JSON object says; return what is wrong with it instead, if anything is."""
+    errors = list(_errors(raw))
+    if not errors:
+        values = (raw["channel"], raw["to"], raw.get("category") or "")
+        if is_lifted:
+            lift(*values)
+        else:
+            suppress(*values, raw.get("reason") or Suppression.Reason.OPT_OUT)
+    return errors
+
+
+def _errors(raw: Any) -> list[FieldError]:
+    if not isinstance(raw, dict):
+        return [FieldError("", "must be a JSON object")]
+    names = {"channel", "to", "category", "reason"}
+    unknown = islice((each for each in raw if each not in names), MAX_ERRORS + 1)
+    errors = [FieldError("?", "is not a field of a suppression") for _ in unknown]
+    wrong = {each for each in names if not isinstance(raw.get(each) or "", str)}
+    errors += [FieldError(each, "must be a string") for each in sorted(wrong)]
+    if errors:
+        return errors
+    if raw.get("channel") not in Channel.values:
+        return [FieldError("channel", f"must be one of {', '.join(Channel.values)}")]
+    checks = {
+        "to": problem_with(raw["channel"], raw.get("to") or ""),
+        "category": check_category(raw.get("category") or ""),
+        "reason": _check_reason(raw.get("reason") or Suppression.Reason.OPT_OUT),
+    }
+    return [FieldError(path, message) for path, message in checks.items() if message]
+
+
+def _check_reason(reason: str) -> str:
+    known = Suppression.Reason.values
+    return "" if reason in known else f"must be one of {', '.join(known)}"

@@ -1,0 +1,84 @@
+"""The pages of the admin in a browser: at no width is one wider than the window, or cut.
+
+With ``ADMIN_PICTURES=directory`` each page is kept there as a picture, to be looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.test import Client
+
+from tests.support import gallery
+from tests.support.browser import Browser, chromium
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.long]
+
+# A phone, and a laptop of 1366 px without its scroll bar.
+WIDTHS = (390, 1351)
+# Colours move nothing: the dark theme is only to be looked at.
+PICTURES = os.environ.get("ADMIN_PICTURES")
+THEMES = ("light", "dark") if PICTURES else ("light",)
+# Pages that only a button leads to: the page with the button, and what it is found by.
+BUTTONS = {
+    "confirm": ("delayed_queue_message-change", ".dq-operations .dq-danger"),
+    "pause": ("queues", ".dq-switch [name=pause]"),
+}
+# How far the page, or a box in it that scrolls, reaches beyond what is seen of it.
+HIDDEN = """
+[...document.querySelectorAll("*")].filter((each) =>
+    each === document.documentElement
+    || ["auto", "scroll"].includes(getComputedStyle(each).overflowX)
+).filter((each) => each.clientWidth > 0 && each.scrollWidth > each.clientWidth).map((each) =>
+    `${each.tagName} ${each.className}: ${each.scrollWidth} > ${each.clientWidth}`
+).join(", ")
+"""
+
+
+@pytest.fixture
+def browser(live_server: Any) -> Iterator[Browser]:
+    gallery.furnish()
+    client = Client()
+    client.force_login(get_user_model().objects.create_superuser("operator"))
+    with chromium() as found:
+        found.log_in(live_server.url, client.cookies["sessionid"].value)
+        yield found
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_of_a_page_lies_beyond_its_edge(browser: Browser, live_server: Any, width: int):
+    hidden = {}
+    for theme in THEMES:
+        browser.look(width=width, theme=theme)
+        for name, load in pages(browser, live_server.url).items():
+            load()
+            keep(browser, f"{width}-{theme}-{name}")
+            assert browser.evaluate("innerWidth") == width
+            if found := browser.evaluate(HIDDEN):
+                hidden[name, theme] = found
+    assert not hidden, "\n".join(map(str, hidden.items()))
+
+
+def pages(browser: Browser, site: str) -> dict[str, Callable[[], None]]:
+    """Return what loads each page."""
+    paths = gallery.pages()
+
+    def load(path: str) -> Callable[[], None]:
+        return lambda: browser.open(site + path)
+
+    def press(path: str, button: str) -> Callable[[], None]:
+        return lambda: browser.press(site + path, button)
+
+    return {name: load(path) for name, path in paths.items()} | {
+        name: press(paths[page], button) for name, (page, button) in BUTTONS.items()
+    }
+
+
+def keep(browser: Browser, name: str) -> None:
+    if PICTURES:
+        browser.shoot(Path(PICTURES) / f"{name}.png")

@@ -1,0 +1,133 @@
+"""The page of failures: what is dead, by its cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test import Client
+from django.utils.translation import override
+from pytest_django import Settings
+
+from delayed_queue import DelayedQueue
+from delayed_queue.models import BulkRun, DeadLetter
+from tests.admin.lists import keys_of
+from tests.admin.support import LETTERS, operator, page, post, tokens, told
+from tests.support.factories import DeadLetterFactory, from_now
+
+FAILURES = f"{LETTERS}failures/"
+pytestmark = pytest.mark.django_db
+
+
+def test_failures_are_grouped_by_queue_and_cause_the_latest_first(admin_client: Client):
+    DeadLetterFactory.create_batch(3, fingerprint="a" * 16, died_at=from_now(hours=-1))
+    DeadLetterFactory.create_batch(2, fingerprint="b" * 16, reason="refused by 12", last_error=None)
+    DeadLetterFactory.create(kind="other|json", fingerprint="a" * 16, died_at=from_now(days=-1))
+    response = admin_client.get(FAILURES)
+    lines = response.context["lines"]
+
+    assert [(each.name.queue, each.count, each.title) for each in lines] == [
+        ("orders", "2", "refused by #"),
+        ("orders", "3", "attempts exhausted: ValueError · Traceback (most recent call last):"),
+        ("other", "1", "attempts exhausted: ValueError · Traceback (most recent call last):"),
+    ]
+    listed = page(admin_client, f"{LETTERS}?{lines[1].query}")
+    assert len(keys_of(listed)) == 3
+    of_one_queue = admin_client.get(f"{FAILURES}?kind=other%7Cjson").context["lines"]
+    assert [each.name.queue for each in of_one_queue] == ["other"]
+
+
+def test_a_letter_has_its_fingerprint_from_its_death_on(admin_client: Client):
+    queue = DelayedQueue("orders")
+    for key in ("1", "2", "3"):
+        queue.offer_or_update(key, {})
+        envelope = queue.try_poll()
+        assert envelope is not None
+        assert envelope.reject(f"customer {key} is gone" if key != "3" else "refused")
+    assert [each.count for each in admin_client.get(FAILURES).context["lines"]] == ["1", "2"]
+
+
+def test_a_letter_of_another_program_has_a_group_too(admin_client: Client):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            'INSERT INTO delayed_queue_dead_letter ("pKind", "pKey", payload, attempts, reason, '
+            '"scheduledAtInitially", "createdAt", "diedAt") VALUES '
+            "('orders|json', 'a', '1', 1, 'no', 0, 0, 0)"
+        )
+    (line,) = admin_client.get(FAILURES).context["lines"]
+    assert (line.row.fingerprint, line.title, line.count) == ("", "no", "1")
+    assert len(keys_of(page(admin_client, f"{LETTERS}?{line.query}"))) == 1
+
+
+def test_counts_stop_and_say_so():
+    DeadLetterFactory.create_batch(3)
+    (group,) = DeadLetter.objects.groups(cap=2)
+    assert group.letters == 2
+
+
+ADMIN = "/admin/delayed_queue/bulkrun/"
+
+
+def begin(client: Client, action: str, target: str, **data: str) -> Any:
+    return client.post(FAILURES, {action: target, "confirmed": "yes", **data})
+
+
+def test_a_failure_is_redriven_from_its_line_after_a_page_that_counts(admin_client: Client):
+    DeadLetterFactory.create_batch(3, fingerprint="a" * 16)
+    target = f"{'a' * 16}:orders|json"
+    asked = admin_client.post(FAILURES, {"redrive": target}).content.decode()
+    assert "<strong>3</strong> dead letters of orders" in asked
+    assert not BulkRun.objects.exists()
+
+    response = begin(admin_client, "redrive", target, pace="50", canary="1", why="mended")
+    run = BulkRun.objects.get()
+    assert response.url == ADMIN
+    assert (run.pace, run.canary, run.why, run.total) == (50, 1, "mended", 3)
+    assert run.started_by == LogEntry.objects.get().user.get_username()
+    assert "0 done · 3 left" in page(admin_client, ADMIN)
+    again = begin(admin_client, "redrive", target)
+    assert "is in progress" in told(again)[0]
+
+
+def test_a_run_is_paused_resumed_and_cancelled(admin_client: Client):
+    DeadLetterFactory.create(fingerprint="a")
+    begin(admin_client, "drop", "a:orders|json")
+    for action, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        post(admin_client, ADMIN, action, tokens(page(admin_client, ADMIN)), confirmed="yes")
+        assert BulkRun.objects.get().state == state
+    assert page(admin_client, f"{ADMIN}{BulkRun.objects.get().pk}/change/")
+
+
+@pytest.mark.parametrize("pace", ["0", "1000000", "x"])
+def test_a_pace_out_of_range_is_asked_for_again(admin_client: Client, pace: str):
+    DeadLetterFactory.create(fingerprint="a")
+    assert begin(admin_client, "redrive", "a:orders|json", pace=pace).status_code == 200
+    assert not BulkRun.objects.exists()
+
+
+def test_what_is_no_group_begins_nothing(admin_client: Client):
+    assert "No dead letter" in told(begin(admin_client, "redrive", "a:orders|json"))[0]
+    assert admin_client.post(FAILURES, {}).status_code == 400
+    viewer = operator("view_deadletter")
+    assert viewer.post(FAILURES, {"drop": "a:orders|json"}).status_code == 403
+
+
+def test_it_needs_the_permission_to_see_dead_letters():
+    assert operator().get(FAILURES).status_code == 403
+    assert operator("view_deadletter", "view_message").get(FAILURES).status_code == 200
+
+
+def test_a_failure_without_a_queue_is_no_server_error(admin_client: Client):
+    assert admin_client.get(f"{LETTERS}?group=abc").status_code == 302
+    assert "Nothing is dead" in page(admin_client, FAILURES)
+
+
+def test_it_is_in_the_language_of_the_project(admin_client: Client, settings: Settings):
+    settings.LANGUAGE_CODE = "de"
+    with override("de"):
+        assert "Nichts ist tot." in page(admin_client, FAILURES)
+        DeadLetterFactory.create_batch(2, fingerprint="a")
+        begin(admin_client, "redrive", "a:orders|json")
+        assert "0 erledigt · 2 übrig" in page(admin_client, ADMIN)

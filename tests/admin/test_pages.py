@@ -1,0 +1,318 @@
+"""The admin's lists: what they show, page by page, and what they leave alone."""
+
+from __future__ import annotations
+
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from delayed_queue.models import Message
+from tests.admin.lists import MODELS, keys_of
+from tests.admin.support import LETTERS, MESSAGES, QUEUES, page, tokens
+from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
+
+pytestmark = pytest.mark.django_db
+
+
+# What a list shows
+
+
+@pytest.mark.parametrize(
+    ("trait", "words"),
+    [
+        ("scheduled", ["dq-scheduled", "in 59 min"]),
+        ("due", ["dq-due", "1 min late"]),
+        ("leased", ["dq-leased", "4 min 59 s left"]),
+        ("expired", ["dq-expired", "lapsed 30 s ago"]),
+    ],
+)
+def test_list_says_the_state_and_the_time_left_in_words(
+    admin_client: Client, trait: str, words: list[str]
+):
+    message = MessageFactory.create(**{trait: True})
+    html = page(admin_client, MESSAGES)
+
+    assert all(word in html for word in words), html
+    assert f'title="{message.scheduled_at:%Y-%m-%d %H:%M:%S}.' in html
+    assert "10 min" in html  # its age
+
+
+def test_queue_is_listed_in_the_order_of_delivery(admin_client: Client):
+    for key, minutes in (("late", -3), ("last", 3), ("later", 1), ("due", -1)):
+        MessageFactory.create(key=key, scheduled_at=from_now(minutes=minutes))
+    MessageFactory.create(key="other", kind="other|json")
+
+    assert keys_of(page(admin_client, f"{MESSAGES}?kind=orders|json")) == [
+        "late", "due", "later", "last"
+    ]  # fmt: skip
+
+
+def test_all_queues_are_listed_newest_first(admin_client: Client):
+    MessageFactory.create(key="old", scheduled=True)
+    MessageFactory.create(key="new", kind="other|json")
+
+    assert keys_of(page(admin_client, MESSAGES)) == ["new", "old"]
+
+
+@pytest.mark.parametrize("state", ["scheduled", "due", "leased", "expired"])
+def test_state_filter(admin_client: Client, state: str):
+    for each in ("scheduled", "due", "leased", "expired"):
+        MessageFactory.create(key=each, **{each: True})
+    MessageFactory.create(key="other", kind="other|json", **{state: True})
+
+    assert keys_of(page(admin_client, f"{MESSAGES}?kind=orders|json&state={state}")) == [state]
+
+
+def test_leases_are_found_in_all_queues(admin_client: Client):
+    MessageFactory.create(key="a", leased=True, lease_id="2")
+    MessageFactory.create(key="b", leased=True, lease_id="1", kind="other|json")
+    MessageFactory.create(key="c")
+
+    assert keys_of(page(admin_client, f"{MESSAGES}?state=leased")) == ["b", "a"]
+
+
+def test_filter_that_no_index_serves_is_neither_offered_nor_obeyed(admin_client: Client):
+    MessageFactory.create(key="a")
+    html = page(admin_client, MESSAGES)
+
+    assert "state=leased" in html
+    assert "state=due" not in html
+    assert "choose a queue" in html
+    assert admin_client.get(f"{MESSAGES}?state=due").headers["Location"] == f"{MESSAGES}?e=1"
+    assert admin_client.get(f"{LETTERS}?died=hour").headers["Location"] == f"{LETTERS}?e=1"
+
+
+def test_all_queues_again_drops_the_filter_that_needs_one(admin_client: Client):
+    MessageFactory.create()
+    html = page(admin_client, f"{MESSAGES}?kind=orders|json&state=due")
+
+    assert '<a href="?">All</a>' in html
+
+
+@pytest.mark.parametrize(
+    ("died", "keys"),
+    [
+        ("hour", ["minutes"]),
+        ("day", ["minutes", "hours"]),
+        ("week", ["minutes", "hours", "days"]),
+        ("older", ["weeks"]),
+    ],
+)
+def test_letters_by_time_of_death(admin_client: Client, died: str, keys: list[str]):
+    for unit in ("weeks", "days", "hours", "minutes"):
+        DeadLetterFactory.create(key=unit, died_at=from_now(**{unit: -3}))
+
+    assert keys_of(page(admin_client, f"{LETTERS}?kind=orders|json&died={died}")) == keys
+
+
+@pytest.mark.parametrize(
+    ("factory", "url"), [(MessageFactory, MESSAGES), (DeadLetterFactory, LETTERS)]
+)
+def test_search_finds_the_exact_key_in_every_queue_and_nothing_else(
+    admin_client: Client, factory: Any, url: str
+):
+    for kind in ("a|json", "b|json"):
+        for key in ("Key%1", "key%1", "Key%12", "KeyX1"):
+            factory(key=key, kind=kind)
+
+    assert keys_of(page(admin_client, f"{url}?q=Key%251")) == ["Key%1", "Key%1"]
+    assert keys_of(page(admin_client, f"{url}?q=+Key%251%0A")) == ["Key%1", "Key%1"]
+    assert keys_of(page(admin_client, f"{url}?q=Key%251&kind=a|json")) == ["Key%1"]
+    assert "has exactly this key" in page(admin_client, f"{url}?q=Key")
+
+
+def test_search_form_forgets_the_filters(admin_client: Client):
+    """Or a forgotten filter would say that a key is not there."""
+    MessageFactory.create()
+    html = page(admin_client, f"{MESSAGES}?kind=orders|json&state=due")
+
+    assert '<input type="hidden" name="kind"' not in html
+    assert '<input type="hidden" name="state"' not in html
+
+
+@pytest.mark.parametrize(
+    "query", ["q=%00", "kind=%00", "after=x", "after=1", "after=1.x", "state=x"]
+)
+def test_nonsense_in_the_url_is_no_server_error(admin_client: Client, query: str):
+    url = f"{MESSAGES}?kind=orders|json&{query}"
+
+    assert admin_client.get(url).status_code in {200, 302}
+
+
+def test_ids_out_of_range_are_no_server_error(admin_client: Client):
+    assert admin_client.get(f"{MESSAGES}?after={10**30}").status_code == 302
+    assert admin_client.get(f"{MESSAGES}{10**30}/change/").status_code == 302
+    assert admin_client.get(f"{MESSAGES}x/change/").status_code == 302
+
+
+PAGES = sorted(
+    f"/admin/{model._meta.app_label}/{model._meta.model_name}/" for model in admin.site._registry
+)
+
+
+@pytest.mark.parametrize("url", PAGES)
+def test_ids_longer_than_python_reads_are_of_nothing(admin_client: Client, url: str):
+    """An int() of 4,301 digits is refused; each page of each model says that nothing is there."""
+    long = "9" * 4301
+    for page_of in ("change", "history", "delete"):
+        assert admin_client.get(f"{url}{long}/{page_of}/").status_code in {302, 403, 404}
+
+
+def test_nor_does_a_list_go_on_from_one(admin_client: Client):
+    long = "9" * 4301
+    for query in (f"worker={long}", f"after={long}"):
+        assert admin_client.get(f"{MESSAGES}?{query}").status_code in {200, 302}
+
+
+@pytest.mark.parametrize("url", [LETTERS, "/admin/delayed_queue_http/topic/", MESSAGES])
+def test_neither_are_those_that_are_posted(admin_client: Client, url: str):
+    for action in ("drop", "pause", "delete"):
+        token = f"{'9' * 4301}.1"
+        for each in (token, token.partition(".")[0]):
+            posted = admin_client.post(url, {"action": action, "_selected_action": each})
+            assert posted.status_code in {200, 302}
+
+
+@pytest.mark.parametrize(
+    "lookup", ["payload__contains=x", "key__icontains=x", "id__gt=1", "kind__startswith=o"]
+)
+def test_lookups_of_ones_own_are_refused(admin_client: Client, lookup: str):
+    """They would scan the table, or spell out a payload letter by letter."""
+    MessageFactory.create()
+
+    assert admin_client.get(f"{MESSAGES}?{lookup}").status_code == 400
+
+
+# Paging
+
+
+@pytest.fixture
+def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for model, _ in MODELS:
+        monkeypatch.setattr(admin.site.get_model_admin(model), "list_per_page", 3)
+
+
+def walk(client: Client, url: str) -> list[list[str]]:
+    """The keys of every page, following the links."""
+    pages = []
+    path = url.partition("?")[0]
+    while True:
+        html = page(client, url)
+        pages.append(keys_of(html))
+        _, found, rest = html.partition('<a href="?after=')
+        if not found:
+            return pages
+        url = f"{path}?after={unescape(rest.partition(chr(34))[0])}"
+
+
+@pytest.mark.parametrize(
+    "query", ["", "kind=orders|json", "kind=orders|json&state=due", "state=leased", "q=same"]
+)
+@pytest.mark.usefixtures("short_pages")
+def test_pages_hold_every_message_once(admin_client: Client, query: str):
+    at = from_now(minutes=-1)
+    for number in range(7):
+        MessageFactory.create(key=f"due-{number}", scheduled_at=at)
+        MessageFactory.create(
+            key=f"held-{number}", leased=True, lease_id="one" if number < 4 else "two"
+        )
+        MessageFactory.create(key="same", kind=f"kind-{number}|json", scheduled=True)
+    # An instant that no datetime holds, as a service of another language may store.
+    with connection.cursor() as cursor:
+        cursor.execute("""UPDATE delayed_queue SET "scheduledAt" = -9e18 WHERE "pKey" < 'due-5'""")
+
+    pages = walk(admin_client, f"{MESSAGES}?{query}")
+    keys = [key for each in pages for key in each]
+
+    expected = {
+        "": 21, "kind=orders|json": 14, "kind=orders|json&state=due": 7, "state=leased": 7,
+        "q=same": 7,
+    }  # fmt: skip
+    assert len(keys) == expected[query]
+    assert len(set(keys)) == len(keys) or "same" in keys
+    assert {len(each) for each in pages[:-1]} == {3}
+
+
+@pytest.mark.parametrize("query", ["", "kind=orders|json", "q=same"])
+@pytest.mark.usefixtures("short_pages")
+def test_pages_hold_every_letter_once(admin_client: Client, query: str):
+    died_at = from_now(minutes=-1)
+    letters = [
+        DeadLetterFactory.create(key="same", reason=f"r{n}", died_at=died_at) for n in range(7)
+    ]
+
+    assert [len(each) for each in walk(admin_client, f"{LETTERS}?{query}")] == [3, 3, 1]
+    assert len(letters) == 7
+
+
+@pytest.mark.usefixtures("short_pages")
+def test_a_page_goes_on_where_it_ended_though_rows_went(admin_client: Client):
+    """An offset would pass over as many messages as were handled meanwhile."""
+    for number in range(7):
+        MessageFactory.create(key=f"k{number}", scheduled_at=from_now(minutes=number - 10))
+    html = page(admin_client, f"{MESSAGES}?kind=orders|json")
+    link = unescape(html.partition('<a href="?after=')[2].partition('"')[0])
+    Message.objects.filter(key__in=["k0", "k1", "k2"]).delete()
+
+    assert keys_of(page(admin_client, f"{MESSAGES}?after={link}")) == ["k3", "k4", "k5"]
+
+
+# What is not done to the hot table
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        MESSAGES, f"{MESSAGES}?kind=orders|json", f"{MESSAGES}?kind=orders|json&state=due",
+        f"{MESSAGES}?state=leased", f"{MESSAGES}?q=x", f"{MESSAGES}?_facets=True",
+        f"{MESSAGES}?all=", f"{MESSAGES}?o=1.-2", f"{MESSAGES}?p=2", LETTERS, QUEUES,
+    ],
+)  # fmt: skip
+def test_no_list_counts_or_sorts_the_table(admin_client: Client, url: str):  # W14
+    """The same statements for 3 messages as for 300, each with a limit."""
+    MessageFactory.create_batch(3, leased=True)
+    few = statements(admin_client, url)
+    Message.objects.bulk_create(MessageFactory.build_batch(300))
+    many = statements(admin_client, url)
+
+    assert len(few) == len(many) <= 13
+    for statement in many:
+        assert "DISTINCT" not in statement
+        assert "OFFSET" not in statement
+        if 'FROM "delayed_queue' in statement:
+            assert "COUNT(" not in statement.upper()
+            assert statement.endswith(" LIMIT 101")
+            assert "payload" not in statement
+
+
+def statements(client: Client, url: str) -> list[str]:
+    with CaptureQueriesContext(connection) as queries:
+        page(client, url)
+    return [each["sql"].strip() for each in queries]
+
+
+@pytest.mark.parametrize("url", [MESSAGES, LETTERS])
+def test_detail_page_runs_as_many_statements_however_full_the_queue(admin_client: Client, url: str):
+    row: Any = (
+        MessageFactory.create(key="k") if url == MESSAGES else DeadLetterFactory.create(key="k")
+    )
+    page(admin_client, f"{url}{row.pk}/change/")  # looks content types up, once and for all
+    few = statements(admin_client, f"{url}{row.pk}/change/")
+    MessageFactory.create_batch(30)
+    DeadLetterFactory.create_batch(30)
+
+    assert len(statements(admin_client, f"{url}{row.pk}/change/")) == len(few) <= 5
+
+
+def test_select_all_across_pages_is_not_offered(admin_client: Client):
+    Message.objects.bulk_create(MessageFactory.build_batch(150))
+    html = page(admin_client, MESSAGES)
+
+    assert len(tokens(html)) == 100
+    assert "across all pages" not in html
+    assert "more on the next" in html

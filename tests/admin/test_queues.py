@@ -1,0 +1,237 @@
+"""The page of all queues: what is in each, counted up to a limit."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test import Client
+
+from delayed_queue.admin import overview
+from delayed_queue.models import Message, PausedQueue, Sample, Schedule, Worker
+from delayed_queue.observe.overview import MAX_KINDS, cap_for
+from delayed_queue.observe.store import last_sampled
+from tests.admin.lists import keys_of
+from tests.admin.support import LETTERS, MESSAGES, QUEUES, operator, page
+from tests.support.concurrency import raw_connection
+from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
+
+pytestmark = pytest.mark.django_db
+
+
+# The queues
+
+
+def test_queues_page_counts_each_queue_and_puts_the_latest_first(admin_client: Client):
+    MessageFactory.create_batch(2, scheduled_at=from_now(seconds=-50))
+    MessageFactory.create_batch(3, scheduled=True)
+    MessageFactory.create(leased=True)
+    MessageFactory.create(kind="late|text", scheduled_at=from_now(hours=-2))
+    DeadLetterFactory.create(kind="gone|json")
+    response = admin_client.get(QUEUES)
+    lines = [each for each in response.context["lines"] if not each.handler]
+
+    assert [
+        (each.queue, each.due, each.scheduled, each.leased, each.dead, each.is_late)
+        for each in lines
+    ] == [
+        ("late", "1", "0", "0", "0", True),
+        ("orders", "2", "3", "1", "0", False),
+        ("gone", "0", "0", "0", "1", False),
+    ]
+    assert "2 h late" in response.content.decode()
+    assert "?kind=orders%7Cjson&amp;state=due" in response.content.decode()
+
+
+def test_counts_stop_at_the_cap_and_say_so(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("delayed_queue.observe.overview.EXACT", 3)
+    monkeypatch.setattr("delayed_queue.observe.overview.LEASE_CAP", 3)
+    MessageFactory.create_batch(4, due=True)
+    MessageFactory.create_batch(4, scheduled=True)
+    MessageFactory.create_batch(4, leased=True, kind="held|json")
+    DeadLetterFactory.create_batch(4)
+    lines = {each.queue: each for each in admin_client.get(QUEUES).context["lines"]}
+
+    orders, held = lines["orders"], lines["held"]
+    assert (orders.due, orders.scheduled, orders.dead) == ("3+", "3+", "3+")
+    assert held.leased == "3+"
+    assert held.scheduled == "0+"
+
+
+@pytest.mark.parametrize(("queues", "cap"), [(0, 10_000), (6, 10_000), (7, 5_000), (100, 1_000)])
+def test_with_many_queues_each_is_counted_less_far(queues: int, cap: int):
+    assert cap_for(queues) == cap
+
+
+def test_only_so_many_queues_are_shown_and_it_says_so(admin_client: Client):
+    for number in range(MAX_KINDS + 1):
+        MessageFactory.create(kind=f"kind-{number}|json")
+    html = page(admin_client, QUEUES)
+
+    assert f"Only {MAX_KINDS} queues are shown" in html
+    assert page(admin_client, MESSAGES).count("(json)</a>") == MAX_KINDS
+    # A queue that is not among them can still be asked for.
+    assert len(keys_of(page(admin_client, f"{MESSAGES}?kind=kind-99|json"))) == 1
+
+
+def test_instants_that_no_datetime_holds_are_no_server_error(admin_client: Client):
+    message = MessageFactory.create()
+    for stored in (-(2**63) + 10**13, 2**63 - 1):
+        with connection.cursor() as cursor:
+            cursor.execute('UPDATE delayed_queue SET "scheduledAt" = %s', [stored])
+        for url in (
+            MESSAGES,
+            f"{MESSAGES}?kind=orders|json",
+            f"{MESSAGES}{message.pk}/change/",
+            QUEUES,
+        ):
+            page(admin_client, url)
+
+
+def test_queues_are_reached_from_the_apps_index_and_the_lists(admin_client: Client):
+    for url in ("/admin/delayed_queue/", MESSAGES, LETTERS):
+        assert f'href="{QUEUES}"' in page(admin_client, url)
+
+
+def test_the_queues_come_first_where_the_admin_lists_its_pages(admin_client: Client):
+    """At home, in the sidebar and in the app's index; only for those who may see messages."""
+    for url in ("/admin/", QUEUES, "/admin/delayed_queue/"):
+        links = re.findall(r'<a href="(/admin/delayed_queue/\w+/)"', page(admin_client, url))
+        assert links[0] == QUEUES
+    assert QUEUES not in page(operator("view_deadletter"), "/admin/")
+
+
+def test_the_title_says_what_is_wrong(admin_client: Client):
+    assert "<h1>All queues in order</h1>" in page(admin_client, QUEUES)
+    MessageFactory.create(kind="late|json", scheduled_at=from_now(hours=-2))
+    MessageFactory.create(kind="stopped|json", scheduled_at=from_now(hours=-2))
+    PausedQueue.objects.create(kind="stopped|json", paused_at=from_now(hours=-1))
+    DeadLetterFactory.create_batch(2, kind="late|json")
+    now = from_now()
+    Worker.objects.create(name="w", host="h", pid=1, queues=[], version="1", started_at=now,
+                          heartbeat_at=from_now(minutes=-5))  # fmt: skip
+    html = page(admin_client, QUEUES)
+    wrong = "1 queue late, 1 without a worker, 2 dead, 1 worker silent, 1 paused"
+    assert f"<h1>{wrong}</h1>" in html
+    assert f"<title>{wrong} |" in html
+    # Dead letters are nobody's business who may not see them.
+    assert "2 dead" not in page(operator("view_message"), QUEUES)
+
+
+def test_beyond_ten_thousand_counts_are_estimated(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    """Of a table of so many pages that a sample of them tells; the small queue is exact."""
+    monkeypatch.setattr("delayed_queue.observe.store._SMALL_PAGES", 1)
+    monkeypatch.setattr("delayed_queue.observe.overview.EXACT", 100)
+    monkeypatch.setattr("delayed_queue.observe.overview._CLEARLY_MORE", 150)
+    for kind, count in (("big|json", 600), ("small|json", 90)):
+        Message.objects.bulk_create(MessageFactory.build_batch(count, kind=kind, due=True))
+    lines = {each.queue: each for each in admin_client.get(QUEUES).context["lines"]}
+    assert lines["big"].due == "≈ 600"
+    assert lines["small"].due == "90"
+
+
+# The trends, and a queue's history
+
+
+def sampled(*, minutes: int = 5, kind: str = "orders|json", ago: int = 1) -> None:
+    now, _ = last_sampled()
+    for each in range(ago, ago + minutes):
+        Sample.objects.create(kind="", minute=now - each, versions="1.0", times=[])
+        Sample.objects.create(
+            kind=kind, minute=now - each, due=each, scheduled=0, leased=0, dead=0, late=each,
+            done=60, failed=1, times=[(8 << 25) + 30, (40 << 25) + 30],
+        )  # fmt: skip
+
+
+def test_each_queue_has_its_trends(admin_client: Client):
+    MessageFactory.create(kind="orders|json", due=True)
+    sampled()
+    html = page(admin_client, QUEUES)
+    assert "<title>Due in an hour: 1 now</title>" in html
+    assert "<title>Most overdue in an hour: " in html
+    assert f'href="{QUEUES}history/?kind=orders%7Cjson"' in html
+    assert "No worker has taken samples" not in html
+
+
+def test_without_workers_the_page_says_so_instead_of_drawing_zero(admin_client: Client):
+    MessageFactory.create(kind="orders|json", due=True)
+    sampled(ago=30)
+    assert "No worker has taken samples for 30 min." in page(admin_client, QUEUES)
+    html = page(admin_client, f"{QUEUES}history/?kind=orders|json")
+    assert "No worker has taken samples since" in html
+    assert "dq-gap" in html
+
+
+@pytest.mark.parametrize("span", ["1h", "6h", "24h", "7d"])
+def test_the_history_of_a_queue_is_drawn_and_written(admin_client: Client, span: str):
+    sampled(minutes=30)
+    html = page(admin_client, f"{QUEUES}history/?kind=orders|json&range={span}")
+    for title in ("Due and leased", "In and out", "Lateness", "Run time", "Failures", "Dead"):
+        assert f"<figcaption>{title}" in html
+    assert re.search(r'<path class="dq-line dq-of-due" d="M', html)
+    assert "<title>Due and leased: due 30 at most, " in html
+    assert "<style" not in html.partition("dq-charts")[2]
+    assert " style=" not in html.partition("dq-charts")[2]
+
+
+def test_schedules_and_deploys_are_marked(admin_client: Client):
+    sampled(minutes=20)
+    last = Sample.objects.filter(kind="").order_by("-minute")[:5]
+    Sample.objects.filter(kind="", minute__in=[each.minute for each in last]).update(versions="1.1")
+    Schedule.objects.create(
+        kind="orders|json", queue="orders", key_prefix="quarterly", type="cron",
+        expression="*/15 * * * *", timezone="UTC",
+    )  # fmt: skip
+    Schedule.objects.create(
+        kind="orders|json", queue="orders", key_prefix="too-often", type="cron",
+        expression="* * * * *", timezone="UTC",
+    )  # fmt: skip
+    html = page(admin_client, f"{QUEUES}history/?kind=orders|json")
+    assert "workers of version 1.1</title>" in html
+    assert html.count('class="dq-mark dq-of-deploy"') == html.count("<figure")
+    assert html.count(" quarterly</title>") == 4 * html.count("<figure")
+    every_two_hours = page(admin_client, f"{QUEUES}history/?kind=orders|json&range=7d")
+    assert "too-often" not in every_two_hours
+
+
+def test_a_history_is_only_for_those_who_may_see_messages(admin_client: Client):
+    url = f"{QUEUES}history/?kind=orders|json"
+    assert "Dead letters: dead" not in page(operator("view_message"), url)
+    assert admin_client.get(f"{QUEUES}history/?kind=").status_code == 400
+    assert admin_client.get(f"{url}&range=1y").status_code == 400
+
+
+def test_nor_for_those_who_may_see_letters_alone():
+    url = f"{QUEUES}history/?kind=orders|json"
+    assert operator("view_deadletter").get(url).status_code == 403
+
+
+def test_letters_are_not_counted_for_those_who_may_not_see_them():
+    DeadLetterFactory.create(kind="gone|json")
+
+    assert LETTERS not in page(operator("view_message"), QUEUES)
+
+
+# What keeps deleted messages
+
+
+def test_an_old_snapshot_is_named_with_what_would_end_it(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    """O5: on the page that everybody looks at first; a young one is nobody's business."""
+    with raw_connection() as holder:
+        holder.execute("SET application_name = 'nightly <report>'")
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT 1")
+        pid = holder.info.backend_pid
+        young = admin_client.get(QUEUES).content.decode()
+        monkeypatch.setattr(overview, "OLD", timedelta(0))
+        shown = admin_client.get(QUEUES).content.decode()
+    assert "dq-notice" not in young
+    assert f"held by session {pid} (nightly &lt;report&gt;, user" in shown
+    assert f"SELECT pg_terminate_backend({pid});" in shown
+    assert "idle in transaction" in shown

@@ -1,0 +1,332 @@
+"""The workers' pages, the leases they hold, and what keeps pages live (W12)."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import Any
+
+import pytest
+from django.contrib.staticfiles import finders
+from django.test import Client
+
+from delayed_queue import DelayedQueue
+from delayed_queue.admin.formats import per_second
+from delayed_queue.models import Message, Worker
+from delayed_queue.worker.claims import new_lease_id
+from delayed_queue.worker.store import WorkerCounts
+from tests.admin.support import (
+    LETTERS,
+    MESSAGES,
+    QUEUES,
+    operator,
+    page,
+    post,
+    tokens,
+    told,
+)
+from tests.support.factories import MessageFactory
+from tests.support.processes import wait_until
+from tests.support.running import handler_of, running, worker_with
+
+pytestmark = pytest.mark.django_db
+
+WORKERS = "/admin/delayed_queue/worker/"
+SECOND = 1000
+
+
+def enlist(name: str, *, silent_for: int = 0, **beat: Any) -> Worker:
+    """A worker whose last heartbeat was so many seconds ago."""
+    then = int(time.time() * 1000) - silent_for * SECOND
+    row = Worker.objects.enlist(
+        name, "db-7", 4711, process=3, queues=["orders", "mail"], version="1.2.3", now=then
+    )
+    counts = beat.pop("counts", WorkerCounts())
+    assert Worker.objects.beat(row.id, counts, now=then, **beat)
+    return Worker.objects.get(id=row.id)
+
+
+def text(html: str) -> str:
+    """The page without its tags, blanks made one."""
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def rows(client: Client, url: str = WORKERS) -> list[str]:
+    found = re.findall(r"<tr>.*?</tr>", page(client, url).partition("<tbody>")[2], re.DOTALL)
+    return [text(each) for each in found]
+
+
+def test_w12_the_list_says_who_works_where_on_what_and_how_fast(admin_client: Client):
+    enlist(
+        "worker-1", counts=WorkerCounts(1, 2345, 6, 7, 8),
+        rates={"orders": 30.0, "mail": 2.5}, lease_ids=["a", "b"],
+    )  # fmt: skip
+    (row,) = rows(admin_client)
+
+    assert row.startswith("worker-1 db-7 · pid 4711 · process 3 orders, mail alive")
+    # Rate, in flight, done, retried, dead, lost, leases.
+    assert " 32/s 1 2,345 6 7 8 2 " in row
+    assert row.endswith("ago 1.2.3")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(3, "alive 3 s ago"), (29, "alive 29 s ago"), (120, "silent for 2 min")]
+)
+def test_w12_alive_is_said_by_the_age_of_the_heartbeat_alone(
+    admin_client: Client, seconds: int, words: str
+):
+    enlist("worker-1", silent_for=seconds, rates={"orders": 5.0})
+    (row,) = rows(admin_client)
+    # A second may pass between the heartbeat and the page.
+    assert words in row or words.replace(str(seconds), str(seconds + 1)) in row
+    assert ("5/s" in row) == (seconds < 30)
+
+
+def test_w12_by_state(admin_client: Client):
+    enlist("here")
+    enlist("gone", silent_for=31)
+
+    assert [row.split()[0] for row in rows(admin_client)] == ["gone", "here"]
+    assert [row.split()[0] for row in rows(admin_client, f"{WORKERS}?state=alive")] == ["here"]
+    assert [row.split()[0] for row in rows(admin_client, f"{WORKERS}?state=silent")] == ["gone"]
+
+
+def test_w12_without_workers_the_page_says_how_to_start_one(admin_client: Client):
+    assert "manage.py runqueueworker" in page(admin_client, WORKERS)
+
+
+def test_w12_a_worker_that_stopped_leads_back_to_the_list(admin_client: Client):
+    response = admin_client.get(f"{WORKERS}4711/change/")
+    assert response.url == WORKERS  # type: ignore[attr-defined]
+    assert told(response) == ["This worker has stopped, and taken its row with it."]
+
+
+def test_w12_pages_need_the_view_permission():
+    worker = enlist("worker-1")
+    other = operator("view_message")
+    for url in (WORKERS, f"{WORKERS}{worker.pk}/change/"):
+        assert other.get(url).status_code == 403
+        assert Client().get(url).status_code == 302
+    assert rows(operator("view_message", "view_worker"))
+
+
+def test_w12_nothing_is_typed_or_deleted_through_forms(admin_client: Client):
+    worker = enlist("worker-1")
+    for path in ("add/", f"{worker.pk}/delete/"):
+        assert admin_client.post(WORKERS + path, {"post": "yes"}).status_code == 403
+    assert admin_client.post(f"{WORKERS}{worker.pk}/change/", {"name": "x"}).status_code == 403
+    worker.refresh_from_db()
+    assert worker.name == "worker-1"
+
+
+def test_w12_names_are_escaped(admin_client: Client):
+    worker = enlist("<b>worker</b>")
+    for url in (WORKERS, f"{WORKERS}{worker.pk}/change/"):
+        assert "<b>worker" not in page(admin_client, url)
+
+
+# The leases
+
+
+@pytest.fixture
+def holding() -> Worker:
+    """A worker with one lease on two messages; a third is another's."""
+    for key in ("a", "b"):
+        MessageFactory.create(key=key, leased=True, lease_id="lease-of-worker-1")
+    MessageFactory.create(key="other", leased=True)
+    return enlist("worker-1", lease_ids=["lease-of-worker-1", "one-it-has-ended"])
+
+
+def test_w12_its_page_has_the_messages_it_holds(admin_client: Client, holding: Worker):
+    html = page(admin_client, f"{WORKERS}{holding.pk}/change/")
+    for message in Message.objects.all():
+        link = f"{MESSAGES}{message.pk}/change/"
+        assert (link in html) == (message.key != "other")
+    assert f"{MESSAGES}?worker={holding.pk}" in html
+
+
+def test_w12_they_are_hidden_from_those_who_may_not_view_messages(holding: Worker):
+    html = page(operator("view_worker"), f"{WORKERS}{holding.pk}/change/")
+    assert "needs the permission delayed_queue.view_message" in html
+    assert "lease-of-worker-1" not in html
+
+
+def shown(client: Client, query: str) -> list[str]:
+    response = client.get(MESSAGES + query)
+    assert response.status_code == 200
+    return [row.key for row in response.context["cl"].result_list]
+
+
+def test_w12_the_list_of_messages_shows_those_of_a_worker_or_of_a_lease(
+    admin_client: Client, holding: Worker
+):
+    assert shown(admin_client, f"?worker={holding.pk}") == ["a", "b"]
+    assert shown(admin_client, "?lease=lease-of-worker-1") == ["a", "b"]
+    assert shown(admin_client, "?worker=4711") == shown(admin_client, "?lease=none") == []
+    assert "worker-1 on db-7" in page(admin_client, f"{MESSAGES}?worker={holding.pk}")
+
+
+@pytest.mark.parametrize("worker", ["x", "-1", "9" * 40, "%00", "²"])
+def test_w12_a_worker_that_cannot_be_holds_nothing(admin_client: Client, worker: str):
+    assert shown(admin_client, f"?worker={worker}") == []
+
+
+def test_w12_a_lease_that_cannot_be_is_refused(admin_client: Client):
+    assert admin_client.get(f"{MESSAGES}?lease=%00").status_code == 302
+
+
+@pytest.mark.parametrize("action", ["release", "extend", "reject", "drop"])
+def test_w12_all_that_a_worker_holds_can_be_taken_from_it_in_one_go(
+    admin_client: Client, holding: Worker, action: str
+):
+    url = f"{MESSAGES}?worker={holding.pk}"
+    selected = tokens(page(admin_client, url))
+    response = post(admin_client, url, action, selected, confirmed="yes", reason="stuck")
+
+    assert "2 messages: a, b." in told(response)[0]
+    assert response.url == url
+
+
+# The queues page
+
+
+def line_of(client: Client, queue: str) -> Any:
+    (line,) = (each for each in client.get(QUEUES).context["lines"] if each.queue == queue)
+    return line
+
+
+def test_w12_a_queue_sums_up_its_live_workers(admin_client: Client):
+    MessageFactory.create()
+    enlist("one", rates={"orders": 30.0, "mail": 4.0})
+    enlist("two", rates={"orders": 2.5})
+    enlist("gone", silent_for=31, rates={"orders": 1000.0})
+    line = line_of(admin_client, "orders")
+
+    assert (line.workers, line.rate, line.is_unserved) == (2, "32/s", False)
+
+
+def test_w12_a_queue_with_messages_that_nobody_serves_is_marked(admin_client: Client):
+    MessageFactory.create(scheduled=True)
+    line = line_of(admin_client, "orders")
+    assert (line.workers, line.rate, line.is_unserved) == (0, "", True)
+
+
+def test_w12_workers_are_not_linked_for_those_who_may_not_see_them():
+    MessageFactory.create()
+    assert WORKERS not in page(operator("view_message"), QUEUES)
+    assert WORKERS in page(operator("view_message", "view_worker"), QUEUES)
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [(0, "0/s"), (0.1, "0.1/s"), (9.99, "10/s"), (99.7, "100/s"), (12345.6, "12,346/s")],
+)
+def test_w12_rates_in_words(rate: float, words: str):
+    assert per_second(rate) == words
+
+
+# Live pages
+
+
+@pytest.mark.parametrize("url", [QUEUES, WORKERS, MESSAGES, LETTERS])
+def test_w12_pages_are_kept_live_by_a_file_of_their_own(admin_client: Client, url: str):
+    MessageFactory.create()
+    enlist("worker-1")
+    html = page(admin_client, url)
+
+    assert 'delayed_queue/live.js" defer' in html
+    assert html.count("data-dq-live=") >= 1
+    # A policy of script-src 'self' forbids code in the page.
+    assert re.findall(r"<script(?![^>]* src=)(?![^>]*json)[^>]*>", html) == []
+    assert re.findall(r"\son\w+=", html) == []
+
+
+def test_w12_a_live_page_is_one_that_works_without_the_script(admin_client: Client):
+    MessageFactory.create()
+    html = page(admin_client, QUEUES)
+    region = html.partition('data-dq-live="queues"')[2]
+    assert "Refresh</a>" in region
+    # The form is outside: to replace it would change its token under the operator's hand.
+    assert "csrfmiddlewaretoken" not in region
+    assert 'id="dq-switch"' in html.partition('data-dq-live="queues"')[0]
+
+
+def test_w12_the_script_is_among_the_static_files():
+    assert finders.find("delayed_queue/live.js")
+
+
+# Who holds a message
+
+
+def lease_of(worker: Worker) -> str:
+    return new_lease_id(worker.holder)
+
+
+def named_holder(name: str, *, silent_for: int = 0) -> Worker:
+    worker = enlist(name, silent_for=silent_for)
+    worker.holder = f"{worker.pk:08x}"
+    worker.save()
+    return worker
+
+
+def lease_cell(client: Client, **message: Any) -> str:
+    row = MessageFactory.create(**message)
+    html = page(client, f"{MESSAGES}{row.pk}/change/")
+    return text(html.partition("Lease id:")[2].partition("Attempts:")[0])
+
+
+def test_a_leased_message_names_its_holder(admin_client: Client):
+    named_holder("other")
+    worker = named_holder("worker-7")
+    shown = lease_cell(admin_client, leased=True, lease_id=lease_of(worker))
+    assert "Held by worker-7 on db-7, pid 4711, process 3, at work since" in shown
+    assert "; alive, heartbeat" in shown
+
+
+def test_a_silent_holder_says_what_becomes_of_the_message(admin_client: Client):
+    worker = named_holder("worker-7", silent_for=90)
+    leased = lease_cell(admin_client, key="a", leased=True, lease_id=lease_of(worker))
+    assert "silent for 1 min 30 s: its lease ends in" in leased
+    assert "then it is due again." in leased
+    ended = lease_cell(admin_client, key="b", expired=True, lease_id=lease_of(worker))
+    assert "ago, so it is due again." in ended
+
+
+def test_a_lease_of_nobody_with_a_row_says_so(admin_client: Client):
+    assert "Held by no worker that has a row" in lease_cell(admin_client, leased=True)
+
+
+def test_who_may_not_see_workers_is_not_told_the_holder():
+    worker = named_holder("worker-7")
+    client = operator("view_message")
+    assert "worker-7" not in lease_cell(client, leased=True, lease_id=lease_of(worker))
+
+
+def test_a_silent_worker_says_what_became_of_its_messages(admin_client: Client):
+    worker = named_holder("worker-7", silent_for=90)
+    url = f"{WORKERS}{worker.pk}/change/"
+    assert "None is left under its leases: what it held was finished" in page(admin_client, url)
+    mine = MessageFactory.create(key="mine", leased=True, lease_id=lease_of(worker))
+    MessageFactory.create(key="another's", leased=True)
+    html = page(admin_client, url)
+    assert "It is silent. These are still under its leases" in html
+    assert mine.key in html
+    assert "another&#x27;s" not in html
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_workers_leases_begin_with_what_its_row_says():
+    release, held = threading.Event(), threading.Event()
+
+    def hold(envelope: Any) -> None:
+        held.set()
+        release.wait(20)
+
+    DelayedQueue("held").offer_or_update("a", 1)
+    with running(worker_with(handler_of("held", hold))):
+        assert held.wait(20)
+        message = Message.objects.get(key="a")
+        prefix = (message.lease_id or "")[:8]
+        wait_until(lambda: Worker.objects.filter(holder=prefix).exists())
+        release.set()

@@ -1,0 +1,176 @@
+"""Installers at the same time: each tick once, one configuration at a time (C6, C7)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, time, timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from delayed_queue import CronMessage, DailySchedule, DelayedQueue, PeriodicSchedule
+from delayed_queue.cron.rules import tick_key
+from delayed_queue.models import Message, Schedule
+from tests.cron.races.cron_host import PERIOD
+from tests.support.concurrency import calling, together, wait_until_blocked
+from tests.support.processes import LEAN, ROOT, environment
+
+A, B = "a" * 32, "b" * 32
+# Across the night when the clocks of Bucharest go back.
+START = datetime(2030, 10, 22, tzinfo=UTC)
+DAYS = 10
+STEP = timedelta(hours=2)
+
+
+class Host:
+    """A process of cron_host, and the other end of its pipes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def tell(self, now: datetime) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{now.isoformat()}\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the host has ended"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def host(hour: str) -> Iterator[Host]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cron.races.cron_host", hour],
+        cwd=ROOT,
+        env=environment() | LEAN,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Host(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def step(hosts: list[Host], now: datetime, skew: timedelta = timedelta(0)) -> list[dict[str, Any]]:
+    """Let all hosts act at once, each with a clock that is off by its own share of the skew."""
+    for number, each in enumerate(hosts):
+        each.tell(now + skew * number)
+    return [each.answer() for each in hosts]
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_eight_installers_for_ten_days_each_tick_once():
+    """In eight processes whose clocks are up to three and a half minutes apart."""
+    handled: Counter[tuple[str, str]] = Counter()
+    with ExitStack() as stack:
+        hosts = [stack.enter_context(host("03:30")) for _ in range(8)]
+        for number in range(DAYS * (timedelta(days=1) // STEP) + 1):
+            for answer in step(hosts, START + number * STEP, timedelta(seconds=30)):
+                handled.update(
+                    (key.partition("/")[0], payload) for key, payload in answer["handled"]
+                )
+
+    end = START + DAYS * timedelta(days=1)
+    late = end + timedelta(seconds=30) * 7
+    daily = DailySchedule(timezone="Europe/Bucharest", hours=[time(3, 30)])
+    expected = Counter(
+        (prefix, at.isoformat())
+        for prefix, schedule in (("daily", daily), ("periodic", PeriodicSchedule(PERIOD)))
+        for at in schedule.times_between(START, late, 10_000)
+    )
+    assert set(handled.values()) == {1}
+    assert handled == expected
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_a_rolling_deployment_of_two_versions_does_not_flip_flop():
+    """Four hosts of the old version, replaced one by one while the others go on."""
+    winners = []
+    with ExitStack() as stack:
+        old = [stack.enter_context(host("03:30")) for _ in range(4)]
+        step(old, START)
+        before = Schedule.objects.get(key_prefix="daily").config_hash
+        new: list[Host] = []
+        for number in range(1, 13):
+            if number % 3 == 1:
+                new.append(stack.enter_context(host("04:30")))
+                # A new host starts in the middle of the others' work.
+                if len(new) > 1:
+                    old.pop()
+            step([*old, *new], START + number * STEP)
+            winners.append(Schedule.objects.get(key_prefix="daily").config_hash)
+    assert before not in winners
+    assert len(set(winners)) == 1
+    keys = Message.objects.filter(key__startswith="daily/").values_list("key", flat=True)
+    assert keys
+    assert {key.split("/")[1] for key in keys} == set(winners)
+
+
+def test_eight_threads_installing_the_same_create_each_tick_once(queue: DelayedQueue):
+    at = datetime.now(UTC) + timedelta(hours=1)
+    messages = [CronMessage(number, at + timedelta(minutes=number)) for number in range(20)]
+
+    reports = together([partial(queue.cron.install_tick, A, "report", messages)] * 8)
+
+    assert sum(report.created for report in reports) == 20
+    assert Message.objects.count() == 20
+
+
+def test_two_configurations_at_once_leave_the_ticks_of_one(queue: DelayedQueue):
+    at = datetime.now(UTC) + timedelta(hours=1)
+    for _ in range(5):
+        together(
+            [
+                partial(queue.cron.install_tick, each, "report", [CronMessage(1, at)])
+                for each in (A, B, A, B)
+            ]
+        )
+        active = Schedule.objects.get(key_prefix="report").config_hash
+        assert [each.key for each in Message.objects.all()] == [tick_key("report", active, at)]
+
+
+def test_installers_of_one_prefix_take_turns(
+    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
+):
+    """Who waited goes by what the one before wrote: here, that the tick was offered already."""
+    at = datetime.now(UTC) + timedelta(hours=1)
+    install = partial(queue.cron.install_tick, A, "report", [CronMessage(1, at)])
+    queue.cron.install_tick(A, "report", [])
+    with ExitStack() as stack:
+        with other.transaction():
+            mark = int(at.timestamp() * 1000)
+            other.execute('UPDATE delayed_queue_schedule SET "lastTick" = %s', [mark])
+            # Another prefix does not wait.
+            assert queue.cron.install_tick(A, "other", [CronMessage(1, at)]).created == 1
+            call = stack.enter_context(calling(install))
+            wait_until_blocked(admin, call)
+        assert (call.answer().created, call.answer().skipped) == (0, 1)
+
+
+def test_c4_a_tick_that_is_being_consumed_is_passed_not_waited_for(
+    queue: DelayedQueue, other: psycopg.Connection[Any]
+):
+    past = datetime.now(UTC) - timedelta(minutes=1)
+    queue.cron.install_tick(A, "report", [CronMessage(1, past)])
+    with other.transaction():
+        other.execute("DELETE FROM delayed_queue")
+        with calling(partial(queue.cron.install_tick, B, "report", [])) as call:
+            assert call.answer().removed == 0
+        with calling(partial(queue.cron.install_tick, B, "report", [CronMessage(1, past)])) as call:
+            assert call.answer().skipped == 1

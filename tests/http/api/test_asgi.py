@@ -1,0 +1,162 @@
+"""The wrapper around Django's ASGI application, over real sockets (J14)."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from delayed_queue.http.tokens import VERBS, create_token
+from tests.http.api.servers import LATER, Server, Shared, uvicorn
+from tests.support.concurrency import raw_connection
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KIB: Final = 1024
+
+
+@pytest.fixture
+def token(transactional_db: None) -> str:
+    return create_token("caller", verbs=VERBS, topics=["*"])
+
+
+def serving(application: str) -> AbstractContextManager[Server]:
+    running: AbstractContextManager[Server] = uvicorn(
+        application, BODY_BYTES=2 * KIB, BULK_BYTES=8 * KIB, THREADS=3
+    )
+    return running
+
+
+@pytest.fixture(scope="module", params=["application", "direct"])
+def application(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def shared(application: str) -> Iterator[Shared]:
+    with Shared(lambda: serving(application)) as shared:
+        yield shared
+
+
+@pytest.fixture
+def server(token: str, shared: Shared) -> Server:
+    return shared.server()
+
+
+@pytest.fixture
+def own_server(token: str, application: str) -> Iterator[Server]:
+    """A server of the test's own, whose sessions began after the test's."""
+    with serving(application) as running:
+        yield running
+
+
+def head(token: str, *lines: str, path: str = "/orders/v1/orders") -> bytes:
+    fixed = (
+        f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json",
+        f"Authorization: Bearer {token}",
+    )  # fmt: skip
+    return "\r\n".join([*fixed, *lines, "", ""]).encode()
+
+
+def exchange(server: Server, *parts: bytes) -> tuple[int, dict[str, Any]]:
+    """Send parts until the server answers; return its status and JSON."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as opened:
+        for part in parts:
+            try:
+                opened.sendall(part)
+            except OSError:
+                break  # it has answered and closed
+        with opened.makefile("rb") as file:
+            status = int(file.readline().split()[1])
+            lines = [line.decode().strip().lower() for line in iter(file.readline, b"\r\n")]
+            headers = dict(line.split(": ", 1) for line in lines)
+            return status, json.loads(file.read(int(headers["content-length"])))
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def test_a_body_of_chunks_is_bounded_by_the_view(server: Server, token: str):
+    large = json.dumps({"topic": "a", "body": "x" * 3 * KIB}).encode()
+    chunks = [chunk(large[at : at + 512]) for at in range(0, len(large), 512)]
+    status, found = exchange(server, head(token, "Transfer-Encoding: chunked"), *chunks, chunk(b""))
+    assert (status, found["code"]) == (413, "body_too_large")
+    small = chunk(json.dumps({"topic": "a"}).encode())
+    assert exchange(server, head(token, "Transfer-Encoding: chunked"), small, chunk(b""))[0] == 202
+
+
+def test_an_endless_body_is_cut_off_before_django_has_it(server: Server, token: str):
+    endless = (chunk(b"x" * KIB) for _ in range(100_000))
+    status, found = exchange(server, head(token, "Transfer-Encoding: chunked"), *endless)
+    assert (status, found["code"]) == (413, "body_too_large")
+
+
+def test_an_announced_length_is_refused_before_the_body(server: Server, token: str):
+    status, found = exchange(server, head(token, f"Content-Length: {10**12}"))
+    assert (status, found["code"]) == (413, "body_too_large")
+
+
+def test_more_than_announced_is_not_of_this_request(server: Server, token: str):
+    body = json.dumps({"topic": "a"}).encode()
+    status, found = exchange(server, head(token, f"Content-Length: {len(body)}"), body + b"x" * 99)
+    assert (status, found["topic"]) == (202, "a")
+
+
+def test_requests_share_a_few_connections(own_server: Server, token: str):
+    with raw_connection() as other:
+        for _ in range(20):
+            status, _ = exchange(
+                own_server, head(token, "Content-Length: 16"), b'{"topic": "a"} \n'
+            )
+            assert status == 202
+        assert sessions(other) <= 3
+
+
+def sessions(other: psycopg.Connection[Any]) -> int:
+    row = other.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {LATER}").fetchone()  # noqa: S608
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_lost_connection_is_replaced(own_server: Server, token: str):
+    with raw_connection() as other:
+        good = [head(token, "Content-Length: 14"), b'{"topic": "a"}']
+        assert exchange(own_server, *good)[0] == 202
+        other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LATER}")  # noqa: S608
+        statuses = [
+            exchange(own_server, head(token, "Content-Length: 0", path="/queue/v1/topics/a/pause"))[
+                0
+            ]
+            for _ in range(5)
+        ]
+    assert statuses == [200] * 5
+
+
+def test_a_stream_ends_when_its_client_has_gone(server: Server):
+    opened = server.connect()
+    opened.request("GET", "/stream")
+    assert opened.getresponse().read(5) == b"part\n"
+    assert streaming(server) == "1"
+    opened.close()
+    wait_until(lambda: streaming(server) == "0")
+
+
+def streaming(server: Server) -> str:
+    asking = server.connect()
+    asking.request("GET", "/streaming")
+    found = asking.getresponse().read().decode()
+    asking.close()
+    return found
+
+
+def test_the_server_stops_when_told(own_server: Server):
+    own_server.process.terminate()
+    wait_until(lambda: own_server.process.poll() is not None)

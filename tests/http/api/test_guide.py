@@ -1,0 +1,68 @@
+"""The guide's commands and its client, against a server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from delayed_queue.http.jobs.adding import find_job
+from delayed_queue.http.tokens import VERBS, create_token
+from tests.http.api.servers import uvicorn
+from tests.support import documents
+from tests.support.documents import DOCS
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+GUIDE = DOCS / "guides/rest-api.md"
+
+# Fail at the first answer that is an error, and show it.
+PRELUDE = """
+set -euo pipefail
+curl() { command curl --silent --show-error --fail-with-body "$@"; }
+AUTH="Authorization: Bearer $TOKEN"
+JSON="Content-Type: application/json"
+"""
+
+
+def test_every_command_of_the_guide_works() -> None:
+    blocks = [block.text for block in documents.blocks(GUIDE, "shell")]
+    assert sum(text.count("curl ") for text in blocks) > 20
+    token = create_token("guide", verbs=VERBS, topics=["*"])
+    with uvicorn() as server:
+        done = subprocess.run(
+            ["/bin/bash", "-c", "\n".join([PRELUDE, *blocks])],
+            env={**os.environ, "QUEUE": f"{server.url}/queue/v1", "TOKEN": token},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '{"kicked":1}' in done.stdout
+    assert '"code":"invalid_request"' in done.stdout  # an item of the bulk, on purpose
+
+
+def test_the_client_of_the_guide_adds_consumes_gives_back_and_deletes() -> None:
+    (block,) = documents.blocks(GUIDE, "python")
+    assert len(block.text.splitlines()) <= 60
+    names: dict[str, Any] = {}
+    exec(block.text, names)  # noqa: S102 - our own page
+    token = create_token("guide", verbs=VERBS, topics=["*"])
+    with uvicorn() as server:
+        jobs = names["Jobs"](f"{server.url}/queue/v1/", token, "orders")
+        assert jobs.add("ü 1", {"n": 1})[0] == 202
+        assert jobs.add("ü 1")[0] == 409
+        handled = []
+
+        def handle(body: Any) -> None:
+            handled.append(body)
+            if len(handled) == 2:
+                raise ArithmeticError
+
+        assert jobs.add("b", {"n": 2})[0] == 202
+        with pytest.raises(ArithmeticError):
+            jobs.consume(handle)
+        assert handled == [{"n": 1}, {"n": 2}]
+        assert find_job("orders", "ü 1") is None
+        assert jobs.call("GET", jobs.path("b"))[1]["retry"] == 1
+        assert jobs.delete("b")
+        assert not jobs.delete("b")

@@ -1,0 +1,100 @@
+"""Probes, metrics and the page of documentation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+from django.test import Client
+from pytest_django import Settings
+
+from delayed_queue import DelayedQueue
+from tests.http.api.test_frame import problem
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.http.api.urls")]
+
+
+def test_the_process_is_healthy_whatever_the_database_does(
+    client: Client, django_assert_num_queries: Callable[[int], Any]
+):
+    with django_assert_num_queries(0):
+        response = client.get("/queue/healthz")
+    assert (response.status_code, response.headers["Cache-Control"]) == (200, "no-store")
+
+
+def test_readiness_asks_for_the_tables_of_this_version(client: Client):
+    assert client.get("/queue/readyz").status_code == 200
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations WHERE app = 'delayed_queue_http'")
+    assert problem(client.get("/queue/readyz"), 503)["code"] == "schema_mismatch"
+
+
+def test_readiness_is_refused_while_the_database_is_away(client: Client):
+    def refuse(*arguments: Any) -> None:
+        raise OperationalError("the connection was refused")
+
+    with connection.execute_wrapper(refuse):
+        response = client.get("/queue/readyz")
+    assert problem(response, 503)["code"] == "database_unavailable"
+    assert "Retry-After" in response.headers
+
+
+@pytest.mark.parametrize("path", ["healthz", "readyz", "metrics", "v1/openapi.json"])
+def test_they_are_read_only(client: Client, path: str):
+    response = client.post(f"/queue/{path}")
+    problem(response, 405)
+    assert response.headers["Allow"] == "GET, HEAD"
+
+
+class TestMetrics:
+    def test_queues_are_exposed_by_a_verb_of_its_own(self, make_client: Callable[..., Client]):
+        DelayedQueue("orders").offer_or_update("a", 1)
+        text = make_client("all", verbs=["metrics"]).get("/queue/metrics").content.decode()
+        assert 'delayed_queue_messages{kind="orders|json",queue="orders",state="due"} 1.0' in text
+
+    def test_others_are_refused(self, client: Client, make_client: Callable[..., Client]):
+        assert client.get("/queue/metrics").status_code == 401
+        others = make_client("others", verbs=["add", "read", "delete", "consume", "manage"])
+        assert others.get("/queue/metrics").status_code == 403
+
+    def test_they_may_be_public(self, client: Client, settings: Settings):
+        settings.DELAYED_QUEUE = {"API": {"METRICS_PUBLIC": True}}
+        assert client.get("/queue/metrics").status_code == 200
+
+
+class TestDocumentation:
+    @pytest.fixture
+    def page(self, client: Client, settings: Settings) -> Any:
+        settings.DELAYED_QUEUE = {"API": {"DOCS": True}}
+        return client.get("/queue/v1/docs")
+
+    def test_every_call_is_on_the_page(self, client: Client, page: Any):
+        schema = client.get("/queue/v1/openapi.json").json()
+        assert schema["paths"]
+        for path in schema["paths"]:
+            assert f"<code>{path}</code>" in page.content.decode()
+
+    def test_it_asks_no_other_host_and_runs_nothing(self, page: Any):
+        text = page.content.decode()
+        assert re.findall(r'(?:src|href)="([^"#]*)"', text) == [
+            "/static/delayed_queue/api.css", "openapi.json",
+        ]  # fmt: skip
+        assert "<script" not in text
+        assert "style=" not in text
+        assert page.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src")
+
+    @pytest.mark.parametrize(("docs", "debug", "status"), [
+        (None, False, 404), (None, True, 200), (False, True, 404), (True, False, 200),
+    ])  # fmt: skip
+    def test_it_is_open_by_choice(
+        self, client: Client, settings: Settings, docs: bool | None, debug: bool, status: int
+    ):
+        settings.DELAYED_QUEUE, settings.DEBUG = {"API": {"DOCS": docs}}, debug
+        assert client.get("/queue/v1/docs").status_code == status
+
+    def test_paths_are_those_it_is_mounted_at(self, client: Client):
+        paths = client.get("/orders/v1/openapi.json").json()["paths"]
+        assert {each[: len("/orders/v1/")] for each in paths} == {"/orders/v1/"}

@@ -1,0 +1,26 @@
+"""A receiver that callbacks may reach, and processes that remember nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from delayed_queue.http import rates
+from delayed_queue.http.jobs.catalogue import forget_topics
+from tests.http.callbacks.delivering import permitted
+from tests.http.callbacks.servers import Receiver
+
+
+@pytest.fixture
+def fresh(db: None) -> Iterator[None]:
+    rates.forget()
+    forget_topics()
+    yield
+    forget_topics()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as opened, permitted(opened, BREAKER_FAILURES=1000):
+        yield opened

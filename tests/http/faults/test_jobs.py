@@ -1,0 +1,309 @@
+"""Calls of topics whose connection breaks before, or whose answer never arrives (J5, J8)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+import psutil
+import psycopg
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from delayed_queue import DelayedQueue
+from delayed_queue.exceptions import OutcomeUnknown
+from delayed_queue.http.callbacks.operating import recall_host
+from delayed_queue.http.jobs.adding import add_job_in_group, add_jobs, delete_job, find_job
+from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics, list_topics
+from delayed_queue.http.jobs.consuming import (
+    bury_job,
+    finish_job,
+    release_job,
+    seconds_to_next_job,
+    touch_job,
+)
+from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job, kick_job, kick_topic, replay
+from delayed_queue.http.jobs.idempotency import KeptAnswer, once, prune_answers
+from delayed_queue.http.jobs.inspecting import pause_topic, peek, resume_topic, topic_stats
+from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, NewJob, job_from
+from delayed_queue.http.models import Host, IdempotencyKey, Topic
+from delayed_queue.http.store.topics import LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
+from delayed_queue.models import Message
+from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
+from example_project.postgres import EmbeddedPostgres
+from example_project.settings import database
+from tests.db.faults.test_lost_connections import pid, terminate
+from tests.http.jobs.support import URL, add, found, popped
+from tests.support.concurrency import calling, wait_until_blocked
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+from tests.support.servers import private_server
+
+TOKEN: Final = "held-by-the-test"
+
+
+@pytest.fixture(autouse=True)
+def new_process() -> Iterator[None]:
+    forget_topics()
+    yield
+    forget_topics()
+
+
+@pytest.fixture
+def scene(queue: DelayedQueue) -> None:
+    """A topic with a job that is dead, one that is reserved, and one that is ready."""
+    add("dead")
+    bury_job("orders", "dead", popped().lease_token)
+    add("reserved")
+    popped()
+    Message.objects.update(lease_id=TOKEN)
+    add("ready")
+
+
+def letter() -> int:
+    return dead_jobs()[0].id
+
+
+def many() -> list[NewJob]:
+    return [job_from({"jobId": name, "topic": "orders"}) for name in ("x", "y", "z")]
+
+
+def answer() -> KeptAnswer:
+    return KeptAnswer(202, str(add("new").outcome))
+
+
+# What each call answers when all goes well.
+CALLS: Final[dict[str, tuple[Callable[[], Any], Any]]] = {
+    "add": (lambda: add("new").outcome, "created"),
+    "add in a group": (lambda: add_job_in_group(many()[0]).outcome, "created"),
+    "update": (lambda: add("ready", url=URL, if_exists="update").outcome, "updated"),
+    "add many": (lambda: {each.outcome for each in add_jobs(many())}, {"created"}),
+    "find": (lambda: found("ready").state, JobState.READY),
+    "delete": (partial(delete_job, "orders", "reserved"), True),
+    "pop": (lambda: popped().job_id, "ready"),
+    "finish": (partial(finish_job, "orders", "reserved", TOKEN), Answer.DONE),
+    "release": (partial(release_job, "orders", "reserved", TOKEN), Answer.DONE),
+    "touch": (partial(touch_job, "orders", "reserved", TOKEN), Answer.DONE),
+    "bury": (partial(bury_job, "orders", "reserved", TOKEN), Answer.DONE),
+    "kick": (partial(kick_job, "orders", "dead"), 1),
+    "kick all": (partial(kick_topic, "orders"), 1),
+    "list topics": (lambda: [each.name for each in list_topics()], ["orders"]),
+    "list dead": (lambda: len(dead_jobs()), 1),
+    "replay": (lambda: replay(letter()), Answer.DONE),
+    "delete dead": (lambda: delete_dead_job(letter()), True),
+    "next job": (partial(seconds_to_next_job, ["orders|json"]), 3.0),
+    "stats": (lambda: topic_stats("orders").ready.value, 1),
+    "peek": (lambda: len(peek("orders", JobState.READY)), 1),
+    "pause": (partial(pause_topic, "orders"), True),
+    "resume": (partial(resume_topic, "orders"), False),
+    "configure": (lambda: configure_topic("orders", shards=3).shards, 3),
+    "once": (partial(once, "scope", "key", b"", answer), KeptAnswer(202, "created")),
+    "prune": (prune_answers, 0),
+}
+
+
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_connection_that_ended_before_the_call_is_replaced(
+    proxy: Proxy, admin: psycopg.Connection[Any], call: str
+) -> None:
+    terminate(admin, pid())
+    function, expected = CALLS[call]
+    assert function() == expected
+
+
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_network_that_broke_before_the_call_is_no_obstacle(proxy: Proxy, call: str) -> None:
+    proxy.cut()
+    function, expected = CALLS[call]
+    assert function() == expected
+
+
+@pytest.mark.usefixtures("scene")
+class TestSwallowedAnswers:
+    """The server has carried it out, or taken it back; the caller is not told a lie."""
+
+    @pytest.mark.parametrize("if_exists", IfExists)
+    def test_jobs_are_stored_once(self, proxy: Proxy, if_exists: IfExists) -> None:
+        proxy.swallow_answer("SELECT 3")
+        try:
+            added = add_jobs(many(), if_exists=if_exists)
+        except OutcomeUnknown:
+            assert if_exists is IfExists.FAIL
+        else:
+            assert None not in {each.outcome for each in added}
+        assert proxy.swallowed_tag is None
+        assert Message.objects.filter(key__in=["x", "y", "z"]).count() == 3
+
+    @pytest.mark.parametrize("if_exists", IfExists)
+    def test_a_job_in_a_group_is_stored_once(self, proxy: Proxy, if_exists: IfExists) -> None:
+        proxy.swallow_answer("SELECT 1")
+        try:
+            added = add_job_in_group(many()[0], if_exists=if_exists)
+        except OutcomeUnknown:
+            assert if_exists is IfExists.FAIL
+        else:
+            assert added.outcome is not None
+        assert proxy.swallowed_tag is None
+        assert Message.objects.filter(key="x").count() == 1
+
+    @pytest.mark.parametrize(
+        ("call", "tag"),
+        [("delete", "SELECT 1"), ("kick", "DELETE 1"), ("replay", "DELETE 1"),
+         ("finish", "SELECT 1"), ("delete dead", "DELETE 1")],
+    )  # fmt: skip
+    def test_what_finds_nothing_the_second_time_does_not_say_so(
+        self, proxy: Proxy, call: str, tag: str
+    ) -> None:
+        function, expected = CALLS[call]
+        proxy.swallow_answer(tag)
+        with suppress(OutcomeUnknown):
+            assert function() == expected
+        assert proxy.swallowed_tag is None, "no answer was swallowed"
+        if call == "delete":
+            assert find_job("orders", "reserved") is None
+
+    def test_a_pop_whose_answer_was_lost_is_not_confused_with_the_next_one(
+        self, proxy: Proxy
+    ) -> None:
+        add("second")
+        proxy.swallow_answer("UPDATE 1")
+        job = popped()
+        stored = Message.objects.get(key=job.job_id)
+        assert stored.lease_id == job.lease_token
+        assert Message.objects.filter(lease_id=job.lease_token).count() == 1
+
+    @pytest.mark.parametrize("tag", ["COMMIT", "INSERT 0 1"])
+    def test_a_request_with_a_key_is_carried_out_once(self, proxy: Proxy, tag: str) -> None:
+        proxy.swallow_answer(tag)
+        given = once("scope", "key", b"", answer)
+        assert isinstance(given, KeptAnswer)
+        assert (given.status, given.body) == (202, "created")
+        assert Message.objects.filter(key="new").count() == IdempotencyKey.objects.count() == 1
+
+
+def test_a_request_with_a_key_takes_five_round_trips(proxy: Proxy) -> None:
+    """Begin and look, add, announce, keep the answer, commit."""
+    once("scope", "warm", b"", lambda: KeptAnswer(202, str(add("warm").outcome)))
+    before = proxy.rounds
+    assert once("scope", "key", b"", answer) == KeptAnswer(202, "created")
+    assert proxy.rounds - before <= 5
+
+
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize("step", ["the locks", "the redrive"])
+def test_j5_a_redriver_that_dies_gives_up_the_jobs_it_held(
+    other: psycopg.Connection[Any], admin: psycopg.Connection[Any], step: str
+) -> None:
+    """And has changed nothing, for an update that waited for it."""
+    params = {"ids": [letter()], "kind": None, "overwrite": False, "now": None, "most": 200}
+    params |= family_params()
+    other.execute("BEGIN")
+    other.execute(LOCK_TOPICS_OF_LETTERS, params)
+    other.execute(LOCK_JOBS_OF_LETTERS, params)
+    if step == "the redrive":
+        assert other.execute(REDRIVE, params).fetchall()
+    with calling(lambda: add("dead", url=URL, if_exists="update").outcome) as update:
+        wait_until_blocked(admin, update)
+        terminate(admin, other.info.backend_pid)
+        assert update.answer() == "created"
+    assert Message.objects.get(key="dead").kind == "orders|callback"
+    assert len(dead_jobs()) == 1
+
+
+@pytest.mark.usefixtures("scene")
+def test_j5_a_redrive_of_a_topic_whose_answer_was_swallowed_is_made_once(proxy: Proxy) -> None:
+    letters = [letter()]
+    proxy.swallow_answer("SELECT 1")
+    with pytest.raises(OutcomeUnknown):
+        DelayedQueue("orders").redrive(letters)
+    assert found("dead").state is JobState.READY
+    assert dead_jobs() == []
+
+
+def test_a_recall_goes_on_over_a_new_connection(
+    queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any]
+) -> None:
+    """RECALL_JOBS: a batch whose answer was lost is recalled twice, to as soon."""
+    host = Host.objects.create(name="example.org:443")
+    for name in ("a", "b"):
+        add(name, url=URL)
+    Message.objects.update(scheduled_at=timezone.now() + timedelta(minutes=10))
+    terminate(admin, pid())
+    assert recall_host(host) == 2
+    Message.objects.update(scheduled_at=timezone.now() + timedelta(minutes=10))
+    proxy.swallow_answer("UPDATE 2")
+    recall_host(host)
+    assert proxy.swallowed_tag is None
+    latest = timezone.now() + timedelta(seconds=10)
+    assert Message.objects.filter(scheduled_at__lt=latest).count() == 2
+
+
+@pytest.fixture
+def server(transactional_db: None) -> Iterator[EmbeddedPostgres]:
+    """A server of the test's own behind Django's default alias."""
+    found = connections["default"].settings_dict
+    kept = dict(found)
+    with private_server() as own:
+        connections["default"].close()
+        found |= database(own.socket_url)
+        yield own
+        connections["default"].close()
+        found |= kept
+
+
+@pytest.mark.slow
+def test_j8_a_server_that_is_killed_after_the_answer_has_lost_nothing(
+    server: EmbeddedPostgres,
+) -> None:
+    """SIGKILL of all its processes, at once after the last answer."""
+    accepted = [add(str(n), url=URL if n % 2 else None, delay=n % 3) for n in range(300)]
+    assert delete_job("orders", "0")
+    token = popped().lease_token
+    kill(server)
+    connections["default"].close()
+    server.start()
+    forget_topics()
+
+    assert {each.outcome for each in accepted} == {"created"}
+    assert all(find_job("orders", str(n)) for n in range(1, 300))
+    assert find_job("orders", "0") is None
+    assert Message.objects.filter(lease_id=token).count() == 1
+    assert Topic.objects.get().name == "orders"
+
+
+@pytest.mark.slow
+def test_jobs_are_added_on_kept_plans_before_and_after_a_restart(server: EmbeddedPostgres) -> None:
+    """The connection is another then, and what was prepared on the old one is gone with it."""
+
+    def some(first: int) -> set[str | None]:
+        jobs = [job_from({"jobId": str(first + n), "topic": "orders"}) for n in range(10)]
+        return {add_job_in_group(each).outcome for each in jobs}
+
+    assert some(0) == {"created"}
+    kill(server)
+    server.start()
+    assert some(10) == {"created"}
+    with connections["default"].cursor() as cursor:
+        cursor.execute(
+            "SELECT sum(generic_plans) FROM pg_prepared_statements"
+            " WHERE strpos(statement, 'INSERT INTO delayed_queue AS stored') > 0"
+        )
+        assert cursor.fetchone()[0] == 10
+    assert Message.objects.count() == 20
+
+
+def kill(server: EmbeddedPostgres) -> None:
+    pid = server.status().pid
+    assert pid is not None
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    for each in processes:
+        os.kill(each.pid, signal.SIGKILL)
+    wait_until(lambda: not any(psutil.pid_exists(each.pid) for each in processes))

@@ -1,0 +1,7 @@
+"""A queue in a database that commits, and processes that know no topic."""
+
+from __future__ import annotations
+
+from tests.queue.races.conftest import impatient, new_process, queue
+
+__all__ = ["impatient", "new_process", "queue"]

@@ -1,0 +1,267 @@
+"""Hosts, slots, endpoints and attempts, under many workers at once (J12)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+import pytest
+from django.utils import timezone
+
+from delayed_queue.http.jobs.adding import add_jobs
+from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Slot, Topic
+from delayed_queue.http.store.callbacks import (
+    END_PROBE,
+    HOLD_SLOTS,
+    LOCK_SLOTS,
+    OPEN_HOST,
+    PROBE_HOST,
+)
+from delayed_queue.models import Message
+from tests.support.concurrency import calling, together, wait_until_blocked
+
+NOW: Final = 1_800_000_000_000
+HOST: Final = "example.com:443"
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def half_open() -> None:
+    Host.objects.open(HOST, "timeout", pause=1000, now=NOW)
+
+
+def probing(by: str, now: int = NOW + 1000) -> bool:
+    return Host.objects.probe(HOST, by, timeout=5000, now=now)
+
+
+def ending(by: str, outcome: Any, now: int = NOW + 2000) -> bool:
+    return Host.objects.end_probe(HOST, by, outcome, pause=1000, longest=100_000, now=now)
+
+
+class TestHosts:
+    def test_j12_of_twenty_workers_one_probes(self, half_open: None) -> None:
+        answers = together([partial(probing, str(n)) for n in range(20)])
+        assert sorted(answers) == [False] * 19 + [True]
+
+    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+    def test_j12_who_waits_for_the_probes_row_believes_what_it_leaves(
+        self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
+        end: str,
+    ) -> None:  # fmt: skip
+        params = {"host": HOST, "by": "first", "timeout": 5000, "now": NOW + 1000}
+        other.execute("BEGIN")
+        assert other.execute(PROBE_HOST, params).fetchall()
+        with calling(partial(probing, "second")) as second:
+            wait_until_blocked(admin, second)
+            other.execute(end)
+            assert second.answer() is (end == "ROLLBACK")
+
+    def test_j12_a_probe_that_died_is_given_to_another(self, half_open: None) -> None:
+        assert probing("dead")
+        assert not probing("next", NOW + 5999)
+        assert probing("next", NOW + 6000)
+        assert not ending("dead", "succeeded", NOW + 6001), "it came too late"
+        row = Host.objects.read(HOST, now=NOW + 6001)
+        assert row is not None
+        assert row.open_for <= 0
+
+    def test_j12_while_open_nobody_probes(self, half_open: None) -> None:
+        assert not probing("early", NOW + 999)
+
+    def test_j12_a_success_closes_and_failures_double_the_pause(self, half_open: None) -> None:
+        now = NOW + 1000
+        for pause in (2000, 4000, 8000):
+            assert probing("me", now)
+            assert ending("me", "failed", now)
+            row = Host.objects.read(HOST, now=now)
+            assert row is not None
+            assert row.open_for == pause
+            now += pause
+        assert probing("me", now)
+        assert ending("me", "succeeded", now)
+        assert Host.objects.read(HOST, now=now) is None
+
+    def test_j12_a_probe_that_was_dropped_is_anybodys(self, half_open: None) -> None:
+        assert probing("me")
+        assert ending("me", "dropped")
+        assert probing("you", NOW + 2001)
+
+    def test_j12_of_many_that_see_it_fail_one_opens(self) -> None:
+        answers = together([partial(Host.objects.open, HOST, "x", pause=60_000)] * 10)
+        assert sorted(answers) == [False] * 9 + [True]
+        assert Host.objects.get().openings == 1
+
+    def test_j12_results_on_their_way_do_not_prolong_it(self, half_open: None) -> None:
+        assert not Host.objects.open(HOST, "late", pause=99_000, now=NOW + 500)
+        row = Host.objects.read(HOST, now=NOW + 500)
+        assert row is not None
+        assert row.open_for == 500
+
+    def test_a_probe_that_was_under_way_when_an_operator_closed_is_not_believed(
+        self, half_open: None
+    ) -> None:
+        assert probing("me")
+        assert Host.objects.close(HOST)
+        assert not ending("me", "failed")
+        assert Host.objects.read(HOST, now=NOW + 2000) is None
+        assert not Host.objects.close(HOST)
+
+    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+    def test_an_operator_who_closes_waits_for_the_end_of_a_probe(
+        self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
+        end: str,
+    ) -> None:  # fmt: skip
+        """CLOSE_HOST: whichever comes last, the host is closed."""
+        probing("me")
+        params = {
+            "host": HOST, "by": "me", "outcome": "failed", "pause": 1000, "longest": 9000,
+            "now": NOW + 2000,
+        }  # fmt: skip
+        other.execute("BEGIN")
+        other.execute(END_PROBE, params)
+        with calling(partial(Host.objects.close, HOST)) as closing:
+            wait_until_blocked(admin, closing)
+            other.execute(end)
+            assert closing.answer()
+        assert Host.objects.get().open_until is None
+
+    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+    def test_an_operator_who_opens_waits_for_a_worker_that_does(
+        self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
+        end: str,
+    ) -> None:  # fmt: skip
+        """SHUT_HOST: the longer pause stands."""
+        Host.objects.close(HOST)
+        other.execute("BEGIN")
+        other.execute(OPEN_HOST, {"host": HOST, "pause": 90_000, "reason": "x", "now": NOW})
+        shutting = partial(Host.objects.shut, HOST, "me", pause=60_000, now=NOW)
+        with calling(shutting) as opening:
+            wait_until_blocked(admin, opening)
+            other.execute(end)
+            assert opening.answer() is (end == "ROLLBACK")
+        row = Host.objects.read(HOST, now=NOW)
+        assert row is not None
+        assert row.open_for == (90_000 if end == "COMMIT" else 60_000)
+
+    def test_a_probe_that_was_under_way_when_an_operator_opened_does_not_close(
+        self, half_open: None
+    ) -> None:
+        assert probing("me")
+        assert Host.objects.shut(HOST, "maintenance", pause=60_000, now=NOW + 1500)
+        assert not ending("me", "succeeded")
+        assert not probing("you", NOW + 2000)
+
+
+class TestRecalling:
+    """RECALL_JOBS: what somebody has in flight, or has changed meanwhile, is left alone."""
+
+    @pytest.fixture
+    def ids(self) -> list[int]:
+        jobs = [{"jobId": name, "topic": "orders", "url": "https://x.example/"} for name in "ab"]
+        add_jobs([job_from(each) for each in jobs])
+        Message.objects.update(scheduled_at=timezone.now() + timedelta(minutes=10))
+        return list(Message.objects.order_by("key").values_list("id", flat=True))
+
+    def test_what_another_holds_is_passed_over(
+        self, ids: list[int], other: psycopg.Connection[Any], impatient: Any
+    ) -> None:
+        with other.transaction():
+            other.execute("SELECT FROM delayed_queue WHERE id = %s FOR UPDATE", [ids[0]])
+            assert Topic.objects.recall(ids, wait=0, spread=1) == ids[1:]
+
+    def test_what_was_updated_or_leased_since_it_was_looked_at_is_left_alone(
+        self, ids: list[int]
+    ) -> None:
+        job = {"jobId": "a", "topic": "orders", "url": "https://x.example/", "delay": 300}
+        add_jobs([job_from(job)], if_exists=IfExists.UPDATE)
+        Message.objects.filter(key="b").update(lease_id="held")
+        assert Topic.objects.recall(ids, wait=0, spread=1) == []
+        soonest = timezone.now() + timedelta(minutes=4)
+        assert not Message.objects.filter(scheduled_at__lt=soonest).exists()
+
+    def test_two_that_recall_the_same_move_each_forward_only(self, ids: list[int]) -> None:
+        answers = together([partial(Topic.objects.recall, ids, wait=0, spread=1)] * 4)
+        assert set().union(*answers) == set(ids)
+        latest = timezone.now() + timedelta(seconds=1)
+        assert Message.objects.filter(scheduled_at__lt=latest).count() == 2
+
+
+@pytest.fixture
+def endpoint() -> Endpoint:
+    origin = "https://example.com"
+    return Endpoint.objects.create(
+        origin=origin, prefix=origin, secret="x", created_at=timezone.now()
+    )
+
+
+def holding(
+    endpoint: Endpoint, holder: str, wanted: int, used: int = 0, now: int | None = None
+) -> int:
+    return Endpoint.objects.hold_slots(
+        endpoint.id, holder, wanted, used, concurrency=5, timeout=1000, now=now
+    )
+
+
+class TestSlots:
+    def test_j12_twenty_workers_hold_no_more_than_there_are(self, endpoint: Endpoint) -> None:
+        answers = together([partial(holding, endpoint, str(n), 2) for n in range(20)])
+        assert sum(answers) == 5
+
+    def test_j12_a_worker_waits_for_the_one_before(
+        self, endpoint: Endpoint, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
+    ) -> None:
+        params = {
+            "id": endpoint.id, "holder": "first", "wanted": 4, "used": 0, "concurrency": 5,
+            "timeout": 60_000, "now": None,
+        }  # fmt: skip
+        other.execute("BEGIN")
+        other.execute(LOCK_SLOTS, {"id": endpoint.id})
+        assert other.execute(HOLD_SLOTS, params).fetchall() == [(4,)]
+        with calling(partial(holding, endpoint, "second", 5)) as second:
+            wait_until_blocked(admin, second)
+            other.execute("COMMIT")
+            assert second.answer() == 1
+
+    def test_j12_slots_of_a_worker_that_died_are_free_after_a_while(
+        self, endpoint: Endpoint
+    ) -> None:
+        assert holding(endpoint, "dead", 5, now=NOW) == 5
+        assert holding(endpoint, "alive", 3, now=NOW + 999) == 0
+        assert holding(endpoint, "alive", 3, now=NOW + 1000) == 3
+        assert list(Slot.objects.values_list("holder", flat=True)) == ["alive"]
+
+    def test_j12_what_is_in_use_is_never_taken_away(self, endpoint: Endpoint) -> None:
+        assert holding(endpoint, "a", 5, now=NOW) == 5
+        assert holding(endpoint, "b", 5, now=NOW + 1000) == 5
+        assert holding(endpoint, "a", 5, used=2, now=NOW + 1001) == 2
+
+
+class TestEndpoints:
+    def test_of_many_workers_that_meet_an_origin_one_makes_it(self) -> None:
+        origin = "https://example.com"
+        add = [partial(Endpoint.objects.add_once, origin, origin, f"s{n}") for n in range(10)]
+        assert sorted(together(add)) == [False] * 9 + [True]
+        assert Endpoint.objects.count() == 1
+
+    def test_of_many_that_are_told_it_is_gone_one_disables(self, endpoint: Endpoint) -> None:
+        answers = together([partial(Endpoint.objects.disable, endpoint.id, "gone")] * 10)
+        assert sorted(answers) == [False] * 9 + [True]
+
+
+class TestAttempts:
+    def test_prunes_pass_over_what_another_holds(
+        self, other: psycopg.Connection[Any], django_db_setup: None
+    ) -> None:
+        for n in range(3):
+            CallbackAttempt.objects.create(
+                key=str(n), topic="t", kind="t|callback", webhook_id="m", attempt=1,
+                started_at=n + 1, duration=1,
+            )  # fmt: skip
+        other.execute("BEGIN")
+        other.execute("SELECT 1 FROM delayed_queue_callback_attempt WHERE key = '1' FOR UPDATE")
+        assert CallbackAttempt.objects.prune(0, 10, now=NOW) == 2
+        other.execute("COMMIT")
+        assert CallbackAttempt.objects.prune(0, 10, now=NOW) == 1

@@ -1,0 +1,189 @@
+"""The commands that look at what is dead and mend it, and what they say to a slip."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from pytest_django import Settings
+
+from delayed_queue import DelayedQueue
+from delayed_queue.models import BulkRun, DeadLetter, Message
+from delayed_queue.queue.bulk import step
+from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
+from tests.support.processes import ROOT
+
+pytestmark = pytest.mark.django_db
+
+
+def run(*arguments: str) -> str:
+    out = StringIO()
+    call_command(*arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_groups_are_a_table_of_80_columns_and_json():
+    DeadLetterFactory.create_batch(12, fingerprint="a" * 16, kind=f"{'long-' * 12}|json")
+    DeadLetterFactory.create(fingerprint="b" * 16, reason="refused\x1b[2J", last_error=None)
+    text = run("queuedead", "groups")
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "\x1b" not in text
+    rows = json.loads(run("queuedead", "groups", "--format", "json"))
+    assert sorted((each["group"], each["dead"]) for each in rows) == [
+        ("a" * 16, 12), ("b" * 16, 1)
+    ]  # fmt: skip
+    assert run("queuedead", "runs") == "Nothing.\n"
+
+
+def test_letters_are_listed_and_shown():
+    letter = DeadLetterFactory.create(fingerprint="a")
+    DeadLetterFactory.create(kind="other|json")
+    assert len(json.loads(run("queuedead", "list", "--format", "json"))) == 2
+    (row,) = json.loads(
+        run("queuedead", "list", "--queue", "orders", "--group", "a", "--format", "json")
+    )
+    assert row["id"] == letter.id
+    assert "ValueError: no such order" in run("queuedead", "show", str(letter.id))
+
+
+def test_letters_are_exported_as_lines_of_json(tmp_path: Path):
+    DeadLetterFactory.create(key="a", payload=b"1", headers={"url": "x"})
+    DeadLetterFactory.create(key="b", payload=b"\xff")
+    text, binary = map(json.loads, run("queuedead", "export", "orders").splitlines())
+    assert (text["key"], text["payload"], text["headers"]) == ("a", "1", {"url": "x"})
+    assert binary["payload_base64"] == "/w=="
+    path = tmp_path / "letters.jsonl"
+    run("queuedead", "export", "orders", "--key-from", "b", "--output", str(path))
+    assert [json.loads(each)["key"] for each in path.read_text().splitlines()] == ["b"]
+    with pytest.raises(CommandError, match="cannot be written: File exists"):
+        run("queuedead", "export", "orders", "--output", str(path))
+    assert DeadLetter.objects.count() == 2
+
+
+def test_what_died_long_ago_is_pruned(settings: Settings):
+    DeadLetterFactory.create(died_at=from_now(days=-40))
+    DeadLetterFactory.create(kind="other|json", died_at=from_now(days=-40))
+    DeadLetterFactory.create()
+    assert run("queuedead", "prune", "--dry-run").startswith("2 dead letters are meant")
+    assert json.loads(run("queuedead", "prune", "--queue", "orders", "--format", "json")) == {
+        "deleted": 1
+    }
+    assert run("queuedead", "prune") == "1 dead letters were deleted.\n"
+    settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "DEAD_LETTER_RETENTION": None}
+    with pytest.raises(CommandError, match="say --older-than"):
+        run("queuedead", "prune")
+
+
+def test_a_run_is_spread_over_a_time():
+    DeadLetterFactory.create_batch(2)
+    arguments = ("redrive", "orders", "--over", "2h", "--newer-than", "2d", "--format", "json")
+    answer = json.loads(run("queuedead", *arguments))
+    assert answer == {"run": BulkRun.objects.get().pk, "meant": 2, "is_capped": False}
+    assert BulkRun.objects.get().pace == 2 / 7200
+
+
+def test_a_redrive_is_tried_begun_paused_resumed_and_cancelled():
+    DeadLetterFactory.create_batch(3, fingerprint="a")
+    arguments = ("queuedead", "redrive", "orders", "--group", "a", "--pace", "1")
+    assert run(*arguments, "--dry-run") == "3 dead letters are meant; nothing was changed.\n"
+    assert not BulkRun.objects.exists()
+    assert "has begun: 3 dead letters" in run(*arguments, "--canary", "1", "--why", "mended")
+    number = str(BulkRun.objects.get().pk)
+    for command, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        run("queuedead", command, number)
+        assert state in run("queuedead", "runs")
+
+
+def test_a_drop_by_reason_is_carried_out_by_workers():
+    DeadLetterFactory.create_batch(2, reason="refused")
+    DeadLetterFactory.create()
+    run("queuedead", "drop", "orders", "--reason", "refused", "--older-than", "1m")
+    while step():
+        pass
+    assert DeadLetter.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "code"),
+    [
+        (("queuedead", "redrive", "ordrs"), "Did you mean 'orders'?", 2),
+        (("queuedead", "redrive", "orders", "--group", "x"), "No dead letter", 1),
+        (("queuedead", "list", "--group", "x"), "add --queue", 2),
+        (("queuedead", "drop", "orders", "--canary", "1"), "no canary", 1),
+        (("queuedead", "drop", "orders", "--older-than", "soon"), "not a duration", 1),
+        (("queuedead", "redrive", "orders", "--over", "1h", "--pace", "9"), "not both", 1),
+        (("queuedead", "show", "999"), "no dead letter 999", 1),
+        (("queuedead", "cancel", "999"), "no run 999", 1),
+        (("queuepause", "ordrs"), "Did you mean 'orders'?", 2),
+        (("queuemessages", "show", "orders", "x"), "no message 'x'", 1),
+        (("queuemessages", "drop", "orders", "x"), "no message 'x'", 1),
+        (("queuedead", "--database", "nope", "groups"), "no database alias", 2),
+    ],
+)
+def test_a_slip_is_one_sentence_and_an_exit_code(arguments: tuple[str, ...], said: str, code: int):
+    DeadLetterFactory.create()
+    with pytest.raises(CommandError, match=r"^[^\n]+$") as caught:
+        run(*arguments)
+    assert said in str(caught.value)
+    assert caught.value.returncode == code
+
+
+@pytest.mark.parametrize("pace", ["0", "x", "1000000"])
+def test_a_pace_out_of_range_is_refused(pace: str):
+    with pytest.raises(CommandError, match="is not a number from 1 to 100,000"):
+        run("queuedead", "redrive", "orders", "--pace", pace)
+
+
+def test_a_second_run_is_refused():
+    DeadLetterFactory.create()
+    run("queuedead", "redrive", "orders")
+    with pytest.raises(CommandError, match="in progress") as caught:
+        run("queuedead", "redrive", "orders")
+    assert caught.value.returncode == 75
+
+
+def test_a_queue_is_paused_and_resumed():
+    MessageFactory.create(due=True)
+    assert run("queuepause", "orders", "--why", "a move") == "orders|json is paused.\n"
+    assert "already" in run("queuepause", "orders")
+    assert DelayedQueue("orders").is_paused()
+    assert "again" in run("queueresume", "orders")
+    assert "was not paused" in run("queueresume", "orders")
+
+
+def test_a_message_is_found_shown_delivered_now_and_dropped():
+    MessageFactory.create(key="a", scheduled=True)
+    MessageFactory.create(key="a", kind="other|json", due=True)
+    assert len(json.loads(run("queuemessages", "find", "a", "--format", "json"))) == 2
+    assert "scheduled" in run("queuemessages", "show", "orders", "a")
+    assert "is due now" in run("queuemessages", "deliver-now", "orders", "a")
+    with pytest.raises(CommandError, match="is due, not scheduled"):
+        run("queuemessages", "deliver-now", "orders", "a")
+    leased = MessageFactory.create(key="b", leased=True)
+    listed = json.loads(run("queuemessages", "list", "orders", "--format", "json"))
+    assert [each["key"] for each in listed] == ["a", "b"]
+    assert str(leased.lease_id) in run("queuemessages", "release", "orders", "b", "--dry-run")
+    assert "is due now" in run("queuemessages", "release", "orders", "b")
+    with pytest.raises(CommandError, match="is due, not leased"):
+        run("queuemessages", "release", "orders", "b")
+    assert "dropped" in run("queuemessages", "drop", "orders", "a")
+    assert "dropped" in run("queuemessages", "drop", "orders", "b")
+    assert Message.objects.count() == 1
+
+
+def test_the_names_of_queues_are_completed_as_the_docs_say():
+    MessageFactory.create(due=True)
+    assert "orders" in run("queuestats", "--format", "names").splitlines()
+    text = (ROOT / "docs/guides/monitoring.md").read_text()
+    function = next(each for each in text.splitlines() if each.startswith("_queues() {"))
+    script = f"""python() {{ printf 'orders\\nbills\\nother\\n'; }}
+{function}
+COMP_WORDS=(manage.py queuepause o) COMP_CWORD=2
+_queues && echo "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["/bin/bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["orders", "other"]

@@ -1,0 +1,149 @@
+"""``manage.py queuestats``: figures for people, dashboards and autoscalers."""
+
+from __future__ import annotations
+
+import json
+import signal
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from delayed_queue.handlers import registry
+from delayed_queue.observe.overview import MAX_KINDS
+from tests.support.factories import DeadLetterFactory, MessageFactory
+from tests.support.processes import manage, managed, wait_until
+
+pytestmark = pytest.mark.django_db
+
+
+def run(*arguments: str) -> str:
+    out = StringIO()
+    call_command("queuestats", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def rows(*arguments: str) -> dict[str, dict[str, Any]]:
+    found = json.loads(run(*arguments, "--format", "json"))["queues"]
+    return {each["kind"]: each for each in found}
+
+
+def fill() -> None:
+    MessageFactory.create_batch(3, due=True)
+    MessageFactory.create_batch(2, scheduled=True)
+    MessageFactory.create(leased=True)
+    DeadLetterFactory.create_batch(4)
+
+
+def test_json_has_each_state() -> None:
+    fill()
+    orders = rows("--queue", "orders")["orders|json"]
+    assert 60 <= orders.pop("oldest_due_age_seconds") < 120
+    assert orders == {
+        "queue": "orders", "kind": "orders|json",
+        "due": 3, "scheduled": 2, "leased": 1, "dead": 4, "cut": [],
+    }  # fmt: skip
+
+
+def test_the_table_has_a_line_for_each_queue() -> None:
+    fill()
+    MessageFactory.create(kind="later|text", scheduled=True)
+    lines = [line.split() for line in run("--queue", "orders", "--queue", "later").splitlines()]
+    assert lines[0] == ["queue", "codec", "due", "scheduled", "leased", "dead", "oldest", "due"]
+    assert lines[1][:6] == ["orders", "json", "3", "2", "1", "4"]
+    assert lines[1][6].startswith("0:01:")
+    assert lines[2] == ["later", "text", "0", "1", "0", "0", "-"]
+    assert len(lines) == 3
+
+
+def test_columns_are_aligned() -> None:
+    MessageFactory.create(kind="a-queue-with-a-long-name|json")
+    header, *lines = run().splitlines()
+    assert len({len(line) for line in [header, *lines]}) == 1
+
+
+def test_without_names_all_there_are_and_all_with_a_handler() -> None:
+    MessageFactory.create(kind="unheard|json")
+    DeadLetterFactory.create(kind="forgotten|json")
+    found = rows()
+    assert {"unheard|json", "forgotten|json"} <= found.keys()
+    assert {handler.kind for handler in registry} <= found.keys()
+
+
+class TestNames:
+    def test_a_queue_that_is_empty_is_zero(self) -> None:
+        found = rows("--queue", "ledger", "--queue", "nowhere", "--queue", "own|avro")
+        assert found.keys() == {"ledger|json", "nowhere|json", "own|avro"}
+        assert {each["due"] for each in found.values()} == {0}
+        assert {each["oldest_due_age_seconds"] for each in found.values()} == {None}
+
+    def test_each_codec_of_a_name_is_found(self) -> None:
+        MessageFactory.create(kind="orders|text")
+        MessageFactory.create(kind="orders|bytes")
+        assert rows("--queue", "orders").keys() == {"orders|text", "orders|bytes"}
+
+    def test_a_kind_is_a_name_too(self) -> None:
+        MessageFactory.create(kind="7ab2b0dfa43e1a1f12169da88468fb53")
+        MessageFactory.create(kind="orders|avro")
+        found = rows("--queue", "7ab2b0dfa43e1a1f12169da88468fb53", "--queue", "orders|avro")
+        assert [each["due"] for each in found.values()] == [1, 1]
+
+    def test_a_name_given_twice_is_shown_once(self) -> None:
+        assert (
+            len(json.loads(run("--queue", "a", "--queue", "a", "--format", "json"))["queues"]) == 1
+        )
+
+
+class TestBounds:
+    def test_counts_stop_at_the_cap_and_say_so(self) -> None:
+        MessageFactory.create_batch(5)
+        orders = rows("--queue", "orders", "--cap", "3")["orders|json"]
+        assert (orders["due"], orders["cut"]) == (3, ["due"])
+        table = run("--queue", "orders", "--cap", "3")
+        assert "3+" in table
+        assert "there may be more" in table
+        assert "there may be more" not in run("--queue", "orders")
+
+    def test_a_few_statements_for_a_hundred_queues(self) -> None:
+        for number in range(MAX_KINDS + 1):
+            MessageFactory.create(kind=f"kind-{number}|json")
+        with CaptureQueriesContext(connection) as captured:
+            answer = json.loads(run("--format", "json"))
+        assert len(captured) <= 4
+        assert (len(answer["queues"]), answer["queues_left_out"]) == (MAX_KINDS, True)
+        assert f"Only {MAX_KINDS} queues are shown" in run()
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [("--cap", "0"), ("--cap", "x"), ("--watch", "-1"), ("--watch", "0")],
+    )
+    def test_wrong_arguments_are_said(self, option: str, value: str) -> None:
+        with pytest.raises(CommandError, match=f"{option}: '{value}' is not a number"):
+            run(option, value)
+
+
+def due_in(line: str) -> int:
+    return int(json.loads(line)["queues"][0]["due"])
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+class TestProcess:
+    def test_watch_shows_changes_until_it_is_stopped(self) -> None:
+        arguments = ("--queue", "orders", "--format", "json", "--watch", "0.05")
+        with managed("queuestats", *arguments) as process:
+            wait_until(process.lines)
+            MessageFactory.create()
+            wait_until(lambda: due_in(process.lines()[-1]) == 1)
+            process.send_signal(signal.SIGINT)
+            assert process.ended()[0] == 0
+        assert due_in(process.lines()[0]) == 0
+
+    def test_a_database_that_is_away_is_exit_code_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(connection.settings_dict, "PORT", "1")
+        code, output = manage("queuestats").ended()
+        assert code == 1
+        assert "CommandError: The database 'default' cannot be asked" in output

@@ -1,0 +1,115 @@
+"""The dashboard and the alerts ask for metrics that there are, by labels that these have (O7)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from delayed_queue import DelayedQueue, Envelope
+from delayed_queue.observe.metrics import PrometheusInstrument, QueueCollector, exposition
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
+from tests.support.concurrency import raw_connection
+from tests.support.instruments import registry_of
+from tests.support.processes import ROOT
+
+FOLDER: Final = ROOT / "docs" / "operations" / "monitoring"
+METRIC: Final = re.compile(r"(delayed_queue_\w+)(?:\{([^}]*)\})?")
+MATCHER: Final = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+GROUPING: Final = re.compile(r"\b(?:by|on) \(([^)]*)\)")
+# Of every histogram, beside what is asked.
+PARTS: Final = ("_created", "_sum", "_count", "_bucket")
+
+
+def dashboard() -> Any:
+    return json.loads((FOLDER / "dashboard.json").read_text())
+
+
+def rules() -> Any:
+    [group] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    return group["rules"]
+
+
+def expressions() -> Iterator[str]:
+    for panel in dashboard()["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+    yield from (rule["expr"] for rule in rules())
+
+
+def asked() -> Iterator[tuple[str, set[str]]]:
+    """Yield each metric that an expression names, and the labels that it is chosen by."""
+    for expression in expressions():
+        for name, matchers in METRIC.findall(expression):
+            yield name, set(MATCHER.findall(matchers))
+
+
+@pytest.fixture
+def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
+    """The labels of each metric in the exposition of a worker that worked."""
+    settings.DELAYED_QUEUE = {"INSTRUMENTS": [PrometheusInstrument(REGISTRY)]}
+    for key in ("fails", "passes"):
+        DelayedQueue("orders").offer_or_update(key, key)
+
+    def handle(envelope: Envelope) -> None:
+        if envelope.key == "fails":
+            raise ValueError
+
+    Worker(WorkerOptions(burst=True), registry_of(orders=handle)).run()
+    with raw_connection() as holder:
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT 1")
+        body, _ = exposition(QueueCollector())
+    return {
+        sample.name: set(sample.labels)
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+        if sample.name.startswith("delayed_queue_")
+    }
+
+
+def test_each_metric_exists_and_has_the_labels(served: dict[str, set[str]]) -> None:
+    for name, labels in asked():
+        # A counter that never counted is not there yet; "dead" counts as "failed" does.
+        of = name.replace("_dead_total", "_failed_total")
+        assert of in served, name
+        assert labels <= served[of], name
+
+
+def test_what_is_grouped_by_is_a_label_of_all_that_is_grouped(served: dict[str, set[str]]) -> None:
+    for expression in expressions():
+        grouped = {
+            label.strip() for each in GROUPING.findall(expression) for label in each.split(",")
+        }
+        for name, _ in METRIC.findall(expression):
+            of = name.replace("_dead_total", "_failed_total")
+            assert grouped <= served[of], expression
+
+
+def test_every_metric_is_on_the_dashboard(served: dict[str, set[str]]) -> None:
+    shown = {name for name, _ in asked()}
+    left = {each for each in served if not each.endswith(PARTS)} - shown
+    assert left == set()
+
+
+def test_panels_and_alerts_can_be_told_apart_and_say_what_they_are() -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len(places) == len(panels)
+    assert {rule["alert"] for rule in rules()} >= {"QueueIsLate", "MessagesDied"}
+    assert all("summary" in rule["annotations"] for rule in rules())
+
+
+def test_the_guide_links_to_both() -> None:
+    guide = Path(ROOT, "docs", "guides", "monitoring.md").read_text()
+    assert "../operations/monitoring/dashboard.json" in guide
+    assert "../operations/monitoring/alerts.yml" in guide

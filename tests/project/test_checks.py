@@ -1,0 +1,341 @@
+"""Each system check can be provoked by the command, and none speaks of what is not in use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+from django.apps import apps
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.test import Client
+from django.urls import clear_url_caches
+from django.utils.autoreload import StatReloader, autoreload_started
+from pytest_django import Settings
+
+from delayed_queue import CronEntry
+from delayed_queue.cron.registry import crontab
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.handlers import registry
+from delayed_queue.notifications.conf import CONSOLES
+from delayed_queue.tasks.checks import check_backends
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
+from tests.cron.test_without_zones import NO_ZONES
+from tests.support import documents
+from tests.support.missing import not_installed
+from tests.support.processes import ROOT
+
+IDS = {
+    documents.code(row[0])
+    for row in documents.table(documents.DOCS / "reference/settings.md", "id", "meaning")
+}
+HASHED: Final = {"NOTIFICATIONS": {"HASH_KEY": "a key"}}
+SERVED: Final = {"API": {"TOPICS": ["orders"]}} | HASHED
+
+
+def check(*arguments: str) -> str:
+    """Return all that the command says, whether or not it fails."""
+    out, err = StringIO(), StringIO()
+    try:
+        call_command("check", *arguments, stdout=out, stderr=err)
+    except CommandError as error:
+        err.write(str(error))
+    return out.getvalue() + err.getvalue()
+
+
+def ids(said: str) -> set[str]:
+    return {each for each in IDS if f"({each})" in said}
+
+
+@pytest.fixture
+def broken(settings: Settings) -> Iterator[None]:
+    """Have an app installed whose handlers cannot be imported."""
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "tests.brokenapp"]
+    yield
+    settings.INSTALLED_APPS = settings.INSTALLED_APPS[:-1]
+    assert not registry.failures
+
+
+SITE = """
+from django.http import HttpResponse
+from django.urls import include, path
+urlpatterns = [
+    path('queue/', include('delayed_queue.http.urls')),
+    path('home', lambda request: HttpResponse('here')),
+]
+"""
+
+
+@pytest.fixture
+def without_ninja(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Mount the API where its extra is not installed, beside a page of the site's own."""
+    site = ModuleType("site_without_ninja")
+    monkeypatch.setitem(sys.modules, site.__name__, site)
+    with not_installed("ninja", "delayed_queue.http.api", "delayed_queue.http.urls"):
+        exec(SITE, vars(site))  # noqa: S102 # our own lines
+        settings.ROOT_URLCONF = site.__name__
+        clear_url_caches()
+        yield
+    clear_url_caches()
+
+
+def provoke_e001(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = {"LEASE_DURATIONS": 5}
+
+
+def provoke_e003(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = SERVED | {"INSTRUMENTS": ["delayed_queue.nope"]}
+
+
+def provoke_e004(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = HASHED | {"API": {**SERVED["API"], "PUBLIC": True}}
+
+
+def provoke_e005(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = HASHED | {"API": {**SERVED["API"], "DOCS": True}}
+
+
+def provoke_w005(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = SERVED | {
+        "CRON": [{"queue": "leger", "key_prefix": "hourly", "schedule": "@hourly"}]
+    }
+
+
+def provoke_w007(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = HASHED
+
+
+def provoke_e008(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = SERVED | {"NOTIFICATIONS": {"HASH_KEY": "k", "SECRETS": ["wrong"]}}
+
+
+def provoke_w008(settings: Settings) -> None:
+    consoles = {channel: CONSOLES[channel] for channel in ("email", "sms")}
+    settings.DELAYED_QUEUE = SERVED | {"NOTIFICATIONS": {"HASH_KEY": "k", "PROVIDERS": consoles}}
+
+
+def provoke_w009(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = {"API": SERVED["API"]}
+
+
+def with_tasks(settings: Settings, **more: Any) -> None:
+    settings.DELAYED_QUEUE = SERVED
+    backend = {"BACKEND": "delayed_queue.tasks.DelayedQueueBackend", "QUEUES": ["mail"], **more}
+    settings.TASKS = {"default": backend}
+
+
+def provoke_e009(settings: Settings) -> None:
+    with_tasks(settings, QUEUES=["ledger"])
+
+
+def provoke_e010(settings: Settings) -> None:
+    with_tasks(settings, OPTIONS={"DATABASE": "nope"})
+
+
+def provoke_e011(settings: Settings) -> None:
+    with_tasks(settings, QUEUES=[])
+
+
+def provoke_e012(settings: Settings) -> None:
+    with_tasks(settings)
+    settings.INSTALLED_APPS = [
+        each for each in settings.INSTALLED_APPS if each != "delayed_queue.tasks"
+    ]
+
+
+class TestEachId:
+    @pytest.mark.parametrize(
+        "name", ["E001", "E003", "E004", "E005", "E008", "W005", "W007", "W008", "W009"]
+    )
+    def test_of_settings(self, name: str, settings: Settings) -> None:
+        settings.DELAYED_QUEUE = SERVED
+        assert ids(check("--deploy")) == set()
+        globals()[f"provoke_{name.lower()}"](settings)
+        assert ids(check("--deploy")) == {f"delayed_queue.{name}"}
+
+    @pytest.mark.parametrize("name", ["E009", "E010", "E011"])
+    def test_of_tasks(self, name: str, settings: Settings) -> None:
+        globals()[f"provoke_{name.lower()}"](settings)
+        found = {each.id for each in check_backends()}
+        assert found == {f"delayed_queue.{name}"}
+
+    def test_of_tasks_without_their_app(self, settings: Settings) -> None:
+        provoke_e012(settings)
+        assert ids(check()) == {"delayed_queue.E012"}
+        assert not check_backends()
+
+    @pytest.mark.django_db
+    def test_of_databases(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        default = vars(connections["default"])
+        with monkeypatch.context() as patched:
+            patched.setitem(default, "pg_version", 120_017)
+            assert ids(check("--database", "default")) == {"delayed_queue.W003"}
+        monkeypatch.setitem(default, "vendor", "sqlite")
+        for arguments in ([], ["--database", "default"]):
+            assert ids(check(*arguments)) == {"delayed_queue.E002"}
+
+    def test_of_a_database_that_is_not_the_default(self, lite: str) -> None:
+        assert ids(check()) == set()
+        assert ids(check("--database", lite, "--tag", "database")) == {"delayed_queue.W002"}
+
+    @pytest.mark.django_db
+    @pytest.mark.usefixtures("broken")
+    def test_of_handlers(self) -> None:
+        said = check()
+        assert ids(said) == {"delayed_queue.E006"}
+        assert "tests.brokenapp.handlers cannot be imported: ModuleNotFoundError" in said
+        assert "tests/brokenapp/handlers.py, line 5)." in said
+        # As migrate asks, which must go on.
+        assert ids(check("--database", "default")) == {"delayed_queue.W006"}
+
+    @pytest.mark.usefixtures("without_ninja")
+    def test_of_the_api_without_its_extra(self) -> None:
+        said = check("--deploy")
+        assert ids(said) - {"delayed_queue.W009"} == {"delayed_queue.E007"}
+        assert "needs the extra [http]: pip install 'django-delayed-queue[http]'" in said
+
+    def test_every_id_of_the_page_has_a_case_here(self) -> None:
+        source = Path(__file__).read_text(encoding="utf-8")
+        assert {each for each in IDS if each.removeprefix("delayed_queue.") in source} == IDS
+
+
+class TestHandlers:
+    @pytest.mark.usefixtures("broken")
+    def test_a_worker_refuses_to_start(self) -> None:
+        with pytest.raises(InvalidConfiguration, match=r"Handlers are missing\. tests\.brokenapp"):
+            Worker(WorkerOptions(queues=("ledger",)))
+
+    @pytest.mark.usefixtures("broken")
+    def test_the_command_of_a_worker_too(self) -> None:
+        with pytest.raises(CommandError, match=r"Handlers are missing\. tests\.brokenapp"):
+            call_command("runqueueworker", "--queue", "ledger")
+
+    @pytest.mark.usefixtures("broken")
+    def test_runserver_watches_the_file_that_is_to_be_mended(self) -> None:
+        reloader = StatReloader()
+        autoreload_started.send(sender=reloader)
+        assert {"handlers.py"} <= {path.name for path in reloader.extra_files}
+
+    def test_it_is_logged_for_web_processes(
+        self, settings: Settings, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level("ERROR", "delayed_queue"):
+            settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "tests.brokenapp"]
+        settings.INSTALLED_APPS = settings.INSTALLED_APPS[:-1]
+        [line] = [each.getMessage() for each in caplog.records]
+        assert line.startswith('event=handlers_failed module=tests.brokenapp.handlers error="')
+
+    @pytest.mark.parametrize(
+        ("lines", "said"),
+        [
+            ("import nothing_of_this_name", "ModuleNotFoundError: No module named"),
+            ("def (", "SyntaxError: "),
+            ("from delayed_queue import handler\n@handler\ndef close(envelope): ...",
+             'InvalidConfiguration: Write @handler("orders")'),
+            ("from delayed_queue import handler\n@handler('orders')\ndef close(): ...",
+             "called with one argument, the envelope; slipping.handlers.close() cannot be"),
+        ],
+        ids=["import", "syntax", "no parentheses", "no argument"],
+    )  # fmt: skip
+    def test_whatever_is_wrong_in_a_module_is_said_with_its_place(
+        self, lines: str, said: str, tmp_path: Path, settings: Settings,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        (tmp_path / "slipping").mkdir()
+        (tmp_path / "slipping/__init__.py").touch()
+        (tmp_path / "slipping/handlers.py").write_text(lines, encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "slipping"]
+        found = check()
+        settings.INSTALLED_APPS = settings.INSTALLED_APPS[:-1]
+        del sys.modules["slipping"]
+        assert ids(found) == {"delayed_queue.E006"}
+        assert said in found
+        assert ", line " in found
+
+    def test_the_handlers_of_the_other_apps_are_there(self, broken: None) -> None:
+        assert apps.is_installed("tests.brokenapp")
+        assert registry.get("ledger").queue == "ledger"
+
+
+@pytest.mark.usefixtures("without_ninja")
+def test_the_rest_of_a_site_without_the_extra_goes_on(client: Client) -> None:
+    assert client.get("/home").content == b"here"
+    with pytest.raises(InvalidConfiguration, match=r"needs the extra \[http\]"):
+        client.get("/queue/v1/jobs")
+
+
+class TestSchedules:
+    @pytest.mark.parametrize(
+        ("entry", "said"),
+        [
+            ({"queue": "ledger"}, ""),
+            ({"queue": "ledgr"}, "The queue 'ledgr' has no handler. Did you mean 'ledger'?"),
+            ({"queue": "nothing-like-it"}, "The queue 'nothing-like-it' has no handler."),
+            (
+                {"queue": "ledger", "codec": "text"},
+                "The handler of the queue 'ledger' takes 'ledger|json', not 'ledger|text'.",
+            ),
+        ],
+    )
+    def test_ticks_that_no_handler_takes_are_warned_about(
+        self, entry: dict[str, Any], said: str
+    ) -> None:
+        declared = CronEntry(key_prefix="p", schedule="@daily", declared_in="here", **entry)
+        crontab.add(declared)
+        try:
+            found = check()
+        finally:
+            crontab.remove(declared)
+        assert ids(found) == ({"delayed_queue.W005"} if said else set())
+        assert said in found
+
+
+SETTINGS = """
+SECRET_KEY = "x" * 60
+DEBUG = True
+ROOT_URLCONF = __name__
+urlpatterns = []
+INSTALLED_APPS = ["delayed_queue"]
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.{engine}", "NAME": "nothing.db"}}}}
+"""
+MANAGE = """
+import sys
+from django.core.management import execute_from_command_line
+execute_from_command_line(sys.argv)
+"""
+
+
+@pytest.mark.slow
+class TestEmptyProject:
+    """A real ``check`` in a project that has the app and nothing else."""
+
+    def said(self, directory: Path, engine: str, before: str = "") -> tuple[int, str]:
+        (directory / "alone.py").write_text(SETTINGS.format(engine=engine), encoding="utf-8")
+        (directory / "manage.py").write_text(before + MANAGE, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "manage.py", "check", "--deploy"],
+            cwd=directory, timeout=60, check=False, text=True, capture_output=True,
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "alone", "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stderr
+
+    def test_it_is_not_told_of_an_api_that_it_has_not(self, tmp_path: Path) -> None:
+        code, said = self.said(tmp_path, "postgresql")
+        assert (code, ids(said)) == (0, set())
+        assert "security.W018" in said  # DEBUG is on
+
+    def test_it_is_told_of_sqlite_without_being_asked_and_of_missing_zones(
+        self, tmp_path: Path
+    ) -> None:
+        code, said = self.said(tmp_path, "sqlite3", NO_ZONES)
+        assert (code, ids(said)) == (1, {"delayed_queue.E002", "delayed_queue.W004"})

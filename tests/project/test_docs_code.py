@@ -1,0 +1,265 @@
+"""The documentation's code is run, and its tables are compared with the database."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+
+from delayed_queue import models
+from delayed_queue.conf import find_problems
+from delayed_queue.cron.registry import crontab
+from delayed_queue.handlers import registry
+from delayed_queue.http import models as http
+from delayed_queue.observe import signals
+from delayed_queue.spark import models as spark
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.worker import Worker
+from tests.support import documents
+from tests.support.documents import DOCS, ROOT, Block
+
+README = ROOT / "README.md"
+QUICKSTART = DOCS / "quickstart.md"
+SCHEMA = DOCS / "internals/schema.md"
+# The models whose tables that page has, in its order.
+DOCUMENTED: Any = (
+    models.Message, models.DeadLetter, models.BulkRun, models.Schedule, models.Worker,
+    models.Sample, models.PausedQueue,
+    http.Rate, http.ApiToken, http.Topic, http.IdempotencyKey, http.Endpoint,
+    http.Host, http.Slot, http.CallbackAttempt,
+    spark.OfferLedger, spark.OfferStage, spark.ArchiveManifest, spark.PipelineReport,
+)  # fmt: skip
+
+TASKS: Any = {
+    "default": {"BACKEND": "delayed_queue.tasks.DelayedQueueBackend", "QUEUES": ["default"]},
+}
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers(settings: Any) -> Iterator[None]:
+    """Have tasks served, and forget the handlers, schedules and receivers that a page registers."""
+    queues = {each.queue for each in registry}
+    settings.TASKS = TASKS
+    schedules = {each.id for each in crontab}
+    receivers = list(signals.acknowledged.receivers)
+    yield
+    for handler in list(registry):
+        if handler.queue not in queues:
+            registry.remove(handler.queue)
+    for entry in list(crontab):
+        if entry.id not in schedules:
+            crontab.remove(entry)
+    signals.acknowledged.receivers = receivers
+    signals.acknowledged.sender_receivers_cache.clear()
+
+
+def run(page: Path) -> dict[str, Any]:
+    """Run the page's Python blocks in order as one module, and the tests they define."""
+    module = ModuleType(f"page_{page.stem.replace('-', '_')}")
+    sys.modules[module.__name__] = module  # where a task is found by its path
+    namespace = vars(module)
+    for block in documents.blocks(page, "python"):
+        # Lines as in the page, so that a traceback points there.
+        source = "\n" * (block.line - 1) + block.text
+        exec(compile(source, str(block), "exec"), namespace)  # noqa: S102 # our own pages
+    run_tests(namespace)
+    return namespace
+
+
+def run_tests(namespace: dict[str, Any]) -> None:
+    for name, value in list(namespace.items()):
+        if name.startswith("test_"):
+            value()
+        elif isinstance(value, type) and value.__module__ == namespace["__name__"]:
+            run_case(value)
+
+
+def run_case(cls: type) -> None:
+    if not issubclass(cls, unittest.TestCase):
+        return
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(cls).run(result)
+    assert result.testsRun > 0
+    assert [text for _, text in result.errors + result.failures] == []
+
+
+def pages_with_code() -> list[Any]:
+    return [
+        pytest.param(page, id=documents.name_of(page))
+        for page in documents.pages()
+        if documents.blocks(page, "python") and page not in (README, QUICKSTART)
+    ]
+
+
+@pytest.mark.parametrize("page", pages_with_code())
+def test_code_of_the_page_runs(page: Path) -> None:
+    namespace = run(page)
+    assert find_problems(namespace.get("DELAYED_QUEUE", {})) == []
+
+
+def test_readme_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    run(README)
+    (expected,) = documents.blocks(README, "text")
+    soon = timedelta(milliseconds=100)
+    counts = Worker(WorkerOptions(queues=("orders",), burst=True, poll_interval=soon)).run()
+    assert counts.done == counts.total == 1
+    assert capsys.readouterr().out == expected.text
+    assert not models.Message.objects.exists()
+
+
+class TestQuickstart:
+    """The page is followed to the letter: files, commands, outputs, in a project of its own."""
+
+    @pytest.mark.slow
+    def test_it_works(self, tmp_path: Path) -> None:
+        steps = documents.blocks(QUICKSTART, "python", "shell", "text")
+        output = ""
+        with database() as name:
+            for block in steps:
+                if block.language == "text":
+                    assert_said(output, block)
+                else:
+                    output = followed(block, tmp_path, name)
+        assert len([block for block in steps if block.language == "text"]) >= 5
+
+    def test_wrong_expectations_would_be_noticed(self) -> None:
+        block = Block(QUICKSTART, 1, "text", "a … b\nc\n")
+        assert_said("noise\na 17 b\nc\n", block)
+        for wrong in ("a 17 b\n", "c\na 17 b\n", "a 17 bb\nc\n"):
+            with pytest.raises(AssertionError):
+                assert_said(wrong, block)
+
+
+def assert_said(output: str, block: Block) -> None:
+    """Find the block's lines in the output, in order; an ellipsis stands for anything."""
+    said = iter(output.splitlines())
+    for line in block.text.splitlines():
+        pattern = ".*".join(map(re.escape, line.split("…")))
+        assert any(re.fullmatch(pattern, each) for each in said), f"{block}: {line}\n{output}"
+
+
+def followed(block: Block, directory: Path, database_name: str) -> str:
+    """Do what the block says; return what it printed."""
+    if block.language == "shell":
+        return "".join(command(line, directory) for line in block.text.splitlines())
+    file = re.match(r"# (\S+\.py)\n", block.text)
+    if file is None:
+        return manage(directory, "shell", "--command", block.text)
+    path = directory / file[1]
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    after = settings_of(database_name) if path.name == "settings.py" else ""
+    path.write_text(before + block.text + after, encoding="utf-8")
+    return ""
+
+
+def command(line: str, directory: Path) -> str:
+    match line.split():
+        case ["pip" | "createdb", *_]:  # installed is what is tested; the database is made below
+            return ""
+        case ["django-admin", *arguments]:
+            return python(directory, "-m", "django", *arguments)
+        case ["python", "manage.py", *arguments]:
+            return manage(directory, *arguments)
+    raise AssertionError(f"The quickstart has a command that is not followed: {line}")
+
+
+def manage(directory: Path, *arguments: str) -> str:
+    return python(directory, "manage.py", *arguments)
+
+
+def python(directory: Path, *arguments: str) -> str:
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"},
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory, env=environment, timeout=60, check=False, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@contextmanager
+def database() -> Iterator[str]:
+    """Create an empty database on the server of the tests, and drop it."""
+    name = f"quickstart_{uuid4().hex}"
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        try:
+            yield name
+        finally:
+            cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def settings_of(database_name: str) -> str:
+    """Return the line that points the quickstart's settings at the database."""
+    found = connection.settings_dict
+    here = {name: found[name] for name in ("USER", "PASSWORD", "HOST", "PORT")}
+    return f"\nDATABASES['default'] |= {here | {'NAME': database_name}!r}\n"
+
+
+class TestSchema:
+    def test_columns_have_the_types(self) -> None:
+        header = ("column", "type", "Django field", "why")
+        found = documents.tables(SCHEMA, *header)
+        for rows, model in zip(found, DOCUMENTED, strict=True):
+            documented = {documents.code(row[0]): documents.code(row[1]) for row in rows}
+            assert documented == types_of(model._meta.db_table)
+
+    def test_indexes_are_all_there_are(self) -> None:
+        rows = documents.table(SCHEMA, "index", "on", "why")
+        documented = {documents.code(row[0]): row[1] for row in rows}
+        existing = indexes()
+        assert documented.keys() == existing.keys()
+        for name, definition in existing.items():
+            on = definition.partition(" WHERE ")[0].partition("(")[2]
+            on = re.sub(r"::text| NULLS NOT DISTINCT", "", on)
+            columns = re.findall(r'"?(\w+)"?', on)
+            said = documents.INLINE_CODE.findall(documented[name].partition(" where ")[0])
+            assert said == columns, name
+            is_unique = " UNIQUE " in definition and not name.endswith("_pkey")
+            assert ("unique" in documented[name]) == is_unique
+            assert (" where " in documented[name]) == (" WHERE " in definition)
+
+    def test_storage_parameters_are_set(self) -> None:
+        rows = documents.table(SCHEMA, "parameter", "value", "why")
+        documented = {f"{documents.code(row[0])}={documents.code(row[1])}" for row in rows}
+        query = "SELECT unnest(reloptions) FROM pg_class WHERE oid = 'delayed_queue'::regclass"
+        assert documented == {option for (option,) in selected(query)}
+
+
+def selected(query: str, *params: Any) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(query, params)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
+
+
+def types_of(table: str) -> dict[str, str]:
+    rows = selected(
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+        "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+        table,
+    )
+    return {name: kind.replace("character varying", "varchar") for name, kind in rows}
+
+
+def indexes() -> dict[str, str]:
+    query = "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = ANY (%s)"
+    return dict(selected(query, [[each._meta.db_table for each in DOCUMENTED]]))

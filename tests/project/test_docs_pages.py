@@ -1,0 +1,119 @@
+"""The pages: their links, paths, commands and words."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import delayed_queue
+from delayed_queue import Envelope
+from tests.support import documents
+from tests.support.documents import DOCS, ROOT
+
+GLOSSARY = DOCS / "glossary.md"
+# Where the HTTP side may speak of what it calls a job, and where addresses of others' pages have
+# the word; django-tasks-db is a name.
+OF_HTTP = {
+    DOCS / "guides/rest-api.md", DOCS / "guides/serving-http.md", DOCS / "guides/callbacks.md",
+    DOCS / "guides/admin.md", DOCS / "guides/demo.md", DOCS / "internals/callbacks.md",
+    DOCS / "operations/callbacks.md", DOCS / "operations/security.md", DOCS / "benchmarks.md",
+    ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md",
+    DOCS / "internals/concurrency.md", DOCS / "comparison.md", GLOSSARY,
+}  # fmt: skip
+# Where tasks may be spoken of, as Django calls them.
+OF_TASKS = {
+    DOCS / "guides/tasks.md", DOCS / "coming-from.md", DOCS / "quickstart.md",
+    DOCS / "architecture.md", DOCS / "comparison.md", DOCS / "benchmarks-peers.md",
+    DOCS / "guides/workers.md", DOCS / "index.md", DOCS / "internals/concurrency.md",
+    ROOT / "CHANGELOG.md", ROOT / "README.md",
+}  # fmt: skip
+# How the tables of the comparison begin.
+OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")
+WORDS_OF_OTHERS = r"(?<!django-)(?<!`)\b(?:jobs?|tasks?)\b"
+PAGES = [pytest.param(page, id=documents.name_of(page)) for page in documents.pages()]
+
+
+class TestPages:
+    @pytest.mark.parametrize("page", PAGES)
+    def test_relative_links_resolve(self, page: Path) -> None:
+        for target in documents.links(page):
+            if target.startswith(("https://", "http://")):
+                continue
+            name, _, anchor = target.partition("#")
+            found = (page.parent / name).resolve() if name else page
+            assert found.is_file(), f"{documents.name_of(page)} links to {target}"
+            assert found.is_relative_to(ROOT)
+            if anchor:
+                assert anchor in documents.anchors(found), f"no heading for {target}"
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_named_paths_and_commands_exist(self, page: Path) -> None:
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        text = documents.read(page)
+        for path in re.findall(r"`((?:tests|docs|delayed_queue|example_project)/[\w./]+)`", text):
+            assert (ROOT / path).exists(), path
+        for target in re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_the_glossarys_words_are_used(self, page: Path) -> None:
+        if page.name in {"spark.md", "pipeline.md"}:  # there they are words of Spark's
+            return
+        words = r"(?<!django-)\b(?:tasks?)\b" if page in OF_HTTP else WORDS_OF_OTHERS
+        if page in OF_TASKS:
+            words = r"(?!)" if page in OF_HTTP else r"(?<!`)\bjobs?\b"
+        assert not re.findall(words, documents.prose(page), re.IGNORECASE)
+
+    def test_every_page_is_in_the_table_of_contents(self) -> None:
+        named = {
+            line.strip()
+            for block in documents.blocks(DOCS / "index.md", "{toctree}")
+            for line in block.text.splitlines()
+            if line and not line.startswith(":")
+        }
+        inside = {
+            page.relative_to(DOCS).with_suffix("").as_posix()
+            for page in documents.pages()
+            if page.is_relative_to(DOCS)
+        }
+        assert named == inside - {"index"}
+
+    def test_readme_is_short(self) -> None:
+        assert len(documents.read(ROOT / "README.md").splitlines()) < 150
+
+    def test_changelog_has_the_version(self) -> None:
+        assert f"## [{delayed_queue.__version__}]" in documents.read(ROOT / "CHANGELOG.md")
+
+
+class TestGlossary:
+    def test_terms_are_sorted_and_unique(self) -> None:
+        assert terms() == sorted(set(terms()))
+
+    def test_the_verbs_of_the_api_are_explained(self) -> None:
+        methods = [name for name, _ in inspect.getmembers(Envelope, inspect.isfunction)]
+        verbs = {name for name in methods if not name.startswith(("_", "a"))} | {"acknowledge"}
+        verbs |= {"offer", "poll", "consume", "drop", "redrive", "prune"}
+        verbs |= {"install", "uninstall", "tick", "schedule", "configuration hash", "gap", "fold"}
+        assert verbs <= set(terms())
+
+
+def terms() -> list[str]:
+    return re.findall(r"^- \*\*(.+?)\*\*: ", documents.read(GLOSSARY), re.MULTILINE)
+
+
+def test_every_cell_of_the_comparison_has_its_source() -> None:
+    page = DOCS / "comparison.md"
+    headers = [line for line in documents.prose(page).splitlines() if OF_QUEUES.match(line)]
+    found = [documents.table(page, *cells_of(header)) for header in headers]
+    assert [len(rows) for rows in found] == [14, 14]
+    for name, *cells in (row for rows in found for row in rows):
+        assert name
+        for cell in cells:
+            assert re.fullmatch(r"\[[^]]+\]\([^)\s]+\)", cell), f"{name}: {cell} has no link"
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]

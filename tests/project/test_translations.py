@@ -1,0 +1,101 @@
+"""The German translation: complete, current, and shown."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from gettext import GNUTranslations
+from pathlib import Path
+
+import pytest
+from django.core.management import load_command_class
+from django.utils.translation import override
+
+import delayed_queue
+
+ROOM = Path(delayed_queue.__file__).parent
+MESSAGES = ROOM / "locale/de/LC_MESSAGES"
+WINGS = ("http", "notifications", "spark", "tasks")
+MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop"}
+_TRANSLATE = re.compile(r"""{% translate (["'])(.*?)\1 %}""")
+_BLOCK = re.compile(r"{% blocktranslate.*? %}(.*?){% endblocktranslate %}")
+_VARIABLE = re.compile(r"{{ (\w+) }}")
+_ENTRY = re.compile(r'^(msgid|msgid_plural|msgstr(?:\[\d\])?) ((?:".*"\n?)+)', re.MULTILINE)
+_PLACE = re.compile(r"%(?:\(\w+\))?[srd]")
+
+
+def wanted() -> Iterator[str]:
+    """Yield what the core's modules and templates have translated."""
+    for path in ROOM.rglob("*.py"):
+        if path.relative_to(ROOM).parts[0] not in WINGS:
+            yield from marked(ast.parse(path.read_text(encoding="utf-8")))
+    for path in (ROOM / "templates").rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        yield from (match[2] for match in _TRANSLATE.finditer(text))
+        for match in _BLOCK.finditer(text):
+            yield from _VARIABLE.sub(r"%(\1)s", match[1]).split("{% plural %}")
+
+
+def marked(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MARKS:
+            argument = node.args[0]
+            if isinstance(argument, ast.Constant):
+                yield str(argument.value)
+
+
+def written() -> dict[str, str]:
+    """Return the translations as people edit them; of a plural each form by its original."""
+    found: dict[str, str] = {}
+    originals: list[str] = []
+    for name, text in _ENTRY.findall((MESSAGES / "django.po").read_text(encoding="utf-8")):
+        value = "".join(map(ast.literal_eval, text.splitlines()))
+        if name == "msgid":
+            originals = []
+        if name.startswith("msgid"):
+            originals.append(value)
+        else:
+            found[originals[int(name[7]) if "[" in name else 0]] = value
+    return found
+
+
+def compiled() -> dict[str, str]:
+    with (MESSAGES / "django.mo").open("rb") as file:
+        catalogue = GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+    plurals = {key[0] for key in catalogue if isinstance(key, tuple)}
+    singles = {key: text for key, text in catalogue.items() if isinstance(key, str)}
+    assert len(plurals) == 1
+    return singles
+
+
+def test_each_text_is_translated_and_no_other_is():
+    texts = written()
+    assert texts.keys() - {""} == set(wanted())
+    assert all(texts.values())
+
+
+def test_each_translation_has_the_places_of_its_text():
+    texts = {text: said for text, said in written().items() if text}
+    wrong = {
+        text: said
+        for text, said in texts.items()
+        if sorted(_PLACE.findall(text)) != sorted(_PLACE.findall(said))
+    }
+    assert wrong == {}
+
+
+def test_what_is_compiled_is_what_is_written():
+    texts, said = written(), compiled()
+    assert said.keys() <= texts.keys()
+    assert {text: texts[text] for text in said} == said
+    assert len(texts) - len(said) == 2, "both forms of the one plural"
+
+
+@pytest.mark.parametrize(
+    ("language", "said"), [("de", "Zeigen, was tot ist"), ("en", "Show what is dead")]
+)
+def test_the_help_of_a_command_is_in_the_language_of_the_project(language: str, said: str):
+    with override(language):
+        parser = load_command_class("delayed_queue", "queuedead").create_parser("", "queuedead")
+        assert said in parser.format_help()

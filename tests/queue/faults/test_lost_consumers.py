@@ -1,0 +1,141 @@
+"""A connection that is lost while a message is consumed (Q30)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import psycopg
+import pytest
+from django.contrib.auth.models import Group
+from django.db import OperationalError, connection
+
+from delayed_queue import DelayedQueue
+from delayed_queue.models import DeadLetter, Message
+from tests.support.answers import present, stored
+from tests.support.operations import PAST
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+
+
+class Failed(Exception):
+    """What a handler raises of its own."""
+
+
+def terminate(proxy: Proxy, admin: psycopg.Connection[Any]) -> None:
+    pid = connection.connection.info.backend_pid
+    admin.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+
+
+def cut(proxy: Proxy, admin: psycopg.Connection[Any]) -> None:
+    proxy.cut()
+
+
+def write() -> None:
+    Group.objects.create(name="too late")
+
+
+def fail() -> None:
+    raise Failed
+
+
+LOSSES: Final = {"terminated": terminate, "cut": cut}
+# What the handler does once the connection is gone.
+REST: Final = {"returns": lambda: None, "writes": write, "fails": fail}
+
+
+@pytest.fixture
+def filled(queue: DelayedQueue) -> DelayedQueue:
+    queue.offer_or_update("key", "payload", PAST)
+    return queue
+
+
+def consume(queue: DelayedQueue, *steps: Callable[[], Any]) -> None:
+    """Write an effect, and do what else is asked."""
+    with queue.consume() as envelope:
+        Group.objects.create(name=present(envelope).key)
+        for step in steps:
+            step()
+
+
+@pytest.mark.parametrize("rest", REST)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_connection_lost_inside_the_handler_leaves_the_message_as_it_was(
+    filled: DelayedQueue,
+    proxy: Proxy,
+    admin: psycopg.Connection[Any],
+    loss: str,
+    rest: str,
+):
+    """Q30: an error, no effect, and the next consumer gets it as its first attempt."""
+    with pytest.raises(Failed if rest == "fails" else OperationalError):
+        consume(filled, lambda: LOSSES[loss](proxy, admin), REST[rest])
+
+    assert not Group.objects.exists()
+    assert stored(filled, "key").attempts == 0
+    assert not DeadLetter.objects.exists()
+    seen: list[tuple[str, int]] = []
+
+    def is_handed_out() -> bool:
+        """Return whether it was; the lost session's lock goes when the server notices."""
+        with filled.consume() as envelope:
+            seen.extend([] if envelope is None else [(envelope.key, envelope.attempt)])
+        return bool(seen)
+
+    wait_until(is_handed_out)
+    assert seen == [("key", 1)]
+    assert not Message.objects.exists()
+
+
+def test_a_commit_whose_answer_was_swallowed_is_an_error_and_has_happened(
+    filled: DelayedQueue, proxy: Proxy
+):
+    """Q27, Q30: the effect and the deletion are there together."""
+    proxy.swallow_answer("COMMIT")
+
+    with pytest.raises(OperationalError):
+        consume(filled)
+
+    assert list(Group.objects.values_list("name", flat=True)) == ["key"]
+    assert not Message.objects.exists()
+
+
+def test_a_failure_whose_commit_was_swallowed_was_counted_once(filled: DelayedQueue, proxy: Proxy):
+    """Q30."""
+    proxy.swallow_answer("COMMIT")
+
+    with pytest.raises(OperationalError):
+        consume(filled, fail)
+
+    assert stored(filled, "key").attempts == 1
+    assert not Group.objects.exists()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_connection_lost_before_is_an_error_and_replaced_for_the_next_time(
+    filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], loss: str
+):
+    """Q27."""
+    LOSSES[loss](proxy, admin)
+
+    with pytest.raises(OperationalError):
+        consume(filled)
+
+    consume(filled)
+    assert list(Group.objects.values_list("name", flat=True)) == ["key"]
+    assert not Message.objects.exists()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_connection_that_another_query_found_lost_does_not_stop_consumers_for_ever(
+    filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], loss: str
+):
+    """Q33: a consumer outside of requests has nobody else who would replace it."""
+    LOSSES[loss](proxy, admin)
+    with pytest.raises(OperationalError):
+        Group.objects.count()
+
+    consume(filled)
+
+    assert list(Group.objects.values_list("name", flat=True)) == ["key"]
+    assert not Message.objects.exists()

@@ -1,0 +1,154 @@
+"""Batch offers that race single offers and each other (Q12, Q13)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+import pytest
+from django.db import transaction
+
+from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
+from delayed_queue.models import Message
+from delayed_queue.queue.store.offer import OFFER_BATCH_OR_UPDATE, OFFER_IF_NOT_EXISTS
+from tests.support.answers import stored
+from tests.support.concurrency import (
+    Call,
+    calling,
+    raw_connection,
+    running,
+    together,
+    wait_until_blocked,
+)
+from tests.support.processes import wait_until
+
+CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
+SIZE: Final = 500
+HELD: Final = 250
+
+
+def batch(*, can_update: bool = True, payload: str = "batch") -> list[ScheduledMessage]:
+    return [
+        ScheduledMessage(f"key-{each:03}", payload, can_update=can_update) for each in range(SIZE)
+    ]
+
+
+def insert(connection: psycopg.Connection[Any], kind: str, key: str) -> None:
+    """Put the key, and leave the transaction to the caller."""
+    connection.execute(
+        OFFER_IF_NOT_EXISTS,
+        {
+            "kind": kind, "key": key, "payload": b'"held"', "schedule_at": 0, "delay": 0,
+            "headers": None, "now": None,
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("can_update", "end", "expected"),
+    [
+        (True, "COMMIT", UPDATED),
+        (False, "COMMIT", IGNORED),
+        (True, "ROLLBACK", CREATED),
+        (False, "ROLLBACK", CREATED),
+    ],
+)
+def test_a_key_inserted_meanwhile_costs_only_that_key(
+    queue: DelayedQueue,
+    other: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+    can_update: bool,
+    end: str,
+    expected: OfferOutcome,
+):
+    """Q13."""
+    other.execute("BEGIN")
+    insert(other, queue.kind, f"key-{HELD:03}")
+
+    with calling(lambda: queue.offer_batch(batch(can_update=can_update))) as offering:
+        wait_until_blocked(admin, offering)
+        other.execute(end)
+        outcomes = offering.answer()
+
+    assert outcomes[HELD] is expected
+    assert outcomes[:HELD] + outcomes[HELD + 1 :] == [CREATED] * (SIZE - 1)
+    assert Message.objects.count() == SIZE
+    assert stored(queue, f"key-{HELD:03}").payload == ("held" if expected is IGNORED else "batch")
+
+
+def test_racing_batches_in_opposite_orders_create_every_key_once(queue: DelayedQueue):
+    """Q12, Q13: in transactions of their own, where a deadlock would not be repeated."""
+
+    def offer(thread: int) -> list[OfferOutcome]:
+        messages = batch(payload=f"batch {thread}")
+        ordered = messages if thread % 2 else messages[::-1]
+        with transaction.atomic():
+            outcomes = queue.offer_batch(ordered)
+        return outcomes if thread % 2 else outcomes[::-1]
+
+    answers = together([partial(offer, thread) for thread in range(6)])
+
+    for outcomes in zip(*answers, strict=True):
+        assert Counter(outcomes) == {CREATED: 1, UPDATED: 5}
+    assert Message.objects.values("payload").distinct().count() == 1
+
+
+def test_racing_batches_if_not_exists_create_every_key_once(queue: DelayedQueue):
+    """Q12, Q13."""
+    answers = together([lambda: queue.offer_batch(batch(can_update=False))] * 6)
+
+    for outcomes in zip(*answers, strict=True):
+        assert Counter(outcomes) == {CREATED: 1, IGNORED: 5}
+
+
+@contextmanager
+def two_batches_at_a_held_key(
+    statement: str, kind: str, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
+) -> Iterator[tuple[Call[list[Any]], Call[list[Any]]]]:
+    """Two batches of the keys a, b, c in opposite orders, that wait while b is held."""
+    with ExitStack() as stack:
+        calls = []
+        other.execute("BEGIN")
+        insert(other, kind, "b")
+        for keys in (["a", "b", "c"], ["c", "b", "a"]):
+            connection = stack.enter_context(raw_connection())
+            connection.execute("SET deadlock_timeout = '20ms'")
+            params = {
+                "kind": kind, "keys": keys, "payloads": [b"1"] * 3, "schedules": [None] * 3,
+                "headers": [None] * 3, "now": None,
+            }  # fmt: skip
+            calls.append(stack.enter_context(running(connection, statement, params)))
+            wait_until_blocked(admin, calls[-1])
+        yield calls[0], calls[1]
+
+
+def test_two_batches_with_the_same_keys_in_opposite_orders_take_turns(
+    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
+):
+    """Q13: the first holds a and waits for b; the second holds nothing and waits for a."""
+    statement = OFFER_BATCH_OR_UPDATE
+    with two_batches_at_a_held_key(statement, queue.kind, other, admin) as (first, second):
+        other.execute("ROLLBACK")
+
+        assert sorted(first.answer()) == [("a", True), ("b", True), ("c", True)]
+        # With the same payload, but due at another instant.
+        assert sorted(second.answer()) in ([], [("a", False), ("b", False), ("c", False)])
+
+
+def test_without_the_order_by_they_deadlock(
+    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
+):
+    """The first would hold a, the second c, and each would wait for what the other holds."""
+    ordered = 'ORDER BY key COLLATE "C"'
+    assert ordered in OFFER_BATCH_OR_UPDATE
+    naive = OFFER_BATCH_OR_UPDATE.replace(ordered, "")
+    with two_batches_at_a_held_key(naive, queue.kind, other, admin) as calls:
+        other.execute("ROLLBACK")
+        wait_until(lambda: all(call.future.done() for call in calls))
+        errors = [call.future.exception() for call in calls]
+
+    assert [type(error) for error in errors if error] == [psycopg.errors.DeadlockDetected]

@@ -1,0 +1,233 @@
+"""Holders of a lease that race whoever takes it from them (Q24, Q25, Q26)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
+from delayed_queue.queue.store.inspect import DROP
+from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
+from tests.support.answers import polled
+from tests.support.concurrency import calling, together, wait_until_blocked
+
+LEASE: Final = timedelta(minutes=5)
+# What can be done with a lease. All of it answers False, and changes nothing, once it is lost.
+ACTIONS: Final[dict[str, Callable[[Envelope], bool]]] = {
+    "acknowledge": Envelope.acknowledge,
+    "release": lambda envelope: envelope.release(timedelta(minutes=1), "failed"),
+    "extend": lambda envelope: envelope.extend(timedelta(days=1)),
+    "reject": lambda envelope: envelope.reject("no"),
+}
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    @property
+    def milliseconds(self) -> int:
+        return int(self.now.timestamp() * 1000)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def timed(transactional_db: None, clock: Clock) -> DelayedQueue:
+    """A queue on that clock."""
+    return DelayedQueue("races", clock=clock, lease_duration=LEASE)
+
+
+@pytest.fixture
+def late(timed: DelayedQueue, clock: Clock) -> Envelope:
+    """An envelope whose lease has expired, though nobody else has leased the message yet."""
+    timed.offer_or_update("key", "payload")
+    envelope = polled(timed)
+    clock.now += LEASE + timedelta(seconds=1)
+    return envelope
+
+
+def row(key: str = "key") -> dict[str, Any]:
+    return dict(Message.objects.filter(key=key).values().get())
+
+
+def lease_again(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
+    """Lease the message for somebody else, and leave the transaction to the caller."""
+    params = {
+        "kind": timed.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
+        "lease": 60_000, "floor": NO_FLOOR, "now": clock.milliseconds,
+    }  # fmt: skip
+    assert len(connection.execute(CLAIM, params).fetchall()) == 1
+
+
+def update(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
+    """Replace the payload, and leave the transaction to the caller."""
+    params = {
+        "key": "key", "kind": timed.kind, "payload": b'"new"', "schedule_at": None, "delay": 0,
+        "headers": None, "now": clock.milliseconds,
+    }  # fmt: skip
+    assert connection.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
+
+
+def drop(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
+    """Delete the message, and leave the transaction to the caller."""
+    assert connection.execute(DROP, {"key": "key", "kind": timed.kind}).rowcount == 1
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("theft", [lease_again, update], ids=lambda theft: theft.__name__)
+def test_after_the_lease_was_lost_nothing_is_done(
+    timed: DelayedQueue,
+    clock: Clock,
+    other: psycopg.Connection[Any],
+    late: Envelope,
+    theft: Callable[..., None],
+    action: str,
+):
+    """Q25."""
+    theft(other, timed, clock)
+    before = row()
+
+    assert ACTIONS[action](late) is False
+
+    assert row() == before
+    assert not DeadLetter.objects.exists()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("theft", [lease_again, update], ids=lambda theft: theft.__name__)
+def test_while_the_lease_is_being_lost_nothing_is_done(
+    timed: DelayedQueue,
+    clock: Clock,
+    other: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+    late: Envelope,
+    theft: Callable[..., None],
+    action: str,
+):
+    """Q25: it waits for the other transaction, and believes what that leaves."""
+    other.execute("BEGIN")
+    theft(other, timed, clock)
+
+    with calling(lambda: ACTIONS[action](late)) as acting:
+        wait_until_blocked(admin, acting)
+        other.execute("COMMIT")
+        assert acting.answer() is False
+
+    stolen = row()
+    assert stolen["lease_id"] == ("theirs" if theft is lease_again else None)
+    assert stolen["attempts"] == (2 if theft is lease_again else 0)
+    assert stolen["last_error"] is None
+    assert not DeadLetter.objects.exists()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_late_action_succeeds_when_the_theft_is_rolled_back(
+    timed: DelayedQueue,
+    clock: Clock,
+    other: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+    late: Envelope,
+    action: str,
+):
+    """Q25: late, but nobody has leased it."""
+    other.execute("BEGIN")
+    lease_again(other, timed, clock)
+
+    with calling(lambda: ACTIONS[action](late)) as acting:
+        wait_until_blocked(admin, acting)
+        other.execute("ROLLBACK")
+        assert acting.answer() is True
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_on_a_message_that_is_being_dropped_nothing_is_done(
+    timed: DelayedQueue,
+    clock: Clock,
+    other: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+    late: Envelope,
+    action: str,
+):
+    """Q31: the later acknowledgement is harmless."""
+    other.execute("BEGIN")
+    drop(other, timed, clock)
+
+    with calling(lambda: ACTIONS[action](late)) as acting:
+        wait_until_blocked(admin, acting)
+        other.execute("COMMIT")
+        assert acting.answer() is False
+
+    assert not Message.objects.exists()
+    assert not DeadLetter.objects.exists()
+
+
+@pytest.mark.parametrize("action", ["acknowledge", "release", "reject"])
+def test_of_many_threads_that_end_a_lease_exactly_one_succeeds(queue: DelayedQueue, action: str):
+    """Q25: twenty times over."""
+    queue.offer_batch([ScheduledMessage(f"key-{each}", None) for each in range(20)])
+
+    batch = queue.try_poll_many(20)
+    assert len(batch) == 20
+    for envelope in batch:
+        answers = together([partial(ACTIONS[action], envelope)] * 4)
+        assert sorted(answers) == [False, False, False, True]
+
+
+def test_a_member_that_is_being_updated_survives_the_acknowledgement_of_its_batch(
+    timed: DelayedQueue,
+    clock: Clock,
+    other: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+):
+    """Q24."""
+    timed.offer_batch([ScheduledMessage(key, "old") for key in ("a", "key", "z")])
+    batch = timed.try_poll_many(3)
+    other.execute("BEGIN")
+    update(other, timed, clock)
+
+    with calling(batch.acknowledge) as acknowledging:
+        wait_until_blocked(admin, acknowledging)
+        other.execute("COMMIT")
+        assert acknowledging.answer() == 2
+
+    left = polled(timed)
+    assert (left.key, left.payload, left.attempt) == ("key", "new", 1)
+    assert Message.objects.count() == 1
+
+
+def test_a_member_that_is_leased_again_survives_the_acknowledgement_of_its_batch(
+    timed: DelayedQueue,
+    clock: Clock,
+    other: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+):
+    """Q24, Q25."""
+    timed.offer_batch([ScheduledMessage(key, "old") for key in ("first", "second")])
+    batch = timed.try_poll_many(2)
+    clock.now += LEASE + timedelta(seconds=1)
+    other.execute("BEGIN")
+    lease_again(other, timed, clock)
+
+    with calling(batch.acknowledge) as acknowledging:
+        wait_until_blocked(admin, acknowledging)
+        other.execute("COMMIT")
+        assert acknowledging.answer() == 1
+
+    assert row("first")["lease_id"] == "theirs"
+    assert Message.objects.count() == 1

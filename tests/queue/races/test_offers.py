@@ -1,0 +1,185 @@
+"""Offers that race each other, and offers that race the deletion of their key (Q6, Q7)."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import chain
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
+from delayed_queue.models import Message
+from delayed_queue.queue.store.claim import NO_FLOOR
+from delayed_queue.queue.store.consume import CONSUME
+from delayed_queue.queue.store.inspect import DROP, DROP_ALL
+from delayed_queue.queue.store.settle import ACKNOWLEDGE, ACKNOWLEDGE_LEASE, DEAD_LETTER
+from tests.support.answers import polled, stored
+from tests.support.concurrency import at_most, calling, together, wait_until_blocked
+
+CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
+PAST: Final = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def outcomes(calls: Sequence[Callable[[], OfferOutcome]]) -> Counter[OfferOutcome]:
+    return Counter(together(calls))
+
+
+def test_of_many_different_offers_of_a_key_one_creates_and_the_others_update(queue: DelayedQueue):
+    """Q6."""
+    offers = [partial(queue.offer_or_update, "key", payload, PAST) for payload in range(10)]
+
+    assert outcomes(offers) == {CREATED: 1, UPDATED: 9}
+    assert Message.objects.count() == 1
+
+
+def test_of_many_equal_offers_of_a_key_one_creates_and_the_others_are_ignored(queue: DelayedQueue):
+    """Q6."""
+    offers = [partial(queue.offer_or_update, "key", "same", PAST)] * 10
+
+    assert outcomes(offers) == {CREATED: 1, IGNORED: 9}
+
+
+def test_of_many_offers_if_not_exists_one_creates_and_the_payload_is_its_own(queue: DelayedQueue):
+    """Q6."""
+    answers = together(
+        [partial(queue.offer_if_not_exists, "key", payload) for payload in range(10)]
+    )
+
+    assert Counter(answers) == {CREATED: 1, IGNORED: 9}
+    assert stored(queue, "key").payload == answers.index(CREATED)
+
+
+def test_a_hundred_rapid_updates_from_ten_threads_lose_nothing(queue: DelayedQueue):
+    """Q6: every one is stored, and the one that stays is the last of its thread."""
+
+    def update(thread: int) -> list[OfferOutcome]:
+        return [queue.offer_or_update("key", [thread, turn], PAST) for turn in range(10)]
+
+    answers = together([partial(update, thread) for thread in range(10)])
+
+    assert Counter(chain.from_iterable(answers)) == {CREATED: 1, UPDATED: 99}
+    assert stored(queue, "key").payload[1] == 9
+
+
+# Q7. What deletes the key, in a transaction that is held open while the key is offered again.
+DELETIONS: Final = {
+    "acknowledge": (ACKNOWLEDGE, ("ids", "lease_id")),
+    "acknowledge a batch": (ACKNOWLEDGE_LEASE, ("lease_id",)),
+    "drop": (DROP, ("key", "kind")),
+    "drop all": (DROP_ALL, ("kind",)),
+    "reject": (DEAD_LETTER, ("ids", "lease_id", "reason", "error", "fingerprint", "now")),
+    "consume": (CONSUME, ("kind", "limit", "floor", "now")),
+}
+
+
+def offer_in_a_batch(queue: DelayedQueue, key: str, payload: Any, *, can_update: bool) -> Any:
+    return queue.offer_batch([ScheduledMessage(key, payload, can_update=can_update)])[0]
+
+
+# How it is offered again, and what comes of it when the deletion is rolled back.
+OFFERS: Final[dict[str, tuple[Callable[..., Any], OfferOutcome]]] = {
+    "offer_or_update": (DelayedQueue.offer_or_update, UPDATED),
+    "offer_if_not_exists": (DelayedQueue.offer_if_not_exists, IGNORED),
+    "offer_batch": (partial(offer_in_a_batch, can_update=True), UPDATED),
+    "offer_batch if not exists": (partial(offer_in_a_batch, can_update=False), IGNORED),
+}
+
+
+def delete(connection: psycopg.Connection[Any], queue: DelayedQueue, deletion: str) -> None:
+    """Offer the key, lease it where the deletion needs that, and delete it on the connection."""
+    statement, names = DELETIONS[deletion]
+    queue.offer_or_update("key", "old", PAST)
+    params: dict[str, Any] = {
+        "key": "key", "kind": queue.kind, "reason": "no", "error": None, "limit": 1, "now": None,
+        "floor": NO_FLOOR, "fingerprint": "",
+    }  # fmt: skip
+    if "lease_id" in names:
+        envelope = polled(queue)
+        params |= {"ids": [envelope.message_id], "lease_id": envelope.lease_id}
+    assert connection.execute(statement, {name: params[name] for name in names}).rowcount == 1
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("deletion", DELETIONS)
+def test_an_offer_waits_for_a_deletion_of_its_key_and_no_longer(
+    queue: DelayedQueue,
+    other: psycopg.Connection[Any],
+    admin: psycopg.Connection[Any],
+    deletion: str,
+    offer: str,
+    end: str,
+):
+    """Q7: CREATED, or what it is without the deletion when that is rolled back."""
+    call, otherwise = OFFERS[offer]
+    other.execute("BEGIN")
+    delete(other, queue, deletion)
+
+    with calling(lambda: call(queue, "key", "new")) as offering:
+        wait_until_blocked(admin, offering)
+        with at_most(1.0):
+            other.execute(end)
+            outcome = offering.answer()
+
+    assert outcome is (CREATED if end == "COMMIT" else otherwise)
+    found = stored(queue, "key")
+    assert found.payload == ("old" if outcome is IGNORED else "new")
+    assert outcome is IGNORED or (found.attempts, found.lease_id) == (0, None)
+
+
+def produce(queue: DelayedQueue, producer: int) -> Counter[OfferOutcome]:
+    """Offer sixty different payloads, none of them slowly."""
+    found: Counter[OfferOutcome] = Counter()
+    for turn in range(60):
+        with at_most(2.0):
+            found[queue.offer_or_update("key", [producer, turn], PAST)] += 1
+    return found
+
+
+def acknowledge(queue: DelayedQueue) -> bool:
+    envelope = queue.try_poll()
+    return envelope is not None and envelope.acknowledge()
+
+
+def consume(queue: DelayedQueue) -> bool:
+    with queue.consume() as envelope:
+        return envelope is not None
+
+
+def drop(queue: DelayedQueue) -> bool:
+    return queue.drop_message("key")
+
+
+def test_offers_and_deletions_of_a_key_that_race_all_the_time_account_for_each_other(
+    queue: DelayedQueue,
+):
+    """Q7: as many were created as were deleted, but for the one that is left."""
+    producers = [partial(produce, queue, producer) for producer in range(3)]
+    are_over = threading.Event()
+
+    def produce_together() -> Counter[OfferOutcome]:
+        try:
+            return sum(together(producers), Counter())
+        finally:
+            are_over.set()
+
+    def delete_all_the_time(deletion: Callable[[DelayedQueue], bool]) -> int:
+        deleted = 0
+        while not are_over.is_set():
+            deleted += deletion(queue)
+        return deleted
+
+    deleters: list[Callable[[], Any]] = [
+        partial(delete_all_the_time, each) for each in (acknowledge, consume, drop)
+    ]
+    answers: list[Any] = together([produce_together, *deleters])
+    found, deleted = answers[0], answers[1:]
+
+    assert found[CREATED] == sum(deleted) + Message.objects.count()
+    assert found.total() == 180

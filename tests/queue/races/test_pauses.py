@@ -1,0 +1,60 @@
+"""Pausing against claims, and operators against each other (W12)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from delayed_queue import DelayedQueue
+from delayed_queue.models import PausedQueue
+from delayed_queue.queue.store.pauses import PAUSE
+from tests.support.answers import polled
+from tests.support.concurrency import calling, together, wait_until_blocked
+
+INSERT = """INSERT INTO delayed_queue_paused ("pKind", "pausedAt") VALUES (%s, 0)"""
+
+
+def test_w12_of_ten_operators_one_pauses_and_one_resumes(queue: DelayedQueue):
+    assert sorted(together([queue.pause] * 10)) == [False] * 9 + [True]
+    assert sorted(together([queue.resume] * 10)) == [False] * 9 + [True]
+
+
+def test_w12_a_claim_does_not_wait_for_an_operator_who_has_not_committed(
+    impatient: DelayedQueue, other: psycopg.Connection[Any]
+):
+    impatient.offer_or_update("a", 1)
+    impatient.offer_or_update("b", 1)
+    with other.transaction():
+        other.execute(INSERT, [impatient.kind])
+        assert polled(impatient).key == "a"
+
+    assert impatient.try_poll() is None
+
+
+def test_w12_an_operator_does_not_wait_for_handlers(
+    impatient: DelayedQueue, other: psycopg.Connection[Any]
+):
+    """A message that is being consumed is finished; its queue is paused at once."""
+    impatient.offer_or_update("a", 1)
+    with impatient.consume() as envelope:
+        assert envelope is not None
+        assert other.execute(INSERT, [impatient.kind]).rowcount == 1
+    assert not impatient.contains_message("a")
+
+
+def test_w12_the_first_reason_stands(
+    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
+):
+    """Also when the second operator pauses before the first one's commit."""
+    params = {"kind": queue.kind, "by": "first", "reason": "upgrade", "now": None}
+    with other.transaction():
+        other.execute(PAUSE, params)
+        with calling(partial(queue.pause, "later", by="second")) as second:
+            wait_until_blocked(admin, second)
+            other.execute("COMMIT; BEGIN")
+            assert second.answer() is False
+
+    row = PausedQueue.objects.get()
+    assert (row.kind, row.paused_by, row.reason) == (queue.kind, "first", "upgrade")

@@ -1,0 +1,61 @@
+"""Calls whose answer is lost on the way, while a consumer handles what they have stored."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from delayed_queue.queue.store.claim import NO_FLOOR
+from delayed_queue.queue.store.consume import CONSUME
+from tests.support.aiming import Stage
+from tests.support.concurrency import calling
+from tests.support.proxy import Proxy
+
+T = TypeVar("T")
+
+# As the statements read that put messages in.
+OFFER: Final = r"INSERT INTO delayed_queue (AS stored )?\("
+REDRIVE: Final = r"DELETE FROM delayed_queue_dead_letter AS letter\s+USING newest"
+
+
+class Consumer:
+    """Handles what is due over a connection that nobody cuts, and counts it by key."""
+
+    def __init__(self, connection: psycopg.Connection[Any], *kinds: str) -> None:
+        self._connection = connection
+        self._kinds = kinds
+        self.handled: Counter[str] = Counter()
+        self.payloads: list[Any] = []
+
+    def drain(self, ahead: int = 0) -> None:
+        """Handle all that is due now, or will be so many milliseconds ahead."""
+        row = self._connection.execute(
+            "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+        ).fetchone()
+        assert row is not None
+        for kind in self._kinds:
+            params = {"kind": kind, "limit": 10_000, "floor": NO_FLOOR, "now": row[0] + ahead}
+            rows = self._connection.execute(CONSUME, params).fetchall()
+            self.handled.update(each[1] for each in rows)
+            self.payloads += [json.loads(each[2]) for each in rows]
+
+
+def losing(
+    proxy: Proxy,
+    call: Callable[[], T],
+    meanwhile: Callable[[], object],
+    *,
+    pattern: str = OFFER,
+    stage: Stage = Stage.COMMITTED,
+) -> T:
+    """Return what the call does whose statement is held there, and then cut off."""
+    aim = proxy.aim_at(pattern, stage)
+    with calling(call) as held:
+        aim.wait()
+        meanwhile()
+        proxy.cut_aimed()
+        return held.answer()

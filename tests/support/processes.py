@@ -1,0 +1,155 @@
+"""Real worker processes for tests: started, signalled, waited for, never left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from django.db import connection
+
+from example_project import postgres
+
+ROOT = Path(__file__).resolve().parents[2]
+# For processes that serve nothing and need no app of the example: up in two thirds of the time.
+LEAN: Final = {"DJANGO_SETTINGS_MODULE": "tests.lean_settings"}
+
+
+def database_url() -> str:
+    """Return the URL of the test database, for processes of their own."""
+    found = connection.settings_dict
+    return postgres.database_url(
+        user=found["USER"],
+        password=found["PASSWORD"],
+        host=found["HOST"],
+        port=found["PORT"] or 5432,
+        name=found["NAME"],
+    )
+
+
+def environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "DATABASE_URL": database_url(),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "PYTHONUNBUFFERED": "1",
+        # As in production: with DEBUG statements take another way, and workers reload.
+        "DEBUG": "0",
+        "SECRET_KEY": "for tests only",
+    }
+
+
+class Output:
+    """What processes print, kept in a file: a pipe that nobody reads would hold them up."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this
+        weakref.finalize(self, self.file.close)
+
+    def text(self) -> str:
+        # By position: the offset is shared with the processes, which go on writing there.
+        size = os.fstat(self.file.fileno()).st_size
+        return os.pread(self.file.fileno(), size, 0).decode(errors="replace")
+
+
+class Process(subprocess.Popen[bytes]):
+    """A command, and what it prints; without an environment of its own on the test database."""
+
+    def __init__(self, *command: str, env: Mapping[str, str] | None = None) -> None:
+        self._output = Output()
+        super().__init__(
+            command,
+            cwd=ROOT,
+            env=environment() if env is None else env,
+            stdout=self._output.file,
+            stderr=subprocess.STDOUT,
+        )
+
+    def said(self) -> str:
+        """Return all that it has printed so far."""
+        return self._output.text()
+
+    def lines(self) -> list[str]:
+        """Return the lines that it has printed to their end."""
+        return self.said().rpartition("\n")[0].splitlines()
+
+    def has_said(self, text: str) -> bool:
+        return text in self.said()
+
+    def ended(self, timeout: float = 60.0) -> tuple[int, str]:
+        """Wait for its end; return its exit code, and all that it has printed."""
+        code = self.wait(timeout)
+        return code, self.said()
+
+
+def manage(*arguments: str, **variables: str) -> Process:
+    """Start a management command on the test database, with these in its environment."""
+    command = (sys.executable, "manage.py", *arguments)
+    return Process(*command, env={**environment(), **variables})
+
+
+@contextmanager
+def killed_at_last(process: Process) -> Iterator[Process]:
+    """Kill the process, and what it has started, if it runs still at the end."""
+    try:
+        yield process
+    finally:
+        kill_family(process)
+        print(process.ended()[1])  # noqa: T201 - pytest shows it beside a failure
+
+
+@contextmanager
+def managed(*arguments: str, **variables: str) -> Iterator[Process]:
+    """Run a management command; kill it at the end if it still runs."""
+    with killed_at_last(manage(*arguments, **variables)) as process:
+        yield process
+
+
+@contextmanager
+def worker(*arguments: str, **variables: str) -> Iterator[Process]:
+    """Run a worker and its processes; kill those at the end that still run."""
+    given = LEAN | variables
+    with managed("runqueueworker", "--poll-interval", "0.2", *arguments, **given) as process:
+        yield process
+
+
+def kill_family(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and all below it at once; return when none of them runs."""
+    if process.poll() is None:
+        root = psutil.Process(process.pid)
+        root.suspend()  # it starts no more of them
+        children = root.children(recursive=True)
+        process.kill()
+        for each in children:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        _, left = psutil.wait_procs(children, 20)
+        assert not left, f"they outlived SIGKILL: {left}"
+    process.wait(20)
+
+
+def children_of(process: subprocess.Popen[Any]) -> list[int]:
+    """Return the ids of the processes that this one has started and that still run."""
+    try:
+        found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    except FileNotFoundError:
+        return []
+    return [int(pid) for pid in found.split()]
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Return as soon as the condition holds; fail when it does not within the time."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come about in time"
+        pause.wait(0.01)

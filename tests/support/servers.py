@@ -1,0 +1,84 @@
+"""A PostgreSQL server of a test's own, which it may crash."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import psutil
+from psycopg.conninfo import conninfo_to_dict
+
+from example_project.postgres import EmbeddedPostgres
+from tests.support.processes import ROOT, wait_until
+from tests.support.programs import PRODUCTION
+
+# A crash of the server alone must lose no commit, a crash of the machine may.
+PARAMETERS: Final = {
+    "shared_buffers": "32MB",
+    "max_wal_size": "256MB",
+    "synchronous_commit": "on",
+    "fsync": "off",
+}
+
+
+@contextmanager
+def private_server(**parameters: str | int) -> Iterator[EmbeddedPostgres]:
+    """Run a server with the tables in a directory of its own; remove both afterwards."""
+    with tempfile.TemporaryDirectory(prefix="dq-") as directory:
+        Path(directory).chmod(0o755)  # the account of the server comes through
+        server = EmbeddedPostgres(directory, PARAMETERS | parameters, durable=False)
+        server.start()
+        try:
+            migrate(server.socket_url)
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def standby_of(primary: EmbeddedPostgres, **parameters: str) -> Iterator[EmbeddedPostgres]:
+    """Run a standby that follows the server; remove it afterwards."""
+    with tempfile.TemporaryDirectory(prefix="dq-") as directory:
+        Path(directory).chmod(0o755)  # the account of the server comes through
+        parameters = {"shared_buffers": "32MB", **parameters}
+        standby = EmbeddedPostgres(directory, parameters, durable=False)
+        standby.data_directory.mkdir(mode=0o700, parents=True)
+        owner = primary.data_directory.stat()
+        os.chown(standby.data_directory, owner.st_uid, owner.st_gid)
+        shutil.copy(primary._password_file, standby._password_file)
+        found = conninfo_to_dict(primary.socket_url)
+        primary._run(
+            "pg_basebackup", "-h", str(found["host"]), "-p", str(found["port"]),
+            "-U", str(found["user"]), "-D", str(standby.data_directory), "-c", "fast", "-R",
+        )  # fmt: skip
+        standby.start()
+        try:
+            yield standby
+        finally:
+            standby.stop()
+
+
+def environment_on(url: str) -> dict[str, str]:
+    settings = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    return {**os.environ, **PRODUCTION, **settings}
+
+
+def migrate(url: str) -> None:
+    command = [sys.executable, "manage.py", "migrate", "--run-syncdb", "--verbosity", "0"]
+    subprocess.run(command, cwd=ROOT, env=environment_on(url), check=True)
+
+
+def crash(server: EmbeddedPostgres) -> None:
+    """Stop the server as ``pg_ctl -m immediate`` does, and return once it has ended."""
+    pid = server.status().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGQUIT)
+    wait_until(lambda: not psutil.pid_exists(pid))

@@ -1,0 +1,58 @@
+"""Who is still connected to the test database when it is about to be dropped."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+import psycopg
+from django.db import connections
+
+from tests.support.concurrency import raw_connection
+from tests.support.processes import wait_until
+
+# The servers of processes that were killed end a moment later, those of Spark's workers too.
+TIMEOUT: Final = 30.0
+_OTHERS: Final = """
+SELECT pid, application_name, state, backend_start, left(query, 200)
+FROM pg_stat_activity
+WHERE datname = current_database()
+    AND pid <> pg_backend_pid()
+    AND backend_type = 'client backend'
+"""
+
+
+def demand_none_is_left() -> None:
+    """Wait until nobody else is connected; fail and name those who stay.
+
+    They are ended too, which lets the database be dropped. That is the last resort: who opens a
+    connection closes it, or has its process killed and waited for.
+    """
+    connections["default"].close()
+    with raw_connection() as connection:
+        try:
+            wait_until(lambda: not connection.execute(_OTHERS).fetchall(), TIMEOUT)
+        except AssertionError:
+            named = list(_named(connection.execute(_OTHERS).fetchall()))
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            raise AssertionError("Sessions were left open:\n" + "\n".join(named)) from None
+
+
+def _named(rows: list[tuple[Any, ...]]) -> Iterator[str]:
+    own = set(_pids_of_this_process())
+    for pid, name, state, began_at, query in rows:
+        owner = "this process" if pid in own else "another process"
+        yield f"{pid} of {owner}, {name or 'without a name'}, {state} since {began_at}: {query}"
+
+
+def _pids_of_this_process() -> Iterator[int]:
+    for each in gc.get_objects():
+        # type(), for a weak proxy whose object is gone answers no other question.
+        if issubclass(type(each), psycopg.Connection | psycopg.AsyncConnection):
+            with suppress(psycopg.OperationalError):  # closed
+                yield each.info.backend_pid

@@ -1,0 +1,41 @@
+"""A worker that has handled many messages takes no more than one that has handled few (W8)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from delayed_queue import DelayedQueue
+from tests.support.ledger import backends, is_drained, offer
+from tests.support.processes import wait_until
+from tests.support.programs import ROUNDS, Program, working
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+PORTION: Final = 4000
+# 20,000 messages; the long form has the contract's 100,000.
+PORTIONS: Final = 25 if len(ROUNDS) > 1 else 5
+# Measured 0.1 MB over 100,000 messages; 200 bytes leaked for each are above it in the short form.
+GROWTH: Final = 2 * 2**20
+# Connections that a thread has just opened or not yet closed; a leak is one for each portion.
+PASSING: Final = 2
+
+
+@pytest.mark.long
+def test_memory_and_connections_stay_as_they_are() -> None:
+    """W8: measured between portions, with nothing in flight."""
+    queue = DelayedQueue("ledger")
+    with working("--queue", "ledger", "--concurrency", "4", "--batch-size", "200") as worker:
+        found = [after_portion(queue, worker, number) for number in range(PORTIONS)]
+    connections = [each[0] for each in found]
+    memory = [each[1] for each in found]
+    assert max(connections[1:]) <= connections[0] + PASSING
+    assert max(memory[1:]) - memory[1] < GROWTH
+
+
+def after_portion(queue: DelayedQueue, worker: Program, number: int) -> tuple[int, int]:
+    """Have a portion handled; return the connections and the bytes the worker then has."""
+    offer(queue, PORTION, prefix=f"{number}-")
+    wait_until(is_drained)
+    return backends(), sum(each.memory_info().rss for each in worker.tree())

@@ -1,0 +1,300 @@
+"""A supervisor and its processes through the command line: what one's death costs (W4-W6)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.db.migrations.recorder import MigrationRecorder
+from pytest_django import Settings
+
+from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.worker.board import START_SECONDS
+from delayed_queue.worker.supervisor import EXIT_CONFIGURATION, Supervisor, SupervisorOptions
+from tests.support.ledger import offer
+from tests.support.processes import children_of, wait_until, worker
+from tests.support.sampling import sample
+from tests.workerapp.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+# No lease of these tests runs out: what comes back was given back.
+LEASE = ("--lease", "600")
+
+
+def attempts() -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for key, attempt in Effect.objects.order_by("id").values_list("key", "attempt"):
+        found.setdefault(key, []).append(attempt)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+    return "State:\tZ" not in status
+
+
+def test_w6_messages_of_a_killed_child_come_back_at_once() -> None:
+    queue = DelayedQueue("conduct")
+    queue.offer_or_update("hangs", "hang once")
+    with worker("--queue", "conduct", "--concurrency", "1", *LEASE) as process:
+        wait_until(Effect.objects.exists)
+        queue.offer_batch([ScheduledMessage(f"k{each}", "fine") for each in range(10)])
+        (child,) = children_of(process)
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: not Message.objects.exists(), 30)
+    assert attempts() == {"hangs": [1, 2], **{f"k{each}": [1] for each in range(10)}}
+    assert child not in Effect.objects.filter(attempt=2).values_list("pid", flat=True)
+
+
+def leased() -> set[str]:
+    return set(Message.objects.filter(lease_id__isnull=False).values_list("key", flat=True))
+
+
+def halt_while_it_holds_several(child: int) -> set[str]:
+    """Stop a process of one thread while it has leased ahead; return what it holds."""
+    held: set[str] = set()
+
+    def is_halted() -> bool:
+        os.kill(child, signal.SIGSTOP)
+        held.update(leased())
+        if len(held) < 3:
+            held.clear()
+            os.kill(child, signal.SIGCONT)
+        return bool(held)
+
+    wait_until(is_halted)
+    return held
+
+
+def test_w6_what_a_killed_child_had_leased_ahead_comes_back_uncounted() -> None:
+    offer(DelayedQueue("conduct"), 1000)
+    with worker("--queue", "conduct", "--concurrency", "1", *LEASE) as process:
+        wait_until(lambda: Effect.objects.count() > 50)
+        (child,) = children_of(process)
+        held = halt_while_it_holds_several(child)
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: not Message.objects.exists())
+    found = attempts()
+    assert len(found) == 1000
+    # Of all that it held, the one in flight at most; what was handled and not yet acknowledged is
+    # handled again, uncounted.
+    assert len({key for key, counted in found.items() if 2 in counted}) <= 1
+    assert {key for key, counted in found.items() if len(counted) > 1} <= held
+
+
+@pytest.mark.long
+def test_w5_poison_message_under_a_supervisor_spares_the_rest() -> None:
+    queue = DelayedQueue("conduct")
+    queue.offer_or_update("poison", "die")
+    offer(queue, 20)
+    with worker("--queue", "conduct", "--concurrency", "1", *LEASE) as process:
+        wait_until(lambda: not Message.objects.exists())
+        process.send_signal(signal.SIGTERM)
+        code, output = process.ended()
+    assert code == 0
+    assert output.count("event=process_died") == 3
+    assert DeadLetter.objects.get().reason.startswith("crashed")
+    found = attempts()
+    assert found.pop("poison") == [1, 2, 3]
+    # Handled twice may be what was handled and not yet acknowledged; none of it is counted.
+    assert {key: set(each) for key, each in found.items()} == {f"k{n}": {1} for n in range(20)}
+
+
+def test_w4_children_of_a_killed_supervisor_drain_and_end() -> None:
+    keys = offer(DelayedQueue("ledger"), 1500)
+    with worker("--queue", "ledger", "--processes", "2", *LEASE) as process:
+        wait_until(lambda: Effect.objects.count() > 50)
+        children = children_of(process)
+        process.kill()
+        wait_until(lambda: not any(is_alive(pid) for pid in children), 30)
+    assert len(children) == 2
+    # All that they held was written or given back, uncounted.
+    left = Message.objects.values_list("key", "lease_id", "attempts")
+    assert {(lease, count) for _, lease, count in left} <= {(None, 0)}
+    assert Counter(Effect.objects.values_list("key", flat=True)) + Counter(
+        key for key, _, _ in left
+    ) == Counter(keys)
+
+
+def test_burst_of_several_processes_drains_and_exits_0() -> None:
+    keys = offer(DelayedQueue("ledger"), 600)
+    with worker("--queue", "ledger", "--burst", "--processes", "3") as process:
+        code, output = process.ended()
+    assert code == 0
+    assert "with 3 processes" in output
+    assert "600 done, 0 to be retried, 0 snoozed, 0 dead, 0 lost" in output
+    assert Counter(Effect.objects.values_list("key", flat=True)) == Counter(keys)
+
+
+@pytest.mark.long
+def test_w10_children_that_never_start_are_not_started_for_ever() -> None:
+    with worker("--queue", "ledger", "--no-reload", BREAK_CHILDREN="1") as process:
+        code, output = process.ended()
+    assert code == 1
+    assert output.count("event=process_died") == 3
+    assert "broken in the child" in output
+
+
+@contextmanager
+def applied(*names: str) -> Iterator[None]:
+    """Have just these migrations of the package recorded as applied."""
+    rows = MigrationRecorder.Migration.objects
+    before = list(rows.filter(app="delayed_queue"))
+    rows.filter(app="delayed_queue").delete()
+    rows.bulk_create([MigrationRecorder.Migration(app="delayed_queue", name=n) for n in names])
+    try:
+        yield
+    finally:
+        rows.filter(app="delayed_queue").delete()
+        rows.bulk_create(before)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("0001_initial", "9999_later"), "does not know: 9999_later"),
+        ((), "lacks migrations of delayed_queue: 0001_initial"),
+    ],
+    ids=["newer", "older"],
+)
+@pytest.mark.parametrize("processes", sample(["0", "1"], "1"))
+def test_a_schema_of_another_version_is_refused(
+    names: tuple[str, ...], message: str, processes: str
+) -> None:
+    DelayedQueue("ledger").offer_or_update("k", 1)
+    with applied(*names), worker("--queue", "ledger", "--processes", processes) as process:
+        code, output = process.ended()
+    assert code == EXIT_CONFIGURATION
+    assert message in output
+    assert "Traceback" not in output
+    assert Message.objects.get().attempts == 0
+
+
+MODULE = """
+from delayed_queue import handler
+from tests.workerapp.models import Effect
+
+@handler("reloaded")
+def handle(envelope):
+    Effect.objects.create(queue="reloaded", key="{version}", attempt=1, pid=0)
+"""
+
+
+def test_reload_replaces_the_processes_when_a_source_file_changes(tmp_path: Path) -> None:
+    module = tmp_path / "reloaded_handlers.py"
+    module.write_text(MODULE.format(version="one"))
+    queue = DelayedQueue("reloaded")
+    variables = {"MORE_HANDLERS": "reloaded_handlers", "PYTHONPATH": str(tmp_path)}
+    with worker("--queue", "reloaded", "--reload", **variables) as process:
+        queue.offer_or_update("k", 1)
+        wait_until(lambda: Effect.objects.filter(key="one").exists())
+        (child,) = children_of(process)
+        module.write_text(MODULE.format(version="two"))
+        later = module.stat().st_mtime + 10
+        os.utime(module, (later, later))
+        wait_until(lambda: not is_alive(child), 30)
+        queue.offer_or_update("k", 1)
+        wait_until(lambda: Effect.objects.filter(key="two").exists(), 30)
+        process.send_signal(signal.SIGTERM)
+        assert process.ended()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--processes", "-1"), "--processes: '-1' is not a number from 0 to 1,000"),
+        (("--reload", "--no-reload"), "not allowed with argument"),
+    ],
+)
+def test_a_wrong_option_is_said_by_the_supervisor_alone(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    with worker(*arguments) as process:
+        code, output = process.ended()
+    assert code != 0
+    assert message in output
+    assert "Traceback" not in output
+    assert "process_died" not in output
+
+
+def supervisor_of(*arguments: str) -> Supervisor:
+    options = SupervisorOptions(1, arguments, 1, "default", timedelta(seconds=1))
+    return Supervisor(options)
+
+
+def test_w6_a_child_whose_loop_stands_still_is_killed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DELAYED_QUEUE = {"WATCHDOG": timedelta(seconds=10)}
+    supervisor = supervisor_of()
+    (child,) = supervisor.children
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        child.process = process
+        child.board.turn()
+        supervisor.watch_over(child)
+        assert process.poll() is None
+        now = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: now() + 11)
+        supervisor.watch_over(child)
+        assert process.wait(10) == -signal.SIGKILL
+    child.close()
+
+
+def test_w6_a_start_is_not_taken_for_standing_still(settings: Settings) -> None:
+    """On a machine that is short of everything it may take longer than the watchdog waits."""
+    settings.DELAYED_QUEUE = {"WATCHDOG": timedelta(seconds=10)}
+    supervisor = supervisor_of()
+    (child,) = supervisor.children
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        child.process = process
+        child.started_at = time.monotonic() - START_SECONDS + 5
+        supervisor.watch_over(child)
+        assert process.poll() is None
+        (place,) = supervisor.places()
+        child.started_at = time.monotonic() - START_SECONDS - 1
+        supervisor.watch_over(child)
+        assert process.wait(10) == -signal.SIGKILL
+    child.close()
+    assert place.health().turned_seconds_ago > 10
+
+
+def test_w4_a_stop_while_a_process_starts_is_no_crash() -> None:
+    with worker("--queue", "ledger") as process:
+        wait_until(lambda: process.has_said("Ctrl-C stops it") and children_of(process))
+        process.send_signal(signal.SIGTERM)
+        code, output = process.ended()
+    assert code == 0
+    assert "process_died" not in output
+    assert "Traceback" not in output
+
+
+def test_w4_a_stop_while_a_child_is_being_started_reaches_it() -> None:
+    """The signal's handler runs in the middle of the start, when the child has no id yet."""
+    supervisor = supervisor_of("shell", "-c", "import sys; sys.stdin.read()")
+    (child,) = supervisor.children
+    start = child.start
+
+    def start_and_be_stopped() -> None:
+        supervisor.stop()
+        start()
+
+    child.start = start_and_be_stopped  # type: ignore[method-assign]
+    supervisor.look_after(child)
+    assert child.process is not None
+    assert child.process.wait(20) == -signal.SIGTERM
+    child.reap()
+    child.close()

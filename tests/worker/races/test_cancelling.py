@@ -1,0 +1,259 @@
+"""Whoever drops or replaces a leased message tells the handler that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+import psycopg
+import pytest
+from django.db import connection
+
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.db.wakeups import LEASES_CHANNEL
+from delayed_queue.models import Message
+from delayed_queue.queue.inspection import DROP_ALL_CONFIRMATION
+from delayed_queue.queue.store.inspect import DROP
+from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.worker import Worker
+from tests.support.processes import wait_until
+from tests.support.running import handler_of, running, worker_with
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# Longer than any test: no renewal tells anybody.
+LONG: Final = timedelta(hours=1)
+HOUR: Final = timedelta(hours=1)
+# The bar, with room for a machine that does other things, too.
+SECONDS: Final = 1.0
+
+ENDS: Final[dict[str, Callable[[DelayedQueue], object]]] = {
+    "dropped": lambda queue: queue.drop_message("key"),
+    "all dropped": lambda queue: queue.drop_all_messages(DROP_ALL_CONFIRMATION),
+    "replaced": lambda queue: queue.offer_or_update("key", "new", delay=HOUR),
+    "replaced in a batch": lambda queue: queue.offer_batch(
+        [ScheduledMessage("key", "new"), ScheduledMessage("other", "new")]
+    ),
+}
+
+
+class Held:
+    """Handlers that hold a message until they are told to end it."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.told = threading.Event()
+        self.left = threading.Event()
+        self.seen: list[Any] = []
+
+    async def awaiting(self, envelope: Envelope) -> None:
+        self.seen.append(envelope.payload)
+        if envelope.payload == "new":
+            return
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert envelope.is_cancelled
+            self.told.set()
+            await asyncio.to_thread(self.left.wait, 20)
+
+    def asking(self, envelope: Envelope) -> None:
+        self.seen.append(envelope.payload)
+        if envelope.payload != "new":
+            self.begun.set()
+            wait_until(lambda: envelope.is_cancelled)
+            self.told.set()
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def queue() -> DelayedQueue:
+    queue = DelayedQueue("held")
+    queue.offer_or_update("key", "old")
+    return queue
+
+
+def holder(function: Callable[[Envelope], Any], **options: Any) -> Worker:
+    return worker_with(handler_of("held", function, lease=options.pop("lease", LONG)), **options)
+
+
+def in_flight(worker: Worker) -> list[Envelope]:
+    return [each for claim in worker._keeper.claims() for each in claim.envelopes]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("manner", ["awaiting", "asking"])
+def test_its_handler_is_told_within_a_second(
+    queue: DelayedQueue, held: Held, manner: str, end: str
+) -> None:
+    held.left.set()
+    worker = holder(getattr(held, manner))
+    with running(worker):
+        assert held.begun.wait(20)
+        ENDS[end](queue)
+        assert held.told.wait(SECONDS)
+        wait_until(lambda: worker.counts.lost == 1)
+    assert worker.counts.failed == 0
+
+
+def test_it_is_told_only_when_that_is_committed(
+    queue: DelayedQueue, held: Held, other: psycopg.Connection[Any]
+) -> None:
+    held.left.set()
+    with running(holder(held.awaiting)):
+        assert held.begun.wait(20)
+        with other.transaction(force_rollback=True):
+            assert other.execute(DROP, {"key": "key", "kind": queue.kind}).rowcount == 1
+        assert not held.told.is_set()
+        queue.drop_message("key")
+        assert held.told.wait(SECONDS)
+
+
+def test_what_is_put_in_its_place_is_handled_while_the_old_one_ends(
+    queue: DelayedQueue, held: Held
+) -> None:
+    first, second = holder(held.awaiting), holder(held.awaiting)
+    with running(first):
+        assert held.begun.wait(20)
+        with running(second):
+            queue.offer_or_update("key", "new")
+            assert held.told.wait(SECONDS)
+            wait_until(lambda: first.counts.done + second.counts.done == 1)
+            assert not Message.objects.exists()
+            held.left.set()
+            wait_until(lambda: first.counts.lost == 1)
+    assert held.seen == ["old", "new"]
+    assert second.counts.lost == 0
+
+
+def test_what_has_not_begun_does_not_begin(queue: DelayedQueue, held: Held) -> None:
+    """Its task is there already, but the loop stands in another handler."""
+
+    async def standing(envelope: Envelope) -> None:
+        held.seen.append(envelope.payload)
+        held.begun.set()
+        held.left.wait(20)
+
+    queue.offer_or_update("later", "later")
+    worker = holder(standing, async_concurrency=2)
+    with running(worker):
+        assert held.begun.wait(20)
+        wait_until(lambda: Message.objects.filter(lease_id__isnull=False).count() == 2)
+        queue.drop_message("later")
+        wait_until(lambda: any(each.lease_lost for each in in_flight(worker)))
+        held.left.set()
+        wait_until(lambda: worker.counts == Counts(done=1, lost=1))
+    assert held.seen == ["old"]
+
+
+@pytest.mark.parametrize("manner", ["async", "sync"])
+def test_one_that_ends_at_that_moment_is_settled_once(manner: str) -> None:
+    """Either it was done, or it was dropped before; each slot is free again."""
+    queue = DelayedQueue("held")
+    for turn in range(20):
+        begun, barrier = threading.Event(), threading.Barrier(2, timeout=20)
+
+        def meet(begun: threading.Event = begun, barrier: threading.Barrier = barrier) -> None:
+            begun.set()
+            barrier.wait()
+
+        def function(envelope: Envelope, meet: Callable[[], None] = meet) -> None:
+            meet()
+
+        async def awaiting(envelope: Envelope, meet: Callable[[], None] = meet) -> None:
+            await asyncio.to_thread(meet)
+
+        queue.offer_or_update("key", turn)
+        worker = holder(
+            awaiting if manner == "async" else function, concurrency=1, async_concurrency=1,
+            max_messages=1,
+        )  # fmt: skip
+        with running(worker) as thread:
+            assert begun.wait(20)
+            barrier.wait()
+            queue.drop_message("key")
+            thread.join(20)
+        assert worker.counts in (Counts(done=1), Counts(lost=1))
+        assert not Message.objects.exists()
+
+
+def test_without_notifications_a_renewal_tells(
+    queue: DelayedQueue, held: Held, settings: Any
+) -> None:
+    settings.DELAYED_QUEUE = {"NOTIFY": False}
+    held.left.set()
+    with running(holder(held.awaiting, lease=timedelta(milliseconds=600))):
+        assert held.begun.wait(20)
+        queue.drop_message("key")
+        assert held.told.wait(20)
+
+
+def test_one_that_nobody_announced_is_found_when_the_listener_is_back(
+    queue: DelayedQueue, held: Held, other: psycopg.Connection[Any]
+) -> None:
+    held.left.set()
+    with running(holder(held.awaiting)):
+        assert held.begun.wait(20)
+        other.execute("DELETE FROM delayed_queue")
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> ALL (%s)",
+            [[other.info.backend_pid, connection.connection.info.backend_pid]],
+        )
+        assert held.told.wait(20)
+
+
+class TestWhatIsSaid:
+    @pytest.fixture
+    def heard(self, other: psycopg.Connection[Any]) -> Callable[[], list[str]]:
+        other.execute(f"LISTEN {LEASES_CHANNEL}")
+
+        def heard() -> list[str]:
+            # What was committed before is there with the answer to this.
+            other.execute("SELECT")
+            return [each.payload for each in other.notifies(timeout=0.05)]
+
+        return heard
+
+    def test_nothing_where_nothing_is_leased(
+        self, queue: DelayedQueue, heard: Callable[[], list[str]]
+    ) -> None:
+        queue.offer_or_update("key", "new")
+        queue.offer_batch([ScheduledMessage("key", "newer"), ScheduledMessage("second", 1)])
+        queue.drop_message("key")
+        queue.drop_all_messages(DROP_ALL_CONFIRMATION)
+        assert heard() == []
+
+    def test_nothing_by_who_holds_it(
+        self, queue: DelayedQueue, heard: Callable[[], list[str]]
+    ) -> None:
+        held = queue.try_poll()
+        assert held is not None
+        held.release()
+        assert queue.try_poll_many(10).acknowledge() == 1
+        assert heard() == []
+
+    def test_a_lease_is_named_once(
+        self, queue: DelayedQueue, heard: Callable[[], list[str]]
+    ) -> None:
+        keys = ["key", "second", "third"]
+        queue.offer_batch([ScheduledMessage(each, 1) for each in keys])
+        batch = queue.try_poll_many(10)
+        queue.offer_batch([ScheduledMessage(each, 2) for each in keys])
+        assert heard() == [batch.lease_id]
+
+    def test_an_offer_that_changes_nothing_says_nothing(
+        self, queue: DelayedQueue, heard: Callable[[], list[str]]
+    ) -> None:
+        at = queue.read("key").scheduled_at_initially  # type: ignore[union-attr]
+        assert queue.try_poll() is not None
+        queue.offer_or_update("key", "old", at)
+        assert heard() == []

@@ -1,0 +1,103 @@
+"""How much a pool has a worker lease ahead of it, on a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from delayed_queue.db.wakeups import WakeChannel
+from delayed_queue.worker.board import Board
+from delayed_queue.worker.executor import Executor
+from delayed_queue.worker.pools import AHEAD_SECONDS, Pool
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def pool_of(slots: int) -> Pool:
+    return Executor(slots, WakeChannel(), Board.private(slots))
+
+
+def end(pool: Pool, clock: Clock, count: int, seconds: float) -> None:
+    """Have so many messages end, one after the other, that took so long each."""
+    for _ in range(count):
+        clock.now += seconds
+        pool.ended(clock.now - seconds)
+
+
+def test_before_one_has_ended_no_more_is_leased_than_there_are_slots(clock: Clock):
+    assert pool_of(2).room(2, 0) == 2
+    assert pool_of(2).room(2, 2) == 0
+    assert pool_of(8).room(100, 0) == 8
+    assert pool_of(8).room(100, 8) == 0
+
+
+def test_what_a_message_takes_is_known_as_soon_as_one_has_ended(clock: Clock):
+    pool = pool_of(1)
+    end(pool, clock, 1, 0.01)
+    assert pool.seconds_each == pytest.approx(0.01)
+    end(pool, clock, 3, 0.05)
+    assert pool.seconds_each == pytest.approx(0.04)
+    end(pool, clock, 200, 0.02)
+    assert pool.seconds_each == pytest.approx(0.02, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("slots", "seconds", "ahead"),
+    [(8, 0.0001, 200), (8, 0.0099, 80), (2, 0.3, 0), (8, 0.3, 2), (1, 0.04, 2), (200, 0.09, 200)],
+)
+def test_what_will_begin_within_a_tenth_of_a_second_is_leased_ahead(
+    clock: Clock, slots: int, seconds: float, ahead: int
+):
+    """Two batches at most, and none where one by one was asked for."""
+    pool = pool_of(slots)
+    end(pool, clock, 1, seconds)
+    assert pool.ahead(100, slots) == ahead
+    assert pool.ahead(1, slots) == 0
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.0099, 0.09, 0.25])
+def test_the_next_are_leased_before_a_seat_has_to_wait_and_not_one_by_one(
+    clock: Clock, seconds: float
+):
+    pool = pool_of(8)
+    end(pool, clock, 1, seconds)
+    ahead = pool.ahead(100, 8)
+    unhandled = next(each for each in range(8 + ahead, 0, -1) if pool.room(100, each))
+    assert unhandled > 8
+    assert pool.room(100, unhandled) >= min(ahead, 100) / 2
+
+
+def test_behind_handlers_that_take_longer_than_those_before_nothing_is_leased(clock: Clock):
+    pool = pool_of(8)
+    end(pool, clock, 20, 0.001)
+    assert pool.room(100, 8) == 100
+    clock.now += AHEAD_SECONDS
+    assert pool.room(100, 8) == 0
+    # With all its slots free it is only idle.
+    assert pool.room(100, 0) == 100
+    end(pool, clock, 1, 0.001)
+    assert pool.room(100, 7) == 100
+
+
+def test_one_that_handles_many_is_given_the_time_of_two(clock: Clock):
+    """They may begin together, and end together."""
+    pool = pool_of(200)
+    end(pool, clock, 1, 0.15)
+    clock.now += 0.29
+    assert pool.ahead(100, 200) == 133
+    clock.now += 0.02
+    assert pool.ahead(100, 200) == 0

@@ -1,0 +1,82 @@
+"""O12: workers delete dead letters that were kept long enough, and no others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from django.conf import LazySettings
+
+from delayed_queue.models import DeadLetter
+from delayed_queue.worker.chores import Chores
+from tests.support.concurrency import raw_connection
+from tests.support.factories import DeadLetterFactory, from_now
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+DAYS_31 = from_now(days=-31)
+
+
+@pytest.fixture
+def chores() -> Iterator[Chores]:
+    made = Chores("default", first_prune=0)
+    yield made
+    made.stop()
+
+
+def is_over() -> bool:
+    """Return whether the thread that was begun has ended."""
+    return all(each.name != "chores" for each in threading.enumerate())
+
+
+def letters() -> list[tuple[str, str]]:
+    return sorted(DeadLetter.objects.values_list("kind", "key"))
+
+
+def test_what_is_older_than_the_default_goes_in_every_queue(chores: Chores) -> None:
+    for kind in ("orders|json", "bills|json"):
+        DeadLetterFactory.create(kind=kind, key="old", died_at=DAYS_31)
+        DeadLetterFactory.create(kind=kind, key="young", died_at=from_now(days=-29))
+    chores.look()
+    wait_until(lambda: letters() == [("bills|json", "young"), ("orders|json", "young")])
+
+
+def test_more_than_a_batch_goes_in_one_turn(chores: Chores) -> None:
+    DeadLetterFactory.create_batch(2100, died_at=DAYS_31)
+    DeadLetterFactory.create(key="young")
+    chores.look()
+    wait_until(lambda: [key for _, key in letters()] == ["young"])
+
+
+@pytest.mark.parametrize(
+    ("retention", "left"), [(timedelta(days=60), {"b"}), (timedelta(days=365), {"a", "b"})]
+)
+def test_as_long_as_the_setting_says(
+    chores: Chores, settings: LazySettings, retention: timedelta, left: set[str]
+) -> None:
+    settings.DELAYED_QUEUE = {"DEAD_LETTER_RETENTION": retention}
+    DeadLetterFactory.create(key="a", died_at=from_now(days=-90))
+    DeadLetterFactory.create(key="b", died_at=DAYS_31)
+    chores.look()
+    wait_until(is_over)
+    assert {key for _, key in letters()} == left
+
+
+def test_none_keeps_them(chores: Chores, settings: LazySettings) -> None:
+    settings.DELAYED_QUEUE = {"DEAD_LETTER_RETENTION": None}
+    DeadLetterFactory.create(key="a", died_at=from_now(days=-3000))
+    chores.look()
+    wait_until(is_over)
+    assert {key for _, key in letters()} == {"a"}
+
+
+def test_letters_that_somebody_holds_are_left_for_the_next_turn(chores: Chores) -> None:
+    """A redrive has them under lock; nobody waits for it."""
+    held = DeadLetterFactory.create(key="held", died_at=DAYS_31)
+    DeadLetterFactory.create(key="free", died_at=DAYS_31)
+    with raw_connection() as other, other.transaction():
+        other.execute("SELECT FROM delayed_queue_dead_letter WHERE id = %s FOR UPDATE", [held.pk])
+        chores.look()
+        wait_until(lambda: [key for _, key in letters()] == ["held"])

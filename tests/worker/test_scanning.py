@@ -1,0 +1,189 @@
+"""When a consumer polls and from where, on a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from delayed_queue.messages import Envelope
+from delayed_queue.worker.consumers import Consumer, consumers_of
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.scanning import (
+    DEEP_POLL_SHARE,
+    FULL_SCAN_INTERVALS,
+    MARGIN_MS,
+    REWIND_MS,
+    Poll,
+    PollResult,
+)
+from tests.support.running import handler_of, registry_with
+
+POLL = 3.0
+LIMIT = 10
+DUE = 1_800_000_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def consumer(clock: Clock) -> Consumer:
+    def handle(envelope: Envelope) -> None: ...
+
+    (consumer,) = consumers_of(WorkerOptions(), registry_with(handler_of("looked at", handle)))
+    assert consumer.schedule.longest_sleep == POLL
+    return consumer
+
+
+def poll(
+    consumer: Consumer,
+    clock: Clock,
+    found: int = 0,
+    *,
+    latest: int | None = None,
+    wait_ms: int | None = None,
+    seconds: float = 0.001,
+) -> Poll:
+    begun = consumer.schedule.begin(LIMIT)
+    clock.now += seconds
+    consumer.end_poll(begun, PollResult(found, latest, wait_ms))
+    return begun
+
+
+def test_two_polls_come_before_a_sleep_and_the_second_asks_ahead(consumer: Consumer, clock: Clock):
+    assert not poll(consumer, clock).asks_ahead
+    assert consumer.schedule.next_at <= clock.now
+    second = poll(consumer, clock)
+    assert second.asks_ahead
+    assert consumer.schedule.next_at == second.began_at + POLL
+
+
+def test_it_sleeps_until_the_next_message_is_due(consumer: Consumer, clock: Clock):
+    poll(consumer, clock)
+    second = poll(consumer, clock, wait_ms=400)
+    assert consumer.schedule.next_at == second.began_at + 0.4
+
+
+def test_a_full_claim_is_followed_by_another_that_asks_nothing(consumer: Consumer, clock: Clock):
+    poll(consumer, clock, 3)
+    assert poll(consumer, clock, LIMIT).asks_ahead
+    assert consumer.schedule.next_at <= clock.now
+    assert not poll(consumer, clock).asks_ahead
+
+
+def test_woken_it_polls_at_once_and_twice(consumer: Consumer, clock: Clock):
+    poll(consumer, clock)
+    poll(consumer, clock)
+    consumer.schedule.wake()
+    assert consumer.schedule.next_at <= clock.now
+    assert not poll(consumer, clock).asks_ahead
+    assert consumer.schedule.next_at <= clock.now
+
+
+def test_what_was_announced_during_the_second_poll_is_not_slept_over(
+    consumer: Consumer, clock: Clock
+):
+    poll(consumer, clock)
+    second = consumer.schedule.begin(LIMIT)
+    consumer.schedule.wake()
+    consumer.end_poll(second, PollResult(0))
+    assert consumer.schedule.next_at <= clock.now
+
+
+def test_after_a_full_scan_others_begin_below_the_latest_due_time(consumer: Consumer, clock: Clock):
+    assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
+    assert poll(consumer, clock, LIMIT, latest=DUE - 5000).position == DUE - MARGIN_MS
+    # The mark only rises.
+    assert poll(consumer, clock, LIMIT, latest=DUE + 70).position == DUE - MARGIN_MS
+    assert poll(consumer, clock, LIMIT).position == DUE + 70 - MARGIN_MS
+
+
+def test_a_busy_lane_scans_fully_now_and_then(consumer: Consumer, clock: Clock):
+    pause = 0.004 * DEEP_POLL_SHARE
+    poll(consumer, clock, LIMIT, latest=DUE, seconds=0.004)
+    clock.now += 0.9 * pause
+    assert not poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_full_scan
+    clock.now += 0.2 * pause
+    assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
+
+
+def test_slow_full_scans_are_rare_and_rewinds_are_not(consumer: Consumer, clock: Clock):
+    for _ in range(12):
+        clock.now += FULL_SCAN_INTERVALS * POLL
+        full = poll(consumer, clock, LIMIT, latest=DUE, seconds=2.0)
+        assert full.is_full_scan
+    clock.now = full.began_at + 0.99 * POLL
+    assert poll(consumer, clock, LIMIT, latest=DUE, seconds=0).position == DUE - MARGIN_MS
+    clock.now = full.began_at + POLL
+    back = poll(consumer, clock, LIMIT, latest=DUE, seconds=0)
+    assert (back.position, back.is_full_scan) == (DUE - MARGIN_MS - REWIND_MS, False)
+    clock.now = full.began_at + 0.99 * FULL_SCAN_INTERVALS * POLL
+    assert not poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_full_scan
+    clock.now = full.began_at + FULL_SCAN_INTERVALS * POLL
+    assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
+
+
+def test_one_slow_answer_is_not_yet_a_slow_scan(consumer: Consumer, clock: Clock):
+    poll(consumer, clock, LIMIT, latest=DUE, seconds=2.0)
+    assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
+
+
+def test_a_rewind_that_met_old_messages_expects_more(consumer: Consumer, clock: Clock):
+    poll(consumer, clock, LIMIT, latest=DUE)
+    consumer.schedule.full_scan_at = clock.now + 10 * POLL
+    clock.now += POLL
+    assert poll(consumer, clock, LIMIT, latest=DUE - 5_000).is_rewind
+    assert poll(consumer, clock, LIMIT).position == DUE - 5_000 - MARGIN_MS
+
+
+def test_before_a_long_sleep_it_scans_fully(consumer: Consumer, clock: Clock):
+    """The messages before the mark are taken by the time it sleeps, if they were there."""
+    poll(consumer, clock, LIMIT, latest=DUE, seconds=0.004)
+    assert not poll(consumer, clock, 0, seconds=0).is_full_scan
+    assert not poll(consumer, clock, 0, seconds=0).is_full_scan
+    short = consumer.schedule.next_at - clock.now
+    assert 0 < short <= 0.004 * (1 + DEEP_POLL_SHARE)
+    clock.now = consumer.schedule.next_at
+    assert poll(consumer, clock, 0).is_full_scan
+    poll(consumer, clock, 0)
+    assert consumer.schedule.next_at > clock.now + POLL / 2
+
+
+def test_an_idle_consumer_has_no_cycle_of_short_naps(consumer: Consumer, clock: Clock):
+    poll(consumer, clock, LIMIT, latest=DUE, seconds=0.05)
+    polls, started_at = 0, clock.now
+    while clock.now < started_at + 20 * POLL:
+        clock.now = max(clock.now, consumer.schedule.next_at)
+        poll(consumer, clock, seconds=0.05)
+        polls += 1
+    # Two for each sleep, and a few at the start.
+    assert polls <= 2 * 20 + 6
+
+
+def test_a_consumer_at_rest_polls_nothing_whatever_wakes_it(consumer: Consumer, clock: Clock):
+    schedule = consumer.schedule
+    schedule.rest(2)
+    until = clock.now + 2
+    for wake in (schedule.wake, schedule.rewind, lambda: schedule.wake(clock.now)):
+        wake()
+        assert schedule.next_at == until
+    schedule.rest(1)
+    poll(consumer, clock)
+    poll(consumer, clock, wait_ms=5)
+    assert schedule.next_at == until
+    clock.now = until
+    schedule.wake()
+    assert schedule.next_at <= clock.now

@@ -1,0 +1,175 @@
+"""What a worker that polls from a scan position finds nevertheless, and when it wakes (W9)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+from pytest_django import Settings
+
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.db.sql import NOTIFY
+from delayed_queue.db.wakeups import channel_of
+from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
+from delayed_queue.worker.scanning import MARGIN_MS
+from delayed_queue.worker.worker import Worker
+from tests.support.processes import wait_until
+from tests.support.running import handler_of, running, worker_with
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# Long enough to tell "at once" from "at the next poll".
+POLL = timedelta(minutes=10)
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+class Seen:
+    """A handler that notes when each key came."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, float] = {}
+
+    def __call__(self, envelope: Envelope) -> None:
+        self.at[envelope.key] = time.monotonic()
+
+    def worker(self, poll_interval: timedelta) -> Worker:
+        return worker_with(handler_of("marked", self), poll_interval=poll_interval)
+
+
+@pytest.fixture
+def queue() -> DelayedQueue:
+    return DelayedQueue("marked")
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@contextmanager
+def late_transaction(queue: DelayedQueue, key: str) -> Iterator[Any]:
+    """An offer, due now, whose transaction is still open."""
+    wrapper = connections["default"].copy()
+    wrapper.connect()
+    try:
+        params = {
+            "kind": queue.kind, "key": key, "payload": b"1", "schedule_at": None, "delay": 0,
+            "headers": None, "now": None,
+        }  # fmt: skip
+        wrapper.connection.execute("BEGIN")
+        wrapper.connection.execute(OFFER_IF_NOT_EXISTS, params)
+        yield wrapper.connection
+    finally:
+        wrapper.close()
+
+
+def outrun_the_margin(queue: DelayedQueue, seen: Seen) -> None:
+    """Have the worker take messages until one is due later than the margin allows for."""
+    queue.offer_or_update("first", 1)
+    wait_until(lambda: "first" in seen.at, 20)
+    queue.offer_or_update("later", 1, delay=timedelta(milliseconds=MARGIN_MS + 200))
+    wait_until(lambda: "later" in seen.at, 20)
+
+
+def mark_of(worker: Worker) -> int:
+    return worker.consumers[0].schedule.position
+
+
+def test_an_idle_worker_finds_what_is_offered_into_the_past_at_once(
+    queue: DelayedQueue, seen: Seen
+) -> None:
+    worker = seen.worker(POLL)
+    with running(worker):
+        queue.offer_or_update("first", 1)
+        wait_until(lambda: "first" in seen.at, 20)
+        assert mark_of(worker) > PAST.timestamp() * 1000
+        queue.offer_or_update("past", 1, PAST)
+        wait_until(lambda: "past" in seen.at, 20)
+
+
+def test_an_idle_worker_finds_what_was_committed_late_at_once(
+    queue: DelayedQueue, seen: Seen
+) -> None:
+    worker = seen.worker(POLL)
+    with running(worker), late_transaction(queue, "late") as transaction:
+        outrun_the_margin(queue, seen)
+        transaction.execute(NOTIFY, {"channel": channel_of(queue.kind)})
+        transaction.execute("COMMIT")
+        wait_until(lambda: "late" in seen.at, 20)
+
+
+@contextmanager
+def stream(queue: DelayedQueue) -> Iterator[None]:
+    """Offer so many messages, one after another, that the worker always finds some."""
+    ended = threading.Event()
+
+    def offer() -> None:
+        number = 0
+        try:
+            while not ended.is_set():
+                queue.offer_batch(ScheduledMessage(f"s{number + n}", 1) for n in range(50))
+                number += 50
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=offer)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(20)
+
+
+@pytest.mark.parametrize("into_the_past", [True, False])
+def test_a_busy_worker_finds_it_within_a_poll_interval(
+    queue: DelayedQueue, seen: Seen, settings: Settings, into_the_past: bool
+) -> None:
+    settings.DELAYED_QUEUE = {"NOTIFY": False}
+    worker = seen.worker(timedelta(seconds=1))
+    with running(worker), late_transaction(queue, "early") as transaction, stream(queue):
+        outrun_the_margin(queue, seen)
+        if into_the_past:
+            queue.offer_or_update("past", 1, PAST)
+        else:
+            transaction.execute("COMMIT")
+        key = "past" if into_the_past else "early"
+        handled = len(seen.at)
+        wait_until(lambda: key in seen.at)
+        wait_until(lambda: len(seen.at) > handled + 50)  # it was busy all the while
+
+
+def test_w9_without_notify_it_wakes_at_the_due_time(
+    queue: DelayedQueue, seen: Seen, settings: Settings
+) -> None:
+    settings.DELAYED_QUEUE = {"NOTIFY": False}
+    queue.offer_or_update("soon", 1, delay=timedelta(milliseconds=500))
+    started_at = time.monotonic()
+    with running(seen.worker(POLL)):
+        wait_until(lambda: "soon" in seen.at, 20)
+    assert seen.at["soon"] - started_at >= 0.4
+
+
+def test_w9_without_notify_it_looks_once_per_poll_interval(
+    queue: DelayedQueue, seen: Seen, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DELAYED_QUEUE = {"NOTIFY": False}
+    caplog.set_level(logging.DEBUG, "delayed_queue")
+
+    def looks() -> list[float]:
+        return [each.created for each in caplog.records if "event=polled" in each.getMessage()]
+
+    with running(seen.worker(timedelta(milliseconds=300))):
+        wait_until(lambda: len(looks()) >= 6, 20)
+        idle = looks()
+        queue.offer_or_update("new", 1)
+        wait_until(lambda: "new" in seen.at, 20)
+    # Two come before each sleep.
+    assert min(later - earlier for earlier, later in zip(idle, idle[2:], strict=False)) > 0.2

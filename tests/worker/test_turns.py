@@ -1,0 +1,184 @@
+"""Whose turn it is, of queues that come and go, and which sources a worker is given (J6, J7)."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, Snooze
+from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
+from delayed_queue.handlers import Registry
+from delayed_queue.models import Message
+from delayed_queue.worker import eventloop, pools
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.worker import Worker
+from tests.support.processes import wait_until
+from tests.support.running import SOON, handler_of, running
+from tests.worker.dynamic import HOUR, Changing, is_empty, offer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class TestTurns:
+    def test_j7_a_queue_that_is_stuck_leaves_seats_for_another(self) -> None:
+        """Messages that never end, in flight or claimed; another queue goes on beside them."""
+        may_end = asyncio.Event()
+        loops: list[asyncio.AbstractEventLoop] = []
+        begun: list[str] = []
+        ended: list[str] = []
+
+        async def handle(envelope: Envelope) -> None:
+            begun.append(envelope.queue)
+            if envelope.queue == "stuck":
+                loops.append(asyncio.get_running_loop())
+                await may_end.wait()
+            ended.append(envelope.queue)
+
+        offer("stuck", 500)
+        source = Changing("stuck", "good", function=handle)
+        worker = source.worker(async_concurrency=16, shutdown_timeout=SOON)
+        with running(worker):
+            wait_until(lambda: begun.count("stuck") == 2, 10)
+            offer("good", 200)
+            wait_until(lambda: ended.count("good") == 200, 10)
+            assert begun.count("stuck") == 2
+            loops[0].call_soon_threadsafe(may_end.set)
+            wait_until(is_empty)
+        assert worker.counts == Counts(done=700)
+
+    def test_j7_of_many_that_are_stuck_none_leaves_nothing(self) -> None:
+        stuck = [f"stuck{n}" for n in range(4)]
+        may_end = asyncio.Event()
+        loops: list[asyncio.AbstractEventLoop] = []
+        begun: list[str] = []
+
+        async def handle(envelope: Envelope) -> None:
+            begun.append(envelope.queue)
+            if envelope.queue in stuck:
+                loops.append(asyncio.get_running_loop())
+                await may_end.wait()
+
+        source = Changing(*stuck, "good", function=handle)
+        worker = source.worker(async_concurrency=40, shutdown_timeout=SOON)
+        with running(worker):
+            for name in stuck:
+                offer(name, 200)
+            wait_until(lambda: set(begun) == set(stuck), 10)
+            offer("good", 50)
+            wait_until(lambda: begun.count("good") == 50, 10)
+            loops[0].call_soon_threadsafe(may_end.set)
+            wait_until(is_empty)
+
+    @pytest.mark.parametrize(("fails", "window"), [(False, 8), (True, 2)])
+    def test_one_that_is_slow_and_does_its_work_has_half_of_the_seats(
+        self, monkeypatch: pytest.MonkeyPatch, fails: bool, window: int
+    ) -> None:
+        monkeypatch.setattr(eventloop, "SOON_SECONDS", 0.0)
+
+        async def handle(envelope: Envelope) -> None:
+            if fails:
+                raise Snooze(HOUR)
+
+        offer("slow", 50)
+        worker = Changing("slow", function=handle).worker(async_concurrency=16, burst=True)
+        worker.run()
+        assert [consumer.share.window for consumer in worker.consumers] == [window]
+
+    def test_j7_one_that_was_quick_and_gets_stuck_leaves_a_seat(self) -> None:
+        """It had nearly all of them while it gave them back soon."""
+        may_end = asyncio.Event()
+        loops: list[asyncio.AbstractEventLoop] = []
+        most = 0
+        present: list[str] = []
+
+        async def handle(envelope: Envelope) -> None:
+            nonlocal most
+            present.append(envelope.queue)
+            most = max(most, len(present))
+            if envelope.headers and envelope.queue == "quick":
+                loops.append(asyncio.get_running_loop())
+                await may_end.wait()
+            await asyncio.sleep(0)
+            present.remove(envelope.queue)
+
+        source = Changing("quick", "good", function=handle)
+        worker = source.worker(async_concurrency=18, shutdown_timeout=SOON)
+        offer("quick", 100)
+        with running(worker):
+            wait_until(is_empty, 10)
+            assert {each.queue.name: each.share.window for each in worker.consumers}["quick"] == 18
+            DelayedQueue("quick").offer_batch(
+                ScheduledMessage(f"k{n}", 1, headers={"stuck": "yes"}) for n in range(100)
+            )
+            wait_until(lambda: present == ["quick"] * 16, 10)
+            # What was leased beyond its share, and parked, is kept from no other worker.
+            wait_until(lambda: Message.objects.filter(lease_id=None).count() == 84, 10)
+            offer("good", 50)
+            wait_until(lambda: not Message.objects.filter(kind="good|json").exists(), 10)
+            loops[0].call_soon_threadsafe(may_end.set)
+            wait_until(is_empty, 10)
+
+    def test_queues_take_turns(self) -> None:
+        """A long queue does not come first until it is empty."""
+        order: list[str] = []
+        source = Changing("long", "short", function=lambda envelope: order.append(envelope.queue))
+        offer("long", 100)
+        offer("short", 3)
+        source.worker(burst=True, batch_size=1, concurrency=1).run()
+        assert order.index("short") < 5
+        assert len(order) == 103
+
+    def test_the_fleet_takes_turns_with_queues_of_handlers(self) -> None:
+        order: list[str] = []
+        source = Changing("sourced", function=lambda envelope: order.append(envelope.queue))
+        own = handler_of("own", lambda envelope: order.append(envelope.queue))
+        offer("own", 100)
+        offer("sourced", 3)
+        source.worker(own, burst=True, batch_size=1, concurrency=1).run()
+        assert order.index("sourced") < 5
+
+    def test_what_is_stuck_and_handed_back_at_the_end_is_not_lost(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pools, "AHEAD_SECONDS", 60.0)  # it has leased ahead, and keeps that
+
+        async def handle(envelope: Envelope) -> None:
+            await asyncio.Event().wait()
+
+        offer("stuck", 30)
+        source = Changing("stuck", function=handle)
+        worker = source.worker(async_concurrency=4, shutdown_timeout=timedelta(0))
+        with running(worker):
+            wait_until(lambda: worker.in_flight > 1, 10)
+        assert Message.objects.filter(lease_id=None).count() == 30
+
+
+class TestOptions:
+    def names(self, **options: Any) -> list[str]:
+        own = handler_of("own", print)
+        worker = Changing("a", "b").worker(own, **options)
+        worker.dynamic.ask()
+        return sorted(worker.queues)
+
+    def test_which_queues_are_served(self) -> None:
+        assert self.names() == ["a", "b", "own"]
+        assert self.names(queues=("own",)) == ["own"]
+        assert self.names(queues=("own",), sourced=("b",)) == ["b", "own"]
+        assert self.names(sourced=("b", "not yet")) == ["b", "own"]
+        assert self.names(sourced=()) == ["own"]
+        assert self.names(only_sourced=True) == ["a", "b"]
+        assert self.names(only_sourced=True, sourced=("a",)) == ["a"]
+
+    def test_either_named_or_only_sourced(self) -> None:
+        with pytest.raises(InvalidConfiguration):
+            WorkerOptions(queues=("own",), only_sourced=True)
+
+    def test_with_neither_handlers_nor_sources_there_is_nothing_to_do(self) -> None:
+        with pytest.raises(HandlerNotFound):
+            Worker(WorkerOptions(), Registry())
+        with pytest.raises(HandlerNotFound):
+            Changing("a").worker(sourced=())
