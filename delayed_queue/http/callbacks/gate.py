@@ -158,7 +158,7 @@ class Gate:
             with transaction.atomic(using=self._using):
                 rows = Message.objects.hold(lease_ids, ids, using=self._using)
                 held: set[tuple[int, str]] = set(rows)
-                loop.call_soon_threadsafe(_let_through, batch, held, hold)
+                loop.call_soon_threadsafe(let_through, batch, held, hold)
                 hold.wait()
                 # Nothing was written: so ends a transaction that need not wait for the disk.
                 transaction.set_rollback(True, using=self._using)
@@ -176,9 +176,12 @@ class Gate:
             connections[self._using].close_if_unusable_or_obsolete()
 
 
-def _let_through(batch: list[Leave], held: set[tuple[int, str]], hold: Hold) -> None:
-    """Answer those who wait; in the loop, where none of them can end meanwhile."""
-    waiting = [leave for leave in batch if not leave.is_ended]
+def let_through(batch: list[Leave], held: set[tuple[int, str]], hold: Hold) -> None:
+    """Answer those who wait; in the loop, where none of them can end meanwhile.
+
+    A task that is cancelled leaves a future that is done before it ends its leave itself.
+    """
+    waiting = [leave for leave in batch if not leave.answer.done()]
     hold.keep(sum(leave.place in held for leave in waiting))
     for leave in waiting:
         if leave.place in held:
@@ -189,5 +192,5 @@ def _let_through(batch: list[Leave], held: set[tuple[int, str]], hold: Hold) -> 
 
 def _refuse(batch: list[Leave], error: Error) -> None:
     for leave in batch:
-        if not leave.is_ended and not leave.answer.done():
+        if not leave.answer.done():
             leave.answer.set_exception(error)

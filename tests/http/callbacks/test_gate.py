@@ -17,7 +17,14 @@ from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.handlers import Snooze
 from delayed_queue.http.callbacks import gate as gates
 from delayed_queue.http.callbacks.delivery import deliverer
-from delayed_queue.http.callbacks.gate import Gate, Withdrawn
+from delayed_queue.http.callbacks.gate import (
+    HOLD_SECONDS,
+    Gate,
+    Hold,
+    Leave,
+    Withdrawn,
+    let_through,
+)
 from delayed_queue.http.jobs.adding import add_job, delete_job
 from delayed_queue.http.jobs.jobs import IfExists, job_from
 from delayed_queue.queue.store.settle import HOLD_LEASED
@@ -176,6 +183,24 @@ class TestTrouble:
 
         with at_most(gates.HOLD_SECONDS):
             asyncio.run(with_gate(run))
+
+
+def test_j3_one_that_is_cancelled_takes_nobody_with_it(envelope: Envelope) -> None:
+    """Its task has not run again yet when the others are let through."""
+
+    async def run(gate: Gate) -> None:
+        cancelled, other = Leave(envelope), Leave(envelope)
+        cancelled.answer.cancel()
+        hold = Hold()
+        let_through([cancelled, other], {other.place}, hold)
+        await other.answer
+        cancelled.end()
+        other.end()
+        began = time.monotonic()
+        hold.wait()
+        assert time.monotonic() - began < HOLD_SECONDS / 2
+
+    async_to_sync(with_gate)(run)
 
 
 async def with_gate(run: Callable[[Gate], Awaitable[None]]) -> None:

@@ -14,6 +14,10 @@ from typing import Final, Self
 
 # Linux notes when a packet arrived, for sockets that ask for it; accepted ones inherit that.
 SO_TIMESTAMPNS: Final = 35
+# Of a connection that its client has not ended (TCP_INFO).
+ESTABLISHED: Final = 1
+# How coarse the system's count of milliseconds is, at worst.
+TICK: Final = 0.010
 ANSWER: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -80,7 +84,7 @@ class Witness:
             self._begun.pop(opened, None)
             opened.close()
             return
-        at, before = self._begun.pop(opened, (_arrival(ancillary), b""))
+        at, before = self._begun.pop(opened, (_arrival(opened, ancillary), b""))
         request = before + data
         head, _, body = request.partition(b"\r\n\r\n")
         if len(body) < _length(head):
@@ -90,7 +94,16 @@ class Witness:
         opened.send(ANSWER)
 
 
-def _arrival(ancillary: list[tuple[int, int, bytes]]) -> float:
+def _arrival(opened: socket.socket, ancillary: list[tuple[int, int, bytes]]) -> float:
+    """Return when what was just read arrived.
+
+    The end of a connection is put together with what was not read before it, and its time replaces
+    theirs; when data came last, and the end is none, is still known then.
+    """
+    info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
+    state, milliseconds = struct.unpack_from("=B51xI", info)
+    if state != ESTABLISHED:
+        return float(time.time() - milliseconds / 1000 - TICK)
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
             seconds, nanoseconds = struct.unpack("qq", data[:16])
