@@ -16,10 +16,8 @@ from django.utils.module_loading import module_has_submodule
 
 from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
 from delayed_queue.handlers import registry
-from delayed_queue.observe import logs
-from delayed_queue.observe.logs import quoted
-
-logger = logging.getLogger("delayed_queue")
+from delayed_queue.observe import signals
+from delayed_queue.observe.logs import log
 
 _WATCH: Final = "delayed_queue.watch"
 _NO_DRIVER: Final = (
@@ -51,7 +49,7 @@ class DelayedQueueConfig(AppConfig):
         from django.conf import settings
 
         import_module("delayed_queue.checks")
-        logs.connect()
+        signals.connect()
         # With wrong settings the defaults do: the system check must get to say what is wrong.
         if find_problems(getattr(settings, SETTING, {})):
             module = QueueSettings().HANDLERS_MODULE
@@ -80,7 +78,7 @@ def import_modules(name: str) -> dict[str, str]:
             files += [file for file, _ in places]
             failures[path] = _sentence(path, error, places)
     for path, failure in failures.items():
-        logger.error("event=handlers_failed module=%s error=%s", quoted(path), quoted(failure))
+        log(logging.ERROR, "handlers_failed", module=path, error=failure)
     _watch(files)
     return failures
 

@@ -17,6 +17,7 @@ import pytest
 from django.conf import settings
 from django.db import connections
 
+from delayed_queue.observe import signals
 from tests.support.concurrency import raw_connection
 from tests.support.sessions import demand_none_is_left
 
@@ -106,6 +107,20 @@ def admin(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
     """One more, to watch the others from, and to end them."""
     with raw_connection() as connection:
         yield connection
+
+
+@pytest.fixture
+def no_other_receivers() -> Iterator[None]:
+    """Leave the worker's signals to who connects now: metrics of other tests may still listen."""
+    heard = (signals.leased, signals.acknowledged, signals.failed, signals.dead)
+    kept = [each.receivers for each in heard]
+    for each in heard:
+        each.receivers = []
+        each.sender_receivers_cache.clear()
+    yield
+    for each, receivers in zip(heard, kept, strict=True):
+        each.receivers = receivers
+        each.sender_receivers_cache.clear()
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Schedule
-from delayed_queue.observe.logs import described, first_line, quoted
+from delayed_queue.observe.logs import described, first_line, log
 from delayed_queue.queue.queue import DelayedQueue
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "definition_of", "installer_of", "schedule_of",
 ]  # fmt: skip
 
-logger = logging.getLogger("delayed_queue")
 
 # How soon a change that an operator makes is seen.
 CHECK_SECONDS: Final = 10.0
@@ -201,10 +200,8 @@ class CronKeeper:
 
     def _complain(self, name: tuple[str, str], text: str, error: Exception | None = None) -> None:
         if self._errors.get(name) != text:  # not every ten seconds
-            logger.error(
-                "event=install_failed schedule=%s error=%s", quoted("/".join(name)), quoted(text),
-                exc_info=_mistake(error),
-            )  # fmt: skip
+            fields = {"schedule": "/".join(name), "error": text}
+            log(logging.ERROR, "install_failed", _mistake(error), **fields)
         self._errors[name] = text
 
 
@@ -310,6 +307,4 @@ class CronThread:
 
     def _complain(self, error: Exception) -> None:
         if not self._stop.is_set():
-            logger.error(
-                "event=cron_failed error=%s", described(error), exc_info=_mistake(error),
-            )  # fmt: skip
+            log(logging.ERROR, "cron_failed", _mistake(error), error=described(error))

@@ -29,9 +29,7 @@ from delayed_queue.cron.store import ScheduleRow
 from delayed_queue.cron.ticking import TickReport, Ticks
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.messages import MILLISECOND, from_milliseconds
-from delayed_queue.observe.logs import quoted
-
-logger = logging.getLogger("delayed_queue")
+from delayed_queue.observe.logs import log
 
 CLOSE_SECONDS: Final = 5.0
 # After an error the next try comes sooner than a daily schedule's six hours.
@@ -85,12 +83,10 @@ class Installer:
 
     def _tell(self, report: TickReport) -> None:
         if report.superseded_by and report.superseded_by != self._told.superseded_by:
-            logger.warning(
-                "event=schedule_superseded schedule=%s config_hash=%s by=%s",
-                quoted(str(self)), self.config_hash, report.superseded_by,
-            )  # fmt: skip
+            hashes = {"config_hash": self.config_hash, "by": report.superseded_by}
+            log(logging.WARNING, "schedule_superseded", schedule=self, **hashes)
         if report.is_paused and not self._told.is_paused:
-            logger.info("event=schedule_paused schedule=%s", quoted(str(self)))
+            log(logging.INFO, "schedule_paused", schedule=self)
         self._told = report
 
 
@@ -213,8 +209,7 @@ class InstallerHandle:
 
     def _complain(self, error: Exception) -> None:
         if not self._stop.is_set():
-            name = quoted(str(self.installer))
-            logger.error("event=install_failed schedule=%s", name, exc_info=error)
+            log(logging.ERROR, "install_failed", error, schedule=self.installer)
 
 
 class CronService:

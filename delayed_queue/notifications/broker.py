@@ -22,7 +22,7 @@ from delayed_queue.db.resilience import is_unavailable, tend
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH
 from delayed_queue.notifications.parking import Incoming, Tally, take
-from delayed_queue.observe.logs import quoted
+from delayed_queue.observe.logs import log
 
 
 def publish(requests: Iterable[Any], url: str = "", queue: str = "") -> int:
@@ -54,8 +54,6 @@ def publish(requests: Iterable[Any], url: str = "", queue: str = "") -> int:
 def is_amqp(url: str) -> bool:
     return url.startswith(("amqp", "pyamqp"))
 
-
-logger = logging.getLogger("delayed_queue.notifications")
 
 HEARTBEAT: Final = 30
 LINGER_SECONDS: Final = 0.05
@@ -104,9 +102,8 @@ class Consumer:
                 self._messages = []
                 # Without the text: it may tell the password in a URL.
                 wait = next(self._waits)
-                logger.warning(
-                    "event=consumer_lost error=%s retry_in=%.1f", type(error).__name__, wait
-                )
+                fields = {"error": type(error).__name__, "retry_in": f"{wait:.1f}"}
+                log(logging.WARNING, "consumer_lost", **fields)
                 self._stop.wait(wait)
 
     def _session(self) -> None:
@@ -122,7 +119,7 @@ class Consumer:
                 accept=["json"],
             ) as consumer:
                 consumer.on_decode_error = self._received_broken
-                logger.info("event=consumer_connected queue=%s", quoted(self.queue))
+                log(logging.INFO, "consumer_connected", queue=self.queue)
                 while not self._stop.is_set():
                     self._gather(connection)
                     self._commit()
@@ -157,11 +154,11 @@ class Consumer:
         self._waits = _waits()
         self._acknowledge([message for message, _ in taken])
         self.tally += tally
-        logger.info(
-            "event=consumed queue=%s accepted=%s duplicates=%s parked=%s seconds=%.3f",
-            quoted(self.queue), tally.accepted, tally.duplicates, tally.parked,
-            time.monotonic() - began_at,
-        )  # fmt: skip
+        counts = {
+            "accepted": tally.accepted, "duplicates": tally.duplicates, "parked": tally.parked
+        }  # fmt: skip
+        seconds = f"{time.monotonic() - began_at:.3f}"
+        log(logging.INFO, "consumed", queue=self.queue, **counts, seconds=seconds)
 
     def _acknowledge(self, messages: list[Any]) -> None:
         for each in messages:

@@ -21,7 +21,7 @@ from django.template import TemplateSyntaxError
 from delayed_queue.notifications.models import Template
 from delayed_queue.notifications.rendering import Compiled, compiled
 from delayed_queue.notifications.services import fetch
-from delayed_queue.observe.logs import quoted
+from delayed_queue.observe.logs import log
 
 # What tells a row of the templates, as ``t``, from any other that there ever was, and from itself
 # before any UPDATE, also one by hand: by the transaction that wrote it and where it lies. A
@@ -71,8 +71,6 @@ WHERE known.stamp IS DISTINCT FROM (
 """
 )
 
-
-logger = logging.getLogger("delayed_queue.notifications")
 
 MAX_REMEMBERED: Final = 1000
 Statement = tuple[LiteralString, Mapping[str, Any]]
@@ -213,12 +211,10 @@ _FIELDS: Final = ("name", "channel", "version", "category", "subject", "body", "
 def _compiled(template: Template) -> Compiled | None:
     try:
         return compiled(template)
-    except TemplateSyntaxError:
+    except TemplateSyntaxError as error:
         # Written past ``add_version``, or when the language had more: no fault of whoever names it.
-        logger.exception(
-            "event=template_broken name=%s channel=%s version=%s",
-            quoted(template.name), template.channel, template.version,
-        )  # fmt: skip
+        fields = {"channel": template.channel, "version": template.version}
+        log(logging.ERROR, "template_broken", error, name=template.name, **fields)
         return None
 
 

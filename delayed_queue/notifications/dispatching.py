@@ -31,8 +31,7 @@ from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict, is_late
 from delayed_queue.notifications.services import IN_DOUBT, Begun, Call, Settlement
-
-logger = logging.getLogger("delayed_queue.notifications")
+from delayed_queue.observe.logs import log
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,10 +78,8 @@ class Gatherer(Generic[T, R]):
             except (Error, ResourceUnavailable) as error:
                 if not is_unavailable(error) or self._is_closing.is_set():
                     raise
-                logger.warning(
-                    "event=database_away step=%s count=%s error=%s",
-                    self._name, len(items), type(error).__name__,
-                )  # fmt: skip
+                fields = {"step": self._name, "count": len(items), "error": type(error).__name__}
+                log(logging.WARNING, "database_away", **fields)
                 tidy_connections(idle=False)
                 self._is_closing.wait(PAUSE_SECONDS)
 

@@ -17,11 +17,9 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from delayed_queue.conf import get_settings
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe import store
-from delayed_queue.observe.logs import described
+from delayed_queue.observe.logs import described, log
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, estimated_depths, find_kinds
 from delayed_queue.observe.store import BucketRow, CountsRow, DepthRow, StepRow, Window
-
-logger = logging.getLogger("delayed_queue")
 
 MINUTE: Final = timedelta(minutes=1)
 _MINUTE_MS: Final = 60_000
@@ -146,7 +144,7 @@ class Sampler:
                 self._measure(busiest)
         except Error as error:
             # The next minute's is told with it.
-            logger.warning("event=sample_failed error=%s", described(error))
+            log(logging.WARNING, "sample_failed", error=described(error))
             connections[self._using].close()
 
     def _tell(self, current: set[Tally]) -> list[str]:

@@ -17,8 +17,7 @@ from delayed_queue.conf import INSTRUMENT_METHODS, SETTING, get_settings, is_ins
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import Handler, HandlerFunction, Reject, Snooze
 from delayed_queue.messages import Envelope
-
-logger = logging.getLogger("delayed_queue")
+from delayed_queue.observe.logs import log
 
 Headers = Mapping[str, Any]
 
@@ -156,8 +155,7 @@ class _Handling:
 
 
 def _report(instrument: Instrument, error: Exception) -> None:
-    logger.error("event=instrument_failed instrument=%s", type(instrument).__qualname__,
-                 exc_info=error)  # fmt: skip
+    log(logging.ERROR, "instrument_failed", error, instrument=type(instrument).__qualname__)
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Django signals of the worker; ``logs`` has the receivers that write its log.
+"""Django signals of the worker, and the receivers that write them to its log.
 
 Each is sent with ``send_robust``: a receiver that fails is logged and changes nothing.
 
@@ -12,11 +12,16 @@ the exception that its handler raised;
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 from django.dispatch import Signal
 
-logger = logging.getLogger("delayed_queue")
+from delayed_queue.conf import logs_errors
+from delayed_queue.messages import Envelope
+from delayed_queue.observe.logs import log, logger
 
 leased: Final = Signal()
 acknowledged: Final = Signal()
@@ -25,6 +30,8 @@ dead: Final = Signal()
 worker_started: Final = Signal()
 worker_stopped: Final = Signal()
 
+_UID: Final = "delayed_queue.log"
+
 
 def announce(signal: Signal, sender: Any, **named: Any) -> None:
     """Send to every receiver; log those that raise."""
@@ -32,9 +39,68 @@ def announce(signal: Signal, sender: Any, **named: Any) -> None:
         return
     for receiver, answer in signal.send_robust(sender, **named):
         if isinstance(answer, Exception):
-            logger.error("event=receiver_failed receiver=%s", _name_of(receiver), exc_info=answer)
+            log(logging.ERROR, "receiver_failed", answer, receiver=_name_of(receiver))
 
 
 def _name_of(receiver: Any) -> str:
     named = receiver if hasattr(receiver, "__qualname__") else type(receiver)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def connect() -> None:
+    """Connect the receivers whose lines the level lets through, as it is now, and no others.
+
+    A worker does not even gather the envelopes of a signal that nobody hears.
+    """
+    for signal, receiver, level in (
+        (leased, _log_leased, logging.DEBUG),
+        # Not at INFO: a busy worker acknowledges hundreds of times a second.
+        (acknowledged, _log_acknowledged, logging.DEBUG),
+        (failed, _log_failed, logging.WARNING),
+        (dead, _log_dead, logging.ERROR),
+        (worker_started, _log_started, logging.INFO),
+        (worker_stopped, _log_stopped, logging.INFO),
+    ):
+        signal.disconnect(dispatch_uid=_UID)
+        if logger.isEnabledFor(level):
+            signal.connect(receiver, dispatch_uid=_UID)
+
+
+def _ids(envelope: Envelope) -> dict[str, Any]:
+    named = {"handler": envelope.handler} if envelope.handler else {}
+    return {"queue": envelope.queue, "key": envelope.key, "attempt": envelope.attempt, **named}
+
+
+def _log_leased(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
+    for each in envelopes:
+        log(logging.DEBUG, "leased", **_ids(each), lease=each.lease_id, worker=sender)
+
+
+def _log_acknowledged(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
+    for queue, count in Counter(each.queue for each in envelopes).items():
+        log(logging.DEBUG, "batch_acknowledged", queue=queue, count=count, worker=sender)
+    for each in envelopes:
+        log(logging.DEBUG, "acknowledged", **_ids(each), lease=each.lease_id, worker=sender)
+
+
+def _log_failed(
+    *, sender: Any, envelope: Envelope, error: BaseException, delay: timedelta, **kwargs: Any
+) -> None:
+    shown = error if logs_errors() else None
+    fields = {"error": type(error).__name__, "retry_in_s": f"{delay.total_seconds():.3f}"}
+    log(logging.WARNING, "failed", shown, **_ids(envelope), **fields, worker=sender)
+
+
+def _log_dead(
+    *, sender: Any, envelope: Envelope, error: BaseException | None = None, **kwargs: Any
+) -> None:
+    shown = error if logs_errors() else None
+    log(logging.ERROR, "dead", shown, **_ids(envelope), worker=sender)
+
+
+def _log_started(*, sender: Any, **kwargs: Any) -> None:
+    log(logging.INFO, "worker_started", worker=sender)
+
+
+def _log_stopped(*, sender: Any, **kwargs: Any) -> None:
+    log(logging.INFO, "worker_stopped", worker=sender)

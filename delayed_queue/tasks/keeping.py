@@ -13,13 +13,11 @@ from django.db import Error, connections
 from delayed_queue.db.days import DAYS_SECONDS
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import described
+from delayed_queue.observe.logs import described, log
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.running import Run, worker
 from delayed_queue.tasks.serving import declared, priorities
 from delayed_queue.tasks.store import RESULTS_BY_DAY
-
-logger = logging.getLogger("delayed_queue")
 
 # How often it looks whether something is to be done.
 TURN_SECONDS: Final = 0.5
@@ -50,7 +48,7 @@ class Keeper:
                     self.turn()
                 except (Error, ResourceUnavailable) as error:
                     # Nothing is lost: the next turn does it.
-                    logger.warning("event=task_keeper_failed error=%s", described(error))
+                    log(logging.WARNING, "task_keeper_failed", error=described(error))
                     connections[self._using].close()
         finally:
             connections.close_all()
@@ -88,7 +86,7 @@ def keep_days(using: str, now: datetime | None = None) -> bool:
         # What was to run on a day is kept until the end of the last day that it is due.
         return RESULTS_BY_DAY.keep(max(kept), now=now, using=using)
     except Error as error:
-        logger.warning("event=task_days_failed error=%s", described(error))
+        log(logging.WARNING, "task_days_failed", error=described(error))
         return False
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from delayed_queue.conf import get_settings
-
-logger = logging.getLogger("delayed_queue")
+from delayed_queue.observe.logs import log
 
 COUNTERS: Final = ("done", "failed", "snoozed", "dead", "lost", "in_flight")
 MAX_LEASES: Final = 512
@@ -180,5 +179,5 @@ class Watchdog:
         while not pause.wait(get_settings().WATCHDOG.total_seconds() / 10):
             stood = time.monotonic() - max(self._board.turned_at, started_at)
             if stood > limit_of(self._board):
-                logger.critical("event=loop_stands seconds=%.0f", stood)
+                log(logging.CRITICAL, "loop_stands", seconds=f"{stood:.0f}")
                 os._exit(EXIT_STANDS)

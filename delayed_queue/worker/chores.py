@@ -14,11 +14,9 @@ from django.db import Error, connections
 from delayed_queue.conf import get_settings
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import BulkRun, DeadLetter
-from delayed_queue.observe.logs import described
+from delayed_queue.observe.logs import described, log
 from delayed_queue.observe.store import SAMPLES_BY_DAY
 from delayed_queue.queue.bulk import step
-
-logger = logging.getLogger("delayed_queue")
 
 _LONGEST_WAIT: Final = 5.0
 _STOP_TIMEOUT: Final = 5.0
@@ -66,7 +64,7 @@ class Chores:
                 pass
         except Error as error:
             # The next heartbeat begins anew; the batch was undone.
-            logger.warning("event=chores_failed error=%s", described(error))
+            log(logging.WARNING, "chores_failed", error=described(error))
         finally:
             connections[self._using].close()
 

@@ -19,7 +19,7 @@ from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Manner, Snooze, Treatment
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
-from delayed_queue.observe.logs import quoted
+from delayed_queue.observe.logs import log
 from delayed_queue.queue.store.claim import (
     LeasedRow,
     RankedRow,
@@ -27,9 +27,6 @@ from delayed_queue.queue.store.claim import (
     most_urgent_first,
 )
 from delayed_queue.worker.consumers import Consumer
-
-logger = logging.getLogger("delayed_queue")
-
 
 # Of a claim that asks nobody whether it is alone.
 _ALONE: Final = ((True,),)
@@ -301,7 +298,7 @@ class LeaseKeeper:
                 except (Error, ResourceUnavailable) as error:
                     # The leases may hold until the next try; if not, others take the
                     # messages, and the fence refuses our results.
-                    logger.warning("event=renewal_failed error=%s", type(error).__name__)
+                    log(logging.WARNING, "renewal_failed", error=type(error).__name__)
         finally:
             connections.close_all()
 
@@ -354,6 +351,4 @@ class LeaseKeeper:
                 envelope.leased_until_ms = leased_until
             elif envelope.message_id not in handled and id(claim) in self._claims:
                 envelope.lease_lost = True
-                logger.warning(
-                    "event=lease_lost queue=%s key=%s", quoted(envelope.queue), quoted(envelope.key)
-                )
+                log(logging.WARNING, "lease_lost", queue=envelope.queue, key=envelope.key)

@@ -19,7 +19,7 @@ from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe.history import Tally
 from delayed_queue.observe.instruments import awrap, wrap
-from delayed_queue.observe.logs import quoted
+from delayed_queue.observe.logs import log
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import (
     NO_FLOOR,
@@ -39,8 +39,6 @@ from delayed_queue.worker.scanning import (
     PollResult,
     ScanSchedule,
 )
-
-logger = logging.getLogger("delayed_queue")
 
 CRASHED: Final = "crashed: attempts used up without an answer"
 
@@ -362,4 +360,4 @@ class DynamicQueues:
 
 
 def _report(source: Source, error: Exception) -> None:
-    logger.error("event=source_failed source=%s", quoted(source.name), exc_info=error)
+    log(logging.ERROR, "source_failed", error, source=source.name)

@@ -12,10 +12,8 @@ from typing import Final
 from django.db import Error, connections, transaction
 
 from delayed_queue.models import Message
-from delayed_queue.observe.logs import described
+from delayed_queue.observe.logs import described, log
 from delayed_queue.worker.board import Board, InFlight
-
-logger = logging.getLogger("delayed_queue")
 
 # The dead process's last statement may still run and hold its rows; its leases end anyhow.
 LOCK_WAIT_MS: Final = 5_000
@@ -66,7 +64,7 @@ def give_back(report: CrashReport, using: str) -> None:
         with _limited_waits(using):
             _give_back(report, using)
     except Error as error:
-        logger.warning("event=give_back_failed error=%s", described(error))
+        log(logging.WARNING, "give_back_failed", error=described(error))
     finally:
         connections[using].close()
 

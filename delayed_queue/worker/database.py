@@ -16,9 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import DatabaseRefused, ResourceUnavailable, SchemaMismatch
-from delayed_queue.observe.logs import described, first_line
-
-logger = logging.getLogger("delayed_queue")
+from delayed_queue.observe.logs import described, first_line, log
 
 # What no waiting mends: wrong user or password, no such database, no permission.
 _REFUSALS: Final = ("28", "3D000", "42501")
@@ -53,7 +51,7 @@ class Outage:
         now = time.monotonic()
         if self._began_at is None:
             self._began_at = now
-            logger.error("event=database_unavailable error=%s", described(error))
+            log(logging.ERROR, "database_unavailable", error=described(error))
         is_long = now - self._began_at >= get_settings().BACKOFF.deadline.total_seconds()
         if self.is_at_start and self._is_refusal(error, is_long=is_long):
             raise DatabaseRefused(

@@ -16,7 +16,7 @@ from delayed_queue.handlers import Reject
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import log_poll
+from delayed_queue.observe.logs import log, log_poll
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, RankedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
@@ -27,8 +27,6 @@ from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.pools import Pool, Work
 from delayed_queue.worker.scanning import IDLE, Poll, PollResult
 from delayed_queue.worker.transactions import TransactionalRun
-
-logger = logging.getLogger("delayed_queue")
 
 
 class Dispatcher:
@@ -269,7 +267,7 @@ class Dispatcher:
         for pool in self.pools:
             if taken := pool.take_back_stalled():
                 self._leave(taken)
-                logger.info("event=messages_given_back count=%s", len(taken))
+                log(logging.INFO, "messages_given_back", count=len(taken))
 
     def _leave(self, taken: Iterable[Work]) -> None:
         """Give back what was leased ahead and nobody has begun."""

@@ -26,11 +26,9 @@ from typing import Any, Final
 from django.db import connections
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.observe.logs import described
+from delayed_queue.observe.logs import described, log
 from delayed_queue.worker.board import Board, limit_of
 from delayed_queue.worker.heartbeat import ProgressLine, Totals
-
-logger = logging.getLogger("delayed_queue")
 
 Exposition = Callable[..., tuple[bytes, str]]
 _JSON: Final = "application/json"
@@ -191,7 +189,7 @@ class _Server(ThreadingHTTPServer):
         """Close without an answer; say so when that is not the client's doing."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
-            logger.error("event=health_request_failed", exc_info=error)
+            log(logging.ERROR, "health_request_failed", error)
 
 
 def _end(request: socket.socket) -> None:
@@ -348,7 +346,7 @@ class HealthReporter(AbstractContextManager[None]):
                 self._file.write(self._report())
             except OSError as error:
                 # The file grows old, which is what its reader looks at.
-                logger.warning("event=health_file_failed error=%s", described(error))
+                log(logging.WARNING, "health_file_failed", error=described(error))
 
 
 def _server(address: tuple[str, int], report: Callable[[], HealthReport]) -> HealthServer:

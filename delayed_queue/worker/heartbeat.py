@@ -24,12 +24,11 @@ from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
 from delayed_queue.observe.history import Sampler, Tally
+from delayed_queue.observe.logs import log
 from delayed_queue.observe.snapshots import SnapshotWatch
 from delayed_queue.queue.bulk import RUNS
 from delayed_queue.worker.chores import Chores
 from delayed_queue.worker.store import WorkerCounts
-
-logger = logging.getLogger("delayed_queue")
 
 BEAT: Final = timedelta(seconds=10)
 # How long a worker may be silent before an operator is told so; nothing else follows from it.
@@ -147,7 +146,7 @@ class Heartbeat:
             through_conflicts(call)
         except Error as error:
             if not self._is_failing:
-                logger.warning("event=heartbeat_failed error=%s", type(error).__name__)
+                log(logging.WARNING, "heartbeat_failed", error=type(error).__name__)
             self._is_failing = True
             # The next one connects anew: this connection may be what has failed.
             connections[self._using].close()
@@ -272,7 +271,7 @@ class ProgressLine:
             self._write("\n")
         except OSError as error:
             # The terminal was closed; the work goes on without it.
-            logger.debug("event=progress_ended error=%s", type(error).__name__)
+            log(logging.DEBUG, "progress_ended", error=type(error).__name__)
 
     def _write(self, end: str) -> None:
         line = self.text()[: self._columns() - 1]

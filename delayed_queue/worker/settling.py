@@ -19,6 +19,7 @@ from delayed_queue.handlers import Failure, Snooze, Treatment, Verdict, storable
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe import signals
+from delayed_queue.observe.logs import log
 from delayed_queue.queue.store.settle import (
     acknowledging_leases,
     acknowledging_members,
@@ -27,8 +28,6 @@ from delayed_queue.queue.store.settle import (
 )
 from delayed_queue.worker.claims import Claim, LeaseKeeper, NotBegun
 from delayed_queue.worker.consumers import Consumer
-
-logger = logging.getLogger("delayed_queue")
 
 # Failures are written one statement each, or for those deferred alike, so many in a round trip.
 MOST_FAILURES: Final = 100
@@ -301,7 +300,7 @@ class LockDeferral:
         """Set apart what is held now; return 0, the number of messages this has claimed."""
         claims = self._keeper.claims()
         held = self._held(claims)
-        logger.info("event=messages_held count=%s", len(held))
+        log(logging.INFO, "messages_held", count=len(held))
         for claim in claims:
             for apart in claim.set_apart(held):
                 apart.deferred_until = time.monotonic() + PAUSE_SECONDS

@@ -17,15 +17,13 @@ from typing import Final
 from django.utils.autoreload import iter_all_python_module_files
 
 from delayed_queue.db.wakeups import StopSignal
-from delayed_queue.observe.logs import quoted
+from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import COUNTERS, limit_of
 from delayed_queue.worker.children import Child
 from delayed_queue.worker.crashes import CrashReport, give_back
 from delayed_queue.worker.health import Place, forget_metrics, totals_of
 from delayed_queue.worker.heartbeat import Totals
 from delayed_queue.worker.settling import Counts
-
-logger = logging.getLogger("delayed_queue")
 
 TICK_SECONDS: Final = 0.5
 # A claim that was on its way when its process died may commit after the look at its leases.
@@ -189,10 +187,8 @@ class Supervisor:
         limit = limit_of(child.board)
         stood = time.monotonic() - max(child.board.turned_at, child.started_at)
         if stood > limit:
-            logger.error(
-                "event=loop_stands worker=%s process=%s pid=%s seconds=%.0f",
-                quoted(str(self)), child.index, child.pid, stood,
-            )  # fmt: skip
+            fields = {"process": child.index, "pid": child.pid, "seconds": f"{stood:.0f}"}
+            log(logging.ERROR, "loop_stands", worker=self, **fields)
             child.signal(signal.SIGKILL)
 
     def _note_end(self, child: Child, code: int) -> None:
@@ -210,10 +206,8 @@ class Supervisor:
             self._is_reloading = False
 
     def _note_crash(self, child: Child, code: int, report: CrashReport) -> None:
-        logger.error(
-            "event=process_died worker=%s process=%s exit_code=%s in_flight=%s",
-            quoted(str(self)), child.index, code, len(report.in_flight),
-        )  # fmt: skip
+        fields = {"process": child.index, "exit_code": code, "in_flight": len(report.in_flight)}
+        log(logging.ERROR, "process_died", worker=self, **fields)
         give_back(report, self.options.using)
         if report.lease_ids:
             self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, report))
@@ -242,7 +236,7 @@ class Supervisor:
             give_back(look[1].leased(), self.options.using)
 
     def _reload(self) -> None:
-        logger.info("event=reload worker=%s", quoted(str(self)))
+        log(logging.INFO, "reload", worker=self)
         self._is_reloading = True
         for child in self.children:
             child.early_deaths = 0

@@ -21,7 +21,7 @@ from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import described, quoted
+from delayed_queue.observe.logs import described, log
 from delayed_queue.queue.store.claim import limiting_waits
 from delayed_queue.queue.store.settle import returning_leases
 from delayed_queue.worker.board import Board
@@ -42,8 +42,6 @@ from delayed_queue.worker.settling import (
     waited_too_long,
 )
 from delayed_queue.worker.transactions import TransactionalRun
-
-logger = logging.getLogger("delayed_queue")
 
 # How often a worker that never sleeps asks for notifications, which are for its other queues.
 HEARING_SECONDS: Final = 0.05
@@ -207,7 +205,7 @@ class Worker:
     def _give_up_late_ones(self) -> None:
         self._stuck = self.dispatcher.executor.give_up_late_ones()
         if self.is_used_up and not self._stop.is_set():
-            logger.error("event=threads_stuck worker=%s threads=%s", quoted(str(self)), self._stuck)
+            log(logging.ERROR, "threads_stuck", worker=self, threads=self._stuck)
             self.stop()
 
     def _plan(self) -> ClaimPlan | None:
@@ -365,7 +363,7 @@ class Worker:
                 self._give_back(claim, list(claim.in_flight()), refund=0)
         except (Error, ResourceUnavailable) as error:
             # Nothing is lost: the leases run out.
-            logger.warning("event=shutdown_incomplete error=%s", described(error))
+            log(logging.WARNING, "shutdown_incomplete", error=described(error))
         finally:
             self._keeper.stop()
             self._heartbeat.stop()

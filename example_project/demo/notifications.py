@@ -366,7 +366,7 @@ class Broker:
         self._producer = self._connection.Producer(auto_declare=False)
         self.consumer = Consumer(url=url, queue=QUEUE, tenant=TENANT)
         # Its lines would come between those of the demo.
-        self._log = logging.getLogger("delayed_queue.notifications")
+        self._log = logging.getLogger("delayed_queue")
         self._level = self._log.level
         self._log.setLevel(logging.WARNING)
 

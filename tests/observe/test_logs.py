@@ -13,7 +13,7 @@ from django.conf import LazySettings
 from django.dispatch import Signal
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
-from delayed_queue.observe import logs, signals
+from delayed_queue.observe import signals
 from delayed_queue.observe.logs import quoted
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
@@ -29,27 +29,13 @@ class Guarded:
         return "q"
 
 
-@pytest.fixture
-def _no_other_receivers() -> Iterator[None]:
-    """Leave the signals to the log: metrics of other tests may still listen."""
-    heard = (signals.leased, signals.acknowledged)
-    kept = [signal.receivers for signal in heard]
-    for signal in heard:
-        signal.receivers = []
-        signal.sender_receivers_cache.clear()
-    yield
-    for signal, receivers in zip(heard, kept, strict=True):
-        signal.receivers = receivers
-        signal.sender_receivers_cache.clear()
-
-
 @contextmanager
 def at_level(caplog: pytest.LogCaptureFixture, level: int) -> Iterator[None]:
     """Have the log begin at that level, as a process that starts with it."""
     with caplog.at_level(level, logger="delayed_queue"):
-        logs.connect()
+        signals.connect()
         yield
-    logs.connect()
+    signals.connect()
 
 
 @pytest.fixture
@@ -150,7 +136,7 @@ class TestOfAWorker:
         ]
 
 
-@pytest.mark.usefixtures("_no_other_receivers")
+@pytest.mark.usefixtures("no_other_receivers")
 @pytest.mark.parametrize(
     ("signal", "level"),
     [(signals.leased, logging.DEBUG), (signals.acknowledged, logging.DEBUG)],
@@ -202,6 +188,6 @@ def test_a_poll_is_one_line_with_count_and_keys_also_when_it_finds_nothing(
     queue.try_poll_many(5)
 
     assert lines(log, logging.DEBUG, "polled") == [
-        "event=polled queue=polled count=0 keys=",
-        'event=polled queue=polled count=2 keys="a b",c',
+        'event=polled queue=polled count=0 keys=""',
+        'event=polled queue=polled count=2 keys="a b,c"',
     ]

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import LazySettings
 from django.test import Client
 
 from delayed_queue import CronSchedule, DelayedQueue
@@ -24,7 +25,10 @@ from tests.support import documents, house
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fresh", "as_installed"),
+]
 
 
 class Tracer:
@@ -76,6 +80,12 @@ class Tracer:
 
 
 PACKAGE = str(house.PACKAGE)
+
+
+@pytest.fixture
+def as_installed(settings: LazySettings, no_other_receivers: None) -> None:
+    """Nothing watches, and nothing is kept of other tests' settings."""
+    settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "INSTRUMENTS": []}
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from functools import wraps
 from http import HTTPStatus
 from typing import Any, Final
@@ -46,7 +45,7 @@ from delayed_queue.http.api.bodies import (
 from delayed_queue.http.api.docs import described, docs_page, openapi_file
 from delayed_queue.http.api.threads import LoopView, View, in_event_loop, in_pool
 from delayed_queue.http.conf import api_settings
-from delayed_queue.observe.logs import quoted
+from delayed_queue.observe.logs import log
 
 
 def make_api(
@@ -198,8 +197,6 @@ def answering(view: View) -> View:
     return answer_async if iscoroutinefunction(view) else answer
 
 
-logger = logging.getLogger("delayed_queue")
-
 _UNKNOWN: Final = (
     "The call may or may not have taken effect. If it had an Idempotency-Key, send it again with "
     "the same key; otherwise read the job first."
@@ -254,7 +251,7 @@ def respond(request: HttpRequest, error: Any) -> HttpResponse:
         _log(request, error)
         got_request_exception.send(sender=None, request=request)
     elif problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.warning("event=api_unavailable code=%s error=%s", problem.code, type(error).__name__)
+        log(logging.WARNING, "api_unavailable", code=problem.code, error=type(error).__name__)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not in_event_loop():
         # What the next request, or probe, would fail on as well.
         for each in connections.all(initialized_only=True):
@@ -263,12 +260,11 @@ def respond(request: HttpRequest, error: Any) -> HttpResponse:
 
 
 def _log(request: HttpRequest, error: BaseException) -> None:
-    # Where it happened, without the exception's text: it may quote what the caller sent.
     match = request.resolver_match
-    logger.error(
-        "event=api_request_failed method=%s route=%s error=%s\n%s",
-        quoted(request.method or ""),
-        quoted(match.route if match else "?"),
-        type(error).__name__,
-        "".join(traceback.format_tb(error.__traceback__)),
-    )
+    fields = {"method": request.method, "route": match.route if match else "?"}
+    where = _TextLeftOut().with_traceback(error.__traceback__)
+    log(logging.ERROR, "api_request_failed", where, **fields, error=type(error).__name__)
+
+
+class _TextLeftOut(Exception):
+    """Stands for an exception whose text may quote what the caller sent."""

@@ -12,7 +12,7 @@ import psycopg
 from django.db import connections
 from psycopg import sql as composed
 
-logger = logging.getLogger("delayed_queue")
+from delayed_queue.observe.logs import log
 
 RECONNECT_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 5
@@ -130,7 +130,7 @@ class PopListener:
 
     def _retry_later(self, error: psycopg.Error) -> None:
         if self._reconnecting is None and not self._is_deaf:
-            logger.warning("event=listener_lost error=%s", type(error).__name__)
+            log(logging.WARNING, "listener_lost", error=type(error).__name__)
             self._reconnecting = asyncio.ensure_future(self._reconnect())
 
     async def _reconnect(self) -> None:

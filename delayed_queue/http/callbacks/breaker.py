@@ -22,8 +22,7 @@ from delayed_queue.http.callbacks.outcomes import CallbackResult, Failure, Resul
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Host
 from delayed_queue.messages import MILLISECOND
-
-logger = logging.getLogger("delayed_queue")
+from delayed_queue.observe.logs import log
 
 # For so long a process believes what it read of a host.
 TRUST_SECONDS: Final = 1.0
@@ -291,7 +290,7 @@ class Breaker:
             state.open_until = 0.0
             state.is_half_open = False
             state.results.clear()
-            logger.info("event=host_closed host=%s", state.name)
+            log(logging.INFO, "host_closed", host=state.name)
 
     async def _open(self, state: HostState, result: CallbackResult) -> None:
         pause = callback_settings().BREAKER_PAUSE
@@ -303,7 +302,7 @@ class Breaker:
         )
         state.read_until = 0.0
         if opened:
-            logger.warning("event=host_opened host=%s failure=%s", state.name, result.failure)
+            log(logging.WARNING, "host_opened", host=state.name, failure=result.failure)
 
 
 def _next_window(window: float, is_failure: bool, duration: timedelta) -> float:
@@ -329,4 +328,4 @@ async def quietly(work: Awaitable[Any]) -> None:
     try:
         await work
     except (Error, ResourceUnavailable) as error:
-        logger.warning("event=callback_not_noted error=%s", type(error).__name__)
+        log(logging.WARNING, "callback_not_noted", error=type(error).__name__)

@@ -41,9 +41,8 @@ from delayed_queue.http.jobs.kinds import OWN_SHARDS, Way
 from delayed_queue.http.models import CallbackAttempt, Topic
 from delayed_queue.http.store.callbacks import AttemptRow
 from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
+from delayed_queue.observe.logs import log
 from delayed_queue.retries import RetryPolicy
-
-logger = logging.getLogger("delayed_queue")
 
 # How long attempts gather, and how many are written at once. What a killed worker had gathered is
 # lost; its jobs are not.
@@ -101,7 +100,7 @@ class AttemptLog:
         try:
             await sync_to_async(CallbackAttempt.objects.add)(rows, using=self._using)
         except Error as error:
-            logger.warning("event=attempts_not_logged error=%s", type(error).__name__)
+            log(logging.WARNING, "attempts_not_logged", error=type(error).__name__)
             return False
         for _ in rows:
             self._waiting.popleft()
@@ -113,7 +112,7 @@ class AttemptLog:
         try:
             return await prune(age, MOST_PRUNED, using=self._using)
         except Error as error:
-            logger.warning("event=attempts_not_pruned error=%s", type(error).__name__)
+            log(logging.WARNING, "attempts_not_pruned", error=type(error).__name__)
             return 0
 
 
@@ -263,7 +262,7 @@ async def _deliver(context: DeliveryContext, callback: Callback) -> None:
         result = await context.send(callback)
     except (Error, ResourceUnavailable) as error:
         # Before anything was dialled: an outage of ours is no failure of theirs.
-        logger.warning("event=callback_deferred error=%s", type(error).__name__)
+        log(logging.WARNING, "callback_deferred", error=type(error).__name__)
         delay = random.uniform(*OUTAGE_WAIT)  # noqa: S311 - to spread a herd
         raise Snooze(timedelta(seconds=delay)) from error
     if result.is_success:

@@ -33,8 +33,7 @@ from delayed_queue.http.models import Endpoint
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.http.store.callbacks import EndpointRow
 from delayed_queue.messages import MILLISECOND, from_milliseconds
-
-logger = logging.getLogger("delayed_queue")
+from delayed_queue.observe.logs import log
 
 # For so long a worker believes what it read of an endpoint: a switch, a limit, a secret.
 TRUST_SECONDS: Final = 2.0
@@ -128,7 +127,7 @@ class Endpoints:
             endpoint.id, reason, using=self._using
         )
         if disabled:
-            logger.warning("event=endpoint_disabled endpoint=%s reason=%s", endpoint.id, reason)
+            log(logging.WARNING, "endpoint_disabled", endpoint=endpoint.id, reason=reason)
         self._known.clear()
 
     def _read(self, place: Place) -> list[EndpointRow]:

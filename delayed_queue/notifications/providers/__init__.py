@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from delayed_queue.notifications.services import Begun
-from delayed_queue.observe.logs import quoted
+from delayed_queue.observe.logs import log
 
 MAX_DETAIL: Final = 500
 _LONG_NUMBER: Final = re.compile(r"\+?\d[\d ()-]{5,}\d")
@@ -89,9 +89,6 @@ def cleaned(text: str) -> str:
     return _LONG_NUMBER.sub("(number)", _ADDRESS.sub("(address)", text))[:MAX_DETAIL]
 
 
-logger = logging.getLogger("delayed_queue.notifications")
-
-
 class ConsoleProvider:
     """Writes a log line with the id, never the recipient or the text."""
 
@@ -102,7 +99,7 @@ class ConsoleProvider:
         self.name = name
 
     async def send(self, begun: Begun) -> Outcome:
-        logger.info("event=sent provider=%s notification=%s", quoted(self.name), begun.id)
+        log(logging.INFO, "sent", provider=self.name, notification=begun.id)
         return Outcome(Verdict.ACCEPTED, "printed", str(begun.id))
 
     def close(self) -> None:
