@@ -148,7 +148,13 @@ def test_a_second_run_is_refused():
 
 def test_a_queue_is_paused_and_resumed():
     MessageFactory.create(due=True)
+    assert run("queuepause", "orders", "--dry-run") == "orders|json would be paused.\n"
+    assert run("queueresume", "orders", "--dry-run") == "orders|json is not paused.\n"
+    assert not DelayedQueue("orders").is_paused()
     assert run("queuepause", "orders", "--why", "a move") == "orders|json is paused.\n"
+    assert "paused already" in run("queuepause", "orders", "--dry-run")
+    told = json.loads(run("queueresume", "orders", "--dry-run", "--format", "json"))
+    assert told == {"queue": "orders|json", "is_paused": True, "was_changed": False}
     assert "already" in run("queuepause", "orders")
     assert DelayedQueue("orders").is_paused()
     assert "again" in run("queueresume", "orders")
