@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -198,6 +199,8 @@ class Envelope:
     lease_lost: bool = False
     # Whether somebody asked for its handling to end, though the lease holds.
     is_unwanted: bool = False
+    # Whether the handler itself has offered the key anew, which ends the lease and not the handler.
+    is_replaced: bool = False
     # Whether the handler has settled it, by what it wrote itself.
     is_settled: bool = False
     # Which of many functions handles it, where a treatment tells them apart: one of few names.
@@ -213,9 +216,10 @@ class Envelope:
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the handler's end any more, so that it had better end now.
 
-        The message was dropped, replaced or taken over, the task cancelled, or the timeout is over.
+        The message was dropped, taken over, or replaced by others than the handler itself, the task
+        cancelled, or the timeout is over.
         """
-        return self.lease_lost or self.is_unwanted
+        return (self.lease_lost and not self.is_replaced) or self.is_unwanted
 
     @property
     def delivery_type(self) -> DeliveryType:
@@ -359,3 +363,14 @@ class Counts:
     @property
     def total(self) -> int:
         return self.created + self.updated + self.ignored
+
+
+# The delivery whose handler runs here: in a task of an event loop, or in a thread.
+current_envelope: Final[ContextVar[Envelope | None]] = ContextVar("current_envelope", default=None)
+
+
+def note_replaced(queue: str, keys: Collection[str]) -> None:
+    """Note that these keys are offered anew, maybe by the handler of one of them."""
+    envelope = current_envelope.get()
+    if envelope is not None and envelope.queue == queue and envelope.key in keys:
+        envelope.is_replaced = True

@@ -13,6 +13,7 @@ from django.utils.translation import gettext
 
 from delayed_queue.db.resilience import advice_on
 from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch, did_you_mean
+from delayed_queue.management.tables import add_format
 from delayed_queue.observe.overview import find_kinds, is_known, measure, name_of
 from delayed_queue.queue.queue import DelayedQueue
 
@@ -97,6 +98,16 @@ class QueueCommand(BaseCommand):
     def exit_code(self, error: DelayedQueueError) -> int:
         """Return the exit code of an error of the package."""
         return WRONG_SCHEMA if isinstance(error, SchemaMismatch) else WRONG_CONFIGURATION
+
+
+def add_switch(parser: CommandParser) -> None:
+    """Add what pausing and resuming a queue have in common."""
+    parser.add_argument("queue", help=gettext("a queue, or a kind as name|codec"))
+    parser.add_argument(
+        "--dry-run", action="store_true", help=gettext("only say what would change")
+    )
+    add_format(parser)
+    parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=gettext("database alias"))
 
 
 def queue_named(name: str, using: str) -> DelayedQueue:

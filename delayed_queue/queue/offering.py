@@ -20,6 +20,7 @@ from delayed_queue.messages import (
     check_key,
     check_schedule,
     encode_headers,
+    note_replaced,
 )
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe.instruments import headers_for
@@ -163,6 +164,8 @@ class Offering(QueueBase):
         wait = check_delay(delay, self._local_now()) or 0
         is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
         check_key(key)
+        if can_update:
+            note_replaced(self.name, (key,))
         data, sealed = encode(self.codec, payload), encode_headers(headers_for(self.name, headers))
         now, channel = self._now(), self._channel if is_announced else None
         offer = partial(
@@ -254,6 +257,8 @@ class Offering(QueueBase):
         """Offer messages of distinct keys; wake the channel's listeners in the same round trip."""
         _, keys, payloads, schedules, headers, can_update = zip(*group, strict=True)
         now = self._now()
+        if can_update[0]:
+            note_replaced(self.name, keys)
         offer = partial(
             self._messages.offer_batch,
             self.kind,

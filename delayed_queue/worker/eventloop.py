@@ -17,7 +17,7 @@ from django.db import connections
 from delayed_queue.db.resilience import tidy_connections
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
-from delayed_queue.messages import Envelope
+from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
 from delayed_queue.worker.consumers import FIRST_WINDOW, Consumer
@@ -193,6 +193,7 @@ class EventLoop(Pool):
         self._board.take(slot, envelope.message_id)
         try:
             self._running[envelope] = asyncio.current_task()  # type: ignore[assignment]
+            current_envelope.set(envelope)
             await self._call(claim, envelope)
         # Everything, as in the threads: no answer would leave the message leased for ever. But
         # what was cancelled at the end has none: it was given back.

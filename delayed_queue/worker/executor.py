@@ -14,7 +14,7 @@ from django.db import connections
 from delayed_queue.db.resilience import tidy_connections
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
-from delayed_queue.messages import Envelope
+from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
 from delayed_queue.worker.pools import GATHER_SECONDS, TIDY_SECONDS, Pool, Run, Work, emptied
@@ -197,6 +197,7 @@ class Executor(Pool):
         if claim.is_suspect:
             self._board.mark(slot.number, is_suspect=True)
         try:
+            current_envelope.set(envelope)
             claim.call(envelope)
         # Everything: a SystemExit that ended this thread would leave its message leased and
         # renewed for ever.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import getpass
-from argparse import ArgumentParser
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS
+from django.core.management.base import CommandParser
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import QueueCommand, queue_named
-from delayed_queue.management.tables import add_format, tell
+from delayed_queue.management.base import QueueCommand, add_switch, queue_named
+from delayed_queue.management.tables import tell
 
 
 class Command(QueueCommand):
@@ -19,12 +18,9 @@ class Command(QueueCommand):
         "Hand out no message of a queue until queueresume, in any process, at once."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
+    def add_arguments(self, parser: CommandParser) -> None:
+        add_switch(parser)
         parser.add_argument("--why", default="", metavar="TEXT", help=_("shown beside the queue"))
-        parser.add_argument("--dry-run", action="store_true", help=_("only say what would change"))
-        add_format(parser)
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
 
     def handle(self, **options: Any) -> None:
         queue = queue_named(options["queue"], options["database"])

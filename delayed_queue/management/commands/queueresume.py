@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS
-from django.utils.translation import gettext as _
+from django.core.management.base import CommandParser
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import QueueCommand, queue_named
-from delayed_queue.management.tables import add_format, tell
+from delayed_queue.management.base import QueueCommand, add_switch, queue_named
+from delayed_queue.management.tables import tell
 
 
 class Command(QueueCommand):
     help = gettext_noop("Hand out the messages of a paused queue again.")
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
-        parser.add_argument("--dry-run", action="store_true", help=_("only say what would change"))
-        add_format(parser)
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
+    def add_arguments(self, parser: CommandParser) -> None:
+        add_switch(parser)
 
     def handle(self, **options: Any) -> None:
         queue = queue_named(options["queue"], options["database"])

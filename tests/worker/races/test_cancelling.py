@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import psycopg
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import connection
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
@@ -102,6 +103,39 @@ def test_its_handler_is_told_within_a_second(
         assert held.told.wait(SECONDS)
         wait_until(lambda: worker.counts.lost == 1)
     assert worker.counts.failed == 0
+
+
+@pytest.mark.parametrize("manner", ["offer_or_update", "offer_batch"])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_handler_that_offers_its_own_key_anew_goes_on(
+    queue: DelayedQueue, manner: str, *, is_async: bool
+) -> None:
+    """It has the lease no more, and nobody but itself has ended it."""
+    ended: list[bool] = []
+
+    def again() -> None:
+        if manner == "offer_batch":
+            queue.offer_batch([ScheduledMessage("key", "new", datetime.now(UTC) + HOUR)])
+        else:
+            queue.offer_or_update("key", "new", delay=HOUR)
+
+    def asking(envelope: Envelope) -> None:
+        again()
+        wait_until(lambda: envelope.lease_lost)
+        ended.append(envelope.is_cancelled)
+
+    async def awaiting(envelope: Envelope) -> None:
+        await sync_to_async(again)()
+        while not envelope.lease_lost:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(round, 1)  # where it would be cancelled
+        ended.append(envelope.is_cancelled)
+
+    worker = holder(awaiting if is_async else asking)
+    with running(worker):
+        wait_until(lambda: worker.counts.lost == 1)
+    assert ended == [False]
+    assert Message.objects.get().payload == b'"new"'
 
 
 def test_it_is_told_only_when_that_is_committed(

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from delayed_queue.management.tables import add_format, tell
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.sweeping import prune
 
@@ -16,6 +17,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--days", type=int, help="default: the setting RETENTION")
+        add_format(parser)
 
     def handle(self, *, days: int | None, **options: Any) -> None:
         settings = get_settings()
@@ -25,4 +27,6 @@ class Command(BaseCommand):
             raise CommandError(
                 f"--days must not be below DEDUPE_WINDOW ({settings.DEDUPE_WINDOW})."
             )
-        self.stdout.write(f"notifications deleted: {prune(age)}")
+        deleted = prune(age)
+        said = f"notifications deleted: {deleted}"
+        tell(self.stdout, said, options["format"], deleted=deleted, days=age.days)
