@@ -21,6 +21,7 @@ CREATE TABLE chaos_audit (
     new_payload text,
     old_lease text,
     new_lease text,
+    is_delivery boolean,
     available_at bigint,
     at bigint NOT NULL
 );
@@ -28,13 +29,13 @@ CREATE FUNCTION chaos_audit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO chaos_audit (
         operation, kind, is_producer, old_payload, new_payload, old_lease, new_lease,
-        available_at, at
+        is_delivery, available_at, at
     )
     VALUES (
         tg_op, COALESCE(NEW."pKind", OLD."pKind"),
         current_setting('application_name') = 'chaos-producer',
         convert_from(OLD.payload, 'UTF8'), convert_from(NEW.payload, 'UTF8'),
-        OLD."lockUuid", NEW."lockUuid", OLD."scheduledAt",
+        OLD."lockUuid", NEW."lockUuid", NEW.attempts > OLD.attempts, OLD."scheduledAt",
         floor(extract(epoch FROM statement_timestamp()) * 1000)
     );
     RETURN NULL;
@@ -44,7 +45,7 @@ FOR EACH ROW EXECUTE FUNCTION chaos_audit();
 """
 _EVENTS: Final = """
 SELECT operation, is_producer, trim('"' FROM old_payload), trim('"' FROM new_payload),
-    old_lease, new_lease, available_at, at
+    old_lease, new_lease, is_delivery, available_at, at
 FROM chaos_audit
 WHERE kind = %s
     AND (operation <> 'UPDATE' OR old_payload <> new_payload
@@ -63,6 +64,9 @@ class Event:
     new: str | None
     old_lease: str | None
     new_lease: str | None
+    # Whether it is counted as one: the mark of what a dead process had begun stands where a lease
+    # does, and is none.
+    is_delivery: bool | None
     available_at: int | None
     at: int
 

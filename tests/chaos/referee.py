@@ -55,7 +55,7 @@ class History:
 
 def _is_early(event: Event) -> bool:
     """Return whether it takes a message before it is due, or before its lease is over."""
-    is_claim = event.new_lease not in {None, event.old_lease}
+    is_claim = event.is_delivery and event.new_lease not in {None, event.old_lease}
     is_consumed = event.new is None and event.old_lease is None and not event.is_producer
     return (is_claim or is_consumed) and event.at < (event.available_at or 0)
 
