@@ -106,16 +106,21 @@ def test_an_idle_worker_finds_what_was_committed_late_at_once(
 
 
 @contextmanager
-def stream(queue: DelayedQueue) -> Iterator[None]:
-    """Offer so many messages, one after another, that the worker always finds some."""
+def stream(queue: DelayedQueue, seen: Seen) -> Iterator[None]:
+    """Offer messages, one after another, so that the worker always finds some, and not too many."""
     ended = threading.Event()
 
     def offer() -> None:
         number = 0
+
+        def is_caught_up() -> bool:
+            return ended.is_set() or len(seen.at) > number - 50
+
         try:
             while not ended.is_set():
                 queue.offer_batch(ScheduledMessage(f"s{number + n}", 1) for n in range(50))
                 number += 50
+                wait_until(is_caught_up, 20)
         finally:
             connections.close_all()
 
@@ -134,7 +139,7 @@ def test_a_busy_worker_finds_it_within_a_poll_interval(
 ) -> None:
     settings.DELAYED_QUEUE = {"NOTIFY": False}
     worker = seen.worker(timedelta(seconds=1))
-    with running(worker), late_transaction(queue, "early") as transaction, stream(queue):
+    with running(worker), late_transaction(queue, "early") as transaction, stream(queue, seen):
         outrun_the_margin(queue, seen)
         if into_the_past:
             queue.offer_or_update("past", 1, PAST)
