@@ -200,6 +200,7 @@ class Envelope:
     # Whether somebody asked for its handling to end, though the lease holds.
     is_unwanted: bool = False
     # Whether the handler itself has offered the key anew, which ends the lease and not the handler.
+    # Stays so if the offer's transaction is rolled back, of which nobody is told.
     is_replaced: bool = False
     # Whether the handler has settled it, by what it wrote itself.
     is_settled: bool = False
@@ -369,8 +370,14 @@ class Counts:
 current_envelope: Final[ContextVar[Envelope | None]] = ContextVar("current_envelope", default=None)
 
 
-def note_replaced(queue: str, keys: Collection[str]) -> None:
-    """Note that these keys are offered anew, maybe by the handler of one of them."""
+def begin_replacing(queue: str, keys: Collection[str]) -> Envelope | None:
+    """Note that these keys are about to be offered anew, maybe by the handler of one of them.
+
+    Return that handler's delivery, if this is its first such offer: should the offer be ignored,
+    the lease still holds, and the note is to be taken back.
+    """
     envelope = current_envelope.get()
-    if envelope is not None and envelope.queue == queue and envelope.key in keys:
-        envelope.is_replaced = True
+    if envelope is None or envelope.queue != queue or envelope.key not in keys:
+        return None
+    was_replaced, envelope.is_replaced = envelope.is_replaced, True
+    return None if was_replaced else envelope

@@ -16,11 +16,11 @@ from delayed_queue.exceptions import InvalidMessage, OutcomeUnknown
 from delayed_queue.messages import (
     OfferOutcome,
     ScheduledMessage,
+    begin_replacing,
     check_delay,
     check_key,
     check_schedule,
     encode_headers,
-    note_replaced,
 )
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe.instruments import headers_for
@@ -164,8 +164,7 @@ class Offering(QueueBase):
         wait = check_delay(delay, self._local_now()) or 0
         is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
         check_key(key)
-        if can_update:
-            note_replaced(self.name, (key,))
+        own = begin_replacing(self.name, (key,)) if can_update else None
         data, sealed = encode(self.codec, payload), encode_headers(headers_for(self.name, headers))
         now, channel = self._now(), self._channel if is_announced else None
         offer = partial(
@@ -186,7 +185,10 @@ class Offering(QueueBase):
             offers = [Offered(key, self.kind, data, schedule, wait, sealed)]
             return self._offer_again(lost, offers, now, channel, can_update=can_update).get(key)
 
-        return outcome_of(self._repeat(offer, truth=truth))
+        created = self._repeat(offer, truth=truth)
+        if own is not None and created is None:
+            own.is_replaced = False
+        return outcome_of(created)
 
     def _offer_again(
         self,
@@ -257,8 +259,7 @@ class Offering(QueueBase):
         """Offer messages of distinct keys; wake the channel's listeners in the same round trip."""
         _, keys, payloads, schedules, headers, can_update = zip(*group, strict=True)
         now = self._now()
-        if can_update[0]:
-            note_replaced(self.name, keys)
+        own = begin_replacing(self.name, keys) if can_update[0] else None
         offer = partial(
             self._messages.offer_batch,
             self.kind,
@@ -279,7 +280,10 @@ class Offering(QueueBase):
             ]
             return self._offer_again(lost, offers, now, channel, can_update=can_update[0])
 
-        return self._repeat(offer, truth=truth)
+        created = self._repeat(offer, truth=truth)
+        if own is not None and own.key not in created:
+            own.is_replaced = False
+        return created
 
 
 def prepared_chunks(

@@ -135,7 +135,7 @@ class Executor(Pool):
         except IndexError:  # it ended at this very moment
             return
         # Its thread goes on, as threads cannot be stopped; it can ask, and its end is ignored.
-        envelope.lease_lost = True
+        envelope.lease_lost = envelope.is_unwanted = True
         claim.failures.append((envelope, HandlerTimeout(f"took longer than {claim.timeout} s")))
         self._slots.remove(slot)
         self._open(Slot(slot.number))

@@ -163,6 +163,8 @@ class Worker:
                 if self._outage.is_at_start:
                     check_schema(self.options.using)
                 with Listener(self._kinds(), self.options.using, hears_leases=True) as listener:
+                    # Of leases that were ended before it listens, nobody tells it any more.
+                    self._keeper.check(listener.touched_leases())
                     self.dispatcher.note_overdue()
                     while not self._is_over():
                         self._turn(listener)
@@ -244,7 +246,7 @@ class Worker:
             if waited_too_long(error):
                 self._unanswered = []  # they may be what is held; their leases run out
                 return self._deferral.begin()
-            self._settler.is_in_doubt = True
+            self._settler.is_in_doubt |= bool(settlements)
             if plan is not None:
                 self._unanswered.append(plan)
             raise

@@ -138,6 +138,43 @@ def test_a_handler_that_offers_its_own_key_anew_goes_on(
     assert Message.objects.get().payload == b'"new"'
 
 
+@pytest.mark.parametrize("end", ["dropped", "replaced"])
+@pytest.mark.parametrize("manner", ["offer_or_update", "offer_batch"])
+def test_one_whose_own_offer_changed_nothing_is_told_like_any_other(
+    queue: DelayedQueue, held: Held, manner: str, end: str
+) -> None:
+    """Its lease holds until others end it, as they do here."""
+    stored = queue.read("key")
+    assert stored is not None
+
+    def asking(envelope: Envelope) -> None:
+        same = ScheduledMessage("key", "old", stored.scheduled_at_initially)
+        if manner == "offer_batch":
+            queue.offer_batch([same])
+        else:
+            queue.offer_or_update("key", "old", same.schedule_at)
+        held.asking(envelope)
+
+    worker = holder(asking)
+    with running(worker):
+        assert held.begun.wait(20)
+        ENDS[end](queue)
+        assert held.told.wait(SECONDS)
+        wait_until(lambda: worker.counts.lost == 1)
+
+
+def test_one_that_has_replaced_itself_sees_the_end_of_its_timeout(
+    queue: DelayedQueue, held: Held
+) -> None:
+    def asking(envelope: Envelope) -> None:
+        queue.offer_or_update("key", "new", delay=HOUR)
+        held.asking(envelope)
+
+    handled_by = handler_of("held", asking, lease=LONG, timeout=timedelta(milliseconds=200))
+    with running(worker_with(handled_by)):
+        assert held.told.wait(20)
+
+
 def test_it_is_told_only_when_that_is_committed(
     queue: DelayedQueue, held: Held, other: psycopg.Connection[Any]
 ) -> None:
@@ -242,6 +279,21 @@ def test_one_that_nobody_announced_is_found_when_the_listener_is_back(
             "WHERE datname = current_database() AND pid <> ALL (%s)",
             [[other.info.backend_pid, connection.connection.info.backend_pid]],
         )
+        assert held.told.wait(20)
+
+
+def test_one_that_nobody_announced_is_found_after_a_claim_that_lost_its_connection(
+    queue: DelayedQueue, held: Held, other: psycopg.Connection[Any]
+) -> None:
+    held.left.set()
+    waiting = "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%lockUuid%%'"
+    with running(holder(held.awaiting)):
+        assert held.begun.wait(20)
+        with other.transaction():
+            other.execute("LOCK TABLE delayed_queue IN ACCESS EXCLUSIVE MODE")
+            wait_until(lambda: other.execute(f"SELECT {waiting}").rowcount == 1)
+            other.execute("DELETE FROM delayed_queue")
+            other.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
         assert held.told.wait(20)
 
 
