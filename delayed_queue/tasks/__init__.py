@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from delayed_queue.tasks._api import task as task
     from delayed_queue.tasks.backend import DelayedQueueBackend as DelayedQueueBackend
     from delayed_queue.tasks.policies import Cancelled as Cancelled
+    from delayed_queue.tasks.policies import cron as cron
     from delayed_queue.tasks.policies import policy as policy
-    from delayed_queue.tasks.schedules import cron as cron
 
 # Imported on first use: the app is imported before there are models, and settings before apps.
 _HOMES = {
     "Cancelled": "policies",
     "DelayedQueueBackend": "backend",
-    "cron": "schedules",
+    "cron": "policies",
     "policy": "policies",
     "task": "_api",
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import django
 from django.apps import AppConfig
 from django.conf import settings
-from django.core.checks import register
+from django.core.checks import CheckMessage, register
 from django.core.signals import setting_changed
 
 from delayed_queue.apps import import_modules
@@ -22,11 +23,17 @@ class TasksConfig(AppConfig):
 
     def ready(self) -> None:
         """Register handlers of the declared queues; nothing where none is declared."""
-        checks = import_module("delayed_queue.tasks.checks")
         if django.VERSION < (6, 0) and getattr(settings, "TASKS", None):
-            register(checks.check_backends)
+            register(check_backends)
         _serve()
         setting_changed.connect(_serve_again, dispatch_uid="delayed_queue.tasks.apps")
+
+
+def check_backends(**kwargs: Any) -> list[CheckMessage]:
+    """Have the backends of ``TASKS`` checked, as Django does from 6.0 on."""
+    from delayed_queue.tasks._api import task_backends
+
+    return [each for backend in task_backends.all() for each in backend.check(**kwargs)]
 
 
 def _serve() -> None:
@@ -37,7 +44,7 @@ def _serve() -> None:
     serving = import_module("delayed_queue.tasks.serving")
     if any(map(serving.is_ours, configured.values())):
         serving.serve_declared()
-        import_module("delayed_queue.tasks.keeping").watch_workers()
+        serving.watch_workers()
         # For their schedules, and so that what does not import is said at the start.
         registry.failures |= import_modules("tasks")
 

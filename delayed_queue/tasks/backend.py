@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -12,7 +12,9 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
+from django.conf import settings
 from django.core import checks
+from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
@@ -20,6 +22,7 @@ from django.utils import timezone
 from delayed_queue.checks import NO_APP, NO_APP_HINT
 from delayed_queue.codecs import encode
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, PayloadNotEncodable
+from delayed_queue.handlers import registry
 from delayed_queue.messages import ScheduledMessage, from_milliseconds, to_milliseconds
 from delayed_queue.tasks._api import (
     BaseTaskBackend,
@@ -83,10 +86,8 @@ class DelayedQueueBackend(BaseTaskBackend):
             raise refused(task, error, self.queues) from error
         check_policy(task)
 
-    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        from delayed_queue.tasks.checks import problems_of
-
-        return [*super().check(**kwargs), *problems_of(self)]
+    def check(self, **kwargs: Any) -> Iterable[CheckMessage]:
+        return [*super().check(**kwargs), *_problems_of(self)]
 
     # Enqueuing
 
@@ -177,8 +178,7 @@ class DelayedQueueBackend(BaseTaskBackend):
         )  # fmt: skip
 
     def _queue(self, task: Any) -> Any:
-        from delayed_queue.tasks.queues import TaskQueue
-        from delayed_queue.tasks.serving import priorities
+        from delayed_queue.tasks.serving import TaskQueue, priorities
 
         name, priority = task.queue_name, int(task.priority)
         priorities.tell(self.settings.database, name, priority)
@@ -320,3 +320,36 @@ def _shortened(key: str) -> str:
     raise InvalidMessage(
         f"unique makes a key of {len(key)} characters, {key[:60]!r}…: at most {_LONGEST_KEY}."
     )
+
+
+def _problems_of(backend: Any) -> Iterator[CheckMessage]:
+    """Yield what is wrong with a backend: E009 to E011."""
+    # Of a missing app the core's check says so: this one is asked only where Django's is loaded.
+    if not apps.is_installed("delayed_queue.tasks"):
+        return
+    where = f"TASKS[{backend.alias!r}]"
+    yield from _of_queues(where, backend)
+    if backend.settings.database not in settings.DATABASES:
+        yield checks.Error(
+            f"{where}['OPTIONS']['DATABASE'] is {backend.settings.database!r}, no database.",
+            hint=f"Name one of {', '.join(settings.DATABASES)}.",
+            id="delayed_queue.E010",
+        )
+
+
+def _of_queues(where: str, backend: Any) -> Iterator[CheckMessage]:
+    from delayed_queue.tasks.serving import is_served
+
+    if not backend.queues:
+        yield checks.Error(
+            f"{where}['QUEUES'] is empty: no worker would know which queues to serve.",
+            hint="Name the queues of tasks, as in ['default', 'mail'].",
+            id="delayed_queue.E011",
+        )
+    for queue in sorted(backend.queues):
+        if queue in registry and not is_served(queue):
+            yield checks.Error(
+                f"{where} declares the queue {queue!r}, which {registry.get(queue).path} handles.",
+                hint="Give tasks a queue of their own, or take the @handler away.",
+                id="delayed_queue.E009",
+            )

@@ -1,10 +1,10 @@
-"""Policies of tasks: attempts, waits, time, uniqueness; set by ``@task`` or by ``@policy``."""
+"""What decorators say of a task: attempts, waits, time, uniqueness; and ``@cron``, its schedule."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -12,9 +12,12 @@ from typing import Any, Final, TypeVar
 
 from django.utils import timezone
 
+from delayed_queue.cron.registry import cron as declare
+from delayed_queue.cron.rules import MissedTicks
 from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.tasks._api import AnyTask, InvalidTask, normalize_json
+from delayed_queue.tasks._api import AnyTask, InvalidTask, Task, normalize_json
+from delayed_queue.tasks.options import kind_of_priority
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_SHOWN: Final = 200
@@ -221,3 +224,40 @@ _ADVICE: Final[tuple[tuple[Any, str], ...]] = (
     (bytes, "pass them in base64"),
 )
 _OTHERWISE: Final = "pass its key, and have the task look it up, or a str() of it"
+
+
+T = TypeVar("T")
+
+
+def cron(
+    schedule: Any,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timezone: str | None = None,
+    missed: MissedTicks | str = MissedTicks.LATEST,
+) -> Callable[[T], T]:
+    """Have the task below run at the ticks of a schedule, with these arguments; return it.
+
+    Above ``@task``, in a module named ``tasks`` of an installed app, which workers import.
+    """
+
+    def register(task: T) -> T:
+        if not isinstance(task, Task):
+            raise InvalidConfiguration(f"@cron stands above @task; {task!r} is no task.")
+        said = {"args": list(args), "kwargs": dict(kwargs or {})}
+        payload = {"task": task.module_path, **normalize_json(said)}
+        if task.backend != "default":
+            payload["backend"] = task.backend
+
+        def tick(at: datetime) -> Any:
+            return payload
+
+        tick.__module__, tick.__qualname__ = task.func.__module__, task.func.__qualname__
+        declare(
+            task.queue_name, task.module_path, schedule, timezone=timezone,
+            kind=kind_of_priority(task.queue_name, 0), missed=missed,
+        )(tick)  # fmt: skip
+        return task
+
+    return register

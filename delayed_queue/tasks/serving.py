@@ -1,17 +1,22 @@
-"""Serve the queues of tasks: a handler for each, which runs tasks and records results."""
+"""Serve the queues of tasks: a handler for each, and a thread that keeps up progress and days."""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.conf import settings
-from django.db import Error, transaction
+from django.db import Error, connections, transaction
 from django.utils.module_loading import import_string
 
-from delayed_queue.codecs import codec_named
+from delayed_queue.codecs import channel_of, codec_named
+from delayed_queue.db.days import DAYS_SECONDS
 from delayed_queue.db.statements import Step
+from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import (
     Failure,
     Handler,
@@ -22,6 +27,9 @@ from delayed_queue.handlers import (
     registry,
 )
 from delayed_queue.messages import Envelope
+from delayed_queue.observe import signals
+from delayed_queue.observe.logs import described, log
+from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.tasks import running
 from delayed_queue.tasks.models import TaskPriority, TaskResult
@@ -34,7 +42,19 @@ from delayed_queue.tasks.results import (
     unpack,
 )
 from delayed_queue.tasks.running import Known, Run, names_of, worker
-from delayed_queue.tasks.store import acknowledging, recording
+from delayed_queue.tasks.store import RESULTS_BY_DAY, acknowledging, recording
+
+
+class TaskQueue(DelayedQueue):
+    """Messages of a priority other than 0 have a kind of their own."""
+
+    def __init__(self, name: str, priority: int, using: str) -> None:
+        super().__init__(name, kind=kind_of_priority(name, priority), using=using)
+
+    @property
+    def _channel(self) -> str:
+        return channel_of(kind_of_priority(self.name, 0))
+
 
 BACKEND: Final = "delayed_queue.tasks.DelayedQueueBackend"
 # A task says itself how often it is tried; the handler is not to know better.
@@ -271,3 +291,97 @@ class Priorities:
 
 
 priorities: Final = Priorities()
+
+
+# How often it looks whether something is to be done.
+TURN_SECONDS: Final = 0.5
+# Progress is written once a second; what runs for less than this is not looked for.
+PROGRESS_SECONDS: Final = 1.0
+
+
+class Keeper:
+    """A thread with a connection of its own, beside each worker that serves tasks."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="task-keeper", daemon=True)
+        self._noted_at = self._days_at = -DAYS_SECONDS
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.wait(TURN_SECONDS):
+                try:
+                    self.turn()
+                except (Error, ResourceUnavailable) as error:
+                    # Nothing is lost: the next turn does it.
+                    log(logging.WARNING, "task_keeper_failed", error=described(error))
+                    connections[self._using].close()
+        finally:
+            connections.close_all()
+
+    def turn(self) -> None:
+        runs = [each for each in list(worker.runs.values()) if self._is_ours(each)]
+        now = time.monotonic()
+        if now - self._noted_at >= PROGRESS_SECONDS:
+            self._noted_at = now
+            priorities.read(self._using)
+            self.note_progress(runs)
+        if now - self._days_at >= DAYS_SECONDS:
+            self._days_at = now
+            keep_days(self._using)
+
+    def _is_ours(self, run: Run) -> bool:
+        return run.known is not None and run.known.options.database == self._using
+
+    def note_progress(self, runs: list[Run]) -> None:
+        going = {each.id: each.going() for each in runs if each.is_dirty}
+        if going:
+            TaskResult.objects.record_progress(list(going.values()), using=self._using)
+
+
+def keep_days(using: str, now: datetime | None = None) -> bool:
+    """Keep results by the day; return False when another worker is at it, or it cannot be done."""
+    kept = [
+        each.settings.results or timedelta(days=1)
+        for _, each in declared()
+        if each.settings.database == using
+    ]
+    if not kept:
+        return False
+    try:
+        # What was to run on a day is kept until the end of the last day that it is due.
+        return RESULTS_BY_DAY.keep(max(kept), now=now, using=using)
+    except Error as error:
+        log(logging.WARNING, "task_days_failed", error=described(error))
+        return False
+
+
+_keepers: Final[dict[int, Keeper]] = {}
+
+
+def _begin(sender: Any, **kwargs: object) -> None:
+    """Begin beside a worker, before it claims: by then it knows the priorities in use."""
+    if not any(True for _ in declared()):
+        return
+    worker.rename(str(sender))
+    priorities.read(sender.options.using)
+    keeper = _keepers[id(sender)] = Keeper(sender.options.using)
+    keeper.start()
+
+
+def _end(sender: Any, **kwargs: object) -> None:
+    if (keeper := _keepers.pop(id(sender), None)) is not None:
+        keeper.stop()
+
+
+def watch_workers() -> None:
+    signals.worker_started.connect(_begin, dispatch_uid="delayed_queue.tasks.begin")
+    signals.worker_stopped.connect(_end, dispatch_uid="delayed_queue.tasks.end")

@@ -15,8 +15,7 @@ from delayed_queue.handlers import Verdict
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.queue.store.settle import acknowledging_members, dead_lettering, releasing
 from delayed_queue.tasks.backend import DelayedQueueBackend
-from delayed_queue.tasks.queues import TaskQueue
-from delayed_queue.tasks.serving import Serving, declared, priorities, servings
+from delayed_queue.tasks.serving import Serving, TaskQueue, declared, priorities, servings
 from delayed_queue.testing.draining import Drained, mended
 
 _END = "failed"

@@ -124,7 +124,7 @@ class TestSettings:
 
     def test_check_ids_are_those_of_the_code(self) -> None:
         rows = documents.table(SETTINGS, "id", "meaning")
-        files = (ROOT / "delayed_queue").rglob("checks.py")
+        files = (ROOT / "delayed_queue").rglob("*.py")
         source = "".join(each.read_text(encoding="utf-8") for each in files)
         raised = set(re.findall(r'"(delayed_queue\.[EW]\d+)"', source))
         assert {documents.code(row[0]) for row in rows} == raised

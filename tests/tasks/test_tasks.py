@@ -27,7 +27,7 @@ from delayed_queue.tasks._api import (
     task_backends,
 )
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.queues import TaskQueue
+from delayed_queue.tasks.serving import TaskQueue
 from tests.support.processes import wait_until
 from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks
