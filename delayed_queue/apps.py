@@ -1,22 +1,30 @@
-"""The app: registers the system checks and imports the handlers of the installed apps."""
+"""The app: its system checks, and the handlers of the installed apps, which it imports."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core import checks
+from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.autoreload import autoreload_started
 from django.utils.module_loading import module_has_submodule
+from django.utils.translation import gettext as _
 
 from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry
 from delayed_queue.observe import signals
+from delayed_queue.observe.instruments import load
 from delayed_queue.observe.logs import log
 
 _WATCH: Final = "delayed_queue.watch"
@@ -46,9 +54,6 @@ class DelayedQueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django.conf import settings
-
-        import_module("delayed_queue.checks")
         signals.connect()
         # With wrong settings the defaults do: the system check must get to say what is wrong.
         if find_problems(getattr(settings, SETTING, {})):
@@ -106,3 +111,164 @@ def _watch(files: list[Path]) -> None:
     if files:
         autoreload_started.disconnect(dispatch_uid=_WATCH)
         autoreload_started.connect(add, weak=False, dispatch_uid=_WATCH)
+
+
+OLDEST_POSTGRESQL = 130_000
+NO_APP: Final = "names a backend of delayed_queue.tasks, whose app is not installed."
+NO_APP_HINT: Final = "Add 'delayed_queue' and 'delayed_queue.tasks' to INSTALLED_APPS, and migrate."
+
+
+@register()
+def check_settings(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E001: an unknown key or a wrong value in DELAYED_QUEUE."""
+    return [
+        Error(problem.message, hint=problem.hint, id="delayed_queue.E001", obj=SETTING)
+        for problem in find_problems(getattr(settings, SETTING, {}))
+    ]
+
+
+@register()
+def check_wings(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E012: a backend of tasks without its app, which is not there to say so."""
+    return [
+        Error(f"TASKS[{alias!r}] {NO_APP}", hint=NO_APP_HINT, id="delayed_queue.E012")
+        for alias, configured in (getattr(settings, "TASKS", None) or {}).items()
+        if str(configured.get("BACKEND")).startswith("delayed_queue.tasks.")
+        and not apps.is_installed("delayed_queue.tasks")
+    ]
+
+
+@register()
+def check_zones(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W004: no time zone database, without which schedules know no local time."""
+    from delayed_queue.cron.rules import has_zones
+
+    if has_zones():
+        return []
+    return [
+        checks.Warning(
+            _("Python finds no time zone database."),
+            hint=_("Install the package tzdata. Without, only periodic schedules can be made."),
+            id="delayed_queue.W004",
+        )
+    ]
+
+
+@register()
+def check_instruments(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E003: an instrument that cannot be loaded."""
+    configured = getattr(settings, SETTING, {})
+    if find_problems(configured):
+        return []
+    return [message for each in configured.get("INSTRUMENTS", ()) for message in _loading(each)]
+
+
+@register()
+def check_handlers(
+    app_configs: Sequence[AppConfig] | None = None,
+    databases: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """E006: handlers that cannot be imported. W006: the same where a database is worked on.
+
+    Such as by ``migrate``, which an error would stop, though it calls no handler.
+    """
+    is_asked = databases is None
+    level = Error if is_asked else checks.Warning
+    return [
+        level(
+            failure,
+            hint=_(
+                "Mend the import. Until then workers refuse to start; other processes do without."
+            ),
+            id="delayed_queue.E006" if is_asked else "delayed_queue.W006",
+        )
+        for failure in registry.failures.values()
+    ]
+
+
+@register()
+def check_schedules(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W005: a schedule whose ticks no handler takes."""
+    configured = getattr(settings, SETTING, {})
+    if find_problems(configured) or registry.failures:
+        return []
+    from delayed_queue.cron.registry import crontab, entries_of
+
+    entries = [*entries_of(get_settings().CRON), *crontab]
+    return [
+        checks.Warning(
+            _("The schedule %(name)r, declared in %(module)s: %(lack)s")
+            % {"name": entry.key_prefix, "module": entry.declared_in, "lack": lack},
+            hint=_(
+                "Declare a handler with @handler, or silence this where the ticks are polled or "
+                "handled elsewhere."
+            ),
+            id="delayed_queue.W005",
+        )
+        for entry in entries
+        if (lack := registry.lack_of(entry.queue, entry.id[0]))
+    ]
+
+
+def _loading(entry: Any) -> list[CheckMessage]:
+    try:
+        load(entry)
+    except InvalidConfiguration as error:
+        hint = _("Correct the path in INSTRUMENTS, or install what the instrument needs.")
+        return [Error(str(error), hint=hint, id="delayed_queue.E003", obj=SETTING)]
+    return []
+
+
+@register()
+def check_vendors(
+    app_configs: Sequence[AppConfig] | None = None,
+    databases: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """E002: no database at all is PostgreSQL, where none is asked for."""
+    vendors = {alias: connections[alias].vendor for alias in connections}
+    if databases is not None or "postgresql" in vendors.values():
+        return []
+    return [_not_postgresql(DEFAULT_DB_ALIAS, vendors.get(DEFAULT_DB_ALIAS, "unknown"))]
+
+
+@register(Tags.database)
+def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """E002: not PostgreSQL, where it is asked for. W003: a server older than 13."""
+    messages: list[CheckMessage] = []
+    for alias in databases or ():
+        connection: Any = connections[alias]
+        if connection.vendor != "postgresql":
+            messages.append(_not_postgresql(alias, connection.vendor))
+        elif connection.pg_version < OLDEST_POSTGRESQL:
+            messages.append(
+                checks.Warning(
+                    _("The database %(alias)r runs PostgreSQL %(version)s.")
+                    % {"alias": alias, "version": connection.pg_version},
+                    hint=_("delayed_queue is tested on PostgreSQL 15 and newer; 13 is the oldest."),
+                    id="delayed_queue.W003",
+                )
+            )
+    return messages
+
+
+def _not_postgresql(alias: str, vendor: str) -> CheckMessage:
+    # The default database must fit; another one may serve other apps through a router.
+    level = Error if alias == DEFAULT_DB_ALIAS else checks.Warning
+    return level(
+        _("The database %(alias)r is %(vendor)s; delayed_queue needs PostgreSQL.")
+        % {"alias": alias, "vendor": vendor},
+        hint=_("Use django.db.backends.postgresql, or keep queues off this alias with using=."),
+        id="delayed_queue.E002" if alias == "default" else "delayed_queue.W002",
+    )

@@ -10,7 +10,7 @@ from django.urls import URLPattern, URLResolver, path
 from django.urls.resolvers import RoutePattern
 
 from delayed_queue.exceptions import ExtraNotInstalled, needing
-from delayed_queue.http.checks import missing_extra
+from delayed_queue.http.apps import missing_extra
 
 
 class _Missing(URLPattern):

@@ -1,10 +1,17 @@
-"""The app of the notification service."""
+"""The app of the notification service, and its checks: providers, and what is forgotten."""
 
 from __future__ import annotations
 
-from django.apps import AppConfig
+from typing import Any
 
-import delayed_queue.notifications.conf  # noqa: F401 - makes the section of the settings known
+from django.apps import AppConfig
+from django.conf import settings
+from django.core import checks
+from django.core.checks import CheckMessage, register
+from django.core.exceptions import ImproperlyConfigured
+
+from delayed_queue.conf import SETTING, find_problems
+from delayed_queue.notifications.conf import get_settings
 
 
 class NotificationsConfig(AppConfig):
@@ -13,6 +20,43 @@ class NotificationsConfig(AppConfig):
     verbose_name = "Delayed queue: notifications"
     default_auto_field = "django.db.models.BigAutoField"
 
-    def ready(self) -> None:
-        """Register the checks."""
-        from delayed_queue.notifications import checks  # noqa: F401 - registers by import
+
+def _can_be_used() -> bool:
+    """Return whether the settings can; a check of the core says what is wrong with them."""
+    return not find_problems(getattr(settings, SETTING, {}))
+
+
+@register
+def check_providers(**_: Any) -> list[CheckMessage]:
+    """Refuse providers, rates and secrets that cannot be used, before a message is tried."""
+    # Not above: few commands need what providers import.
+    from delayed_queue.notifications.channels import check_dispatch, unserved_channels
+
+    if not _can_be_used():
+        return []
+    try:
+        check_dispatch()
+    except ImproperlyConfigured as error:
+        return [checks.Error(str(error), id="delayed_queue.E008")]
+    return [
+        checks.Warning(
+            f"The channel {channel} has no provider: what is accepted for it will fail.",
+            hint="Add one to DELAYED_QUEUE['NOTIFICATIONS']['PROVIDERS'].",
+            id="delayed_queue.W008",
+        )
+        for channel in unserved_channels()
+    ]
+
+
+@register(deploy=True)
+def check_hash_key(**_: Any) -> list[CheckMessage]:
+    """Warn where opt-outs would be forgotten with the next ``SECRET_KEY``."""
+    if not _can_be_used() or get_settings().HASH_KEY:
+        return []
+    return [
+        checks.Warning(
+            "The recipients' hashes depend on SECRET_KEY: when it changes, nobody is suppressed.",
+            hint="Set DELAYED_QUEUE['NOTIFICATIONS']['HASH_KEY'].",
+            id="delayed_queue.W009",
+        )
+    ]

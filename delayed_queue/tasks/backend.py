@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
 
-from delayed_queue.checks import NO_APP, NO_APP_HINT
+from delayed_queue.apps import NO_APP, NO_APP_HINT
 from delayed_queue.codecs import encode
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, PayloadNotEncodable
 from delayed_queue.handlers import registry

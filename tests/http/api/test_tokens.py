@@ -17,7 +17,7 @@ from pytest_django import Settings
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.api import threads
 from delayed_queue.http.api.auth import GrantCache, cache
-from delayed_queue.http.checks import check_api
+from delayed_queue.http.apps import check_api
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import Grant, create_token, digest_of, revoke_token
 from tests.http.api.test_frame import post, problem
