@@ -1,23 +1,57 @@
-"""The tables of the core: the hot one that is the queue, and the small ones beside it."""
+"""The tables of the core, and their fields: the hot one that is the queue, the small ones."""
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.db import models
 from django.db.models import F, Func, Q, Value
 
 from delayed_queue.cron.store import ScheduleManager
-from delayed_queue.db.fields import CountsField, EpochMillisecondField
+from delayed_queue.messages import from_milliseconds, to_milliseconds
 from delayed_queue.queue.store.bulk import BulkRunManager
-from delayed_queue.queue.store.claim import ClaimStore
-from delayed_queue.queue.store.consume import ConsumeStore
+from delayed_queue.queue.store.claim import ClaimStore, ConsumeStore
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
-from delayed_queue.queue.store.inspect import InspectStore
+from delayed_queue.queue.store.inspect import InspectStore, PauseStore
 from delayed_queue.queue.store.offer import OfferStore
-from delayed_queue.queue.store.pauses import PausedQueueManager
 from delayed_queue.queue.store.settle import SettleStore
 from delayed_queue.worker.store import WorkerManager
+
+if TYPE_CHECKING:
+    _Base = models.Field[datetime | int | None, datetime]
+    _Counts = models.Field[list[int], list[int]]
+else:
+    _Base = _Counts = models.Field
+
+
+class EpochMillisecondField(_Base):
+    """A BIGINT of milliseconds since 1970-01-01T00:00Z, seen from Python as an aware datetime."""
+
+    description = "An instant, stored as epoch milliseconds"
+
+    def get_internal_type(self) -> str:
+        return "BigIntegerField"
+
+    def from_db_value(self, value: int | None, *args: Any) -> datetime | None:
+        return None if value is None else from_milliseconds(value)
+
+    def to_python(self, value: Any) -> Any:
+        return from_milliseconds(value) if isinstance(value, int) else value
+
+    def get_prep_value(self, value: Any) -> Any:
+        value = super().get_prep_value(value)
+        return to_milliseconds(value) if isinstance(value, datetime) else value
+
+
+class CountsField(_Counts):
+    """An array of integers, whose meaning is its writer's."""
+
+    description = "An array of integers"
+
+    def db_type(self, connection: Any) -> str:
+        return "integer[]"
+
 
 M = TypeVar("M", bound=models.Model)
 
@@ -355,6 +389,10 @@ class Sample(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.minute}"
+
+
+class PausedQueueManager(PauseStore, models.Manager[M]):
+    """The statements that pause queues, in the manner of MessageManager."""
 
 
 class PausedQueue(models.Model):

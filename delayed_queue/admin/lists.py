@@ -22,8 +22,8 @@ from django.db.models import (
 from django.db.models.lookups import GreaterThan, LessThan
 from django.http import HttpRequest
 
-from delayed_queue.db.fields import EpochMillisecondField
 from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import EpochMillisecondField
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin

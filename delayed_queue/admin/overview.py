@@ -36,7 +36,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import PausedQueue, Worker
+from delayed_queue.models import PausedQueue, PausedQueueManager, Worker
 from delayed_queue.observe.history import MINUTE, Step, trends
 from delayed_queue.observe.overview import (
     MAX_KINDS,
@@ -48,7 +48,6 @@ from delayed_queue.observe.overview import (
     name_of,
 )
 from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
-from delayed_queue.queue.store.pauses import PausedQueueManager
 from delayed_queue.worker.heartbeat import ALIVE
 from delayed_queue.worker.store import ThroughputRow
 

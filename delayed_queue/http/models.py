@@ -8,7 +8,6 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Value
 
-from delayed_queue.db.fields import EpochMillisecondField
 from delayed_queue.http.store.adding import AddStore
 from delayed_queue.http.store.callbacks import AttemptManager, EndpointManager, HostManager
 from delayed_queue.http.store.callers import ApiTokenManager, IdempotencyKeyManager, RateManager
@@ -16,6 +15,7 @@ from delayed_queue.http.store.consuming import ConsumeStore
 from delayed_queue.http.store.dead import DeadStore
 from delayed_queue.http.store.finding import FindStore
 from delayed_queue.http.store.topics import TopicStore
+from delayed_queue.models import EpochMillisecondField
 
 M = TypeVar("M", bound=models.Model)
 

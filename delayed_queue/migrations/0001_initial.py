@@ -2,7 +2,6 @@
 
 from django.db import migrations, models
 
-import delayed_queue.db.fields
 import delayed_queue.models
 from delayed_queue.migrations._operations import (
     END_TURN,
@@ -79,11 +78,11 @@ class Migration(migrations.Migration):
                 ("payload", models.BinaryField()),
                 (
                     "scheduled_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="scheduledAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="scheduledAt"),
                 ),
                 (
                     "scheduled_at_initially",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
+                    delayed_queue.models.EpochMillisecondField(db_column="scheduledAtInitially"),
                 ),
                 (
                     "lease_id",
@@ -91,13 +90,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
                 ),
                 ("attempts", models.IntegerField(db_default=0)),
                 ("headers", models.JSONField(blank=True, null=True)),
                 (
                     "due_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="dueAt", null=True
                     ),
                 ),
@@ -108,7 +107,7 @@ class Migration(migrations.Migration):
                 ("last_error", models.TextField(blank=True, db_column="lastError", null=True)),
                 (
                     "version_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="versionAt", null=True
                     ),
                 ),
@@ -167,13 +166,13 @@ class Migration(migrations.Migration):
                 ("last_error", models.TextField(blank=True, db_column="lastError", null=True)),
                 (
                     "scheduled_at_initially",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
+                    delayed_queue.models.EpochMillisecondField(db_column="scheduledAtInitially"),
                 ),
                 (
                     "created_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
                 ),
-                ("died_at", delayed_queue.db.fields.EpochMillisecondField(db_column="diedAt")),
+                ("died_at", delayed_queue.models.EpochMillisecondField(db_column="diedAt")),
                 ("fingerprint", models.CharField(blank=True, db_default="", max_length=16)),
             ],
             options={
@@ -231,7 +230,7 @@ class Migration(migrations.Migration):
                 ("is_canary_over", models.BooleanField(db_column="isCanaryOver", db_default=False)),
                 (
                     "died_until",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="diedUntil"),
+                    delayed_queue.models.EpochMillisecondField(db_column="diedUntil"),
                 ),
                 ("newest_id", models.BigIntegerField(db_column="newestId")),
                 ("total", models.BigIntegerField()),
@@ -249,12 +248,12 @@ class Migration(migrations.Migration):
                 ("why", models.TextField(blank=True, db_default="")),
                 (
                     "created_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
                 ),
-                ("next_at", delayed_queue.db.fields.EpochMillisecondField(db_column="nextAt")),
+                ("next_at", delayed_queue.models.EpochMillisecondField(db_column="nextAt")),
                 (
                     "ended_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="endedAt", null=True
                     ),
                 ),
@@ -323,13 +322,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "last_tick",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         db_column="lastTick", null=True
                     ),
                 ),
                 (
                     "installed_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         db_column="installedAt", null=True
                     ),
                 ),
@@ -372,11 +371,11 @@ class Migration(migrations.Migration):
                 ("version", models.TextField()),
                 (
                     "started_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="startedAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="startedAt"),
                 ),
                 (
                     "heartbeat_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="heartbeatAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="heartbeatAt"),
                 ),
                 ("in_flight", models.BigIntegerField(db_column="inFlight", db_default=0)),
                 ("done", models.BigIntegerField(db_default=0)),
@@ -411,7 +410,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
-                ("paused_at", delayed_queue.db.fields.EpochMillisecondField(db_column="pausedAt")),
+                ("paused_at", delayed_queue.models.EpochMillisecondField(db_column="pausedAt")),
                 (
                     "paused_by",
                     models.TextField(blank=True, db_column="pausedBy", db_default=""),
@@ -450,7 +449,7 @@ class Migration(migrations.Migration):
                 ("failed", models.IntegerField(db_default=0)),
                 ("died", models.IntegerField(db_default=0)),
                 ("kind", models.CharField(db_collation="C", db_column="pKind", max_length=100)),
-                ("times", delayed_queue.db.fields.CountsField(db_default=models.Value("{}"))),
+                ("times", delayed_queue.models.CountsField(db_default=models.Value("{}"))),
                 ("versions", models.TextField(null=True)),
             ],
             options={"db_table": "delayed_queue_sample", "default_permissions": []},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q, Value
 
-from delayed_queue.db.fields import EpochMillisecondField
+from delayed_queue.models import EpochMillisecondField
 
 
 class OfferLedger(models.Model):

@@ -8,10 +8,9 @@ from delayed_queue.testing.assertions import (
     assert_offered,
     dead_letters,
 )
-from delayed_queue.testing.clocks import ManualClock
 from delayed_queue.testing.draining import Drained, drain
 from delayed_queue.testing.queues import InMemoryQueue
-from delayed_queue.testing.stores import InMemoryStore
+from delayed_queue.testing.stores import InMemoryStore, ManualClock
 
 __all__ = [
     "Drained",

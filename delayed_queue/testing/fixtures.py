@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayed_queue.testing.clocks import ManualClock
-from delayed_queue.testing.stores import InMemoryStore
+from delayed_queue.testing.stores import InMemoryStore, ManualClock
 
 
 @pytest.fixture

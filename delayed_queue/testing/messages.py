@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.models import Message, MessageManager
-from delayed_queue.queue.store.claim import LeasedRow
-from delayed_queue.queue.store.consume import ConsumedRow
+from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow
 from delayed_queue.queue.store.inspect import StatsRow, StoredRow
 from delayed_queue.queue.store.settle import ExtendedRow
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant

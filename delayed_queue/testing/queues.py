@@ -15,9 +15,8 @@ from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.messages import Envelope, to_milliseconds
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.testing.clocks import ManualClock
 from delayed_queue.testing.messages import InMemoryMessages
-from delayed_queue.testing.stores import InMemoryStore
+from delayed_queue.testing.stores import InMemoryStore, ManualClock
 from delayed_queue.testing.tables import InMemoryLetters, InMemoryPauses, InMemorySchedules
 
 T = TypeVar("T")

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.cron.store import ScheduleManager, ScheduleRow, TickRow
-from delayed_queue.models import DeadLetter, PausedQueue, Schedule
+from delayed_queue.models import DeadLetter, PausedQueue, PausedQueueManager, Schedule
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.dead_letters import DeadLetterManager, ListedRow, RedrivenRow
-from delayed_queue.queue.store.pauses import PausedQueueManager
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
 
 if TYPE_CHECKING:

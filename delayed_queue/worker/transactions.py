@@ -21,7 +21,7 @@ from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Reject
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
-from delayed_queue.queue.store.consume import ConsumedRow
+from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.consumers import CRASHED, Consumer
 from delayed_queue.worker.pools import Run

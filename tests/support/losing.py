@@ -9,8 +9,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.queue.store.consume import CONSUME
+from delayed_queue.queue.store.claim import CONSUME, NO_FLOOR
 from tests.support.aiming import Stage
 from tests.support.concurrency import calling
 from tests.support.proxy import Proxy

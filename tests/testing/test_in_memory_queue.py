@@ -15,7 +15,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import MessageManager
 from delayed_queue.queue import queue as queues
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
-from delayed_queue.queue.store.pauses import PausedQueueManager
+from delayed_queue.queue.store.inspect import PauseStore
 from delayed_queue.testing import (
     InMemoryQueue,
     InMemoryStore,
@@ -23,8 +23,8 @@ from delayed_queue.testing import (
     assert_not_offered,
     assert_offered,
 )
-from delayed_queue.testing.clocks import START
 from delayed_queue.testing.messages import InMemoryMessages
+from delayed_queue.testing.stores import START
 from delayed_queue.testing.tables import InMemoryLetters, InMemoryPauses
 from tests.queue.contract.support import HOUR, MINUTE, SECOND, TIMEOUT, in_thread, watched_stop
 
@@ -34,7 +34,7 @@ from tests.queue.contract.support import HOUR, MINUTE, SECOND, TIMEOUT, in_threa
     [
         (InMemoryMessages, MessageManager, "_messages"),
         (InMemoryLetters, DeadLetterManager, "_letters"),
-        (InMemoryPauses, PausedQueueManager, "_pauses"),
+        (InMemoryPauses, PauseStore, "_pauses"),
     ],
 )
 def test_the_stores_have_every_statement_that_queues_use(

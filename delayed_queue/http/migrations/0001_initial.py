@@ -6,7 +6,7 @@ import django.core.validators
 import django.db.models.deletion
 from django.db import migrations, models
 
-import delayed_queue.db.fields
+import delayed_queue.models
 from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
 
 # A row is updated many times a second, and none of its indexed columns ever: with room left on the
@@ -64,7 +64,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
                 ),
                 (
                     "hosts",
@@ -92,7 +92,7 @@ class Migration(migrations.Migration):
                 ("answer", models.TextField()),
                 (
                     "created_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
                 ),
             ],
             options={
@@ -122,23 +122,23 @@ class Migration(migrations.Migration):
                 ("burst", models.IntegerField(blank=True, null=True)),
                 (
                     "created_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
                 ),
                 (
                     "expires_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="expiresAt", null=True
                     ),
                 ),
                 (
                     "disabled_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="disabledAt", null=True
                     ),
                 ),
                 (
                     "last_used_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="lastUsedAt", null=True
                     ),
                 ),
@@ -170,7 +170,7 @@ class Migration(migrations.Migration):
                 ("attempt", models.IntegerField()),
                 (
                     "started_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="startedAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="startedAt"),
                 ),
                 ("duration", models.IntegerField()),
                 ("status", models.IntegerField(blank=True, null=True)),
@@ -208,13 +208,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "rotated_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="rotatedAt", null=True
                     ),
                 ),
                 (
                     "disabled_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="disabledAt", null=True
                     ),
                 ),
@@ -241,7 +241,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
                 ),
             ],
             options={
@@ -269,13 +269,13 @@ class Migration(migrations.Migration):
                 ("name", models.TextField(db_collation="C")),
                 (
                     "opened_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         db_column="openedAt", null=True
                     ),
                 ),
                 (
                     "open_until",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         db_column="openUntil", null=True
                     ),
                 ),
@@ -284,7 +284,7 @@ class Migration(migrations.Migration):
                 ("probe_by", models.CharField(db_column="probeBy", max_length=36, null=True)),
                 (
                     "probe_until",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         db_column="probeUntil", null=True
                     ),
                 ),
@@ -309,7 +309,7 @@ class Migration(migrations.Migration):
                 ("held", models.IntegerField()),
                 (
                     "held_until",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="heldUntil"),
+                    delayed_queue.models.EpochMillisecondField(db_column="heldUntil"),
                 ),
                 (
                     "endpoint",

@@ -19,8 +19,7 @@ from django.utils.translation import gettext_noop
 from delayed_queue.conf import SETTING
 from delayed_queue.cron.keeper import CronKeeper, CronThread, Kept
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.management.base import QueueCommand
-from delayed_queue.management.tables import add_format, show
+from delayed_queue.management.base import QueueCommand, add_format, show
 from delayed_queue.messages import from_milliseconds
 
 NEXT_TIMES = 3

@@ -17,8 +17,15 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import NoSuchLetters, RunInProgress
-from delayed_queue.management.base import WRONG_USAGE, QueueCommand, count, queue_named
-from delayed_queue.management.tables import add_format, show, tell
+from delayed_queue.management.base import (
+    WRONG_USAGE,
+    QueueCommand,
+    add_format,
+    count,
+    queue_named,
+    show,
+    tell,
+)
 from delayed_queue.messages import MILLISECOND, from_milliseconds, to_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.queue.bulk import (

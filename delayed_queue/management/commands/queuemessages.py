@@ -14,8 +14,7 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
-from delayed_queue.management.base import QueueCommand, count, queue_named
-from delayed_queue.management.tables import add_format, show, tell
+from delayed_queue.management.base import QueueCommand, add_format, count, queue_named, show, tell
 from delayed_queue.messages import MessageState
 from delayed_queue.models import Message
 from delayed_queue.queue.queue import DelayedQueue

@@ -9,8 +9,7 @@ from django.core.management.base import CommandParser
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import QueueCommand, add_switch, queue_named
-from delayed_queue.management.tables import tell
+from delayed_queue.management.base import QueueCommand, add_switch, queue_named, tell
 
 
 class Command(QueueCommand):

@@ -7,8 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import QueueCommand, add_switch, queue_named
-from delayed_queue.management.tables import tell
+from delayed_queue.management.base import QueueCommand, add_switch, queue_named, tell
 
 
 class Command(QueueCommand):

@@ -12,8 +12,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import QueueCommand, count, interval
-from delayed_queue.management.tables import add_format, lines
+from delayed_queue.management.base import QueueCommand, add_format, count, interval, lines
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure
 
 MAX_CAP: Final = 1_000_000

@@ -25,15 +25,16 @@ from delayed_queue.handlers import registry
 from delayed_queue.management.base import QueueCommand, address, count, seconds, span
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.worker.board import Board, Watchdog
-from delayed_queue.worker.children import Link, stop_when_orphaned
 from delayed_queue.worker.health import HealthReporter, own_place, report_on, totals_of
 from delayed_queue.worker.options import MAX_COUNTS, WorkerOptions
 from delayed_queue.worker.supervisor import (
     EXIT_RECYCLE,
     EXIT_REFUSED,
     EXIT_UNAVAILABLE,
+    Link,
     Supervisor,
     SupervisorOptions,
+    stop_when_orphaned,
 )
 from delayed_queue.worker.worker import Worker
 

@@ -1,4 +1,4 @@
-"""Read, count and drop messages."""
+"""Read, count and drop messages; pause queues."""
 
 from __future__ import annotations
 
@@ -373,3 +373,56 @@ class InspectStore:
     def notify(self, channel: str, *, using: str = db.DEFAULT_ALIAS) -> None:
         """Wake the listeners of a channel, at the commit of the open transaction if any."""
         db.notify(using, channel)
+
+
+# The first pause stands, with its reason. Reads: paused_kind.
+PAUSE: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_paused ("pKind", "pausedAt", "pausedBy", reason)
+SELECT %(kind)s, now, %(by)s, %(reason)s
+FROM clock
+ON CONFLICT ("pKind") DO NOTHING
+"""
+)
+
+# Reads: paused_kind.
+RESUME: Final[LiteralString] = """
+DELETE FROM delayed_queue_paused
+WHERE "pKind" = %(kind)s
+"""
+
+# Reads: paused_kind.
+IS_PAUSED: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT 1
+    FROM delayed_queue_paused
+    WHERE "pKind" = %(kind)s
+)
+"""
+
+
+class PauseStore:
+    """The statements that pause queues."""
+
+    def pause(
+        self,
+        kind: str,
+        *,
+        reason: str = "",
+        by: str = "",
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> bool:
+        """Pause the queue; return False, and change nothing, when it is paused already."""
+        params = {"kind": kind, "reason": reason, "by": by, "now": now}
+        return db.execute(using, PAUSE, params) > 0
+
+    def resume(self, kind: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
+        """Resume the queue; return whether it was paused."""
+        return db.execute(using, RESUME, {"kind": kind}) > 0
+
+    def is_paused(self, kind: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
+        """Return whether the queue hands out nothing."""
+        found: bool = value_of(db.fetch(using, IS_PAUSED, {"kind": kind}))
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import migrations, models
 
-import delayed_queue.db.fields
+import delayed_queue.models
 from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
 
 # What is staged is of no use after a crash: the job that staged it has died with its connection.
@@ -37,7 +37,7 @@ class Migration(migrations.Migration):
                 ("updated", models.BigIntegerField(db_default=0)),
                 (
                     "recorded_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="recordedAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="recordedAt"),
                 ),
             ],
             options={
@@ -69,11 +69,11 @@ class Migration(migrations.Migration):
                 ("position", models.BigIntegerField()),
                 ("key", models.TextField(db_collation="C")),
                 ("payload", models.BinaryField()),
-                ("due_at", delayed_queue.db.fields.EpochMillisecondField(db_column="dueAt")),
+                ("due_at", delayed_queue.models.EpochMillisecondField(db_column="dueAt")),
                 ("headers", models.JSONField(blank=True, null=True)),
                 (
                     "recorded_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="recordedAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="recordedAt"),
                 ),
             ],
             options={
@@ -104,7 +104,7 @@ class Migration(migrations.Migration):
                     "only",
                     models.JSONField(db_default=models.Value({}, models.JSONField())),
                 ),
-                ("cutoff", delayed_queue.db.fields.EpochMillisecondField()),
+                ("cutoff", delayed_queue.models.EpochMillisecondField()),
                 ("expected", models.BigIntegerField()),
                 ("destination", models.TextField()),
                 (
@@ -131,15 +131,15 @@ class Migration(migrations.Migration):
                 ("holder", models.TextField(db_default="")),
                 (
                     "held_until",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="heldUntil"),
+                    delayed_queue.models.EpochMillisecondField(db_column="heldUntil"),
                 ),
                 (
                     "created_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
                 ),
                 (
                     "finished_at",
-                    delayed_queue.db.fields.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
                         db_column="finishedAt", null=True
                     ),
                 ),
@@ -167,7 +167,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    delayed_queue.db.fields.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
                 ),
                 ("figures", models.JSONField()),
                 (

@@ -19,7 +19,7 @@ from delayed_queue.http.jobs.kinds import kinds_of_topic
 from delayed_queue.http.store.adding import PUT_JOBS
 from delayed_queue.http.store.finding import DROP_DEAD_JOB, DROP_JOB
 from delayed_queue.http.store.topics import LOCK_JOBS, LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
-from delayed_queue.queue.store.consume import CONSUME, RESTORE
+from delayed_queue.queue.store.claim import CONSUME, RESTORE
 from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
 from delayed_queue.queue.store.settle import DEAD_LETTER, RELEASE
 from tests.support.concurrency import raw_connection

@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
-from delayed_queue.queue.store.consume import CONSUME
+from delayed_queue.queue.store.claim import CLAIM, CONSUME, NO_FLOOR
 from tests.support.answers import polled
 from tests.support.concurrency import (
     raw_connection,

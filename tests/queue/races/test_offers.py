@@ -15,8 +15,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.queue.store.consume import CONSUME
+from delayed_queue.queue.store.claim import CONSUME, NO_FLOOR
 from delayed_queue.queue.store.inspect import DROP, DROP_ALL
 from delayed_queue.queue.store.settle import ACKNOWLEDGE, ACKNOWLEDGE_LEASE, DEAD_LETTER
 from tests.support.answers import polled, stored

@@ -9,7 +9,7 @@ import psycopg
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import PausedQueue
-from delayed_queue.queue.store.pauses import PAUSE
+from delayed_queue.queue.store.inspect import PAUSE
 from tests.support.answers import polled
 from tests.support.concurrency import calling, together, wait_until_blocked
 

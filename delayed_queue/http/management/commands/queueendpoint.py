@@ -8,8 +8,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.exceptions import needing
-from delayed_queue.management.base import QueueCommand
-from delayed_queue.management.tables import add_format
+from delayed_queue.management.base import QueueCommand, add_format
 
 
 class Command(QueueCommand):

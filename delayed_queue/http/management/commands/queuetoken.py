@@ -11,8 +11,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import VERBS, create_token, list_tokens, revoke_token
-from delayed_queue.management.base import QueueCommand, count
-from delayed_queue.management.tables import add_format, show
+from delayed_queue.management.base import QueueCommand, add_format, count, show
 
 
 class Command(QueueCommand):

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from delayed_queue.management.tables import add_format, tell
+from delayed_queue.management.base import add_format, tell
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.sweeping import prune
 
