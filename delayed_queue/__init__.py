@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from delayed_queue.cron.registry import CronEntry as CronEntry
     from delayed_queue.cron.rules import CronMessage as CronMessage
-    from delayed_queue.cron.rules import CronSchedule as CronSchedule
-    from delayed_queue.cron.rules import DailySchedule as DailySchedule
-    from delayed_queue.cron.rules import PeriodicSchedule as PeriodicSchedule
+    from delayed_queue.cron.schedules import CronSchedule as CronSchedule
+    from delayed_queue.cron.schedules import DailySchedule as DailySchedule
+    from delayed_queue.cron.schedules import PeriodicSchedule as PeriodicSchedule
     from delayed_queue.exceptions import DelayedQueueError as DelayedQueueError
     from delayed_queue.handlers import Reject as Reject
     from delayed_queue.handlers import Retry as Retry
@@ -32,14 +32,14 @@ _HOMES = {
     "Batch": "messages",
     "CronEntry": "cron.registry",
     "CronMessage": "cron.rules",
-    "CronSchedule": "cron.rules",
-    "DailySchedule": "cron.rules",
+    "CronSchedule": "cron.schedules",
+    "DailySchedule": "cron.schedules",
     "DelayedQueue": "queue.queue",
     "DelayedQueueError": "exceptions",
     "DeliveryType": "messages",
     "Envelope": "messages",
     "OfferOutcome": "messages",
-    "PeriodicSchedule": "cron.rules",
+    "PeriodicSchedule": "cron.schedules",
     "Reject": "handlers",
     "Retry": "handlers",
     "RetryPolicy": "retries",

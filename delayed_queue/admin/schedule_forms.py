@@ -23,14 +23,14 @@ from delayed_queue.admin.formats import printable
 from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
 from delayed_queue.cron.keeper import declared
 from delayed_queue.cron.registry import CronEntry, Definition, schedule_of
+from delayed_queue.cron.rules import Schedule as Rule
 from delayed_queue.cron.rules import (
-    MAX_EXPRESSION,
     ZonedSchedule,
     check_key_prefix,
     load_zone,
     next_clock_change,
 )
-from delayed_queue.cron.rules import Schedule as Rule
+from delayed_queue.cron.schedules import MAX_EXPRESSION
 from delayed_queue.cron.service import in_default_zone
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.models import Schedule

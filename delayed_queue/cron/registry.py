@@ -10,16 +10,18 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.cron.rules import (
-    CronSchedule,
-    DailySchedule,
     MissedTicks,
-    PeriodicSchedule,
     Schedule,
     ZonedSchedule,
     check_key_prefix,
     missed,
 )
-from delayed_queue.cron.rules.daily import hour_text
+from delayed_queue.cron.schedules import (
+    CronSchedule,
+    DailySchedule,
+    PeriodicSchedule,
+    hour_text,
+)
 from delayed_queue.exceptions import InvalidConfiguration, suggest
 from delayed_queue.messages import EPOCH, MILLISECOND
 from delayed_queue.retries import parse_duration

@@ -14,17 +14,19 @@ from django.db import connections
 
 from delayed_queue.cron.rules import (
     CronMessage,
-    CronSchedule,
-    DailySchedule,
     MissedTicks,
-    PeriodicSchedule,
     Schedule,
     ZonedSchedule,
     check_config_hash,
+    check_duration,
     check_key_prefix,
     missed,
 )
-from delayed_queue.cron.rules.base import check_duration
+from delayed_queue.cron.schedules import (
+    CronSchedule,
+    DailySchedule,
+    PeriodicSchedule,
+)
 from delayed_queue.cron.store import ScheduleRow
 from delayed_queue.cron.ticking import TickReport, Ticks
 from delayed_queue.db.wakeups import StopSignal

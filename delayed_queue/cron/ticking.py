@@ -8,7 +8,11 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from delayed_queue.cron.rules import CronMessage, check_config_hash, check_key_prefix
+from delayed_queue.cron.rules import (
+    CronMessage,
+    check_config_hash,
+    check_key_prefix,
+)
 from delayed_queue.cron.store import ScheduleRow, TickRow
 from delayed_queue.messages import OfferOutcome
 

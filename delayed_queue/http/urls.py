@@ -29,8 +29,8 @@ class _Missing(URLPattern):
 
 def _patterns() -> list[URLPattern | URLResolver]:
     with needing("http", "delayed_queue.http.urls"):
+        from delayed_queue.http.api.building import in_pool
         from delayed_queue.http.api.service import healthz, make_service, metrics, readyz
-        from delayed_queue.http.api.threads import in_pool
     return [
         path("v1/", make_service().urls),
         path("healthz", healthz, name="healthz"),

@@ -12,14 +12,41 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from asgiref.sync import sync_to_async
 
 from delayed_queue.messages import Envelope
-from delayed_queue.queue.inspection import DROP_ALL_CONFIRMATION, Inspection, Pausing
 from delayed_queue.queue.offering import Offering
 from delayed_queue.queue.polling import Polling, seconds_of
 
 if TYPE_CHECKING:
     from delayed_queue.cron.service import CronService
 
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from delayed_queue.codecs import decode
+from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration
+from delayed_queue.handlers import storable
+from delayed_queue.messages import (
+    MILLISECOND,
+    MessageState,
+    OfferOutcome,
+    QueueStats,
+    StoredMessage,
+    check_key,
+    from_milliseconds,
+)
+from delayed_queue.queue.base import nothing
+from delayed_queue.queue.offering import outcome_of, redrive_again
+from delayed_queue.queue.store.inspect import StoredRow
+
 __all__ = ["DROP_ALL_CONFIRMATION", "DelayedQueue"]
+
+DROP_ALL_CONFIRMATION: Final = "Yes, please, I know what I'm doing!"
+STATS_CAP: Final = 10_000
+_BATCH: Final = 1000
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +67,7 @@ def awaited(
     return in_thread
 
 
-class DelayedQueue(Offering, Polling, Pausing, Inspection):
+class DelayedQueue(Offering, Polling):
     """A named stream of messages, each delivered when it is due to one consumer at a time.
 
     An instance is cheap, holds no connection, and may be shared by threads. Every call runs
@@ -63,20 +90,185 @@ class DelayedQueue(Offering, Polling, Pausing, Inspection):
 
         return CronService(Ticks(self, self._schedules))
 
+    # What operators do
+
+    def read(self, key: str) -> StoredMessage | None:
+        """Return the message as it stands, without leasing it; None when there is none."""
+        check_key(key)
+        row = self._repeat(
+            lambda: self._messages.read(self.kind, key, now=self._now(), using=self.using)
+        )
+        return None if row is None else self._stored(key, row)
+
+    def _stored(self, key: str, row: StoredRow) -> StoredMessage:
+        return StoredMessage(
+            key=key,
+            queue=self.name,
+            state=_state(row),
+            attempts=row.attempts,
+            scheduled_at=from_milliseconds(row.scheduled_at),
+            scheduled_at_initially=from_milliseconds(row.scheduled_at_initially),
+            created_at=from_milliseconds(row.created_at),
+            lease_id=row.lease_id,
+            headers=json.loads(row.headers) if row.headers else {},
+            last_error=row.last_error or "",
+            data=row.payload,
+            decode=partial(decode, self.codec),
+        )
+
+    def contains_message(self, key: str) -> bool:
+        """Return whether a message is stored under the key, in any state."""
+        check_key(key)
+        return self._repeat(lambda: self._messages.has_key(self.kind, key, using=self.using))
+
+    def drop_message(self, key: str) -> bool:
+        """Delete the message whatever its state; return whether there was one.
+
+        Raises OutcomeUnknown when the connection was lost meanwhile and no message is there.
+        """
+        check_key(key)
+        dropped: bool = self._repeat(
+            lambda: self._messages.drop(self.kind, key, using=self.using), doubt=nothing
+        )
+        return dropped
+
+    def drop_all_messages(self, confirm: str) -> int:
+        """Delete every message of this queue, leased ones too; return how many.
+
+        Raises OutcomeUnknown when the connection was lost meanwhile and no message is there.
+        """
+        if confirm != DROP_ALL_CONFIRMATION:
+            raise ConfirmationRequired(
+                f"To drop every message of {self.name!r}, pass {DROP_ALL_CONFIRMATION!r}."
+            )
+        dropped: int = self._repeat(
+            lambda: self._messages.drop_all(self.kind, using=self.using), doubt=nothing
+        )
+        return dropped
+
+    def stats(self, cap: int = STATS_CAP) -> QueueStats:
+        """Count the queue's messages by state; each count stops at ``cap``."""
+        if type(cap) is not int or not 1 <= cap <= 1_000_000:
+            raise InvalidConfiguration(f"cap must be from 1 to 1000000, not {cap!r}.")
+        row = self._repeat(
+            lambda: self._messages.stats(self.kind, cap, now=self._now(), using=self.using)
+        )
+        age = None if row.oldest_due_age is None else row.oldest_due_age * MILLISECOND
+        return QueueStats(row.due, row.scheduled, row.leased, row.dead, age, cap)
+
+    def redrive(
+        self, letter_ids: Sequence[int], *, overwrite: bool = False
+    ) -> dict[int, OfferOutcome]:
+        """Offer those dead letters again, due now; return the outcome of each one found.
+
+        IGNORED stayed dead: its key is in use again, or a newer letter of that key was redriven.
+        ``overwrite`` replaces the active message instead. What an app guards (``hooks``) is locked
+        to the end of the transaction; it waits for whoever holds that. Raises OutcomeUnknown when
+        the connection was lost meanwhile and a letter is not there.
+        """
+        call = partial(
+            self._letters.redrive,
+            letter_ids,
+            overwrite=overwrite,
+            kind=self.kind,
+            now=self._now(),
+            using=self.using,
+        )
+        again = partial(redrive_again, letter_ids, call, kind=self.kind, using=self.using)
+        rows = self._repeat(call, truth=again)
+        if rows:
+            self._wake()
+        return {row.id: outcome_of(row.created) for row in rows}
+
+    def redrive_all(
+        self, *, reason: str | None = None, overwrite: bool = False
+    ) -> Counter[OfferOutcome]:
+        """Redrive all dead letters whose reason starts with the text, a thousand at a time.
+
+        Or as many as guards of the kind allow. All there are when it begins: those that die again
+        meanwhile wait for the next call. Of several letters of one key the newest is offered; the
+        others stay dead, IGNORED, overwriting or not.
+        """
+        ids, older = self._newest_ids(reason)
+        outcomes = Counter({OfferOutcome.IGNORED: older} if older else {})
+        size = self._repeat(lambda: self._letters.batch_size(self.kind, using=self.using))
+        for start in range(0, len(ids), size):
+            batch = ids[start : start + size]
+            outcomes.update(self.redrive(batch, overwrite=overwrite).values())
+        return outcomes
+
+    def _newest_ids(self, reason: str | None) -> tuple[Sequence[int], int]:
+        """Return the letters that are the newest of their keys, and how many are not."""
+        next_letters = partial(
+            self._letters.next_letters, self.kind, reason=reason, limit=_BATCH, using=self.using
+        )
+        # Eight bytes each: ten million letters fit.
+        ids, found, last = array("q"), 0, 0
+        while batch := self._repeat(partial(next_letters, after=last)):
+            ids.extend(each.id for each in batch if each.is_newest)
+            found, last = found + len(batch), batch[-1].id
+        return ids, found - len(ids)
+
+    def prune_dead_letters(self, older_than: timedelta) -> int:
+        """Delete dead letters that died longer ago than that, a thousand at a time."""
+        if not isinstance(older_than, timedelta) or older_than < timedelta(0):
+            raise InvalidConfiguration(f"older_than must be a timedelta ≥ 0, not {older_than!r}.")
+        age = older_than // MILLISECOND
+        total = 0
+        while batch := self._repeat(
+            lambda: self._letters.prune(
+                self.kind, age, limit=_BATCH, now=self._now(), using=self.using
+            )
+        ):
+            total += batch
+        return total
+
+    # Pausing: whoever claims or consumes obeys it, in any process
+
+    def pause(self, reason: str = "", by: str = "") -> bool:
+        """Hand out no message until resumed; return False when the queue is paused already.
+
+        Offers go on, and so do the leases of messages in flight: they can be acknowledged,
+        extended and released. A second pause leaves the reason of the first. After a lost
+        connection, False may also mean that an earlier try did it.
+        """
+        return self._repeat(
+            lambda: self._pauses.pause(
+                self.kind,
+                reason=storable(reason),
+                by=storable(by),
+                now=self._now(),
+                using=self.using,
+            )
+        )
+
+    def resume(self) -> bool:
+        """Hand out messages again, to sleeping consumers too; return whether it was paused."""
+        resumed = self._repeat(lambda: self._pauses.resume(self.kind, using=self.using))
+        # Also when it was not: an earlier try whose answer was lost has woken nobody.
+        self._wake()
+        return resumed
+
+    def is_paused(self) -> bool:
+        """Return whether the queue hands out nothing."""
+        return self._repeat(lambda: self._pauses.is_paused(self.kind, using=self.using))
+
+    # With the prefix
+
     aoffer_or_update = awaited(Offering.offer_or_update)
     aoffer_if_not_exists = awaited(Offering.offer_if_not_exists)
     aoffer_batch = awaited(Offering.offer_batch)
     atry_poll = awaited(Polling.try_poll)
     atry_poll_many = awaited(Polling.try_poll_many)
-    aread = awaited(Inspection.read)
-    acontains_message = awaited(Inspection.contains_message)
-    adrop_message = awaited(Inspection.drop_message)
-    adrop_all_messages = awaited(Inspection.drop_all_messages)
-    astats = awaited(Inspection.stats)
-    aredrive = awaited(Inspection.redrive)
-    apause = awaited(Pausing.pause)
-    aresume = awaited(Pausing.resume)
-    ais_paused = awaited(Pausing.is_paused)
+    aread = awaited(read)
+    acontains_message = awaited(contains_message)
+    adrop_message = awaited(drop_message)
+    adrop_all_messages = awaited(drop_all_messages)
+    astats = awaited(stats)
+    aredrive = awaited(redrive)
+    apause = awaited(pause)
+    aresume = awaited(resume)
+    ais_paused = awaited(is_paused)
 
     async def apoll(self, timeout: timedelta | float | None = None) -> Envelope | None:
         """Wait for a due message without occupying a thread; None only on timeout.
@@ -93,3 +285,9 @@ class DelayedQueue(Offering, Polling, Pausing, Inspection):
                 return envelope
             nap = await sync_to_async(self.seconds_to_next_look)()
             await asyncio.sleep(nap if left is None else min(nap, left))
+
+
+def _state(row: StoredRow) -> MessageState:
+    if row.scheduled_at <= row.now:
+        return MessageState.DUE
+    return MessageState.SCHEDULED if row.lease_id is None else MessageState.LEASED

@@ -14,7 +14,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from django.db.models import Count, F, Max
 
-from delayed_queue.cron.rules import PeriodicSchedule
+from delayed_queue.cron.schedules import PeriodicSchedule
 from delayed_queue.models import DeadLetter, Schedule
 from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from example_project import shop

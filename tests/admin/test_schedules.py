@@ -16,7 +16,7 @@ from django.test import Client
 from delayed_queue.admin.schedule_forms import next_change, preview
 from delayed_queue.cron.keeper import CronEntry, CronKeeper
 from delayed_queue.cron.registry import crontab
-from delayed_queue.cron.rules import PeriodicSchedule
+from delayed_queue.cron.schedules import PeriodicSchedule
 from delayed_queue.models import Message, Schedule
 from tests.admin.support import operator, page, told
 from tests.cron.schedules import (

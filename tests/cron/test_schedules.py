@@ -15,9 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import delayed_queue
+import delayed_queue.cron.schedules
 from delayed_queue import CronSchedule, DailySchedule, PeriodicSchedule
-from delayed_queue.cron.rules import MissedTicks, missed
+from delayed_queue.cron.rules import (
+    MissedTicks,
+    missed,
+)
 from delayed_queue.exceptions import InvalidConfiguration
 from tests.cron.instants import HOUR, MILLISECOND, SECOND, daily, local, utc
 
@@ -226,7 +229,7 @@ class TestAll:
 
     def test_prints_as_it_is_made(self, schedule):
         # repr() of datetime's values names their module.
-        names = {**vars(delayed_queue.cron.rules), "datetime": sys.modules["datetime"]}
+        names = {**vars(delayed_queue.cron.schedules), "datetime": sys.modules["datetime"]}
         assert eval(repr(schedule), names) == schedule  # noqa: S307
 
     def test_refuses_a_now_without_a_zone(self, schedule):

@@ -27,7 +27,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delayed_queue.cron.rules import CronSchedule, DailySchedule, Gap, next_clock_change
+from delayed_queue.cron.rules import (
+    Gap,
+    next_clock_change,
+)
+from delayed_queue.cron.schedules import (
+    CronSchedule,
+    DailySchedule,
+)
 from delayed_queue.exceptions import InvalidConfiguration
 from tests.support.sampling import sample
 

@@ -29,7 +29,10 @@ from delayed_queue import (
 )
 from delayed_queue.conf import QueueSettings, find_problems
 from delayed_queue.cron.keeper import CronKeeper, CronThread
-from delayed_queue.cron.rules import Schedule, ZonedSchedule
+from delayed_queue.cron.rules import (
+    Schedule,
+    ZonedSchedule,
+)
 from delayed_queue.cron.service import CronService, InstallerHandle
 from delayed_queue.cron.ticking import TickReport
 from delayed_queue.http.conf import ApiSettings, CallbackSettings
@@ -67,7 +70,6 @@ CONCURRENCY = DOCS / "internals/concurrency.md"
 # Where the API reference has what is defined elsewhere.
 HOMES = {
     "delayed_queue.cron.ticking": "delayed_queue.cron.service",
-    "delayed_queue.cron.rules.base": "delayed_queue.cron.rules",
 }
 VALUES: dict[str, Any] = {
     "timedelta": timedelta, "datetime": datetime, "UTC": UTC,

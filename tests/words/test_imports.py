@@ -14,8 +14,8 @@ import delayed_queue
 
 ROOT = Path(delayed_queue.__file__).parent.parent
 CORE = [
-    "codecs", "cron.registry", "cron.rules", "db.sql", "exceptions", "handlers", "messages",
-    "queue.store.settle", "retries",
+    "codecs", "cron.registry", "cron.rules", "cron.schedules", "db.sql", "exceptions", "handlers",
+    "messages", "queue.store.settle", "retries",
 ]  # fmt: skip
 # A finder in front of all others: as if Django were not installed.
 REFUSE_DJANGO = """

@@ -19,7 +19,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django.urls import set_script_prefix
 
 from delayed_queue.http.api.bodies import MEDIA_TYPE, Problem, too_large
-from delayed_queue.http.api.threads import View, is_stoppable
+from delayed_queue.http.api.building import View, is_stoppable
 from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
 

@@ -14,7 +14,7 @@ from ninja.security.base import SecuritySchema
 
 from delayed_queue.handlers import registry
 from delayed_queue.http.api.bodies import Problem, check_count, unauthorized, wait_header
-from delayed_queue.http.api.threads import in_event_loop, in_thread
+from delayed_queue.http.api.building import in_event_loop, in_thread
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.http.tokens import ANYBODY, VERBS, Grant, digest_of, find_grant, matches

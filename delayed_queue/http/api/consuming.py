@@ -12,6 +12,7 @@ from pydantic import Field
 
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest, requires
+from delayed_queue.http.api.building import in_thread
 from delayed_queue.http.api.replies import (
     JobId,
     Lease,
@@ -22,7 +23,6 @@ from delayed_queue.http.api.replies import (
     reply,
     settled,
 )
-from delayed_queue.http.api.threads import in_thread
 from delayed_queue.http.api.waiting import Wish, waiting_pops
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.consuming import (

@@ -13,6 +13,7 @@ from delayed_queue.db.gathering import LoopGathering, LoopLocal
 from delayed_queue.exceptions import InvalidJob, InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest, charge, demand, reaches, requires
 from delayed_queue.http.api.bodies import JSON, MEDIA_TYPE, Problem, lines_of, parse, takes_body
+from delayed_queue.http.api.building import in_thread
 from delayed_queue.http.api.docs import ADDING, BULK, IDEMPOTENCY_KEY
 from delayed_queue.http.api.replies import (
     AddedReply,
@@ -33,7 +34,6 @@ from delayed_queue.http.api.replies import (
     stats_as_dict,
     taken,
 )
-from delayed_queue.http.api.threads import in_thread
 from delayed_queue.http.callbacks.guard import check_url
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.adding import (

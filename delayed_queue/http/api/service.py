@@ -19,8 +19,7 @@ from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.api import consuming, failed, jobs
 from delayed_queue.http.api.auth import BearerToken, check, grant_of
 from delayed_queue.http.api.bodies import Problem, unavailable
-from delayed_queue.http.api.building import Api, make_api, respond
-from delayed_queue.http.api.threads import LoopView, View, unstoppable
+from delayed_queue.http.api.building import Api, LoopView, View, make_api, respond, unstoppable
 from delayed_queue.http.conf import api_settings
 from delayed_queue.worker.database import check_schema
 

@@ -19,8 +19,8 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.conf import get_settings
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.http.api.bodies import unavailable
+from delayed_queue.http.api.building import submit
 from delayed_queue.http.api.listening import PopListener
-from delayed_queue.http.api.threads import submit
 from delayed_queue.http.conf import api_settings
 
 T = TypeVar("T")

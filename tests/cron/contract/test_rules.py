@@ -14,7 +14,10 @@ from delayed_queue import (
     DailySchedule,
     DelayedQueue,
 )
-from delayed_queue.cron.rules import MissedTicks, Schedule
+from delayed_queue.cron.rules import (
+    MissedTicks,
+    Schedule,
+)
 from delayed_queue.cron.service import Installer
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.testing import ManualClock

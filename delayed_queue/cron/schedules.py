@@ -1,30 +1,34 @@
-"""Cron expressions: croniter finds the wall times, the zone's rules here make them instants.
+"""Schedules: a cron expression, the same hours of every day, every so long.
 
-croniter is given naive local times only. With aware ones its 7.0 runs a fixed 01:30 twice on
-the night the clocks go back.
+croniter finds the wall times of an expression, the zone's rules make them instants. It is given
+naive local times only: with aware ones its 7.0 runs a fixed 01:30 twice on the night the clocks go
+back.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from functools import lru_cache
-from typing import Final, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from croniter import CroniterBadDateError, croniter
 
-from delayed_queue.cron.rules.base import (
+from delayed_queue.cron.rules import (
     MOST_AHEAD,
     Fold,
     Gap,
+    Schedule,
     ZonedSchedule,
     check_choice,
     check_count,
+    check_duration,
     load_zone,
 )
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.messages import EPOCH, MILLISECOND
 
 NAMES: Final = {
     "@hourly": "0 * * * *",
@@ -168,3 +172,123 @@ def _canonical(expression: str) -> str:
             "from host to host: write the value."
         )
     return " ".join(_ONE_VALUE.sub(r"\1", field) for field in fields)
+
+
+_DAY: Final = timedelta(days=1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class DailySchedule(ZonedSchedule):
+    """Ticks at these hours of every day; each hour of each day once.
+
+    An hour that clocks jump over runs once as if they had not (``gap="shift"``: 02:30 runs at
+    03:30) or not on that day (``"skip"``); an hour that comes twice runs the ``"first"`` time
+    or the ``"second"``. Two hours that meet on one instant are one tick.
+
+    Ticks are written ahead over ``schedule_in_advance``, and at least the next one, every
+    ``schedule_interval``; keep the first the longer one.
+    """
+
+    timezone: str | None = None
+    hours: Sequence[time] = ()
+    schedule_in_advance: timedelta = timedelta(days=4)
+    schedule_interval: timedelta = timedelta(hours=6)
+    gap: Gap = "shift"
+    fold: Literal["first", "second"] = "first"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hours", _check_hours(self.hours))
+        load_zone(self.timezone_name)
+        check_duration("schedule_in_advance", self.schedule_in_advance, timedelta(0))
+        check_duration("schedule_interval", self.schedule_interval, _MILLISECOND)
+        check_choice("gap", self.gap, get_args(Gap))
+        check_choice("fold", self.fold, ("first", "second"))
+
+    @property
+    def canonical_text(self) -> str:
+        hours = ", ".join(hour_text(each) for each in self.hours)
+        text = f"\ndaily-cron:\n  zone: {self.timezone_name}\n  hours: {hours}\n"
+        return text + self._policy_text("first")
+
+    @property
+    def interval(self) -> timedelta:
+        return self.schedule_interval
+
+    @property
+    def horizon(self) -> timedelta:
+        return self.schedule_in_advance
+
+    @property
+    def ticks_ahead(self) -> int:
+        return 1
+
+    def _walls_after(self, wall: datetime) -> Iterator[datetime]:
+        hours = sorted(set(self.hours))
+        midnight = datetime.combine(wall.date(), time.min)
+        while True:
+            for hour in hours:
+                if (at := datetime.combine(midnight, hour)) > wall:
+                    yield at
+            midnight += _DAY
+
+
+def hour_text(hour: time) -> str:
+    """Return HH:MM, with seconds if any are set, and fractions in 3 or 6 digits."""
+    if hour.microsecond:
+        precision = "microseconds" if hour.microsecond % 1000 else "milliseconds"
+    else:
+        precision = "seconds" if hour.second else "minutes"
+    return hour.isoformat(precision)
+
+
+def _check_hours(hours: Sequence[time]) -> tuple[time, ...]:
+    checked: tuple[time, ...] = tuple(hours) if isinstance(hours, list | tuple) else ()
+    if not checked:
+        raise InvalidConfiguration(f"hours must list at least one datetime.time, not {hours!r}.")
+    for each in checked:
+        if not isinstance(each, time) or each.tzinfo is not None:
+            raise InvalidConfiguration(
+                f"An hour is a datetime.time without a zone of its own, not {each!r}."
+            )
+    return checked
+
+
+_SECOND: Final = timedelta(seconds=1)
+_NONE: Final = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicSchedule(Schedule):
+    """Ticks at every multiple of the period since the epoch: every hour is on the hour.
+
+    The next ``ticks_ahead`` are written ahead, four times a period but at most once a second;
+    of periods under half a second so many that a check may fail and none is missing.
+    """
+
+    period: timedelta
+    ticks_ahead: int = 4
+
+    def __post_init__(self) -> None:
+        check_duration("period", self.period, MILLISECOND)
+        if self.period % MILLISECOND != _NONE:
+            raise InvalidConfiguration(f"period must be whole milliseconds, not {self.period!r}.")
+        check_count("ticks_ahead", self.ticks_ahead, MOST_AHEAD)
+
+    @property
+    def canonical_text(self) -> str:
+        return f"\nperiodic-tick:\n  period-ms: {self.period // MILLISECOND}\n"
+
+    @property
+    def interval(self) -> timedelta:
+        return max(self.period / 4, _SECOND)
+
+    @property
+    def horizon(self) -> timedelta:
+        return 2 * self.interval
+
+    def _times_after(self, after: datetime) -> Iterator[datetime]:
+        at = EPOCH + (after - EPOCH) // self.period * self.period
+        while True:
+            at += self.period
+            yield at
