@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterable
 from typing import Final
 
 from django.apps import apps
 from django.db import connections
+from django.db.migrations import Migration
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg import pq
@@ -24,6 +26,8 @@ _REFUSALS: Final = ("28", "3D000", "42501")
 
 # The queue and the apps built on it.
 _PACKAGE: Final = "delayed_queue"
+# As in 0002_expiry_compat1.
+_COMPATIBILITY: Final = re.compile(r"_compat([0-9]+)$")
 
 
 class Outage:
@@ -76,27 +80,55 @@ class Outage:
         return pq.PGconn.ping(conninfo.encode()) == pq.Ping.OK
 
 
-def check_schema(using: str) -> None:
-    """Raise SchemaMismatch unless exactly this version's migrations are applied.
+def check_schema(using: str) -> dict[str, str]:
+    """Raise SchemaMismatch unless this version can work on the tables; return what else differs.
 
-    A worker of an older version might write rows that the newer tables do not mean, so it
-    refuses to start. One that runs goes on: migrations leave room for it.
+    Tables may be newer by what only adds, and older by what this version can do without. One that
+    runs when they change goes on in any case: migrations leave room for it.
     """
     labels = our_labels()
-    known = _named(MigrationLoader(None).disk_migrations, labels)
-    applied = _named(MigrationRecorder(connections[using]).applied_migrations(), labels)
-    if not known:  # MIGRATION_MODULES turned them off
-        return
-    if newer := sorted(applied - known):
+    ours = {key: each for key, each in MigrationLoader(None).disk_migrations.items()
+            if key[0] in labels}  # fmt: skip
+    if not ours:  # MIGRATION_MODULES turned them off
+        return {}
+    applied = {
+        key
+        for key in MigrationRecorder(connections[using]).applied_migrations()
+        if key[0] in labels
+    }
+    newer, lacking = applied - ours.keys(), ours.keys() - applied
+    if foreign := _named(each for each in newer if not _is_met(each, ours)):
         raise SchemaMismatch(
             f"The database has migrations of delayed_queue that this version does not know: "
-            f"{', '.join(newer)}. Upgrade the package on this host."
+            f"{foreign}. Upgrade the package on this host."
         )
-    if missing := sorted(known - applied):
+    if missing := _named(each for each in lacking if is_needed(ours[each])):
         raise SchemaMismatch(
-            f"The database lacks migrations of delayed_queue: {', '.join(missing)}. "
-            "Run manage.py migrate."
+            f"The database lacks migrations of delayed_queue: {missing}. Run manage.py migrate."
         )
+    differences = {"newer": _named(newer), "missing": _named(lacking)}
+    return {name: names for name, names in differences.items() if names}
+
+
+def is_needed(migration: Migration) -> bool:
+    """Whether workers of this version cannot do without it: an index, say, they can."""
+    return getattr(migration, "workers_need_it", True)
+
+
+def _is_met(unknown: tuple[str, str], ours: Iterable[tuple[str, str]]) -> bool:
+    """Whether code that has these migrations can work on tables that had the unknown one, too."""
+    number = compatibility(unknown[1])
+    own = (compatibility(name) or 1 for app, name in ours if app == unknown[0])
+    return number is not None and number <= max(own, default=0)
+
+
+def compatibility(name: str) -> int | None:
+    """Return the number that a migration's name ends in: who has it can work on the tables.
+
+    It stands in the name, for of a migration that they do not know older versions find no more.
+    """
+    found = _COMPATIBILITY.search(name)
+    return int(found[1]) if found else None
 
 
 def our_labels() -> set[str]:
@@ -113,5 +145,5 @@ def name_of_migration(app: str, name: str) -> str:
     return name if app == _PACKAGE else f"{app} {name}"
 
 
-def _named(migrations: Iterable[tuple[str, str]], labels: set[str]) -> set[str]:
-    return {name_of_migration(app, name) for app, name in migrations if app in labels}
+def _named(migrations: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(sorted(name_of_migration(app, name) for app, name in migrations))

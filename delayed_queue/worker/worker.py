@@ -161,7 +161,7 @@ class Worker:
         while not self._is_over():
             try:
                 if self._outage.is_at_start:
-                    check_schema(self.options.using)
+                    self._check_schema()
                 with Listener(self._kinds(), self.options.using, hears_leases=True) as listener:
                     # Of leases that were ended before it listens, nobody tells it any more.
                     self._keeper.check(listener.touched_leases())
@@ -170,6 +170,10 @@ class Worker:
                         self._turn(listener)
             except (Error, ResourceUnavailable) as error:
                 self._sit_out(error)
+
+    def _check_schema(self) -> None:
+        if differences := check_schema(self.options.using):
+            log(logging.WARNING, "schema_differs", **differences)
 
     def _kinds(self) -> list[str]:
         return [*self.dynamic.wake_channels, *(consumer.queue.kind for consumer in self.consumers)]

@@ -11,20 +11,30 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import psycopg
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, migrations, models
+from django.db.migrations import Migration
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.operations.base import Operation
+from django.test import override_settings
 from psycopg import sql as composed
 
 from delayed_queue import DelayedQueue, DeliveryType
+from delayed_queue.worker.database import compatibility, our_labels
+from tests.rolling.settings import MIGRATION_MODULES
 from tests.support.answers import only_row, polled, present, sqlstate_of
 from tests.support.concurrency import TIMEOUT, raw_connection
 from tests.support.processes import wait_until
 from tests.support.sampling import sample
 
+# What others need not know of. A table made as a model is new; indexes hold up nobody.
+ADDITIONS: Final = (
+    migrations.CreateModel, migrations.AddIndex, migrations.RunSQL, migrations.AlterModelOptions,
+)  # fmt: skip
 APPS: Final = ("delayed_queue", "delayed_queue_http", "delayed_queue_spark")
 TABLES: Final = [
     "delayed_queue",
@@ -350,3 +360,59 @@ def test_a_migration_waits_for_its_turn(empty: psycopg.Connection[Any]):
         migration.result(TIMEOUT)
 
     assert options(empty) == STORAGE
+
+
+def migrations_of(label: str) -> list[Migration]:
+    """Return an app's migrations in their order."""
+    found = MigrationLoader(None).disk_migrations
+    return [found[each] for each in sorted(found) if each[0] == label]
+
+
+def only_adds(operation: Operation) -> bool:
+    """Whether those who do not know of it can go on writing; of raw SQL its author has judged."""
+    if isinstance(operation, migrations.AddField):
+        field = operation.field
+        return bool(field.null or field.has_db_default() or field.many_to_many)
+    return isinstance(operation, ADDITIONS)
+
+
+def misnamed(found: list[Migration]) -> list[str]:
+    """Return the names that promise more than the operations keep, or nothing at all."""
+    wrong, number = [], 1
+    for each in found[1:]:
+        said = compatibility(each.name)
+        if said is None or not (
+            said == number + 1 or (said == number and all(map(only_adds, each.operations)))
+        ):
+            wrong.append(each.name)
+        number = said or number
+    return wrong
+
+
+@pytest.mark.parametrize("modules", [{}, MIGRATION_MODULES], ids=["this release", "the next"])
+def test_o16_the_name_of_a_migration_says_who_can_work_after_it(modules: dict[str, str]) -> None:
+    with override_settings(MIGRATION_MODULES=modules):
+        found = [migrations_of(label) for label in our_labels()]
+    assert all(each[0].name == "0001_initial" for each in found)
+    assert [misnamed(each) for each in found] == [[]] * len(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "is_right"),
+    [
+        ("0002_more_compat1", models.TextField(null=True), True),
+        ("0002_more_compat1", models.TextField(db_default=""), True),
+        ("0002_more_compat1", models.TextField(default=""), False),
+        ("0002_more_compat2", models.TextField(default=""), True),
+        ("0002_more_compat3", models.TextField(null=True), False),
+        ("0002_more", models.TextField(null=True), False),
+    ],
+)
+def test_o16_a_name_that_promises_too_much_is_found(
+    name: str, field: models.Field[Any, Any], is_right: bool
+) -> None:
+    class Adding(Migration):
+        operations: ClassVar[list[Operation]] = [migrations.AddField("message", "more", field)]
+
+    found = [Migration("0001_initial", "delayed_queue"), Adding(name, "delayed_queue")]
+    assert misnamed(found) == ([] if is_right else [name])

@@ -20,7 +20,7 @@ from delayed_queue.exceptions import did_you_mean
 from delayed_queue.management.base import WRONG_USAGE, QueueCommand, count, seconds
 from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
 from delayed_queue.observe.snapshots import oldest_snapshot
-from delayed_queue.worker.database import name_of_migration, our_labels
+from delayed_queue.worker.database import is_needed, name_of_migration, our_labels
 from delayed_queue.worker.health import problems_of_file
 
 MAX_COUNT: Final = 999_999
@@ -128,7 +128,8 @@ def _missing_migrations(using: str) -> list[str]:
     executor = MigrationExecutor(connections[using])
     leaves = [leaf for app in our_labels() for leaf in executor.loader.graph.leaf_nodes(app)]
     plan = executor.migration_plan(leaves)
-    return [name_of_migration(each.app_label, each.name) for each, _ in plan]
+    needed = [each for each, _ in plan if is_needed(each)]
+    return [name_of_migration(each.app_label, each.name) for each in needed]
 
 
 def _unknown(names: list[str], using: str) -> Iterator[str]:

@@ -167,9 +167,10 @@ def applied(*names: str) -> Iterator[None]:
     ("names", "message"),
     [
         (("0001_initial", "9999_later"), "does not know: 9999_later"),
+        (("0001_initial", "0002_more_compat1", "9_all_compat2"), "does not know: 9_all_compat2."),
         ((), "lacks migrations of delayed_queue: 0001_initial"),
     ],
-    ids=["newer", "older"],
+    ids=["newer", "newer by what does not only add", "older"],
 )
 @pytest.mark.parametrize("processes", sample(["0", "1"], "1"))
 def test_a_schema_of_another_version_is_refused(

@@ -1,0 +1,1 @@
+"""The release after this one, as far as migrations go: MIGRATION_MODULES names them."""
