@@ -142,8 +142,7 @@ def samples() -> list[Case]:
         # Two buckets a minute.
         Case("HISTOGRAMS", one, {SAMPLES}, **cost | {"n": 2880}),
         Case("SAMPLED", day, {SAMPLES}, **cost),
-        # Drained or never analyzed, PostgreSQL 15 reads the index of the day from its start.
-        Case("LAST_SAMPLED", {"now": NOW}, {SAMPLES}, rows=1500),
+        Case("LAST_SAMPLED", {"now": NOW}, {SAMPLES}),
         # A hundred pages of fifty rows, which it may sort.
         Case("ESTIMATES", {"small": 100.0, "pages": 50.0, "now": NOW}, set(), n=10_000, rows=1,
              buffers=1),

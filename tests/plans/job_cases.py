@@ -117,8 +117,7 @@ def dead_and_next_jobs() -> list[Case]:
             Case(
                 "KICK_JOBS", {"topic": "due", "ids": n, "newest_only": True, "now": NOW},
                 {DEAD_PRIMARY, KEYS, TOPICS}, n=n, rows=300,
-                # 60 but on PostgreSQL 15 with many drained.
-                buffers=300, fixed=300,
+                buffers=60, fixed=300, before_16={"buffers": 300},
             )
             for n in (1, 200)
         ),

@@ -105,6 +105,7 @@ def test_plan(
         planned(tables, statement, params, beliefs, generic=generic)
     plan = planned(tables, statement, params, beliefs, generic=generic)
 
+    case = case.on(tables)
     assert plan.rows_read() <= case.rows * case.n, plan
     if generic and case.may_scan_generically:
         return
