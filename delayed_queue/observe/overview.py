@@ -191,11 +191,17 @@ def _estimated(row: OverviewRow, guess: EstimateRow) -> QueueDepth:
     return QueueDepth(
         kind=row.kind,
         due=_count(row.due, guess.due),
-        scheduled=_count(row.scheduled, guess.scheduled, is_cut=row.read >= EXACT),
+        scheduled=_doubted(row, _count(row.scheduled, guess.scheduled, is_cut=row.read >= EXACT)),
         leased=_count(row.leased, guess.leased, is_cut=row.held >= LEASE_CAP),
         dead=_count(row.dead, guess.dead),
         oldest_due_age=_span(row.oldest_due_age),
     )
+
+
+def _doubted(row: OverviewRow, scheduled: Count) -> Count:
+    """Return it as an estimate where some of them may be leased, as not all leases were read."""
+    is_doubtful = row.held >= LEASE_CAP and row.scheduled > 0
+    return scheduled._replace(is_cut=True, is_estimated=True) if is_doubtful else scheduled
 
 
 def _count(counted: int, guess: int, *, is_cut: bool | None = None) -> Count:
@@ -211,7 +217,7 @@ def _depth(row: OverviewRow, cap: int) -> QueueDepth:
     return QueueDepth(
         kind=row.kind,
         due=Count(row.due, row.due >= cap),
-        scheduled=Count(row.scheduled, row.read >= cap),
+        scheduled=_doubted(row, Count(row.scheduled, row.read >= cap)),
         leased=Count(row.leased, row.held >= LEASE_CAP),
         dead=Count(row.dead, row.dead >= cap),
         oldest_due_age=_span(row.oldest_due_age),

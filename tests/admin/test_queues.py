@@ -55,7 +55,8 @@ def test_counts_stop_at_the_cap_and_say_so(admin_client: Client, monkeypatch: py
     lines = {each.queue: each for each in admin_client.get(QUEUES).context["lines"]}
 
     orders, held = lines["orders"], lines["held"]
-    assert (orders.due, orders.scheduled, orders.dead) == ("3+", "3+", "3+")
+    # Of these some may be leased: not all leases were looked at.
+    assert (orders.due, orders.scheduled, orders.dead) == ("3+", "≈ 3", "3+")
     assert held.leased == "3+"
     assert held.scheduled == "0+"
 

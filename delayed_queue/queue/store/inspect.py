@@ -185,8 +185,9 @@ WHERE kind IS NOT NULL
 # STATS for many kinds at once. The leases are read once for all of them, in an order that does
 # not follow the kind: %(lease_cap)s bounds their sum, so when "held" has reached it, every
 # count of leases may be too small. "read" is how many messages that are not yet due were looked
-# at, leased ones too: when it has reached the cap, there may be more scheduled ones behind.
-# Each count of each kind has a cap of its own, none above %(cap)s.
+# at, leased ones too: when it has reached the cap, there may be more scheduled ones behind. Of
+# these the index alone is read, and the leases are taken off: where not all leases were seen,
+# "scheduled" may be too large. Each count of each kind has a cap of its own, none above %(cap)s.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
 # dead_letter_kind_died.
 OVERVIEW: Final[LiteralString] = (
@@ -227,9 +228,9 @@ SELECT
             LIMIT %(cap)s::integer
         ) AS capped
     ) AS due,
-    later.scheduled,
+    GREATEST(later.read - seen.leased, 0) AS scheduled,
     later.read,
-    COALESCE((SELECT leased FROM held WHERE kind = queue.kind), 0) AS leased,
+    seen.leased,
     (
         SELECT count(*)
         FROM (
@@ -252,18 +253,16 @@ SELECT
         ORDER BY "scheduledAt", id
         LIMIT 1
     ) AS oldest_due_age,
-    COALESCE((SELECT sum(number)::bigint FROM held), 0) AS held
+    seen.number AS held
 FROM unnest(
     %(kinds)s::text[], %(due_caps)s::integer[], %(later_caps)s::integer[], %(dead_caps)s::integer[]
 ) AS queue (kind, due_cap, later_cap, dead_cap)
 CROSS JOIN LATERAL (
-    SELECT
-        count(*) AS read,
-        count(*) FILTER (WHERE "lockUuid" IS NULL) AS scheduled
+    SELECT count(*) AS read
     FROM (
-        SELECT "lockUuid"
+        SELECT 1
         FROM (
-            SELECT "lockUuid"
+            SELECT 1
             FROM delayed_queue
             WHERE "pKind" = queue.kind
                 AND "scheduledAt" > (SELECT now FROM clock)
@@ -273,6 +272,12 @@ CROSS JOIN LATERAL (
         LIMIT %(cap)s::integer
     ) AS ahead
 ) AS later
+CROSS JOIN LATERAL (
+    SELECT
+        COALESCE(sum(number), 0)::bigint AS number,
+        COALESCE(sum(leased) FILTER (WHERE kind = queue.kind), 0)::bigint AS leased
+    FROM held
+) AS seen
 """
 )
 
