@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
@@ -44,6 +45,7 @@ from delayed_queue.tasks.policies import (
     unique_key,
 )
 from delayed_queue.tasks.results import (
+    Results,
     TaskGone,
     bare_result,
     result_of,
@@ -106,7 +108,7 @@ class DelayedQueueBackend(BaseTaskBackend):
         self.validate_task(task)
         self._check_transaction(task)
         moment, enqueued_at = _times(task)
-        result = self._result(task, id_at(moment), enqueued_at, args, kwargs)
+        result = self._result(task, id_at(moment), enqueued_at, *_call(task, args, kwargs))
         said = policy_of(task)
         key = unique_key(task, said, result.args, result.kwargs)
         try:
@@ -117,35 +119,37 @@ class DelayedQueueBackend(BaseTaskBackend):
             raise not_json(task, error, (args, kwargs)) from error
         return result
 
-    def enqueue_many(self, task: Any, arguments: Iterable[Any]) -> list[Any]:
+    def enqueue_many(self, task: Any, arguments: Iterable[Any]) -> Sequence[Any]:
         """Enqueue the task once for each of the arguments, a thousand in one statement.
 
         Each is a tuple or list of positional arguments, a dict of named ones, or one argument
-        that is none of these. Returns the results in the same order; all are enqueued or, outside
-        a transaction, the first thousands of them.
+        that is none of these. Returns the results in the same order, each made when it is looked
+        at; all are enqueued or, outside a transaction, the first thousands of them.
         """
         self.validate_task(task)
         self._check_transaction(task)
         if policy_of(task).unique is not None:
             raise InvalidTask(f"{task.module_path} is unique: enqueue each by itself.")
-        (moment, enqueued_at), path = _times(task), task.module_path
-        found = [
-            self._result(task, task_id, enqueued_at, *_split(each))
-            for task_id, each in zip(ids_at(moment), arguments)  # noqa: B905 - there is no last id
-        ]
+        (moment, enqueued_at), said = _times(task), _said(task, self.alias)
+        calls = [_call(task, *_split(each)) for each in arguments]
+        ids = list(islice(ids_at(moment), len(calls)))
+        if task.run_after is not None:
+            said["enqueued"] = to_milliseconds(enqueued_at)
         messages = [
-            ScheduledMessage(each.id, _payload(each, path), task.run_after) for each in found
+            ScheduledMessage(each, {**said, "args": args, "kwargs": kwargs}, task.run_after)
+            for each, (args, kwargs) in zip(ids, calls, strict=True)
         ]
         try:
             self._queue(task).offer_batch(messages)
         except PayloadNotEncodable as error:
-            raise not_json(task, error, *((e.args, e.kwargs) for e in found)) from error
+            raise not_json(task, error, *calls) from error
+        found = Results(len(ids), lambda at: self._result(task, ids[at], enqueued_at, *calls[at]))
         if len(signals.task_enqueued.receivers) > 1 or signals.logger.isEnabledFor(logging.DEBUG):
             for each in found:
                 signals.task_enqueued.send(type(self), task_result=each)
         return found
 
-    async def aenqueue_many(self, task: Any, arguments: Iterable[Any]) -> list[Any]:
+    async def aenqueue_many(self, task: Any, arguments: Iterable[Any]) -> Sequence[Any]:
         return await sync_to_async(self.enqueue_many, thread_sensitive=True)(task, arguments)
 
     def _check_transaction(self, task: Any) -> None:
@@ -164,16 +168,11 @@ class DelayedQueueBackend(BaseTaskBackend):
             )
 
     def _result(
-        self, task: Any, task_id: str, enqueued_at: datetime, args: Any, kwargs: Any
+        self, task: Any, task_id: str, enqueued_at: datetime, args: list[Any], kwargs: Any
     ) -> Any:
-        try:
-            plain, named = _plain(args), normalize_json(kwargs) if kwargs else {}
-        except (TypeError, ValueError) as error:
-            raise not_json(task, error, (args, kwargs)) from error
         return bare_result(
             task=task, id=task_id, status=TaskResultStatus.READY, enqueued_at=enqueued_at,
-            started_at=None, last_attempted_at=None, finished_at=None,
-            args=plain, kwargs=named,
+            started_at=None, last_attempted_at=None, finished_at=None, args=args, kwargs=kwargs,
             backend=self.alias, errors=[], worker_ids=[], _return_value=None, metadata={},
         )  # fmt: skip
 
@@ -291,17 +290,31 @@ def _plain(args: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _payload(result: Any, path: str | None = None) -> dict[str, Any]:
+def _payload(result: Any) -> dict[str, Any]:
     """Return what is stored of a task: documented, for whoever enqueues without this backend."""
     task = result.task
-    found = {"task": path or task.module_path, "args": result.args, "kwargs": result.kwargs}
-    if result.backend != "default":
-        found["backend"] = result.backend
-    if task.priority:
-        found["priority"] = int(task.priority)
+    found = _said(task, result.backend) | {"args": result.args, "kwargs": result.kwargs}
     if task.run_after is not None:
         found["enqueued"] = to_milliseconds(result.enqueued_at)
     return found
+
+
+def _said(task: Any, alias: str) -> dict[str, Any]:
+    """Return what is the same of all messages of a task."""
+    found: dict[str, Any] = {"task": task.module_path}
+    if alias != "default":
+        found["backend"] = alias
+    if task.priority:
+        found["priority"] = int(task.priority)
+    return found
+
+
+def _call(task: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments as JSON has them, or refuse the first that it has not."""
+    try:
+        return _plain(args), normalize_json(kwargs) if kwargs else {}
+    except (TypeError, ValueError) as error:
+        raise not_json(task, error, (args, kwargs)) from error
 
 
 def _split(arguments: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from asgiref.sync import sync_to_async
@@ -60,6 +61,20 @@ def bare_result(**attributes: Any) -> Any:
     for name, value in attributes.items():
         put(result, name, value)
     return result
+
+
+class Results(Sequence[Any]):
+    """Results of tasks that were enqueued together; each is made, once, when it is looked at."""
+
+    def __init__(self, length: int, make: Callable[[int], Any]) -> None:
+        self._positions, self._make = range(length), lru_cache(None)(make)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self._positions[at]
+        return [*map(self._make, found)] if isinstance(found, range) else self._make(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

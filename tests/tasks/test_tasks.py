@@ -140,6 +140,7 @@ class TestEnqueueing:
         for each in results:
             each.refresh()
         assert [each.return_value for each in results] == [3, 3, 4]
+        assert [each.id for each in results[1:]] == [results[1].id, results[-1].id]
 
     def test_a_deferred_one_is_ready_until_its_time(self, work: Any) -> None:
         later = timezone.now() + timedelta(hours=1)
