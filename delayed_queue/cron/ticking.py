@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from delayed_queue.cron.rules import (
     CronMessage,
     check_config_hash,
     check_key_prefix,
+    tick_key,
 )
 from delayed_queue.cron.store import ScheduleRow, TickRow
-from delayed_queue.messages import OfferOutcome
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.messages import MILLISECOND, OfferOutcome, ScheduledMessage, to_milliseconds
 
 if TYPE_CHECKING:
     from delayed_queue.cron.store import ScheduleManager
     from delayed_queue.models import Schedule
     from delayed_queue.queue.offering import Offering
 
-
-import json
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
-
-from delayed_queue.cron.rules import tick_key
-from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.messages import MILLISECOND, ScheduledMessage, to_milliseconds
 
 MOST_RETIRED: Final = 20
 # An active configuration that was not installed for so many of its intervals is gone.

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
-from collections.abc import Callable, Coroutine
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
-
-from asgiref.sync import sync_to_async
-
-from delayed_queue.messages import Envelope
-from delayed_queue.queue.offering import Offering
-from delayed_queue.queue.polling import Polling, seconds_of
-
-if TYPE_CHECKING:
-    from delayed_queue.cron.service import CronService
-
-
 import json
+import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+
+from asgiref.sync import sync_to_async
 
 from delayed_queue.codecs import decode
 from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration
 from delayed_queue.handlers import storable
 from delayed_queue.messages import (
     MILLISECOND,
+    Envelope,
     MessageState,
     OfferOutcome,
     QueueStats,
@@ -39,8 +29,13 @@ from delayed_queue.messages import (
     from_milliseconds,
 )
 from delayed_queue.queue.base import nothing
-from delayed_queue.queue.offering import outcome_of, redrive_again
+from delayed_queue.queue.offering import Offering, outcome_of, redrive_again
+from delayed_queue.queue.polling import Polling, seconds_of
 from delayed_queue.queue.store.inspect import StoredRow
+
+if TYPE_CHECKING:
+    from delayed_queue.cron.service import CronService
+
 
 __all__ = ["DROP_ALL_CONFIRMATION", "DelayedQueue"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -14,31 +15,29 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import MadeByForm
+from delayed_queue.admin.base import MadeByForm, RecordAdmin
 from delayed_queue.admin.lists import KeysetChangeList
 from delayed_queue.admin.operations import Call, Report, Switch
 from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
 from delayed_queue.http.callbacks.endpoints import ROTATION
 from delayed_queue.http.callbacks.operating import (
     disable_endpoint,
     enable_endpoint,
     endpoint_of,
     recall_endpoint,
+    recall_host,
     register_endpoint,
     rotate_secret,
 )
 from delayed_queue.http.models import Endpoint, Host
+from delayed_queue.messages import MILLISECOND
 
 if TYPE_CHECKING:
     _Form = forms.ModelForm[Endpoint]
 else:
     _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
-from datetime import UTC, timedelta
 
-from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
-from delayed_queue.http.callbacks.operating import recall_host
-from delayed_queue.messages import MILLISECOND
 
 _MINUTE: Final = timedelta(minutes=1)
 

@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple, TypeVar
 from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, rows_of, value_of
 from delayed_queue.queue.store.fragments import (
+    ATTEMPTS,
     DELIVERED,
+    FIRST_ERROR,
+    HEADERS,
+    LAST_ERROR,
 )
 
 if TYPE_CHECKING:
     from delayed_queue.db.statements import Step
 
-
-from delayed_queue.queue.store.fragments import (
-    ATTEMPTS,
-    FIRST_ERROR,
-    HEADERS,
-    LAST_ERROR,
-)
 
 # Lock the earliest due messages, passing rows that others hold (Q17), and return their ids.
 # Two equal limits, against two mistakes of the planner. One it cannot see, (SELECT …), it takes
