@@ -244,8 +244,14 @@ def _wrong(key: str, value: Any) -> str | None:
             _CHECKED[key](value)
     except DelayedQueueError as error:
         return str(error)
+    fits, rule = _rules(value).get(key, (True, ""))
+    return None if fits else rule
+
+
+def _rules(value: Any) -> dict[str, tuple[bool, str]]:
+    """Return by key whether the value fits it, and what it must be."""
     positive = isinstance(value, timedelta) and value >= timedelta(0)
-    rules = {
+    return {
         "RETRY_POLICY": (isinstance(value, RetryPolicy), "It must be a RetryPolicy."),
         "BACKOFF": (isinstance(value, Backoff), "It must be a Backoff."),
         "NOTIFY": (isinstance(value, bool), "It must be True or False."),
@@ -277,8 +283,6 @@ def _wrong(key: str, value: Any) -> str | None:
             "with offering() and handling().",
         ),
     }
-    fits, rule = rules.get(key, (True, ""))
-    return None if fits else rule
 
 
 @lru_cache(maxsize=1)

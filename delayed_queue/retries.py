@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -30,7 +30,6 @@ _TRANSIENT: Final = (
 
 # What one transaction is ended with because of others that ran beside it.
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
-_MOST_CONFLICTS: Final = 10
 
 
 def is_transient(sqlstate: str | None) -> bool:
@@ -41,13 +40,6 @@ def is_transient(sqlstate: str | None) -> bool:
 def is_conflict(sqlstate: str | None) -> bool:
     """Return whether a transaction that failed with it may succeed when repeated at once."""
     return sqlstate in _CONFLICTS
-
-
-def conflict_waits() -> Iterator[float]:
-    """Yield the seconds before each repetition after a conflict: none, then up to 50 ms."""
-    for number in range(_MOST_CONFLICTS):
-        # Not security: those who met are not to meet again.
-        yield random.uniform(0, min(0.001 * (2**number - 1), 0.05))  # noqa: S311
 
 
 def parse_duration(text: str) -> timedelta:

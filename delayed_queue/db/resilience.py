@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import select
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,13 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.sql import IS_READ_ONLY, LOST_SESSIONS, value_of
 from delayed_queue.db.statements import fetch, is_pooled
 from delayed_queue.exceptions import OutcomeUnknown, ResourceUnavailable
-from delayed_queue.retries import READ_ONLY, conflict_waits, is_transient
+from delayed_queue.retries import READ_ONLY, is_transient
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 T = TypeVar("T")
+_MOST_CONFLICTS: Final = 10
 _FEATURE_NOT_SUPPORTED: Final = "0A000"
 # Limits of the server: what exceeds one does so each time.
 _TOO_MUCH: Final = "54"
@@ -146,9 +148,16 @@ def tend(connection: BaseDatabaseWrapper) -> None:
         connection.close()
 
 
+def _conflict_waits() -> Iterator[float]:
+    """Yield the seconds before each repetition after a conflict: none, then up to 50 ms."""
+    for number in range(_MOST_CONFLICTS):
+        # Not security: those who met are not to meet again.
+        yield random.uniform(0, min(0.001 * (2**number - 1), 0.05))  # noqa: S311
+
+
 def through_conflicts(call: Callable[[], T]) -> T:
     """Return ``call()``, a whole transaction, repeated at once while others conflict with it."""
-    for wait in conflict_waits():
+    for wait in _conflict_waits():
         try:
             return call()
         except Error as error:
@@ -276,7 +285,7 @@ class Tries:
 
     def _next_wait_of_conflicts(self) -> float | None:
         """Return less than after an outage, for the database is there."""
-        self._conflict_waits = self._conflict_waits or conflict_waits()
+        self._conflict_waits = self._conflict_waits or _conflict_waits()
         wait = next(self._conflict_waits, None)
         return self._next_wait() if wait is None else wait
 

@@ -27,9 +27,13 @@ from delayed_queue.notifications.models import (
     queue_name,
 )
 
-# A delivery for each of ``held`` that was begun by somebody who never wrote how it ended:
+# The end of ``held``, locked in the order of ids: batches that overlap wait, and never for each
+# other. Then a delivery for each of them that was begun by somebody who never wrote how it ended:
 # the provider may have seen it.
 INTERRUPTED: Final[LiteralString] = """
+    ORDER BY n.id
+    FOR UPDATE OF n
+),
 interrupted AS (
     INSERT INTO delayed_queue_notification_delivery (
         notification_id, attempt, provider, provider_id, outcome, error_class, detail
@@ -48,7 +52,6 @@ interrupted AS (
 # may have been accepted ("in doubt"): then as the one that was called.
 # Only for whoever holds the message now: one that was stopped or cut off for longer than its lease
 # must not take over from the one that has the message since, and end what that one is sending.
-# Rows are locked in the order of their ids: batches that overlap wait, and never for each other.
 # Expiry is by the clock, not the statement's start: the wait for a lock counts.
 # Who holds a message is asked once for each, before notifications are looked for, and the kind
 # behind COALESCE: planned while the queue was empty, its index leads to all messages of the kind.
@@ -89,10 +92,7 @@ held AS MATERIALIZED (
         END AS verdict
     FROM delayed_queue_notification AS n
     JOIN asked ON asked.id = n.id
-    WHERE n.status IN ('ENQUEUED', 'PROCESSING')
-    ORDER BY n.id
-    FOR UPDATE OF n
-),"""
+    WHERE n.status IN ('ENQUEUED', 'PROCESSING')"""
     + INTERRUPTED
     + """
 UPDATE delayed_queue_notification AS n

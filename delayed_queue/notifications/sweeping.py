@@ -39,6 +39,26 @@ WHERE id = ANY (ARRAY(
 RETURNING id, status, callback_url
 """
 
+# Fail those ``held``, with their reason.
+_FAIL: Final[LiteralString] = (
+    INTERRUPTED
+    + """
+UPDATE delayed_queue_notification AS n
+SET
+    status = 'FAILED',
+    lease_id = NULL,
+    ended_at = clock_timestamp(),
+    outcome = held.reason
+        || CASE
+            WHEN held.was_interrupted OR n.outcome = 'in doubt' THEN ', in doubt'
+            ELSE ''
+        END
+FROM held
+WHERE n.id = held.id
+RETURNING n.id, n.status, n.callback_url
+"""
+)
+
 # Fail what is still open though its message became a dead letter: of a handler that killed its
 # process each time, nobody else writes the end. One that was PROCESSING may have been sent, and a
 # delivery tells so. Looks at the newest letters of one queue only, and locks in the order of ids.
@@ -56,7 +76,8 @@ WITH letter AS MATERIALIZED (
     LIMIT %(limit)s
 ),
 held AS MATERIALIZED (
-    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted, letter.reason
+    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted,
+        'given up: ' || letter.reason AS reason
     FROM delayed_queue_notification AS n
     JOIN letter ON n.id = letter."pKey"::uuid
     WHERE n.status IN ('ENQUEUED', 'PROCESSING')
@@ -65,26 +86,8 @@ held AS MATERIALIZED (
             FROM delayed_queue AS m
             WHERE m."pKey" = letter."pKey"
                 AND COALESCE(m."pKind" = %(kind)s, false)
-        ) IS NULL
-    ORDER BY n.id
-    FOR UPDATE OF n
-),"""
-    + INTERRUPTED
-    + """
-UPDATE delayed_queue_notification AS n
-SET
-    status = 'FAILED',
-    lease_id = NULL,
-    ended_at = clock_timestamp(),
-    outcome = 'given up: ' || held.reason
-        || CASE
-            WHEN held.was_interrupted OR n.outcome = 'in doubt' THEN ', in doubt'
-            ELSE ''
-        END
-FROM held
-WHERE n.id = held.id
-RETURNING n.id, n.status, n.callback_url
-"""
+        ) IS NULL"""
+    + _FAIL
 )
 
 # Of the next open notifications in one state those that have no message, so that no dispatcher will
@@ -123,7 +126,8 @@ ORDER BY waiting.id
 FAIL_LOST: Final[LiteralString] = (
     """
 WITH held AS MATERIALIZED (
-    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted
+    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted,
+        'its message is gone' AS reason
     FROM unnest(%(ids)s::uuid[]) AS lost (id)
     JOIN delayed_queue_notification AS n ON n.id = lost.id
     WHERE n.status IN ('ENQUEUED', 'PROCESSING')
@@ -135,26 +139,8 @@ WITH held AS MATERIALIZED (
                     m."pKind" = 'notifications-' || n.priority || '-' || n.channel || '|json',
                     false
                 )
-        ) IS NULL
-    ORDER BY n.id
-    FOR UPDATE OF n
-),"""
-    + INTERRUPTED
-    + """
-UPDATE delayed_queue_notification AS n
-SET
-    status = 'FAILED',
-    lease_id = NULL,
-    ended_at = clock_timestamp(),
-    outcome = 'its message is gone'
-        || CASE
-            WHEN held.was_interrupted OR n.outcome = 'in doubt' THEN ', in doubt'
-            ELSE ''
-        END
-FROM held
-WHERE n.id = held.id
-RETURNING n.id, n.status, n.callback_url
-"""
+        ) IS NULL"""
+    + _FAIL
 )
 
 SWEEP_LIMIT: Final = 1000

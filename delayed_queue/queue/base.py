@@ -47,11 +47,11 @@ class QueueBase:
         self.codec = codec_named(codec)
         self.kind = check_kind(kind_of(name, self.codec) if kind is None else kind)
         self.using = using
-        self.lease_duration = check_lease(
-            defaults.LEASE_DURATION if lease_duration is None else lease_duration
+        self.lease_duration = (
+            defaults.LEASE_DURATION if lease_duration is None else check_lease(lease_duration)
         )
-        self.poll_interval = check_interval(
-            defaults.POLL_INTERVAL if poll_interval is None else poll_interval
+        self.poll_interval = (
+            defaults.POLL_INTERVAL if poll_interval is None else check_interval(poll_interval)
         )
         self.retry_policy = defaults.RETRY_POLICY if retry_policy is None else retry_policy
         if not isinstance(self.retry_policy, RetryPolicy):

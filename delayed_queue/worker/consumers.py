@@ -109,20 +109,18 @@ class Consumer:
     # What is called on the event loop, where messages differ.
     acall: Callable[[Envelope], Any]
     is_dynamic: bool = False
+    is_async: bool = field(init=False)
     tally: Tally = field(init=False)
     share: FairShare = field(default_factory=FairShare)
     transactions: TransactionLoad = field(default_factory=TransactionLoad)
     schedule: ScanSchedule = field(init=False)
 
     def __post_init__(self) -> None:
+        self.is_async = self.handler.is_async
         self.tally = Tally(self.queue.kind)
         self.schedule = ScanSchedule(
             self.queue.poll_interval.total_seconds(), is_dynamic=self.is_dynamic
         )
-
-    @property
-    def is_async(self) -> bool:
-        return self.handler.is_async
 
     @property
     def timeout(self) -> float | None:

@@ -36,25 +36,27 @@ class Outage:
     A worker that has never reached it ends when it is refused: at once where the SQLSTATE says
     so. Connections are refused without one, so then it must last as long as calls are repeated
     elsewhere; and the server must be there, or it is an outage. ``is_finite``: one that is to
-    end when nothing is left waits no longer than that for an outage, too.
+    end when nothing is left waits no longer than that for an outage, too. ``is_on`` until the
+    database is there, at the start too.
     """
 
     def __init__(self, using: str, *, is_finite: bool) -> None:
         self._using = using
         self._is_finite = is_finite
         self._began_at: float | None = None
-        self.is_at_start = True
+        self.is_at_start = self.is_on = True
 
     def end(self) -> None:
         """The database is there."""
         self._began_at = None
-        self.is_at_start = False
+        self.is_at_start = self.is_on = False
 
     def note(self, error: Exception) -> None:
         """Log the error that begins an outage; raise if there is no point in trying again."""
         now = time.monotonic()
         if self._began_at is None:
             self._began_at = now
+            self.is_on = True
             log(logging.ERROR, "database_unavailable", error=described(error))
         is_long = now - self._began_at >= get_settings().BACKOFF.deadline.total_seconds()
         if self.is_at_start and self._is_refusal(error, is_long=is_long):

@@ -265,7 +265,8 @@ class Worker:
             steps += plan.steps
         answers = run(self.options.using, [*waits, *steps], channels_of(settlements))[len(waits) :]
         self._exchanged_at = time.monotonic()
-        self._outage.end()
+        if self._outage.is_on:
+            self._outage.end()
         self._unanswered = []
         self._note(settlements, answers[len(returned) > 0 :])
         return 0 if plan is None else self.dispatcher.accept(plan, answers)

@@ -1,10 +1,12 @@
-"""Request bodies: how large, of which type, and JSON as the API takes it, strictly."""
+"""Bodies: how large, of which type, and JSON as the API takes it, strictly, and gives it."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -18,9 +20,7 @@ if TYPE_CHECKING:
     from ninja.operation import Operation
 
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from http import HTTPStatus
 from math import ceil
 
@@ -261,3 +261,26 @@ def _check_type(request: HttpRequest, types: tuple[str, ...]) -> None:
             415, "unsupported_media_type", detail=f"Send {' or '.join(types)} in UTF-8.",
             headers={"Accept": ", ".join(types)},
         )  # fmt: skip
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body, or raise Problem 400."""
+    return check_object(parse(raw, api_settings().DEPTH))
+
+
+def check_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Problem(400, "invalid_request", "Invalid request", "A job is a JSON object.")
+    return value
+
+
+def as_json(data: Any) -> str:
+    """Return JSON; of strings that are no Unicode it keeps the escapes."""
+    return _ENCODER.encode(data)
+
+
+def written(instant: datetime) -> str:
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_ENCODER: Final = json.JSONEncoder(default=written, separators=(",", ":"))

@@ -12,7 +12,17 @@ from delayed_queue.codecs import encode
 from delayed_queue.db.gathering import LoopGathering, LoopLocal
 from delayed_queue.exceptions import InvalidJob, InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest, charge, demand, reaches, requires
-from delayed_queue.http.api.bodies import JSON, MEDIA_TYPE, Problem, lines_of, parse, takes_body
+from delayed_queue.http.api.bodies import (
+    JSON,
+    MEDIA_TYPE,
+    Problem,
+    as_json,
+    check_object,
+    lines_of,
+    parse,
+    read_object,
+    takes_body,
+)
 from delayed_queue.http.api.building import in_thread
 from delayed_queue.http.api.docs import ADDING, BULK, IDEMPOTENCY_KEY
 from delayed_queue.http.api.replies import (
@@ -23,13 +33,10 @@ from delayed_queue.http.api.replies import (
     StatsReply,
     TopicName,
     TopicReply,
-    as_json,
-    check_object,
     invalid,
     job_as_dict,
     missing,
     nothing,
-    read_object,
     reply,
     stats_as_dict,
     taken,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -13,8 +12,7 @@ from pydantic import ConfigDict, Field
 
 from delayed_queue.db.sql import Page
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.http.api.bodies import Problem, parse
-from delayed_queue.http.conf import api_settings
+from delayed_queue.http.api.bodies import Problem, as_json
 from delayed_queue.http.jobs.inspecting import TopicStats
 from delayed_queue.http.jobs.jobs import Answer, DeadGroup, DeadJob, Job
 from delayed_queue.http.jobs.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
@@ -221,11 +219,6 @@ class Lease(Schema):
     leaseToken: str = Field(min_length=1, max_length=36)
 
 
-def as_json(data: Any) -> str:
-    """Return JSON; of strings that are no Unicode it keeps the escapes."""
-    return _ENCODER.encode(data)
-
-
 def reply(status: int, data: Any, **headers: str) -> HttpResponse:
     return HttpResponse(
         as_json(data), status=status, content_type="application/json", headers=headers
@@ -236,26 +229,8 @@ def page_reply(page: Page[T, int], as_dict: Callable[[T], dict[str, Any]]) -> Ht
     return reply(200, {"items": [as_dict(each) for each in page.items], "next": page.next})
 
 
-def written(instant: datetime) -> str:
-    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-_ENCODER: Final = json.JSONEncoder(default=written, separators=(",", ":"))
-
-
 def nothing() -> HttpResponse:
     return HttpResponse(status=204)
-
-
-def read_object(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body, or raise Problem 400."""
-    return check_object(parse(raw, api_settings().DEPTH))
-
-
-def check_object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Problem(400, "invalid_request", "Invalid request", "A job is a JSON object.")
-    return value
 
 
 def invalid(error: InvalidJob) -> Problem:

@@ -52,6 +52,12 @@ class Command(QueueCommand):
     help = gettext_noop("Deliver the messages of queues to their handlers until stopped.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        self._add_queues(parser)
+        self._add_amounts(parser)
+        self._add_ends(parser)
+        self._add_surroundings(parser)
+
+    def _add_queues(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME",
             help=_("a queue to work on; repeat for several, first has strict priority "
@@ -64,6 +70,8 @@ class Command(QueueCommand):
         parser.add_argument(
             "--callbacks-only", action="store_true", help=_("work on no queue of a handler")
         )
+
+    def _add_amounts(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--processes", type=_count("processes", 0), default=1, metavar="N",
             help=_(
@@ -90,8 +98,6 @@ class Command(QueueCommand):
             "--poll-interval", type=span(MILLISECOND, MAX_INTERVAL), metavar="SECONDS",
             help=_("longest sleep between looks at an idle queue"),
         )  # fmt: skip
-        self._add_ends(parser)
-        self._add_surroundings(parser)
 
     def _add_ends(self, parser: ArgumentParser) -> None:
         parser.add_argument(
