@@ -11,6 +11,7 @@ from delayed_queue.db.sql import CLOCK, column_of, rows_of, value_of
 from delayed_queue.db.statements import Step, execute, fetch, fetch_all
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.fragments import REPLACE, offering_again
+from delayed_queue.queue.store.inspect import walking_kinds
 
 # The kinds of a family share their keys (hooks.KindFamily); any other kind is one for itself.
 _FAMILY: Final[LiteralString] = (
@@ -159,33 +160,8 @@ DELETE FROM delayed_queue_dead_letter
 WHERE id = ANY (%(ids)b::bigint[])
 """
 
-# KINDS for the dead letters. Reads: dead_letter_kind_died.
-DEAD_LETTER_KINDS: Final[LiteralString] = """
-WITH RECURSIVE kinds (kind, position) AS (
-    (
-        SELECT "pKind", 1
-        FROM delayed_queue_dead_letter
-        ORDER BY "pKind", "diedAt", id
-        LIMIT 1
-    )
-    UNION ALL
-    SELECT
-        (
-            SELECT "pKind"
-            FROM delayed_queue_dead_letter
-            WHERE "pKind" > kinds.kind
-            ORDER BY "pKind", "diedAt", id
-            LIMIT 1
-        ),
-        position + 1
-    FROM kinds
-    WHERE kind IS NOT NULL
-        AND position < %(limit)s::integer
-)
-SELECT kind
-FROM kinds
-WHERE kind IS NOT NULL
-"""
+# Reads: dead_letter_kind_died.
+DEAD_LETTER_KINDS: Final[LiteralString] = walking_kinds("delayed_queue_dead_letter", "diedAt")
 
 # What is dead by queue and fingerprint, the latest first: of each group how many (counted so far),
 # since when, and its newest letter. A loose scan: three probes of the index for each group, then a

@@ -66,8 +66,56 @@ FROM dropped
 """
 )
 
-# Counts that each stop at the cap, so the cost is bounded however full the queue is (Q32); the
-# limits are doubled for the reason given at EARLIEST_DUE. Leases are counted among the first
+
+def _capped(rows: LiteralString, cap: LiteralString) -> LiteralString:
+    """Return the count of rows up to a cap, so that it costs no more however full the queue is.
+
+    The limits are doubled for the reason given at EARLIEST_DUE (Q32).
+    """
+    return (
+        """(
+        SELECT count(*)
+        FROM (
+            SELECT 1
+            FROM (
+                SELECT 1
+                """
+        + rows
+        + """
+                LIMIT (SELECT """
+        + cap
+        + """)
+            ) AS first
+            LIMIT %(cap)s::integer
+        ) AS capped
+    )"""
+    )
+
+
+def _due(kind: LiteralString, cap: LiteralString) -> LiteralString:
+    rows: LiteralString = (
+        """FROM delayed_queue
+                WHERE "pKind" = """
+        + kind
+        + """
+                    AND "scheduledAt" <= (SELECT now FROM clock)
+                ORDER BY "scheduledAt", id"""
+    )
+    return _capped(rows, cap)
+
+
+def _dead(kind: LiteralString, cap: LiteralString) -> LiteralString:
+    rows: LiteralString = (
+        """FROM delayed_queue_dead_letter
+                WHERE "pKind" = """
+        + kind
+        + """
+                ORDER BY "diedAt", id"""
+    )
+    return _capped(rows, cap)
+
+
+# Counts that each stop at the cap. Leases are counted among the first
 # messages that are not due, and in the lock index, which holds the rows in flight of all queues:
 # the larger count is right or, like "scheduled" plus "leased", has reached the cap.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
@@ -91,21 +139,9 @@ later AS MATERIALIZED (
     ) AS capped
 )
 SELECT
-    (
-        SELECT count(*)
-        FROM (
-            SELECT 1
-            FROM (
-                SELECT 1
-                FROM delayed_queue
-                WHERE "pKind" = %(kind)s
-                    AND "scheduledAt" <= (SELECT now FROM clock)
-                ORDER BY "scheduledAt", id
-                LIMIT (SELECT %(cap)s::integer)
-            ) AS first
-            LIMIT %(cap)s::integer
-        ) AS capped
-    ) AS due,
+    """
+    + _due("%(kind)s", "%(cap)s::integer")
+    + """ AS due,
     later.scheduled,
     GREATEST(
         later.leased,
@@ -126,20 +162,9 @@ SELECT
                 AND "scheduledAt" > (SELECT now FROM clock)
         )
     ) AS leased,
-    (
-        SELECT count(*)
-        FROM (
-            SELECT 1
-            FROM (
-                SELECT 1
-                FROM delayed_queue_dead_letter
-                WHERE "pKind" = %(kind)s
-                ORDER BY "diedAt", id
-                LIMIT (SELECT %(cap)s::integer)
-            ) AS first
-            LIMIT %(cap)s::integer
-        ) AS capped
-    ) AS dead,
+    """
+    + _dead("%(kind)s", "%(cap)s::integer")
+    + """ AS dead,
     (
         SELECT (SELECT now FROM clock) - "scheduledAt"
         FROM delayed_queue
@@ -152,25 +177,36 @@ FROM later
 """
 )
 
-# The distinct kinds, at most %(limit)s, by a loose index scan: one descent for each kind, however
-# many messages it has, where DISTINCT would read all of them.
-# Reads: delayed_queue__KindPlusScheduledAtIndex, whose order the inner selects name in full.
-KINDS: Final[LiteralString] = """
+
+def walking_kinds(table: LiteralString, instant: LiteralString) -> LiteralString:
+    """Return the statement of the distinct kinds, at most %(limit)s, by a loose index scan.
+
+    One descent for each kind, however many rows it has, where DISTINCT would read all of them. The
+    inner selects name the order of the index in full.
+    """
+    first: LiteralString = 'ORDER BY "pKind", "' + instant + '", id LIMIT 1'
+    return (
+        """
 WITH RECURSIVE kinds (kind, position) AS (
     (
         SELECT "pKind", 1
-        FROM delayed_queue
-        ORDER BY "pKind", "scheduledAt", id
-        LIMIT 1
+        FROM """
+        + table
+        + " "
+        + first
+        + """
     )
     UNION ALL
     SELECT
         (
             SELECT "pKind"
-            FROM delayed_queue
+            FROM """
+        + table
+        + """
             WHERE "pKind" > kinds.kind
-            ORDER BY "pKind", "scheduledAt", id
-            LIMIT 1
+            """
+        + first
+        + """
         ),
         position + 1
     FROM kinds
@@ -181,6 +217,11 @@ SELECT kind
 FROM kinds
 WHERE kind IS NOT NULL
 """
+    )
+
+
+# Reads: delayed_queue__KindPlusScheduledAtIndex.
+KINDS: Final[LiteralString] = walking_kinds("delayed_queue", "scheduledAt")
 
 # STATS for many kinds at once. The leases are read once for all of them, in an order that does
 # not follow the kind: %(lease_cap)s bounds their sum, so when "held" has reached it, every
@@ -213,38 +254,15 @@ held AS MATERIALIZED (
 )
 SELECT
     queue.kind,
-    (
-        SELECT count(*)
-        FROM (
-            SELECT 1
-            FROM (
-                SELECT 1
-                FROM delayed_queue
-                WHERE "pKind" = queue.kind
-                    AND "scheduledAt" <= (SELECT now FROM clock)
-                ORDER BY "scheduledAt", id
-                LIMIT (SELECT queue.due_cap)
-            ) AS first
-            LIMIT %(cap)s::integer
-        ) AS capped
-    ) AS due,
+    """
+    + _due("queue.kind", "queue.due_cap")
+    + """ AS due,
     GREATEST(later.read - seen.leased, 0) AS scheduled,
     later.read,
     seen.leased,
-    (
-        SELECT count(*)
-        FROM (
-            SELECT 1
-            FROM (
-                SELECT 1
-                FROM delayed_queue_dead_letter
-                WHERE "pKind" = queue.kind
-                ORDER BY "diedAt", id
-                LIMIT (SELECT queue.dead_cap)
-            ) AS first
-            LIMIT %(cap)s::integer
-        ) AS capped
-    ) AS dead,
+    """
+    + _dead("queue.kind", "queue.dead_cap")
+    + """ AS dead,
     (
         SELECT (SELECT now FROM clock) - "scheduledAt"
         FROM delayed_queue

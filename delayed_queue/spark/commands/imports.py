@@ -33,10 +33,10 @@ from delayed_queue.spark.jobs.inputs import (
     uncut,
 )
 from delayed_queue.spark.jobs.offers import (
+    JobOptions,
     Offer,
     Offered,
     Spread,
-    check_id,
     delivered,
     from_its_beginning,
     held,
@@ -55,7 +55,7 @@ SAMPLES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class ImportOptions:
+class ImportOptions(JobOptions):
     """What ``import`` was asked for."""
 
     source: Input
@@ -65,12 +65,6 @@ class ImportOptions:
     max_bad_ratio: float = 1.0
     quarantine: str = "quarantine"
     quarantine_format: str = "parquet"
-    job: str | None = None
-    is_dry_run: bool = False
-    partitions: int | None = None
-
-    def __post_init__(self) -> None:
-        check_id(self.job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from delayed_queue.spark.database import check_database
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import KIND, Files, read_lake
 from delayed_queue.spark.jobs.offers import (
+    JobOptions,
     Offer,
     Spread,
-    check_id,
     delivered,
     from_its_beginning,
     held,
@@ -46,7 +46,7 @@ _MESSAGES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayOptions:
+class ReplayOptions(JobOptions):
     """What ``replay`` was asked for."""
 
     paths: tuple[str, ...]
@@ -57,12 +57,6 @@ class ReplayOptions:
     suffix: bool = False
     mode: str = "offer"
     spread: Spread | None = None
-    job: str | None = None
-    is_dry_run: bool = False
-    partitions: int | None = None
-
-    def __post_init__(self) -> None:
-        check_id(self.job)
 
 
 @dataclass(frozen=True, slots=True)

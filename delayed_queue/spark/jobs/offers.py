@@ -103,6 +103,18 @@ class Offered:
     was_done: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What every job that offers was asked for: its id, and whether it is to do it."""
+
+    job: str | None = None
+    is_dry_run: bool = False
+    partitions: int | None = None
+
+    def __post_init__(self) -> None:
+        check_id(self.job)
+
+
 def check_id(job: str | None) -> None:
     """Refuse an id that is no name: what is put aside replaces the directory of that name."""
     if job is not None and _ID.fullmatch(job) is None:
