@@ -233,6 +233,8 @@ class CallbackAttempt(models.Model):
     is_ambiguous = models.BooleanField(db_column="isAmbiguous", db_default=False)
     # No foreign key: the log outlives the endpoint, and is written without asking for it.
     endpoint_id = models.BigIntegerField(null=True, blank=True)
+    # Without what may be a secret: user, password and query.
+    url = models.TextField(blank=True, db_default="")
 
     objects = AttemptManager["CallbackAttempt"]()
 

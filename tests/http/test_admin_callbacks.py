@@ -12,6 +12,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
+from delayed_queue.http.callbacks.delivery import url_to_show
 from delayed_queue.http.callbacks.endpoints import unseal
 from delayed_queue.http.callbacks.operating import register_endpoint, rotate_secret
 from delayed_queue.http.jobs.adding import add_job
@@ -294,3 +295,39 @@ def test_the_page_of_a_job_has_its_callbacks():
     assert "needs the permission delayed_queue_http.view_callbackattempt" in hidden
     assert "192.0.2.7" not in hidden
     assert stranger.get(ATTEMPTS).status_code == 403
+
+
+def test_o4_a_host_says_how_many_jobs_wait_for_it(admin_client: Client):
+    """In shards of its own, of any topic; what waits for others is not counted."""
+    urls = ["https://one.example.com/a"] * 3 + ["https://two.example.com/b"]
+    for topic in ("orders", "refunds"):
+        for number, url in enumerate(urls):
+            job = job_from({"topic": topic, "jobId": f"job-{number}", "url": url})
+            add_job(job)
+    for name in ("one", "two", "three"):
+        Host.objects.open(f"{name}.example.com:443", "timeout", pause=60_000)
+    found = {each.split()[0]: each for each in rows(admin_client, HOSTS)}
+    assert " 6 " in found["one.example.com:443"].partition("UTC")[2]
+    assert " 2 " in found["two.example.com:443"].partition("UTC")[2]
+    assert " 0 " in found["three.example.com:443"].partition("UTC")[2]
+    row = Host.objects.get(name="one.example.com:443")
+    assert "Jobs that wait: 6" in text(page(admin_client, f"{HOSTS}{row.pk}/change/"))
+
+
+def test_o4_an_attempt_shows_its_url(admin_client: Client):
+    log(url="https://example.com/hooks?…")
+    row = CallbackAttempt.objects.get()
+    shown = text(page(admin_client, f"{ATTEMPTS}{row.pk}/change/"))
+    assert "https://example.com/hooks?…" in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://example.com/hooks", "https://example.com/hooks"),
+        ("https://me:secret@example.com:8443/a?token=secret#x", "https://example.com:8443/a?…"),
+        ("https://[", ""),
+    ],
+)
+def test_o4_of_a_url_nothing_secret_is_logged(url: str, shown: str):
+    assert url_to_show(url) == shown

@@ -108,6 +108,7 @@ def attempts() -> list[Case]:
         "durations": [1] * many, "statuses": [None] * many, "failures": [""] * many,
         "details": [""] * many, "addresses": [""] * many, "excerpts": [""] * many,
         "are_ambiguous": [False] * many, "endpoint_ids": [1] * many,
+        "urls": ["https://host-1/hook"] * many,
     }  # fmt: skip
     page = {"after": 0, "limit": 100}
     return [

@@ -112,8 +112,8 @@ class CallbackAttemptAdmin(RecordAdmin):
     )  # fmt: skip
     readonly_fields = (
         "result_column", "detail_column", "topic_column", "job_column", "attempt_column",
-        "webhook_column", "address_column", "endpoint_column", "at_column", "duration_column",
-        "excerpt_column",
+        "webhook_column", "url_column", "address_column", "endpoint_column", "at_column",
+        "duration_column", "excerpt_column",
     )  # fmt: skip
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
@@ -150,6 +150,10 @@ class CallbackAttemptAdmin(RecordAdmin):
     @admin.display(description="took")
     def duration_column(self, row: CallbackAttempt) -> str:
         return took(row)
+
+    @admin.display(description="url")
+    def url_column(self, row: CallbackAttempt) -> SafeString:
+        return format_html("<code>{}</code>", row.url) if row.url else formats.NOTHING
 
     @admin.display(description="address")
     def address_column(self, row: CallbackAttempt) -> SafeString:

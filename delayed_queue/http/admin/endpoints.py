@@ -30,16 +30,20 @@ from delayed_queue.http.callbacks.operating import (
     register_endpoint,
     rotate_secret,
 )
-from delayed_queue.http.models import Endpoint, Host
+from delayed_queue.http.jobs.kinds import Way, topic_kind
+from delayed_queue.http.models import Endpoint, Host, Topic
 from delayed_queue.messages import MILLISECOND
+from delayed_queue.observe.overview import Count, depths
 
 if TYPE_CHECKING:
     _Form = forms.ModelForm[Endpoint]
 else:
     _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
 
-
 _MINUTE: Final = timedelta(minutes=1)
+# What a page of hosts looks at, at most, to say how many jobs wait for each.
+_MOST_TOPICS: Final = 1000
+_MOST_KINDS: Final = 200
 
 
 class OpenForm(forms.Form):
@@ -110,18 +114,73 @@ def note_recalled(row: Any, recalled: int, report: Report) -> None:
         report.notes.append(f"Deferred jobs for {row} that come from now on: {recalled:,}.")
 
 
+class CompletedChangeList(KeysetChangeList):
+    """The list, with what other tables have of the rows of the page."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        self.model_admin.complete(self.result_list, self.queryset.db)  # type: ignore[attr-defined]
+
+
+class Completed(RecordAdmin):
+    """Rows that other tables have more of."""
+
+    def complete(self, rows: Sequence[Any], using: str) -> None:
+        """Give each row what other tables have of it."""
+        raise NotImplementedError
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
+        return CompletedChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        row = super().get_object(request, object_id, from_field)
+        if row is not None:
+            self.complete([row], self.get_queryset(request).db)
+        return row
+
+
+def add_waiting(rows: Sequence[Any], using: str) -> None:
+    """Give each host the number of jobs in shards of its own, due or not."""
+    kinds: dict[Any, list[str]] = {row: [] for row in rows} | _kinds_of(
+        {row.name: row for row in rows}, using
+    )
+    counted = [kind for each in kinds.values() for kind in each][:_MOST_KINDS]
+    found = {each.kind: each for each in depths(counted, using=using)} if counted else {}
+    for row, own in kinds.items():
+        depth = [found[kind] for kind in own if kind in found]
+        parts = [part for each in depth for part in (each.due, each.scheduled)]
+        is_cut = any(part.is_cut for part in parts) or not found.keys() >= set(own)
+        row.waiting = Count(sum(part.value for part in parts), is_cut)
+
+
+def _kinds_of(hosts: dict[str, Any], using: str) -> dict[Any, list[str]]:
+    """Return the kinds that hold callbacks to one of the hosts alone."""
+    topics = Topic.objects.using(using).exclude(hosts="").order_by("name")[:_MOST_TOPICS]
+    found: dict[Any, list[str]] = {}
+    for topic in topics:
+        for shard, name in enumerate(topic.hosts.split()):
+            if name in hosts:
+                kind = topic_kind(topic.name, shard, Way.CALLBACK)
+                found.setdefault(hosts[name], []).append(kind)
+    return found
+
+
 @admin.register(Host)
-class HostAdmin(RecordAdmin):
+class HostAdmin(Completed):
     """The latest that failed first; a host that never failed has no row."""
 
     operations = (Close(), Open())
     list_display = (
-        "key_column", "state_column", "since_column", "again_column", "openings_column",
-        "reason_column",
+        "key_column", "state_column", "waiting_column", "since_column", "again_column",
+        "openings_column", "reason_column",
     )  # fmt: skip
     readonly_fields = (
-        "state_column", "since_column", "again_column", "openings_column", "reason_shown",
+        "state_column", "waiting_column", "since_column", "again_column", "openings_column",
+        "reason_shown",
     )  # fmt: skip
+
+    def complete(self, rows: Sequence[Any], using: str) -> None:
+        add_waiting(rows, using)
 
     @admin.display(description="host")
     def key_column(self, row: Host) -> SafeString:
@@ -130,6 +189,10 @@ class HostAdmin(RecordAdmin):
     @admin.display(description="state")
     def state_column(self, row: Any) -> SafeString:
         return breaker_state(row)
+
+    @admin.display(description="jobs that wait")
+    def waiting_column(self, row: Any) -> str:
+        return str(row.waiting)
 
     @admin.display(description="since")
     def since_column(self, row: Any) -> SafeString:
@@ -258,14 +321,6 @@ class Rotate(Switch):
         return True
 
 
-class EndpointChangeList(KeysetChangeList):
-    """The list, with the states of the hosts of the page."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        add_hosts(self.result_list, self.queryset.db)
-
-
 def add_hosts(rows: Sequence[Any], using: str) -> None:
     """Give each endpoint the row of its host; None while it never failed."""
     names = {row: host_of(row.origin) for row in rows}
@@ -282,7 +337,7 @@ def host_of(origin: str) -> str:
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(MadeByForm):
+class EndpointAdmin(Completed, MadeByForm):
     """The newest first; one for an origin is made by the first call to it."""
 
     name_field = "prefix"
@@ -298,14 +353,8 @@ class EndpointAdmin(MadeByForm):
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return bool(request.user.has_perm("delayed_queue_http.change_endpoint"))
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
-        return EndpointChangeList
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        row = super().get_object(request, object_id, from_field)
-        if row is not None:
-            add_hosts([row], self.get_queryset(request).db)
-        return row
+    def complete(self, rows: Sequence[Any], using: str) -> None:
+        add_hosts(rows, using)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:

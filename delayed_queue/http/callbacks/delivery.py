@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 from zlib import crc32
 
 from asgiref.sync import sync_to_async
@@ -47,6 +48,8 @@ from delayed_queue.retries import RetryPolicy
 # How long attempts gather, and how many are written at once. What a killed worker had gathered is
 # lost; its jobs are not.
 GATHER_SECONDS: Final = 0.2
+# Of a url so much is logged.
+_SHOWN: Final = 1000
 MOST_AT_ONCE: Final = 1000
 # While the database does not take them, the oldest beyond so many are given up.
 MOST_WAITING: Final = 20_000
@@ -227,9 +230,20 @@ class DeliveryContext:
                 excerpt=result.excerpt.replace("\0", "\ufffd"),
                 is_ambiguous=result.is_ambiguous,
                 endpoint_id=None if endpoint is None else endpoint.id,
+                url=url_to_show(callback.url),
             )
         )
         return result
+
+
+def url_to_show(url: str) -> str:
+    """Return the url without what may be a secret: user, password, and the text of its query."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query=parts.query and "…", fragment="").geturl()[:_SHOWN]
 
 
 _contexts: Final[LoopLocal[str, DeliveryContext]] = LoopLocal(

@@ -180,6 +180,7 @@ class Migration(migrations.Migration):
                 ("excerpt", models.TextField(blank=True, db_default="")),
                 ("is_ambiguous", models.BooleanField(db_column="isAmbiguous", db_default=False)),
                 ("endpoint_id", models.BigIntegerField(blank=True, null=True)),
+                ("url", models.TextField(blank=True, db_default="")),
             ],
             options={
                 "db_table": "delayed_queue_callback_attempt",

@@ -201,19 +201,20 @@ RETURNING held
 ADD_ATTEMPTS: Final[LiteralString] = """
 INSERT INTO delayed_queue_callback_attempt (
     key, topic, kind, "webhookId", attempt, "startedAt", duration, status, failure, detail,
-    address, excerpt, "isAmbiguous", endpoint_id
+    address, excerpt, "isAmbiguous", endpoint_id, url
 )
 SELECT
     key, topic, kind, webhook_id, attempt, started_at, duration, status, failure, detail,
-    address, excerpt, is_ambiguous, endpoint_id
+    address, excerpt, is_ambiguous, endpoint_id, url
 FROM unnest(
     %(keys)b::text[], %(topics)b::text[], %(kinds)b::text[], %(webhook_ids)b::text[],
     %(attempts)b::integer[], %(started_ats)b::bigint[], %(durations)b::integer[],
     %(statuses)b::integer[], %(failures)b::text[], %(details)b::text[], %(addresses)b::text[],
-    %(excerpts)b::text[], %(are_ambiguous)b::boolean[], %(endpoint_ids)b::bigint[]
+    %(excerpts)b::text[], %(are_ambiguous)b::boolean[], %(endpoint_ids)b::bigint[],
+    %(urls)b::text[]
 ) AS attempt (
     key, topic, kind, webhook_id, attempt, started_at, duration, status, failure, detail,
-    address, excerpt, is_ambiguous, endpoint_id
+    address, excerpt, is_ambiguous, endpoint_id, url
 )
 """
 
@@ -291,6 +292,7 @@ class AttemptRow(NamedTuple):
     excerpt: str
     is_ambiguous: bool
     endpoint_id: int | None
+    url: str = ""
 
 
 class LoggedRow(NamedTuple):
@@ -409,7 +411,7 @@ class AttemptManager(models.Manager[M]):
         names = (
             "keys", "topics", "kinds", "webhook_ids", "attempts", "started_ats", "durations",
             "statuses", "failures", "details", "addresses", "excerpts", "are_ambiguous",
-            "endpoint_ids",
+            "endpoint_ids", "urls",
         )  # fmt: skip
         columns: list[list[Any]] = [list(each) for each in zip(*rows, strict=True)]
         return execute(using, ADD_ATTEMPTS, dict(zip(names, columns, strict=True)))

@@ -276,6 +276,7 @@ class TestLog:
         assert (attempt.topic, attempt.kind) == (TOPIC, f"{TOPIC}|callback")
         assert attempt.address == "127.0.0.1"
         assert attempt.excerpt == "ok"
+        assert attempt.url == receiver.url
         assert attempt.endpoint_id == Endpoint.objects.get().id
         assert attempt.webhook_id == receiver.requests[0].headers["webhook-id"]
 
