@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -114,7 +114,8 @@ class DelayedQueueBackend(BaseTaskBackend):
         try:
             if key is not None:
                 return self._enqueue_unique(_shortened(key), said, result)
-            self._queue(task).offer_if_not_exists(result.id, _payload(result), task.run_after)
+            run_after = _aware(task.run_after)
+            self._queue(task).offer_if_not_exists(result.id, _payload(result), run_after)
         except PayloadNotEncodable as error:
             raise not_json(task, error, (args, kwargs)) from error
         return result
@@ -135,8 +136,9 @@ class DelayedQueueBackend(BaseTaskBackend):
         ids = list(islice(ids_at(moment), len(calls)))
         if task.run_after is not None:
             said["enqueued"] = to_milliseconds(enqueued_at)
+        run_after = _aware(task.run_after)
         messages = [
-            ScheduledMessage(each, {**said, "args": args, "kwargs": kwargs}, task.run_after)
+            ScheduledMessage(each, {**said, "args": args, "kwargs": kwargs}, run_after)
             for each, (args, kwargs) in zip(ids, calls, strict=True)
         ]
         try:
@@ -277,7 +279,7 @@ class DelayedQueueBackend(BaseTaskBackend):
 
 def _times(task: Any) -> tuple[int, datetime]:
     """Return the milliseconds at which a task is to run, and when it is enqueued: now."""
-    now, due = timezone.now(), _aware(task.run_after)
+    now, due = datetime.now(UTC), _aware(task.run_after)
     moment = to_milliseconds(now if due is None else max(due, now))
     return moment, from_milliseconds(to_milliseconds(now))
 

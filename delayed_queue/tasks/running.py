@@ -10,11 +10,10 @@ import os
 import socket
 import time
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.db import transaction
-from django.utils import timezone
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.statements import fetch
@@ -161,7 +160,7 @@ class Run:
 
     def _made(self, task: Any) -> Any:
         envelope = self.envelope
-        now = timezone.now() - timedelta(seconds=time.monotonic() - self.began_at)
+        now = datetime.now(UTC) - timedelta(seconds=time.monotonic() - self.began_at)
         enqueued_at = from_milliseconds(time_of(self.id))
         if isinstance(deferred := envelope.payload.get("enqueued"), int):
             task = replace(task, run_after=envelope.scheduled_at)
@@ -213,7 +212,7 @@ class Run:
 
     def _show(self, status: Any, value: Any) -> None:
         object.__setattr__(self.result, "status", status)
-        object.__setattr__(self.result, "finished_at", timezone.now())
+        object.__setattr__(self.result, "finished_at", datetime.now(UTC))
         object.__setattr__(self.result, "_return_value", value)
 
     def finished(self) -> None:

@@ -151,6 +151,16 @@ class TestEnqueueing:
         assert abs(found.task.run_after - later) < timedelta(milliseconds=1)
         assert found.enqueued_at < later
 
+    def test_without_time_zones(self, settings: Any, work: Any, backend: Any) -> None:
+        settings.USE_TZ = False
+        soon = datetime.now() + timedelta(hours=1)  # noqa: DTZ005
+        ended, later = work.tell.enqueue(1), work.add.using(run_after=soon)
+        waiting = [later.enqueue(1), *backend.enqueue_many(later, [2])]
+        assert drained().done == 1
+        assert work.tell.get_result(ended.id).status == TaskResultStatus.SUCCESSFUL
+        for each in waiting:
+            assert work.add.get_result(each.id).status == TaskResultStatus.READY
+
     def test_what_is_no_json_is_refused_before_any_sql(
         self, work: Any, django_assert_num_queries: Any
     ) -> None:
