@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from itertools import islice
-from math import isfinite
+from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from pydantic_core import from_json
 
 from delayed_queue.http.conf import ApiSettings, api_settings
@@ -19,12 +20,6 @@ from delayed_queue.http.conf import ApiSettings, api_settings
 if TYPE_CHECKING:
     from ninja.operation import Operation
 
-
-from collections.abc import Iterable, Mapping, Sequence
-from http import HTTPStatus
-from math import ceil
-
-from django.http import HttpResponse
 
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_ERRORS: Final = 20
