@@ -11,12 +11,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, did_you_mean
-from delayed_queue.messages import Envelope
+from delayed_queue.messages import Envelope, check_claim
 from delayed_queue.retries import RetryPolicy
 
 MAX_ERROR_LENGTH: Final = 10_000
-# How messages are claimed: passing over what others are claiming, or one claim at a time.
-CLAIMS: Final = ("fast", "strict")
 HandlerFunction = Callable[[Envelope], Any]
 F = TypeVar("F", bound=HandlerFunction)
 
@@ -343,13 +341,6 @@ def _check_treatment(retry: Any, lease: Any, timeout: Any, batch_size: Any, clai
 def _check_duration(name: str, duration: Any) -> None:
     if duration is not None and (not isinstance(duration, timedelta) or duration <= timedelta(0)):
         raise InvalidConfiguration(f"{name} must be a positive timedelta, not {duration!r}.")
-
-
-def check_claim(claim: Any) -> str:
-    """Return the mode of claiming, or refuse what is none."""
-    if claim not in CLAIMS:
-        raise InvalidConfiguration(f"claim must be one of {', '.join(CLAIMS)}, not {claim!r}.")
-    return str(claim)
 
 
 def _check_transactional(function: Any, lease: Any, timeout: Any, claim: str) -> None:

@@ -10,9 +10,11 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Protocol, overload
 
-from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 
 MAX_KEY_LENGTH: Final = 200
+# How messages are claimed: passing over what others are claiming, or one claim at a time.
+CLAIMS: Final = ("fast", "strict")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -95,6 +97,13 @@ def check_schedule(schedule_at: datetime | None) -> int | None:
     if not MIN_MILLISECONDS <= milliseconds <= MAX_MILLISECONDS:
         raise InvalidMessage(f"schedule_at {schedule_at!r} is outside the years 1 to 9999 in UTC.")
     return milliseconds
+
+
+def check_claim(claim: Any) -> str:
+    """Return the mode of claiming, or refuse what is none."""
+    if claim not in CLAIMS:
+        raise InvalidConfiguration(f"claim must be one of {', '.join(CLAIMS)}, not {claim!r}.")
+    return str(claim)
 
 
 def check_delay(delay: timedelta | None, now: datetime) -> int | None:

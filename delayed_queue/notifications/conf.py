@@ -18,7 +18,7 @@ from delayed_queue.conf import (
     register_section,
     section,
 )
-from delayed_queue.handlers import CLAIMS
+from delayed_queue.messages import CLAIMS
 from delayed_queue.retries import RetryPolicy
 
 KEY: Final = "NOTIFICATIONS"

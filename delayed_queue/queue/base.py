@@ -14,8 +14,7 @@ from delayed_queue.db.resilience import Lost, drop_if_lost, repeat
 from delayed_queue.db.statements import HANDLER, check_constraints, plan_each_time
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.handlers import check_claim
-from delayed_queue.messages import MILLISECOND, to_milliseconds
+from delayed_queue.messages import MILLISECOND, check_claim, to_milliseconds
 from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
 from delayed_queue.retries import RetryPolicy
 

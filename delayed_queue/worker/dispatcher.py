@@ -16,15 +16,14 @@ from delayed_queue.handlers import Reject
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import log, log_poll
+from delayed_queue.observe.logs import log, log_poll, logger
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, RankedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
 from delayed_queue.worker.consumers import CRASHED, Consumer, DynamicQueues
 from delayed_queue.worker.eventloop import EventLoop
-from delayed_queue.worker.executor import Executor
+from delayed_queue.worker.executor import Executor, Pool, Work
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.pools import Pool, Work
 from delayed_queue.worker.scanning import IDLE, Poll, PollResult
 from delayed_queue.worker.transactions import TransactionalRun
 
@@ -210,7 +209,8 @@ class Dispatcher:
         """Take over what a claim returned; return how many messages that was."""
         turn = plan.read(answers)
         rows = turn.claimed
-        log_poll(plan.consumer.queue.name, [row.key for row in rows])
+        if logger.isEnabledFor(logging.DEBUG):
+            log_poll(plan.consumer.queue.name, [row.key for row in rows])
         if not rows and not turn.is_alone:
             plan.consumer.schedule.wait_for_turn()
             return 0
@@ -226,7 +226,8 @@ class Dispatcher:
         consumer, queue = plan.consumer, plan.consumer.queue
         envelopes = queue.open_rows([row for row in rows if not row.is_retaken], plan.lease_id)
         suspects = queue.open_rows([row for row in rows if row.is_retaken], plan.retaken_id)
-        signals.announce(signals.leased, self._sender, envelopes=[*envelopes, *suspects])
+        if signals.leased.has_listeners():
+            signals.announce(signals.leased, self._sender, envelopes=[*envelopes, *suspects])
         now = plan.poll.began_at
         for envelope in suspects:
             suspect = Claim(consumer, plan.retaken_id, [envelope], now, is_suspect=True)

@@ -21,7 +21,7 @@ from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
 from delayed_queue.worker.consumers import FIRST_WINDOW, Consumer
-from delayed_queue.worker.pools import (
+from delayed_queue.worker.executor import (
     FAIR_FACTOR,
     SLOW_WINDOW,
     SOON_SECONDS,

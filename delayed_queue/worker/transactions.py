@@ -24,7 +24,7 @@ from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.consumers import CRASHED, Consumer
-from delayed_queue.worker.pools import Run
+from delayed_queue.worker.executor import Run
 from delayed_queue.worker.scanning import MARGIN_MS, Poll, PollResult
 
 # How long a run goes on taking batches before the worker may give its thread to another consumer.

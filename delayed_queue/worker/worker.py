@@ -29,9 +29,9 @@ from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
 from delayed_queue.worker.consumers import Consumer, DynamicQueues, consumers_of, shortest_lease
 from delayed_queue.worker.database import Outage, check_schema
 from delayed_queue.worker.dispatcher import Dispatcher
+from delayed_queue.worker.executor import GATHER_SECONDS
 from delayed_queue.worker.heartbeat import Heartbeat, Snapshot
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.pools import GATHER_SECONDS
 from delayed_queue.worker.settling import (
     LOCK_WAIT_MS,
     Counts,

@@ -8,8 +8,7 @@ import pytest
 
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.executor import Executor
-from delayed_queue.worker.pools import AHEAD_SECONDS, Pool
+from delayed_queue.worker.executor import AHEAD_SECONDS, Executor, Pool
 
 
 class Clock:

@@ -12,7 +12,7 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, Snooze
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Registry
 from delayed_queue.models import Message
-from delayed_queue.worker import eventloop, pools
+from delayed_queue.worker import eventloop, executor
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
@@ -144,7 +144,7 @@ class TestTurns:
     def test_what_is_stuck_and_handed_back_at_the_end_is_not_lost(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pools, "AHEAD_SECONDS", 60.0)  # it has leased ahead, and keeps that
+        monkeypatch.setattr(executor, "AHEAD_SECONDS", 60.0)  # it has leased ahead, and keeps that
 
         async def handle(envelope: Envelope) -> None:
             await asyncio.Event().wait()

@@ -16,7 +16,7 @@ from delayed_queue.handlers import Registry
 from delayed_queue.messages import MessageState
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe import signals
-from delayed_queue.worker import pools
+from delayed_queue.worker import executor
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
@@ -188,7 +188,7 @@ class TestLeases:
     def test_w4_stop_gives_unstarted_messages_back_uncounted(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pools, "AHEAD_SECONDS", 60.0)  # it has leased ahead, and keeps that
+        monkeypatch.setattr(executor, "AHEAD_SECONDS", 60.0)  # it has leased ahead, and keeps that
         entered, leave = threading.Event(), threading.Event()
 
         def slow(envelope: Envelope) -> None:

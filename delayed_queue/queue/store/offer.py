@@ -6,15 +6,10 @@ from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue import db
-from delayed_queue.db.sql import CLOCK, ONE_PLAN, rows_of, value_of
+from delayed_queue.db.sql import CLOCK, ONE_PLAN, rows_of
 from delayed_queue.queue.store.fragments import HEADERS, IF_CHANGED, REPLACE
 
-# Put or update one message. CREATED is a row whose xmax is 0, UPDATED one with an xmax (ON
-# CONFLICT locks the old version first, and its successor carries that lock); no row is IGNORED:
-# same payload bytes and same first schedule (Q2, Q3). One statement, so a re-offer that races
-# an acknowledgement is either before it or after it, and never loops (Q7).
-# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-OFFER_OR_UPDATE: Final[LiteralString] = (
+_SOURCE: Final[LiteralString] = (
     CLOCK
     + """
 INSERT INTO delayed_queue AS stored (
@@ -31,6 +26,15 @@ SELECT
     %(headers)s::jsonb,
     now
 FROM clock"""
+)
+
+# Put or update one message. CREATED is a row whose xmax is 0, UPDATED one with an xmax (ON
+# CONFLICT locks the old version first, and its successor carries that lock); no row is IGNORED:
+# same payload bytes and same first schedule (Q2, Q3). One statement, so a re-offer that races
+# an acknowledgement is either before it or after it, and never loops (Q7).
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+OFFER_OR_UPDATE: Final[LiteralString] = (
+    _SOURCE
     + REPLACE
     + IF_CHANGED
     + """
@@ -42,22 +46,8 @@ RETURNING xmax = 0 AS created
 # DO NOTHING waits for a transaction that is deleting the key, so after it there is room (Q7).
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 OFFER_IF_NOT_EXISTS: Final[LiteralString] = (
-    CLOCK
+    _SOURCE
     + """
-INSERT INTO delayed_queue (
-    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-    "versionAt"
-)
-SELECT
-    %(key)s,
-    %(kind)s,
-    %(payload)s::bytea,
-    COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
-    COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
-    now,
-    %(headers)s::jsonb,
-    now
-FROM clock
 ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING true AS created
 """
@@ -199,7 +189,7 @@ class OfferStore:
             rows = db.fetch(using, statement, params)
         else:
             rows = db.fetch_and_notify(using, statement, params, channel)
-        created: bool | None = value_of(rows)
+        created: bool | None = rows[0][0] if rows else None
         return created
 
     def offer_batch(
