@@ -38,6 +38,7 @@ from delayed_queue.admin.operations import (
     Report,
     lock,
     record,
+    tell_holders,
     wake,
 )
 from delayed_queue.admin.overview import queues_view
@@ -98,6 +99,7 @@ class MessageOperation(Operation):
     past: str
     flag = CHANGE
     wakes = False
+    ends_lease = False
 
     def refusal(self, row: MessageRow) -> str:
         """Return why the operation does not apply to the row; empty when it does."""
@@ -123,6 +125,9 @@ class MessageOperation(Operation):
             record(call, self.flag, entries)
             if self.wakes:
                 wake({entry.row.kind for entry in entries}, call.using)
+            if self.ends_lease:
+                leases = (entry.row.lease_id for entry in entries)
+                tell_holders(set(filter(None, leases)), call.using)
         return report
 
     def _ready(self, call: Call, report: Report) -> dict[Group, list[MessageRow]]:
@@ -168,10 +173,11 @@ def _is_leased(row: MessageRow) -> bool:
 class Release(MessageOperation):
     name = "release"
     label = "Release the lease"
-    help = "Take the message from its holder: due again now. A handler still at it runs twice."
+    help = "Take the message from its holder, whose handler is cancelled: due again now."
     permission = "delayed_queue.release_message"
     past = "Released"
     wakes = True
+    ends_lease = True
 
     def refusal(self, row: MessageRow) -> str:
         return "" if _is_leased(row) else "not leased"
@@ -230,8 +236,9 @@ class Reject(MessageOperation):
     permission = "delayed_queue.reject_message"
     warning = (
         "These messages move to the dead letters, from where they can be redriven. A handler "
-        "that is at one of them now is not stopped, but its acknowledgement changes nothing."
+        "that is at one of them now is cancelled; what it returns changes nothing."
     )
+    ends_lease = True
     form_class = ReasonForm
     past = "Rejected"
     flag = DELETION
@@ -251,8 +258,9 @@ class Drop(MessageOperation):
     permission = "delayed_queue.drop_message"
     warning = (
         "These messages are deleted for good; nothing brings them back. To keep them for later, "
-        "reject them instead. A handler that is at one of them now is not stopped."
+        "reject them instead. A handler that is at one of them now is cancelled."
     )
+    ends_lease = True
     is_destructive = True
     past = "Dropped"
     flag = DELETION

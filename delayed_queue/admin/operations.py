@@ -216,3 +216,10 @@ def wake(kinds: Collection[str], using: str) -> None:
     for kind in kinds:
         notify = partial(Message.objects.notify, channel_of(kind), using=using)
         transaction.on_commit(notify, using=using, robust=True)
+
+
+def tell_holders(lease_ids: Collection[str], using: str) -> None:
+    """Cancel the handlers of what is under the leases no more; without, renewals find out."""
+    if lease_ids and get_settings().NOTIFY:
+        tell = partial(Message.objects.tell_holders, sorted(lease_ids), using=using)
+        transaction.on_commit(tell, using=using, robust=True)

@@ -95,6 +95,7 @@ def inspections() -> list[Case]:
         # The names of users and databases.
         Case("OLDEST_SNAPSHOT", {}, set(), rows=200, scans={"pg_authid", "pg_database"}),
         Case("NOTIFY", {"channel": "delayed_queue_x"}, set(), rows=0),
+        Case("TELL_HOLDERS", {"lease_ids": ["lease-1700"]}, set(), rows=0),
         Case("LIMIT_WAITS", {"milliseconds": 1000}, set(), rows=0),
         # A row for each of the five kinds, and one look behind the last.
         Case("KINDS", {"limit": 100}, {DUE}, n=6, rows=1),

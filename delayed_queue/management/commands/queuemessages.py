@@ -146,6 +146,7 @@ def _make_due(queue: DelayedQueue, key: str, lease_id: str | None) -> None:
         raise CommandError(f"{key!r} was leased or settled meanwhile.", returncode=1)
     if get_settings().NOTIFY:
         Message.objects.notify(channel_of(queue.kind), using=queue.using)
+        Message.objects.tell_holders([lease_id] if lease_id else [], using=queue.using)
 
 
 _ACTS: Final = {"drop": _drop, "release": _release, "deliver-now": _deliver_now}

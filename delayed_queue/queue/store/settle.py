@@ -91,6 +91,12 @@ RETURNING id
 """
 )
 
+# Tell who holds these leases that somebody else has ended something under them. Reads: nothing.
+TELL_HOLDERS: Final[LiteralString] = """
+SELECT pg_notify('delayed_queue_leases', lease_id)
+FROM unnest(%(lease_ids)s::text[]) AS lease_id
+"""
+
 # End leases whose holder is gone. What had been begun, and what was under the leases of suspects,
 # carries a mark from now on: the id of a lease that nobody holds, by which those who claim it see
 # that a delivery ended without an answer. Of what had not been begun the delivery is taken off the
@@ -346,6 +352,10 @@ class SettleStore:
             "error": error, "now": now,
         }  # fmt: skip
         return column_of(db.fetch(using, RELEASE, params))
+
+    def tell_holders(self, lease_ids: Sequence[str], *, using: str = db.DEFAULT_ALIAS) -> None:
+        """Have the workers that hold these leases ask what is left of them, at the commit."""
+        db.execute(using, TELL_HOLDERS, {"lease_ids": list(lease_ids)})
 
     def extend(
         self,

@@ -6,12 +6,16 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from typing import Any, Final
 
 import psycopg
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
 from django.db import connection
+from django.test import Client
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.db.wakeups import LEASES_CHANNEL
@@ -20,6 +24,7 @@ from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.queue.store.inspect import DROP
 from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
+from tests.admin.support import MESSAGES, page, post, tokens
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
@@ -31,6 +36,17 @@ HOUR: Final = timedelta(hours=1)
 # The bar, with room for a machine that does other things, too.
 SECONDS: Final = 1.0
 
+
+def in_the_admin(action: str) -> Callable[[DelayedQueue], object]:
+    def end(queue: DelayedQueue) -> None:
+        client = Client()
+        client.force_login(get_user_model().objects.create_superuser("operator"))
+        selected = tokens(page(client, f"{MESSAGES}?state=leased"))
+        post(client, MESSAGES, action, selected, confirmed="yes", reason="no use")
+
+    return end
+
+
 ENDS: Final[dict[str, Callable[[DelayedQueue], object]]] = {
     "dropped": lambda queue: queue.drop_message("key"),
     "all dropped": lambda queue: queue.drop_all_messages(DROP_ALL_CONFIRMATION),
@@ -38,7 +54,16 @@ ENDS: Final[dict[str, Callable[[DelayedQueue], object]]] = {
     "replaced in a batch": lambda queue: queue.offer_batch(
         [ScheduledMessage("key", "new"), ScheduledMessage("other", "new")]
     ),
+    "released by the command": lambda queue: call_command(
+        "queuemessages", "release", "held", "key", stdout=StringIO()
+    ),
+    **{f"{each} in the admin": in_the_admin(each) for each in ("drop", "reject", "release")},
 }
+
+
+def is_another(envelope: Envelope) -> bool:
+    """Whether it is what came in its place, or its next delivery."""
+    return bool(envelope.payload == "new" or envelope.attempt > 1)
 
 
 class Held:
@@ -52,7 +77,7 @@ class Held:
 
     async def awaiting(self, envelope: Envelope) -> None:
         self.seen.append(envelope.payload)
-        if envelope.payload == "new":
+        if is_another(envelope):
             return
         self.begun.set()
         try:
@@ -64,7 +89,7 @@ class Held:
 
     def asking(self, envelope: Envelope) -> None:
         self.seen.append(envelope.payload)
-        if envelope.payload != "new":
+        if not is_another(envelope):
             self.begun.set()
             wait_until(lambda: envelope.is_cancelled)
             self.told.set()
