@@ -1,24 +1,41 @@
-"""The page of tasks: results by the day they were to run, and what an operator may do with them."""
+"""The pages of tasks: those under way, results by their day, and what may be done to them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from django.contrib import admin, messages
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.paginator import Paginator
-from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
+from django.db.models.functions import Greatest
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.filters import (
+    KIND,
+    WORKER,
+    KindFilter,
+    LeaseFilter,
+    StateFilter,
+    WorkerFilter,
+)
+from delayed_queue.admin.formats import LEASE
+from delayed_queue.admin.messages import MESSAGE_OPERATIONS, Group, MessageAdmin, MessageOperation
+from delayed_queue.admin.operations import Call
+from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.options import is_id, split_kind
+from delayed_queue.observe.overview import MAX_KINDS
+from delayed_queue.tasks.models import TaskPriority, TaskResult, TaskUnderWay
+from delayed_queue.tasks.options import is_id, kind_of_priority, split_kind
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]
@@ -54,12 +71,25 @@ class StatusFilter(admin.SimpleListFilter):
         return queryset.filter(status="FAILED") if self.value() == "FAILED" else queryset
 
 
+class TaskFilter(admin.SimpleListFilter):
+    """By the path of the task: those that there are, found by a loose index scan."""
+
+    title, parameter_name = "task", "task"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        names = TaskResult.objects.names(MAX_KINDS, using=model_admin.get_queryset(request).db)
+        return [(each, each.rpartition(".")[2]) for each in names]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.value() is None else queryset.filter(task=self.value())
+
+
 @admin.register(TaskResult)
 class TaskResultAdmin(_Base):
     """Tasks that have run, or say how far they are; waiting ones are messages of their queue."""
 
     list_display = ("path", "short_id", "queue", "state", "attempts", "duration", "progress")
-    list_filter = (StatusFilter,)
+    list_filter = (StatusFilter, TaskFilter)
     search_fields = ("task",)
     search_help_text = "The whole path of a task, or the id of a result."
     ordering = ("-id",)
@@ -132,8 +162,7 @@ class TaskResultAdmin(_Base):
 
     @admin.display(description="queue")
     def queue(self, row: TaskResult) -> str:
-        name, priority = split_kind(row.kind)
-        return f"{name}, priority {priority}" if priority else name
+        return _queue_label(row.kind)
 
     @admin.display(description="attempts")
     def attempts(self, row: TaskResult) -> int:
@@ -196,6 +225,118 @@ class TaskResultAdmin(_Base):
             except Exception as error:
                 self.message_user(request, f"{row.pk}: {error}", messages.ERROR)
         self.message_user(request, f"{count} of {len(rows)} {done}.")
+
+
+class TaskKindFilter(KindFilter):
+    """By queue and priority: always one, whose index gives the order."""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(each, _queue_label(each)) for each in task_kinds(model_admin.using)]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        _, *kinds = super().choices(changelist)
+        yield from kinds
+
+
+class Cancel(MessageOperation):
+    name = "cancel"
+    label = "Cancel"
+    help = "Take a waiting task away; a running one is told, and ends as soon as it can."
+    permission = "delayed_queue_tasks.cancel_task"
+    past = "Cancelled"
+
+    def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        rows = Message.objects.using(call.using).filter(pk__in=ids)
+        return [each.pk for each in rows if _cancel_message(each)]
+
+
+@admin.register(TaskUnderWay)
+class TaskUnderWayAdmin(MessageAdmin):
+    """The messages of one queue of tasks, in the order of delivery, with the names of tasks."""
+
+    operations = (Cancel(), *MESSAGE_OPERATIONS)
+    list_filter = (TaskKindFilter, StateFilter, LeaseFilter, WorkerFilter)
+    list_display: Any = ("path", *MessageAdmin.list_display)
+    list_display_links: Any = ("path", "key_column")
+    readonly_fields: ClassVar[Any] = ("path", "result", *MessageAdmin.readonly_fields)
+
+    @property
+    def using(self) -> str:
+        return str(self.model._default_manager.db)  # noqa: SLF001
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("delayed_queue_tasks.view_taskresult"))
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the list of one queue, or of a key, or of leases: without, no index gives it."""
+        kinds = task_kinds(self.using)
+        if kinds and not {KIND, SEARCH_VAR, LEASE, WORKER} & request.GET.keys():
+            return HttpResponseRedirect(self._list_url(**{**request.GET.dict(), KIND: kinds[0]}))
+        return super().changelist_view(request, extra_context)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        found = super().get_queryset(request).filter(kind__in=task_kinds(self.using))
+        # The path is the last there is in the payload, however long the arguments are.
+        annotated: QuerySet[Any] = found.annotate(payload_tail=_tail_of("payload"))
+        return annotated
+
+    @admin.display(description="task")
+    def path(self, row: Any) -> SafeString:
+        found = _PATH.search(bytes(row.payload_tail).decode(errors="replace"))
+        return formats.dotted(found[1]) if found else formats.quiet("in its payload")
+
+    @admin.display(description="so far")
+    def result(self, row: Any) -> SafeString:
+        """Link to what is recorded of it by now: attempts, errors, progress."""
+        found = TaskResult.objects.filter(pk=row.key).first() if is_id(row.key) else None
+        if found is None:
+            return formats.quiet("nothing is recorded before its first attempt ends")
+        name = "admin:delayed_queue_tasks_taskresult_change"
+        url = reverse(name, args=[found.pk], current_app=self.admin_site.name)
+        page = cast("TaskResultAdmin", self.admin_site.get_model_admin(TaskResult))
+        return format_html('<a href="{}">{}</a>', url, page.progress(found))
+
+
+# As the codec writes it; of other writers where it is the last as well.
+_PATH: Final = re.compile(r'"task" ?: ?"([^"\\\\]+)" ?}$')
+_TAIL: Final = 600
+
+
+def _tail_of(column: str) -> Func:
+    length = Func(F(column), function="octet_length", output_field=IntegerField())
+    start = Greatest(Value(1), length - Value(_TAIL - 1))
+    return Func(F(column), start, function="substring", output_field=BinaryField())
+
+
+def task_kinds(using: str) -> list[str]:
+    """Return the kinds of all declared queues, of every priority that was used."""
+    from delayed_queue.tasks.serving import servings
+
+    used = TaskPriority.objects.by_queue(using=using)
+    return [
+        kind_of_priority(queue, each)
+        for queue in sorted(servings)
+        for each in sorted({0, *used.get(queue, ())}, reverse=True)
+    ]
+
+
+def _queue_label(kind: str) -> str:
+    name, priority = split_kind(kind)
+    return f"{name}, priority {priority}" if priority else name
+
+
+def _cancel_message(message: Message) -> bool:
+    from delayed_queue.tasks.results import TaskGone, unpack
+    from delayed_queue.tasks.serving import declared
+
+    scheduled_at = to_milliseconds(message.scheduled_at_initially)
+    try:
+        payload = json.loads(bytes(message.payload))
+        task_id, _, alias = unpack(payload, message.kind, message.key, scheduled_at)
+    except (ValueError, TaskGone):
+        return False
+    backend = dict(declared()).get(alias)
+    return backend is not None and backend.cancel(task_id)
 
 
 def _span(span: timedelta) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q, Value
 
-from delayed_queue.models import EpochMillisecondField
+from delayed_queue.models import EpochMillisecondField, Message
 from delayed_queue.tasks.store import PriorityManager, ResultManager
 
 
@@ -59,6 +59,16 @@ class TaskResult(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task} {self.id}"
+
+
+class TaskUnderWay(Message):
+    """The messages of queues of tasks, as the admin lists them by the names of their tasks."""
+
+    class Meta:
+        proxy = True
+        default_permissions = []
+        verbose_name = "task under way"
+        verbose_name_plural = "tasks under way"
 
 
 class TaskPriority(models.Model):

@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.days import DailyTable
-from delayed_queue.db.sql import CLOCK
+from delayed_queue.db.sql import CLOCK, column_of
 from delayed_queue.db.statements import Step, execute, fetch
 from delayed_queue.queue.store.fragments import TELL_HOLDER
 from delayed_queue.tasks.options import first_id
@@ -279,6 +279,35 @@ WHERE id = ANY (ARRAY(
 """
 )
 
+# The distinct tasks of results, at most %(limit)s, by a loose index scan, as KINDS of messages.
+# Reads: task_result_task, whose order the inner selects name in full.
+TASK_NAMES: Final[LiteralString] = """
+WITH RECURSIVE names (task, position) AS (
+    (
+        SELECT task, 1
+        FROM delayed_queue_task_result
+        ORDER BY task, id
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT
+        (
+            SELECT task
+            FROM delayed_queue_task_result
+            WHERE task > names.task
+            ORDER BY task, id
+            LIMIT 1
+        ),
+        position + 1
+    FROM names
+    WHERE task IS NOT NULL
+        AND position < %(limit)s::integer
+)
+SELECT task
+FROM names
+WHERE task IS NOT NULL
+"""
+
 # By the day that is in the ids.
 RESULTS_BY_DAY: Final = DailyTable("delayed_queue_task_result", "id", first_id, PRUNE_REST)
 
@@ -435,6 +464,10 @@ class ResultManager(models.Manager[M]):
     def hasten(self, message: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
         """Have a waiting message due now; return whether it was waiting."""
         return bool(fetch(using, HASTEN, {"message": message, "now": None}))
+
+    def names(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
+        """Return the tasks that have results, at most ``limit``, in the order of their paths."""
+        return column_of(fetch(using, TASK_NAMES, {"limit": limit}))
 
 
 class PriorityManager(models.Manager[M]):

@@ -9,6 +9,7 @@ from tests.plans.conftest import NOW
 
 RESULTS: Final = "delayed_queue_task_result_rest_pkey"
 PRIORITIES: Final = "task_priority_queue"
+TASK: Final = "delayed_queue_task_result_rest_task_id_idx"
 TABLE: Final = "delayed_queue_task_result_rest"
 
 
@@ -51,6 +52,7 @@ def tasks() -> list[Case]:
         Case("HASTEN", {"message": 7, "now": NOW}, {PRIMARY}, buffers=60),
         Case("USE_PRIORITY", {"queue": "queue-7", "priority": 7}, {PRIORITIES}),
         Case("PRIORITIES", {}, set(), n=2000, scans={"delayed_queue_task_priority"}),
+        Case("TASK_NAMES", {"limit": 10}, {TASK}, n=10, rows=3, buffers=60),
         Case("TAKE_KEEPING", {"table": TABLE}, set(), rows=0),
         # The catalogue: a row for each partition and index.
         Case(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
+from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.tasks._api import TaskResultStatus
 from delayed_queue.tasks.models import TaskResult
+from delayed_queue.tasks.queues import TaskQueue
 from delayed_queue.tasks.testing import drain
 
 pytestmark = pytest.mark.django_db
@@ -36,7 +43,10 @@ def test_tasks_are_listed_found_and_shown(root: Client, work: Any) -> None:
     result = work.add.enqueue(1, other=41)
     work.fail.enqueue("why")
     drain()
-    for query, found in (("", 2), ("?status=FAILED", 1), (f"?q={result.id}", 1), ("?q=a.b", 0)):
+    for query, found in (
+        ("", 2), ("?status=FAILED", 1), (f"?q={result.id}", 1), ("?q=a.b", 0),
+        ("?task=tests.tasks.work.add", 1), ("?task=a.b", 0),
+    ):  # fmt: skip
         page = root.get(reverse(LIST) + query)
         assert page.context["cl"].result_count == found
     shown = root.get(reverse(DETAIL, args=[result.id])).content.decode()
@@ -90,3 +100,67 @@ def test_a_list_looks_at_a_page(
     drain()
     with django_assert_max_num_queries(8):
         root.get(reverse(LIST))
+
+
+class TestUnderWay:
+    """What waits or runs, by the name of its task, before there is a row of its result."""
+
+    LIST = "admin:delayed_queue_tasks_taskunderway_changelist"
+    DETAIL = "admin:delayed_queue_tasks_taskunderway_change"
+
+    def url(self, kind: str) -> str:
+        return reverse(self.LIST, query={"kind": kind})
+
+    def test_tasks_are_listed_before_they_have_run(self, root: Client, work: Any) -> None:
+        work.add.enqueue(1, other=987654)
+        work.tell.using(run_after=timezone.now() + timedelta(hours=1)).enqueue("x" * 5000)
+        work.fail.using(priority=7).enqueue()
+        work.aadd.enqueue(1)
+        assert TaskQueue("default", 0, "default").try_poll() is not None
+        page = root.get(reverse(self.LIST), follow=True)
+        assert page.redirect_chain == [(self.url("default!7|json"), 302)]
+        assert "work.fail" in text_of(page)
+        page = root.get(self.url("default|json"))
+        shown = text_of(page)
+        assert all(each in shown for each in ("work.add", "work.tell", "work.aadd", "Leased"))
+        assert "987654" not in shown
+        assert page.context["cl"].result_count == 3
+
+    def test_one_is_shown_and_cancelled(self, root: Client, work: Any) -> None:
+        result = work.add.enqueue(1, other=41)
+        message = Message.objects.get()
+        page = root.get(reverse(self.DETAIL, args=[message.pk]))
+        assert "41" in text_of(page)
+        assert "nothing is recorded" in text_of(page)
+        token = page.context["token"]
+        root.post(self.url("default|json"), {"action": "cancel", "_selected_action": token})
+        assert not Message.objects.exists()
+        assert work.add.get_result(result.id).status == TaskResultStatus.FAILED
+        assert "Cancelled" in LogEntry.objects.get().change_message
+
+    def test_it_is_for_those_who_may(self, client: Client, work: Any) -> None:
+        work.add.enqueue(1, other=987654)
+        message = Message.objects.get()
+        user = User.objects.create_user("clerk", is_staff=True)
+        client.force_login(user)
+        assert client.get(self.url("default|json")).status_code == 403
+        user.user_permissions.add(Permission.objects.get(codename="view_taskresult"))
+        page = client.get(reverse(self.DETAIL, args=[message.pk]))
+        assert "work.add" in text_of(page)
+        assert "987654" not in text_of(page)
+        token = f"{message.pk}"
+        answer = client.post(
+            self.url("default|json"), {"action": "cancel", "_selected_action": token}
+        )
+        assert answer.status_code == 403
+
+    def test_messages_of_other_queues_are_none(self, root: Client, work: Any) -> None:
+        DelayedQueue("elsewhere").offer_or_update("key", 1)
+        message = Message.objects.get()
+        assert root.get(reverse(self.DETAIL, args=[message.pk])).status_code == 302
+        TaskQueue("default", 0, "default").offer_or_update("no task", [1])
+        assert "in its payload" in text_of(root.get(self.url("default|json")))
+
+
+def text_of(page: Any) -> str:
+    return re.sub(r"<wbr>|&#8203;|\u200b", "", page.content.decode())
