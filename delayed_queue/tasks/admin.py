@@ -255,6 +255,7 @@ class TaskUnderWayAdmin(MessageAdmin):
     """The messages of one queue of tasks, in the order of delivery, with the names of tasks."""
 
     operations = (Cancel(), *MESSAGE_OPERATIONS)
+    list_per_page = _PAGE
     list_filter = (TaskKindFilter, StateFilter, LeaseFilter, WorkerFilter)
     list_display: Any = ("path", *MessageAdmin.list_display)
     list_display_links: Any = ("path", "key_column")

@@ -50,6 +50,10 @@ class TaskResult(models.Model):
         indexes = [
             models.Index(fields=["task", "id"], name="task_result_task"),
             models.Index(fields=["id"], name="task_result_failed", condition=Q(status="FAILED")),
+            # So that to look for the failures of a task that has none reads none of the others'.
+            models.Index(
+                fields=["task", "id"], name="task_result_task_failed", condition=Q(status="FAILED")
+            ),
         ]
         permissions = [
             ("cancel_task", "Can cancel tasks"),

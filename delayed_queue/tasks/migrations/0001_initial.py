@@ -99,6 +99,11 @@ class Migration(migrations.Migration):
                         fields=["id"],
                         name="task_result_failed",
                     ),
+                    models.Index(
+                        condition=models.Q(("status", "FAILED")),
+                        fields=["task", "id"],
+                        name="task_result_task_failed",
+                    ),
                 ],
             },
         ),
