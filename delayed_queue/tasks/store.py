@@ -14,6 +14,7 @@ from delayed_queue.db.days import DailyTable
 from delayed_queue.db.sql import CLOCK, column_of
 from delayed_queue.db.statements import Step, execute, fetch
 from delayed_queue.queue.store.fragments import TELL_HOLDER
+from delayed_queue.queue.store.inspect import walking
 from delayed_queue.tasks.options import first_id
 
 # Messages under leases, those of them that are still held: what their tasks' rows are made of.
@@ -279,34 +280,8 @@ WHERE id = ANY (ARRAY(
 """
 )
 
-# The distinct tasks of results, at most %(limit)s, by a loose index scan, as KINDS of messages.
-# Reads: task_result_task, whose order the inner selects name in full.
-TASK_NAMES: Final[LiteralString] = """
-WITH RECURSIVE names (task, position) AS (
-    (
-        SELECT task, 1
-        FROM delayed_queue_task_result
-        ORDER BY task, id
-        LIMIT 1
-    )
-    UNION ALL
-    SELECT
-        (
-            SELECT task
-            FROM delayed_queue_task_result
-            WHERE task > names.task
-            ORDER BY task, id
-            LIMIT 1
-        ),
-        position + 1
-    FROM names
-    WHERE task IS NOT NULL
-        AND position < %(limit)s::integer
-)
-SELECT task
-FROM names
-WHERE task IS NOT NULL
-"""
+# The distinct tasks of results, at most %(limit)s. Reads: task_result_task.
+TASK_NAMES: Final[LiteralString] = walking("delayed_queue_task_result", "task", "id")
 
 # By the day that is in the ids.
 RESULTS_BY_DAY: Final = DailyTable("delayed_queue_task_result", "id", first_id, PRUNE_REST)

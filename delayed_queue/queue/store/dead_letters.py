@@ -11,7 +11,7 @@ from delayed_queue.db.sql import CLOCK, column_of, rows_of, value_of
 from delayed_queue.db.statements import Step, execute, fetch, fetch_all
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.fragments import REPLACE, offering_again
-from delayed_queue.queue.store.inspect import walking_kinds
+from delayed_queue.queue.store.inspect import walking
 
 # The kinds of a family share their keys (hooks.KindFamily); any other kind is one for itself.
 _FAMILY: Final[LiteralString] = (
@@ -161,7 +161,9 @@ WHERE id = ANY (%(ids)b::bigint[])
 """
 
 # Reads: dead_letter_kind_died.
-DEAD_LETTER_KINDS: Final[LiteralString] = walking_kinds("delayed_queue_dead_letter", "diedAt")
+DEAD_LETTER_KINDS: Final[LiteralString] = walking(
+    "delayed_queue_dead_letter", '"pKind"', '"diedAt"', "id"
+)
 
 # What is dead by queue and fingerprint, the latest first: of each group how many (counted so far),
 # since when, and its newest letter. A loose scan: three probes of the index for each group, then a

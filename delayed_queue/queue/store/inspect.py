@@ -178,18 +178,20 @@ FROM later
 )
 
 
-def walking_kinds(table: LiteralString, instant: LiteralString) -> LiteralString:
-    """Return the statement of the distinct kinds, at most %(limit)s, by a loose index scan.
+def walking(table: LiteralString, column: LiteralString, *then: LiteralString) -> LiteralString:
+    """Return the statement of a column's distinct values, at most %(limit)s, by a loose index scan.
 
-    One descent for each kind, however many rows it has, where DISTINCT would read all of them. The
-    inner selects name the order of the index in full.
+    One descent for each, however many rows it has, where DISTINCT would read all of them. ``then``
+    are the other columns of the index: the inner selects name its order in full.
     """
-    first: LiteralString = 'ORDER BY "pKind", "' + instant + '", id LIMIT 1'
+    first: LiteralString = "ORDER BY " + ", ".join((column, *then)) + " LIMIT 1"
     return (
         """
-WITH RECURSIVE kinds (kind, position) AS (
+WITH RECURSIVE walked (value, position) AS (
     (
-        SELECT "pKind", 1
+        SELECT """
+        + column
+        + """, 1
         FROM """
         + table
         + " "
@@ -199,29 +201,33 @@ WITH RECURSIVE kinds (kind, position) AS (
     UNION ALL
     SELECT
         (
-            SELECT "pKind"
+            SELECT """
+        + column
+        + """
             FROM """
         + table
         + """
-            WHERE "pKind" > kinds.kind
+            WHERE """
+        + column
+        + """ > walked.value
             """
         + first
         + """
         ),
         position + 1
-    FROM kinds
-    WHERE kind IS NOT NULL
+    FROM walked
+    WHERE value IS NOT NULL
         AND position < %(limit)s::integer
 )
-SELECT kind
-FROM kinds
-WHERE kind IS NOT NULL
+SELECT value
+FROM walked
+WHERE value IS NOT NULL
 """
     )
 
 
 # Reads: delayed_queue__KindPlusScheduledAtIndex.
-KINDS: Final[LiteralString] = walking_kinds("delayed_queue", "scheduledAt")
+KINDS: Final[LiteralString] = walking("delayed_queue", '"pKind"', '"scheduledAt"', "id")
 
 # STATS for many kinds at once. The leases are read once for all of them, in an order that does
 # not follow the kind: %(lease_cap)s bounds their sum, so when "held" has reached it, every
