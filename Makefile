@@ -45,7 +45,7 @@ $(VENV)/checkers: $(VENV)/installed
 		"import-linter>=2.16,<3" types-croniter
 	@touch $@
 
-demo: $(VENV)/installed ## a shop, a job API and notifications, with real processes killed on the way; all is checked
+demo: $(VENV)/installed ## a shop, a job API, notifications, Spark, with real processes killed on the way; all is checked
 	$(BIN)/python manage.py demo $(ARGS)
 
 serve: $(VENV)/installed ## the demo, then workers and the admin until Ctrl-C

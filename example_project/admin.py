@@ -1,10 +1,10 @@
-"""The demo's orders, deliveries and closings in the admin."""
+"""The demo's orders, deliveries, closings and invoices in the admin."""
 
 from __future__ import annotations
 
 from django.contrib import admin
 
-from example_project.models import Closing, Delivery, Order, SalesReport
+from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 
 
 class RowsAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # not subscriptable at run time
@@ -37,6 +37,13 @@ class DeliveryAdmin(RowsAdmin):
 @admin.register(Closing)
 class ClosingAdmin(RowsAdmin):
     list_display = ["order_id", "attempt", "worker", "closed_at"]
+    search_fields = ["=order_id"]
+    ordering = ["-id"]
+
+
+@admin.register(Invoice)
+class InvoiceAdmin(RowsAdmin):
+    list_display = ["order_id", "text", "written_at"]
     search_fields = ["=order_id"]
     ordering = ["-id"]
 

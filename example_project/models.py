@@ -78,6 +78,17 @@ class Closing(models.Model):
         return f"{self.order_id} at {self.closed_at:%H:%M:%S}"
 
 
+class Invoice(models.Model):
+    """One invoice that a task wrote. Nothing makes it unique: two for an order are two rows."""
+
+    order_id = models.CharField(max_length=MAX_KEY_LENGTH, db_index=True)
+    text = models.TextField()
+    written_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return f"{self.order_id}: {self.text}"
+
+
 class SalesReport(models.Model):
     """One report of a planned time. Nothing makes it unique: two for a time are two rows."""
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from delayed_queue.exceptions import suggest
 from delayed_queue.messages import check_key, check_text
 
+SHOWN_REJECTS: Final = 20
 MAX_LINE_BYTES: Final = 65_536
 MAX_CUSTOMER_LENGTH: Final = 200
 DEFAULT_CLOSE_AFTER: Final = timedelta(minutes=30)
@@ -321,3 +322,29 @@ class RejectsFile:
             self._file = self.path.open("w", encoding="utf-8")
         self.count += 1
         self._file.write(json.dumps(asdict(bad), ensure_ascii=False) + "\n")
+
+
+def read_valid(
+    path: Path, limit: int | None, rejects_path: Path | None, warn: Callable[[str], None]
+) -> tuple[list[OrderLine], int]:
+    """Return the valid orders and how many lines are none; those are said and written down."""
+    orders: list[OrderLine] = []
+    rejects_path = rejects_path or path.with_name(f"{path.stem}.rejects.jsonl")
+    try:
+        with RejectsFile(rejects_path) as rejects:
+            for each in read_orders(path):
+                if len(orders) == limit:
+                    break
+                if isinstance(each, OrderLine):
+                    orders.append(each)
+                    continue
+                rejects.add(each)
+                if rejects.count <= SHOWN_REJECTS:
+                    warn(f"{path.name}:{each.line}: {each.reason}")
+    except OSError as error:
+        raise InputError(f"{rejects_path} cannot be written: {error.strerror}.") from error
+    if rejects.count:
+        warn(f"{rejects.count:,} lines are no orders. Rejected lines: {rejects_path}")
+    if not orders:
+        raise InputError(f"{path} has no valid order.")
+    return orders, rejects.count

@@ -129,6 +129,14 @@ def _providers() -> dict[str, Any]:
     return found
 
 
+# What ``@task`` enqueues is run by the workers of the queues, and its results are kept a week.
+TASKS: dict[str, Any] = {
+    "default": {
+        "BACKEND": "delayed_queue.tasks.DelayedQueueBackend",
+        "QUEUES": ["default", "invoices"],
+        "OPTIONS": {"RESULTS": "7d"},
+    }
+}
 DELAYED_QUEUE: dict[str, Any] = {
     # Other queues, such as those of orders and notifications, are not reached over HTTP.
     "API": {

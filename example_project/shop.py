@@ -1,8 +1,9 @@
-"""The shop's side of the queue: placing orders offers messages, paying drops them."""
+"""The shop's side of the queue: orders offer messages, payments drop them and enqueue tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Final
 
 from django.db import transaction
@@ -10,6 +11,7 @@ from django.db.models.functions import Now
 
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from example_project.models import Order
+from example_project.tasks import write_invoice
 
 QUEUE_NAME: Final = "close-unpaid-orders"
 SALES_QUEUE_NAME: Final = "sales-reports"
@@ -17,6 +19,10 @@ VOUCHERS_QUEUE_NAME: Final = "vouchers"
 queue: Final = DelayedQueue(QUEUE_NAME)
 sales_queue: Final = DelayedQueue(SALES_QUEUE_NAME)
 vouchers: Final = DelayedQueue(VOUCHERS_QUEUE_NAME)
+# From so much on a payment gets an invoice, which is written by a task.
+INVOICED_FROM: Final = Decimal(200)
+# Of the tasks: their messages are counted as any others are.
+invoices_queue: Final = DelayedQueue(write_invoice.queue_name)
 
 
 @transaction.atomic
@@ -37,9 +43,14 @@ def _closing_message(order: Order) -> ScheduledMessage:
 
 @transaction.atomic
 def pay(order_id: str) -> bool:
-    """Pay the order and drop its message; False if it is closed or past its deadline."""
+    """Pay the order, drop its message and, of a large one, enqueue its invoice; False if too late.
+
+    One transaction, again: no payment without its invoice, no invoice without its payment.
+    """
     payable = Order.objects.filter(order_id=order_id, state=Order.State.OPEN, close_at__gt=Now())
     if not payable.update(state=Order.State.PAID, paid_at=Now()):
         return False
     queue.drop_message(order_id)
+    if Order.objects.filter(order_id=order_id, amount__gte=INVOICED_FROM).exists():
+        write_invoice.enqueue(order_id)
     return True

@@ -12,5 +12,6 @@ from tests.settings import DELAYED_QUEUE
 INSTALLED_APPS = ["delayed_queue", "delayed_queue.http", "tests.workerapp"]
 MIDDLEWARE = []
 ROOT_URLCONF = None  # type: ignore[assignment] # there are no URLs
+TASKS = {}  # their app is not installed
 # Without the section of an app that is not installed.
 DELAYED_QUEUE = {key: value for key, value in DELAYED_QUEUE.items() if key != "NOTIFICATIONS"}

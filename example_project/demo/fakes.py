@@ -1,10 +1,8 @@
 """Third parties as they are: they refuse, delay, hang, hang up, and remember what they got.
 
-Real servers on loopback, each in a thread with a loop of its own. How one behaves is asked for in
-what it is sent: an address ``550+ada@example.org``, a text ``[500] Your code is 7``. After a comma
-comes how often: ``[500,1]`` fails once for each notification. ``accepted`` is the witness: what
-really went out, and how often; ``began_at`` tells when those calls came in. Subclasses may have
-reasons of their own to misbehave.
+Real servers on loopback, each in a thread with a loop of its own. What goes wrong says a function
+that each is given, by whom it is asked to reach, and for which time. ``accepted`` is the witness:
+what really went out, and how often; ``began_at`` tells when those calls came in.
 """
 
 from __future__ import annotations
@@ -15,14 +13,12 @@ import email
 import hashlib
 import hmac
 import json
-import re
 import socket
 import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -30,7 +26,13 @@ from typing import Any, Final, Self
 from aiohttp import web
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-_ASKED: Final = re.compile(r"\[([\w-]+)(?:,(\d+))?\]")
+Fault = Callable[[str, int], str]
+# How old a signed call may be: older ones could be a recording that is played again.
+TOLERANCE_SECONDS: Final = 300
+
+
+def never(who: str, times: int) -> str:
+    return ""
 
 
 class Server:
@@ -39,12 +41,11 @@ class Server:
     # How long what hangs does; None: until ``release``.
     hang_seconds: float | None = None
 
-    def __init__(self, *, latency: float = 0.0) -> None:
-        self.latency = latency
+    def __init__(self, fault: Fault = never, *, latency: float = 0.0) -> None:
+        self.fault, self.latency = fault, latency
         self.accepted: Counter[str] = Counter()
         self.began_at: dict[str, float] = {}
         self.seen: Counter[str] = Counter()
-        self.on_accepted: Callable[[str], None] = lambda key: None
         self.total = self.twice = self.hanging = 0
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -57,7 +58,7 @@ class Server:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._call(self._release())
+        self.release()
         self._call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -67,15 +68,11 @@ class Server:
         async def run() -> Any:
             return await wanted
 
-        found: Future[Any] = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        return found.result(20)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
 
     def release(self) -> None:
         """End all hanging; nothing hangs any more."""
-        self._call(self._release())
-
-    async def _release(self) -> None:
-        self._released.set()
+        self._loop.call_soon_threadsafe(self._released.set)
 
     async def hang(self) -> None:
         self.hanging += 1
@@ -87,7 +84,6 @@ class Server:
         self.began_at[key] = began_at
         self.total += 1
         self.twice += self.accepted[key] == 2
-        self.on_accepted(key)
 
     async def _start(self) -> None:
         raise NotImplementedError
@@ -113,37 +109,35 @@ class WebServer(Server):
     async def _stop(self) -> None:
         await self._runner.cleanup()
 
+    def at(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
 
-def asked_of(text: str, times: int) -> str:
-    """Return the behaviour that the text asks for, at this many-th time."""
-    found = _ASKED.match(text)
-    if found is None or times > int(found[2] or 2**31):
-        return ""
-    return found[1]
+
+def hang_up(request: web.Request, *, reset: bool = False) -> web.Response:
+    """Say nothing; with a reset, if it is to be one."""
+    if request.transport is not None and reset:
+        own: socket.socket = request.transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        request.transport.abort()
+    elif request.transport is not None:
+        request.transport.close()
+    return web.Response()
 
 
 class FakeSmtp(Server):
     """An SMTP server. Keys are the notifications' ids, out of their Message-IDs.
 
-    ``450+…``, ``550+…``: refuses the recipient. ``drop+…``: hangs up before DATA. ``hang+…``: says
-    nothing to it. ``refuse-data+…``: 554 after the body. ``drop-after+…``, ``hang-after+…``:
-    accepts, and hangs up or hangs without an answer.
+    The fault of a recipient: ``450``, ``550``: refuses it. ``drop``: hangs up before DATA.
+    ``hang``: says nothing to it. ``refuse-data``: 554 after the body. ``drop-after``,
+    ``hang-after``: accepts, and hangs up or hangs without an answer.
     """
 
     async def _start(self) -> None:
         self.connections = 0
-        self._open: set[SMTP] = set()
-        self._began: dict[SMTP, float] = {}
+        # Of each open connection: when its mail began, and what is to go wrong with it.
+        self._mails: dict[SMTP, tuple[float, str]] = {}
         self._server = await self._loop.create_server(self._session, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
-
-    def at_recipient(self, address: str) -> str:
-        """Return how to behave to this recipient's RCPT; once for each time it comes."""
-        return _of_address(address)
-
-    def at_data(self, address: str) -> str:
-        """Return how to behave to the body of a mail to this recipient."""
-        return _of_address(address)
 
     def _session(self) -> SMTP:
         self.connections += 1
@@ -151,175 +145,81 @@ class FakeSmtp(Server):
 
     async def _stop(self) -> None:
         self._server.close()
-        for session in self._open:
-            hang_up(session)
+        for session in self._mails:
+            _abort(session)
 
     async def handle_MAIL(
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        self._open.add(server)
-        self._began[server] = time.time()
+        self._mails[server] = time.time(), ""
         envelope.mail_from = address
         return "250 OK"
 
     async def handle_RCPT(
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        behaviour = self.at_recipient(address)
-        if behaviour in ("450", "550", "421"):
-            return f"{behaviour} no mailbox {address}"
-        if behaviour == "hang":
+        self.seen[f"<{address}>"] += 1
+        fault = self.fault(address, self.seen[f"<{address}>"])
+        self._mails[server] = self._mails[server][0], fault
+        if fault.isdigit():
+            return f"{fault} no mailbox {address}"
+        if fault == "hang":
             await self.hang()
-        if behaviour == "drop":
-            hang_up(server)
+        if fault == "drop":
+            _abort(server)
         envelope.rcpt_tos.append(address)
         return "250 OK"
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
-        behaviour = self.at_data(envelope.rcpt_tos[0])
+        began_at, fault = self._mails[server]
         content = envelope.original_content or b""
         key = email.message_from_bytes(content)["Message-ID"].strip("<>").partition("@")[0]
         self.seen[key] += 1
-        if behaviour == "refuse-data":
+        if fault == "refuse-data":
             return "554 refused"
         await asyncio.sleep(self.latency)
-        self.accept(key, self._began[server])
-        if behaviour == "drop-after":
-            hang_up(server)
-        if behaviour == "hang-after":
+        self.accept(key, began_at)
+        if fault == "drop-after":
+            _abort(server)
+        if fault == "hang-after":
             await self.hang()
         return "250 accepted"
 
 
-def hang_up(server: SMTP) -> None:
+def _abort(server: SMTP) -> None:
     if isinstance(server.transport, asyncio.Transport):
         server.transport.abort()
 
 
-def _of_address(address: str) -> str:
-    return address.partition("@")[0].rpartition("+")[0]
-
-
 class FakeSms(WebServer):
-    """An HTTP provider that takes JSON or a form, and sends once for each idempotency key.
+    """An HTTP provider that takes JSON, and sends once for each idempotency key.
 
-    ``[503]``: any status, nothing sent. ``[429]``: the same, with ``Retry-After: 0``. ``[drop]``:
-    hangs up unanswered, nothing sent. ``[drop-after]``, ``[hang-after]``: sends, and does not
-    answer. ``[hang]``: neither. ``[wait]``: sends when released. ``[blocked]``: 200 with that
+    The fault of a number: ``503``: any status, nothing sent. ``drop``: hangs up unanswered, nothing
+    sent. ``drop-after``, ``hang-after``: sends, and does not answer. ``blocked``: 200 with that
     code in its answer.
     """
 
-    def __init__(self, *, latency: float = 0.0, has_keys: bool = True) -> None:
-        super().__init__(latency=latency)
-        self.has_keys = has_keys
-        self.is_down = False
-        self.delay_of_failures = 0.0
-        self._answers: dict[str, dict[str, Any]] = {}
-        # Of providers that tell where they are: stage and notification.
-        self.reached: Counter[tuple[str, str]] = Counter()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/messages"
+    is_down = False
 
     def _routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/messages", self._post),
-            web.post("/reached/{stage}", self._reached),
-        ]
-
-    def behaviour(self, fields: dict[str, str], times: int) -> str:
-        """Return how to behave to this message, that comes for this many-th time."""
-        return asked_of(fields["text"], times)
+        return [web.post("/messages", self._post)]
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
-        began_at = time.time()
-        fields = await self._fields(request)
-        key = request.headers.get("Idempotency-Key", "") if self.has_keys else ""
-        name = key or fields["reference"]
-        self.seen[name] += 1
-        behaviour = self.behaviour(fields, self.seen[name])
-        if self.is_down:
-            await asyncio.sleep(self.delay_of_failures)
-            return web.json_response({"code": "down"}, status=503)
-        if behaviour.isdigit():
-            return web.json_response({}, status=int(behaviour), headers={"Retry-After": "0"})
-        if behaviour == "blocked":
-            return web.json_response({"code": "blocked", "to": fields["to"]})
-        if behaviour in ("drop", "hang"):
-            return await self._fall_silent(request, behaviour)
-        if behaviour == "wait":
-            await self.hang()
-        answer = await self._send(key, name, began_at)
-        if behaviour in ("drop-after", "hang-after"):
-            return await self._fall_silent(request, behaviour)
-        return web.json_response(answer, status=201)
-
-    async def _reached(self, request: web.Request) -> web.Response:
-        """Hang a provider that tells where it is, where the text asks for it."""
-        fields = await self._fields(request)
-        at = (request.match_info["stage"], fields["reference"])
-        self.reached[at] += 1
-        if asked_of(fields["text"], self.reached[at]) == at[0]:
-            await self.hang()
-        return web.Response()
-
-    async def _fields(self, request: web.Request) -> dict[str, str]:
-        if request.content_type == "application/json":
-            found: dict[str, str] = json.loads(await request.read())
-            return found
-        return {name: str(value) for name, value in (await request.post()).items()}
-
-    async def _send(self, key: str, name: str, began_at: float) -> dict[str, Any]:
-        if key in self._answers:
-            return self._answers[key]
-        answer = {"id": f"sms-{len(self.accepted) + 1}"}
-        if key:
-            self._answers[key] = answer
-        await asyncio.sleep(self.latency)
-        self.accept(name, began_at)
-        return answer
-
-    async def _fall_silent(self, request: web.Request, behaviour: str) -> web.StreamResponse:
-        if behaviour.startswith("hang"):
-            await self.hang()
-        if request.transport is not None:
-            request.transport.close()
-        return web.Response()
-
-
-class FakeHook(WebServer):
-    """A webhook. What it does stands in its path: ``/503,1``, ``/drop-after,1``, ``/hang``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requests: list[tuple[dict[str, str], bytes]] = []
-
-    def url(self, behaviour: str = "") -> str:
-        return f"http://127.0.0.1:{self.port}/{behaviour}"
-
-    def _routes(self) -> list[web.RouteDef]:
-        return [web.post("/{behaviour:.*}", self._post)]
-
-    def behaviour(self, path: str, times: int) -> str:
-        """Return how to behave to a call of this path, that comes for this many-th time."""
-        return asked_of(f"[{path}]", times)
-
-    async def _post(self, request: web.Request) -> web.Response:
-        began_at = time.time()
-        key = request.headers.get("webhook-id", "")
+        began_at, fields = time.time(), json.loads(await request.read())
+        key = request.headers["Idempotency-Key"]
         self.seen[key] += 1
-        behaviour = self.behaviour(request.match_info["behaviour"], self.seen[key])
-        if behaviour.isdigit():
-            return web.Response(status=int(behaviour))
-        if behaviour == "hang":
+        fault = "503" if self.is_down else self.fault(fields["to"], self.seen[key])
+        if fault.isdigit():
+            return web.json_response({}, status=int(fault), headers={"Retry-After": "0"})
+        if fault == "blocked":
+            return web.json_response({"code": "blocked", "to": fields["to"]})
+        if fault != "drop" and key not in self.began_at:
+            self.began_at[key] = began_at
+            await asyncio.sleep(self.latency)
+            self.accept(key, began_at)
+        if fault == "hang-after":
             await self.hang()
-        self.requests.append((dict(request.headers), await request.read()))
-        self.accepted[key] = 1  # it acts once for each id, as it is told to
-        self.began_at.setdefault(key, began_at)
-        if behaviour == "drop-after" and request.transport is not None:
-            request.transport.close()
-        return web.Response()
+        return hang_up(request) if fault else web.json_response({"id": key}, status=201)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +239,8 @@ class Call:
 
 
 # A rule returns what to answer to the n-th call (from 1) with this body: a status, possibly
-# with Retry-After in seconds as in "429 2", or "reset" or "hang".
+# with Retry-After in seconds as in "429 2", or "reset", "hang", or "drop-after" it has acted.
 Rule = Callable[[Any, int], str]
-# How old a signed call may be: older ones could be a recording that is played again.
-TOLERANCE_SECONDS: Final = 300
 
 
 class Receiver(WebServer):
@@ -355,10 +253,11 @@ class Receiver(WebServer):
         self.secret = ""
         self.calls: list[Call] = []
         self.unsigned = 0
+        # By path.
         self.rules: dict[str, Rule] = {}
 
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+    def calls_of(self, path: str) -> list[Call]:
+        return [each for each in list(self.calls) if each.path == path]
 
     def _routes(self) -> list[web.RouteDef]:
         return [web.post("/{path:.*}", self._post)]
@@ -373,18 +272,14 @@ class Receiver(WebServer):
         answer = self.rules[request.path](value, self.seen[f"{request.path} {id_}"])
         if answer == "hang":
             await self.hang()
-        self.calls.append(Call(request.path, value, id_, arrived_at, time.time(), answer))
-        return _reset(request) if answer in ("hang", "reset") else _response(answer)
-
-
-def _reset(request: web.Request) -> web.Response:
-    """Say nothing, and so that the peer sees a reset."""
-    if request.transport is not None:
-        linger = struct.pack("ii", 1, 0)
-        own: socket.socket = request.transport.get_extra_info("socket")
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        request.transport.abort()
-    return web.Response()
+        call = Call(request.path, value, id_, arrived_at, time.time(), answer)
+        if call.succeeded or answer == "drop-after":
+            self.accepted[id_] = 1  # it acts once for each id, as it is told to
+            self.began_at.setdefault(id_, arrived_at)
+        self.calls.append(call)
+        if answer in ("reset", "hang", "drop-after"):
+            return hang_up(request, reset=True)
+        return _response(answer)
 
 
 def _response(answer: str) -> web.Response:

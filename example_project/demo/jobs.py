@@ -17,26 +17,15 @@ from urllib.parse import quote, urlencode
 from django.core.management import call_command
 from django.db import transaction
 
+from delayed_queue import RetryPolicy
 from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.jobs.kinds import MAX_SHARDS, kinds_of_topic
 from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host, Topic
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.retries import RetryPolicy
+from example_project.demo import acts
+from example_project.demo.acts import Check, Client, Stage, State, Threads, none_of, repeated
 from example_project.demo.fakes import Call, Receiver
-from example_project.demo.stage import (
-    Act,
-    Check,
-    Client,
-    DemoError,
-    Look,
-    Outcome,
-    Stage,
-    Threads,
-    filled,
-    none_of,
-    stopped,
-)
 
 ORDERS_TOPIC: Final = "close-order"
 REFUNDS_TOPIC: Final = "poll-refund"
@@ -47,7 +36,7 @@ WORKERS: Final = 2
 SEED: Final = 7
 
 
-class JobsAct(Act):
+class JobsAct(acts.Act):
     """Orders closed, refunds polled, upstreams told."""
 
     name = "jobs"
@@ -57,8 +46,8 @@ class JobsAct(Act):
     def clear(self) -> None:
         """Delete the topics with their jobs and attempts, and what an earlier run set up."""
         kinds = [kind for topic in TOPICS for kind in kinds_of_topic(topic, MAX_SHARDS)]
-        Message.objects.filter(kind__in=kinds).delete()
-        DeadLetter.objects.filter(kind__in=kinds).delete()
+        for model in (Message, DeadLetter):
+            model.objects.filter(kind__in=kinds).delete()
         CallbackAttempt.objects.filter(topic__in=TOPICS).delete()
         Topic.objects.filter(name__in=TOPICS).delete()
         ApiToken.objects.filter(name=CLIENT).delete()
@@ -66,43 +55,45 @@ class JobsAct(Act):
         Host.objects.filter(name__startswith="127.0.0.1:").delete()
         forget_topics()
 
-    def left(self) -> str:
-        return f"Jobs may be left in the topics {', '.join(TOPICS)}; the next run deletes them."
-
     def prepare(self, stage: Stage) -> None:
         """Open the receivers, and allow calls to them: they are at private addresses."""
-        self._shop, self._upstream = (stage.enter(Receiver()) for _ in range(2))
-        stage.allow_calls(self._shop.port, self._upstream.port)
+        self._receivers = [stage.enter(Receiver()) for _ in range(2)]
+        stage.allow_calls(*(each.port for each in self._receivers))
         # For half a minute nobody wants to watch.
         stage.environment["CALLBACK_BREAKER_PAUSE"] = "1"
 
-    def run(self, stage: Stage) -> Outcome:
+    def run(self, stage: Stage) -> acts.Outcome:
         """Run the three scenarios side by side."""
-        address, token = f"{stage.web}/queue", create_token(CLIENT, verbs=VERBS, topics=TOPICS)
-        for receiver in (self._shop, self._upstream):
-            said = io.StringIO()
-            call_command(
-                "queueendpoint", "add", receiver.url("/"), stdout=said, stderr=io.StringIO()
-            )
-            receiver.secret = said.getvalue().split()[-1]
+        token = create_token(CLIENT, verbs=VERBS, topics=TOPICS)
+        client, dice = Jobs(f"{stage.web}/queue", token), random.Random(SEED)  # noqa: S311 # the same run each time, not security
+        for each in self._receivers:
+            each.secret = _secret_for(each)
+        shop, upstream = self._receivers
         workers = stage.start_workers(WORKERS, "worker", "--callbacks-only")
-        dice = random.Random(SEED)  # noqa: S311 # the same run each time, not security
-        client = Jobs(address, token)
-        parts = (
-            Orders(client, self._shop, dice),
-            Refunds(client, dice),
-            Upstreams(client, self._upstream, dice),
-        )
+        orders, refunds = Orders(client, shop, dice), Refunds(client, dice)
+        upstreams = Upstreams(client, upstream, dice)
         with Threads() as clients:
-            for part in parts:
+
+            def state() -> State:
+                _ = clients.are_done  # or one has failed
+                told = len(upstreams.calls())
+                text = f"{len(orders.calls())} orders closed, {len(orders.paid_at)} paid; "
+                text += f"{len(refunds.finished)} refunds through; upstreams called {told} times"
+                return text, text
+
+            for part in (orders, refunds, upstreams):
                 part.begin(clients)
-            stage.wait(lambda: _look(parts, clients))
-        checks = [check for part in parts for check in part.checks()]
-        unsigned = self._shop.unsigned + self._upstream.unsigned
-        checks.append(Check("unsigned 0", not unsigned, "every call had a valid signature"))
-        checks.append(stopped(stage.stop(workers)))
-        figures = {name: value for part in parts for name, value in part.figures().items()}
-        return Outcome(figures, filled(_ROWS, figures), checks)
+            stage.wait(upstreams.are_dead, state)
+            upstreams.mend()
+            stage.wait(lambda: orders.is_done and refunds.is_done and upstreams.is_done, state)
+        checks = [*orders.checks(), *refunds.checks(), *upstreams.checks()]
+        unsigned = sum(each.unsigned for each in self._receivers)
+        checks.append(Check(f"unsigned {unsigned}", not unsigned, "every call had a signature"))
+        checks.append(acts.stopped(stage.stop(workers)))
+        figures = orders.figures() | refunds.figures() | upstreams.figures()
+        return acts.Outcome(
+            figures, [(name, text.format(**figures)) for name, text in _ROWS], checks
+        )
 
 
 _ROWS: Final = (
@@ -114,15 +105,11 @@ _ROWS: Final = (
 )
 
 
-def _look(parts: tuple[Orders, Refunds, Upstreams], clients: Threads) -> Look:
-    clients.check()
-    orders, refunds, upstreams = parts
-    upstreams.tend()
-    text = (
-        f"orders {len(orders.calls())} closed, {len(orders.paid_at)} paid; "
-        f"{len(refunds.finished)} refunds through; upstreams called {len(upstreams.calls())} times"
-    )
-    return Look(all(each.is_done for each in parts), text, text)
+def _secret_for(receiver: Receiver) -> str:
+    """Register the receiver as an operator does; return the secret that is shown once."""
+    said = io.StringIO()
+    call_command("queueendpoint", "add", receiver.at("/"), stdout=said, stderr=io.StringIO())
+    return said.getvalue().split()[-1]
 
 
 class Jobs(Client):
@@ -131,22 +118,15 @@ class Jobs(Client):
     def ask(self, method: str, path: str, body: object = None) -> Any:
         status, answer = self.call(method, path, body)
         if status >= 400:
-            raise DemoError(f"{method} {path} was answered with {status}: {answer}")
+            raise acts.DemoError(f"{method} {path} was answered with {status}: {answer}")
         return answer
-
-    def add(self, **job: Any) -> None:
-        self.ask("POST", "/v1/jobs", job)
 
     def delete(self, topic: str, job_id: str) -> bool:
         """Delete the job; False if there is none any more."""
         status, answer = self.call("DELETE", _path(topic, job_id))
         if status not in (204, 404):
-            raise DemoError(f"DELETE was answered with {status}: {answer}")
+            raise acts.DemoError(f"DELETE was answered with {status}: {answer}")
         return status == 204
-
-    def pop(self, topic: str, **options: Any) -> Any:
-        """Return leased jobs; an empty list if none came in time."""
-        return self.ask("POST", f"/v1/topics/{quote(topic)}/pop?{urlencode(options)}") or []
 
     def settle(self, verb: str, topic: str, job: dict[str, Any], **more: Any) -> None:
         lease = {"leaseToken": job["leaseToken"], **more}
@@ -192,7 +172,7 @@ class Orders:
 
     def _job(self, order_id: str) -> dict[str, Any]:
         return {
-            "jobId": order_id, "topic": ORDERS_TOPIC, "url": self.receiver.url(ORDERS_PATH),
+            "jobId": order_id, "topic": ORDERS_TOPIC, "url": self.receiver.at(ORDERS_PATH),
             "delay": round(self.dice.uniform(3, 13), 3), "body": {"order": order_id},
         }  # fmt: skip
 
@@ -205,7 +185,7 @@ class Orders:
 
     def calls(self) -> list[tuple[str, float]]:
         """Return which orders were closed by a call, and when it arrived."""
-        calls = [each for each in list(self.receiver.calls) if each.path == ORDERS_PATH]
+        calls = self.receiver.calls_of(ORDERS_PATH)
         return [(each.body["order"], each.arrived_at) for each in calls]
 
     @property
@@ -225,11 +205,11 @@ class Orders:
         return paid_at + (UNDER_WAY if self.run_at[order_id] <= paid_at else 0)
 
     def checks(self) -> Iterator[Check]:
-        calls, counts = self.calls(), Counter(order for order, _ in self.calls())
-        lost = sorted(self.run_at.keys() - counts.keys() - self.paid_at.keys())
+        calls = self.calls()
+        closed = [order for order, _ in calls]
+        lost = self.run_at.keys() - set(closed) - self.paid_at.keys()
         yield none_of("orders lost", lost, f"{len(self.paid_at)} paid, {len(calls)} closed")
-        twice = sorted(order for order, times in counts.items() if times > 1)
-        yield none_of("closed twice", twice, "one call for each order")
+        yield none_of("closed twice", repeated(closed), "one call for each order")
         early = [order for order, at in calls if at < self.run_at[order]]
         yield none_of("closed early", early, "never before its time")
         after = [order for order, at in calls if at > self._last_call_at(order)]
@@ -242,7 +222,7 @@ REFUNDS: Final = 40
 CONSUMERS: Final = 3
 AGAIN_AFTER: Final = 1.0
 MOST_LOOKS: Final = 5
-WAIT_SECONDS: Final = 2
+POP: Final = f"/v1/topics/{REFUNDS_TOPIC}/pop?count=2&timeout=2"
 
 
 @dataclass(slots=True)
@@ -261,11 +241,12 @@ class Refunds:
             clients.start(self._consume, clients.over)
         for refund in (f"refund-{number:02}" for number in range(REFUNDS)):
             self.needed[refund] = self.dice.randint(1, MOST_LOOKS)
-            self.client.add(jobId=refund, topic=REFUNDS_TOPIC, body={"refund": refund})
+            job = {"jobId": refund, "topic": REFUNDS_TOPIC, "body": {"refund": refund}}
+            self.client.ask("POST", "/v1/jobs", job)
 
     def _consume(self, over: threading.Event) -> None:
         while not over.is_set():
-            for job in self.client.pop(REFUNDS_TOPIC, count=2, timeout=WAIT_SECONDS):
+            for job in self.client.ask("POST", POP) or []:
                 refund = job["body"]["refund"]
                 self.looks[refund].append(time.time())
                 if len(self.looks[refund]) < self.needed[refund]:
@@ -283,7 +264,7 @@ class Refunds:
         return {"refunds_through": len(self.finished), "looks": looks}
 
     def checks(self) -> Iterator[Check]:
-        lost = sorted(self.needed.keys() - set(self.finished))
+        lost = self.needed.keys() - set(self.finished)
         yield none_of("refunds lost", lost, f"{len(self.finished)} finished")
         extra = [name for name, looks in self.looks.items() if len(looks) != self.needed[name]]
         yield none_of("extra looks", extra, "each popped by one consumer at a time")
@@ -316,7 +297,7 @@ class Upstreams:
     dice: random.Random
     kicked: int = 0
     faults: dict[str, list[str]] = field(default_factory=dict)
-    _are_mended: bool = False
+    are_mended: bool = False
 
     def begin(self, clients: Threads) -> None:
         """Add the jobs, each with an upstream that fails so many times in its own way."""
@@ -325,29 +306,32 @@ class Upstreams:
             payment = f"payment-{number:02}"
             times = ATTEMPTS if number < DEAF else self.dice.choice((0, 0, 0, 1, 2, 3))
             self.faults[payment] = self.dice.choices(FAULTS, k=times)
-            self.client.add(
-                jobId=payment, topic=UPSTREAMS_TOPIC, ladder=LADDER, body={"payment": payment},
-                url=self.receiver.url(UPSTREAMS_PATH), delay=round(self.dice.uniform(0, 3), 3),
-            )  # fmt: skip
+            job = {
+                "jobId": payment, "topic": UPSTREAMS_TOPIC, "ladder": LADDER,
+                "body": {"payment": payment}, "url": self.receiver.at(UPSTREAMS_PATH),
+                "delay": round(self.dice.uniform(0, 3), 3),
+            }  # fmt: skip
+            self.client.ask("POST", "/v1/jobs", job)
 
     def _answer(self, body: Any, count: int) -> str:
         faults = self.faults[body["payment"]]
-        return "200" if self._are_mended or count > len(faults) else faults[count - 1]
+        return "200" if self.are_mended or count > len(faults) else faults[count - 1]
 
-    def tend(self) -> None:
-        """Once the deaf ones are dead, mend them and kick their jobs."""
+    def are_dead(self) -> bool:
+        """Return whether the jobs of all that are deaf have used up their attempts."""
         calls, deaf = self._by_payment(), sorted(self.faults)[:DEAF]
-        silent = [each for each in deaf if len(calls[each]) >= ATTEMPTS]
-        if self._are_mended or len(silent) < DEAF:
-            return
         paths = [_path(UPSTREAMS_TOPIC, each) for each in deaf]
-        if all(self.client.ask("GET", path)["state"] == "dead" for path in paths):
-            self._are_mended = True
-            answer = self.client.ask("POST", f"/v1/topics/{UPSTREAMS_TOPIC}/kick?limit=100")
-            self.kicked = int(answer["kicked"])
+        return all(len(calls[each]) >= ATTEMPTS for each in deaf) and all(
+            self.client.ask("GET", path)["state"] == "dead" for path in paths
+        )
+
+    def mend(self) -> None:
+        self.are_mended = True
+        answer = self.client.ask("POST", f"/v1/topics/{UPSTREAMS_TOPIC}/kick?limit=100")
+        self.kicked = int(answer["kicked"])
 
     def calls(self) -> list[Call]:
-        return [each for each in list(self.receiver.calls) if each.path == UPSTREAMS_PATH]
+        return self.receiver.calls_of(UPSTREAMS_PATH)
 
     def _by_payment(self) -> dict[str, list[Call]]:
         found: dict[str, list[Call]] = defaultdict(list)
@@ -360,11 +344,11 @@ class Upstreams:
         return len({each.body["payment"] for each in self.calls() if each.succeeded}) == PAYMENTS
 
     def figures(self) -> dict[str, Any]:
-        failed = [each.answer.partition(" ")[0] for each in self.calls() if not each.succeeded]
+        failed = Counter(each.answer.split()[0] for each in self.calls() if not each.succeeded)
+        calls = len(self.calls())
         return {
-            "told": len(self.calls()) - len(failed), "calls": len(self.calls()),
-            "failed": len(failed), "faults": ", ".join(sorted(set(failed))),
-            "kicked": self.kicked,
+            "told": calls - failed.total(), "calls": calls, "failed": failed.total(),
+            "faults": ", ".join(sorted(failed)), "kicked": self.kicked,
         }  # fmt: skip
 
     def checks(self) -> Iterator[Check]:
@@ -378,34 +362,26 @@ class Upstreams:
 
     def checks_of_calls(self) -> Iterator[Check]:
         """Yield what the calls alone must show."""
-        by_payment = self._by_payment()
-        told = Counter(each.body["payment"] for each in self.calls() if each.succeeded)
-        untold = sorted(self.faults.keys() - told.keys())
-        yield none_of("untold", untold, f"{len(told)} heard in the end")
-        again = sorted(name for name, times in told.items() if times > 1)
-        yield none_of("told again", again, "a 2xx ends the ladder")
-        hasty = sorted(name for name, calls in by_payment.items() if _is_hasty(calls))
+        calls = self._by_payment()
+        told = [each.body["payment"] for each in self.calls() if each.succeeded]
+        yield none_of("untold", self.faults.keys() - set(told), f"{len(told)} heard in the end")
+        yield none_of("told again", repeated(told), "a 2xx ends the ladder")
+        hasty = [name for name, some in calls.items() if _is_hasty(some)]
         said = f"waits of {LADDER}, or Retry-After, after each failure's end"
         yield none_of("hasty calls", hasty, said)
         # A kicked job is offered anew, and so is its webhook-id.
-        renamed = sorted(
-            name
-            for name, calls in by_payment.items()
-            if len({each.webhook_id for each in calls[:ATTEMPTS]}) > 1
-        )
+        ids = {name: {each.webhook_id for each in calls[name][:ATTEMPTS]} for name in calls}
+        renamed = [name for name, found in ids.items() if len(found) > 1]
         yield none_of("renamed calls", renamed, "one webhook-id for all attempts of a job")
         said = f"{self.kicked} of {DEAF} deaf upstreams"
         yield Check("dead, then kicked", self.kicked == DEAF, said)
 
 
 def _is_hasty(calls: list[Call]) -> bool:
+    """Return whether a call came sooner than Retry-After, or else the ladder, says."""
     rungs = [each.total_seconds() for each in RetryPolicy.ladder(LADDER).delays]
     return any(
-        after.arrived_at - before.answered_at < _wait_after(before, rung) - TRAVEL_SECONDS
+        after.arrived_at - before.answered_at
+        < float(before.answer.partition(" ")[2] or rung) - TRAVEL_SECONDS
         for (before, after), rung in zip(pairwise(calls[:ATTEMPTS]), rungs, strict=False)
     )
-
-
-def _wait_after(call: Call, rung: float) -> float:
-    """Return the seconds that the answer asks for by Retry-After, or else those of the ladder."""
-    return float(call.answer.partition(" ")[2] or rung)

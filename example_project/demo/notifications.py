@@ -8,11 +8,12 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -24,43 +25,16 @@ from kombu.exceptions import KombuError
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import create_token
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.notifications import intake, sweeping
+from delayed_queue.notifications import models, sweeping
 from delayed_queue.notifications.api import TOPIC
 from delayed_queue.notifications.broker import Consumer
 from delayed_queue.notifications.channels import signing_secrets
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.intake import Refused
-from delayed_queue.notifications.models import (
-    FINAL_STATUSES,
-    OPEN_STATUSES,
-    Channel,
-    DedupeClaim,
-    Delivery,
-    Notification,
-    ParkedRequest,
-    Source,
-    Status,
-    queue_name,
-)
+from delayed_queue.notifications.models import Channel, Delivery, Notification, Status
 from delayed_queue.notifications.services import QUEUES
-from example_project.demo.fakes import FakeHook, FakeSms, FakeSmtp, is_signed
-from example_project.demo.stage import (
-    HOST,
-    WORKER,
-    Act,
-    Check,
-    Child,
-    Client,
-    Console,
-    DemoError,
-    Look,
-    Outcome,
-    Stage,
-    Threads,
-    filled,
-    none_of,
-    stopped,
-)
+from example_project.demo import acts
+from example_project.demo.acts import Check, Stage, State, none_of, repeated
+from example_project.demo.fakes import FakeSms, FakeSmtp, Receiver
 from example_project.samples import Sample, read_samples, set_up
 
 # The file's minute, and at least so long for fewer requests.
@@ -75,13 +49,19 @@ DISPATCHERS: Final = 2
 # A short lease, so that what the killed one held comes back while one watches.
 DISPATCHING: Final = (
     "--async-concurrency", "60", "--poll-interval", "1", "--lease", "5", "--shutdown-timeout", "5",
-    "--no-cron", *(part for queue in QUEUES for part in ("--queue", queue_name(*queue))),
+    "--no-cron", *(part for each in QUEUES for part in ("--queue", models.queue_name(*each))),
 )  # fmt: skip
 RETRIES: Final = "1s 1s 2s 3s"
+# Shares of the time in which requests come: when both SMS providers go down, and for how long the
+# second does; when the first is back; and when everybody gets slow.
+FIRST_DOWN, SECOND_DOWN, SECOND_DOWN_FOR, FIRST_UP, SLOW_FROM = 0.3, 0.38, 0.06, 0.55, 0.65
+LATENCY, SLOW_LATENCY, SLOW_SECONDS = 0.02, 0.8, 1.5
+# A dispatcher is killed that sends so many; after ``SLOW_SECONDS`` a few will do.
+MOST_IN_FLIGHT, FEWEST_IN_FLIGHT = 30, 4
 
 
-class NotificationsAct(Act):
-    """Ten thousand requests by four ways in, and each is sent once or its end is told."""
+class NotificationsAct(acts.Act):
+    """Ten thousand requests by three ways in, and each is sent once or its end is told."""
 
     name = "notifications"
     introduction = "each is sent once, though providers fail and a dispatcher is killed"
@@ -91,52 +71,113 @@ class NotificationsAct(Act):
 
     @transaction.atomic
     def clear(self) -> None:
-        """Delete the notifications of the demo's tenants, with all that belongs to them."""
+        """Delete the notifications of the demo's tenant, with all that belongs to them."""
         forget(TENANT, KINDS)
-        ParkedRequest.objects.filter(origin=QUEUE).delete()
+        models.ParkedRequest.objects.filter(origin=QUEUE).delete()
         ApiToken.objects.filter(name=TENANT).delete()
-
-    def left(self) -> str:
-        left = statuses()
-        unsent = sum(left[status] for status in OPEN_STATUSES)
-        return (
-            f"Left in the database: {left.total():,} notifications, {unsent:,} of them not yet "
-            "sent; the next run deletes them."
-        )
 
     def prepare(self, stage: Stage) -> None:
         """Open the third parties, and say in the settings of all processes where they are."""
         set_up()
-        self._strangers = Strangers(stage)
-        stage.allow_calls(self._strangers.partners.port)
+        self.mail = stage.enter(FakeSmtp(mail_fault, latency=LATENCY))
+        self.texts = [stage.enter(FakeSms(text_fault, latency=LATENCY)) for _ in range(2)]
+        self.partners = stage.enter(Receiver())
+        [self.partners.secret] = signing_secrets()
+        for number in range(1, 21):
+            self.partners.rules[f"/partners/{number}"] = partial(partner_fault, number)
+        for each in (self.mail, *self.texts):
+            each.hang_seconds = HANG_SECONDS
+        stage.allow_calls(self.partners.port)
         stage.environment |= {
-            "NOTIFICATION_PROVIDERS": json.dumps(self._strangers.providers()),
+            "NOTIFICATION_PROVIDERS": json.dumps(providers(self.mail, self.texts)),
             "NOTIFICATION_RETRIES": RETRIES,
         }
 
-    def run(self, stage: Stage) -> Outcome:
+    def run(self, stage: Stage) -> acts.Outcome:
         began, address = time.monotonic(), stage.web
         token = create_token(TENANT, verbs=["add", "read", "delete"], topics=[TOPIC])
         dispatchers = stage.start_workers(DISPATCHERS, "dispatcher", *DISPATCHING)
-        trouble = Trouble(self._strangers, stage, dispatchers)
         with ExitStack() as stack:
-            consuming = stack.enter_context(Threads())
-            broker = Broker(stage.console)
+            consuming = stack.enter_context(acts.Threads())
+            broker = Broker(stage)
             stack.callback(broker.close)
             consuming.start(broker.consumer.run)
-            traffic = read_traffic(self._limit, f"http://{HOST}:{self._strangers.partners.port}")
-            posting = Posting(traffic, broker, Client(address, token))
-            posters = stack.enter_context(Threads())
-            posting.start(posters)
-            stage.wait(lambda: _look(posting, posters, consuming, trouble))
-        codes = stage.stop([each for each in trouble.dispatchers if each.is_running])
-        found = gather(posting, self._strangers, codes)
-        return report(found, time.monotonic() - began)
+            samples = {each.number: each for each in islice(read_samples(), self._limit)}
+            seconds = max(SECONDS * len(samples) / ALL, LEAST_SECONDS)
+            client = acts.Client(address, token)
+            traffic = Traffic(samples, seconds, client, broker, self.partners.at(""))
+            clients = stack.enter_context(acts.Threads())
+            traffic.start(clients)
+            watch = partial(stage.wait, state=partial(_state, traffic, consuming))
+            self._take_down(traffic, watch, stage.console.step)
+            self._kill_one(dispatchers, watch, stage)
+            watch(lambda: clients.are_done and traffic.is_taken and _is_over())
+        codes = stage.stop([each for each in dispatchers if each.is_running])
+        return report(self._gather(traffic, codes), time.monotonic() - began)
+
+    def _take_down(
+        self, traffic: Traffic, watch: Callable[..., None], step: Callable[[str, str], None]
+    ) -> None:
+        """Have both SMS providers down, one after the other."""
+        first, second = self.texts
+        watch(lambda: traffic.share >= FIRST_DOWN)
+        first.is_down = True
+        step("outage", "the first SMS provider answers 503; the second takes over")
+        # Not before it has taken over, which on a busy machine may take a while.
+        watch(lambda: traffic.share >= SECOND_DOWN and second.total > 0)
+        second.is_down, back = True, traffic.share + SECOND_DOWN_FOR
+        step("outage", "the second one, too: texts wait, and some expire")
+        watch(lambda: traffic.share >= back)
+        second.is_down = False
+        watch(lambda: traffic.share >= FIRST_UP)
+        first.is_down = False
+        step("mended", "both SMS providers are back, the second before the first")
+
+    def _kill_one(
+        self, dispatchers: list[acts.Child], watch: Callable[..., None], stage: Stage
+    ) -> None:
+        """Have everyone take their time, and kill a dispatcher when much is being sent."""
+        servers = (self.mail, *self.texts)
+        ours = Notification.objects.filter(tenant=TENANT, status=Status.PROCESSING)
+        for each in servers:
+            each.latency = SLOW_LATENCY
+        fewer_at = time.monotonic() + SLOW_SECONDS
+
+        def is_busy() -> bool:
+            is_patient = time.monotonic() < fewer_at
+            return ours.count() >= (MOST_IN_FLIGHT if is_patient else FEWEST_IN_FLIGHT)
+
+        watch(is_busy)
+        killed, successor = dispatchers[0], stage.replace(dispatchers[0], *DISPATCHING)
+        for each in servers:
+            each.latency = LATENCY
+        dispatchers.append(successor)
+        said = f"dispatcher {killed.pid} by SIGKILL; {successor.pid} takes its place"
+        stage.console.step("kill", said)
+
+    def _gather(self, traffic: Traffic, codes: Sequence[int]) -> Evidence:
+        """Return what everybody saw; nothing may run any more."""
+        unfinished = Delivery.objects.filter(
+            outcome=Delivery.Outcome.UNFINISHED, notification__tenant=TENANT
+        )
+        return Evidence(
+            traffic=traffic,
+            rows=rows_of_table(),
+            parked=parked(),
+            witnesses={
+                Channel.EMAIL: [self.mail], Channel.SMS: self.texts,
+                Channel.WEBHOOK: [self.partners],
+            },
+            unsigned=self.partners.unsigned,
+            unfinished=[str(each) for each in unfinished.values_list("notification_id", flat=True)],
+            messages=Message.objects.filter(kind__in=KINDS).count(),
+            exit_codes=codes,
+        )  # fmt: skip
 
 
 def forget(tenant: str, kinds: Sequence[str]) -> None:
     """Delete the notifications of this tenant, and what is in the queues for them."""
-    ours = Notification.objects.filter(tenant=tenant)
+    ours = models.Notification.objects.filter(tenant=tenant)
     keys = [str(each) for each in ours.values_list("pk", flat=True)]
     for model in (Message, DeadLetter):
         for start in range(0, len(keys), 5000):
@@ -144,7 +185,7 @@ def forget(tenant: str, kinds: Sequence[str]) -> None:
             model.objects.filter(kind__in=kinds, key__in=part).delete()
     Delivery.objects.filter(notification__tenant=tenant).delete()
     ours.delete()
-    DedupeClaim.objects.filter(tenant=tenant).delete()
+    models.DedupeClaim.objects.filter(tenant=tenant).delete()
 
 
 def statuses() -> Counter[str]:
@@ -153,24 +194,22 @@ def statuses() -> Counter[str]:
     return Counter(dict(ours.values_list("status").annotate(Count("pk"))))
 
 
-def _look(posting: Posting, posters: Threads, consuming: Threads, trouble: Trouble) -> Look:
-    """Do what is to be done now, and tell where things stand."""
-    consuming.check()
+def _state(traffic: Traffic, consuming: acts.Threads) -> State:
+    _ = consuming.are_done  # or it has failed
     # What the schedule ``notifications-sweeps`` does once a minute: it ends those whose attempts
     # were used up when their dispatcher was killed.
     sweeping.expire_overdue()
     sweeping.fail_dead()
-    trouble.look(posting.traffic.share)
-    is_posted = posters.are_done and posting.taken == posting.published
-    left = Message.objects.filter(kind__in=KINDS).count()
-    # Last, or it may be from before the last came in.
     counts = statuses()
-    waiting = sum(counts[status] for status in OPEN_STATUSES)
-    ended = counts[Status.FAILED] + counts[Status.EXPIRED] + counts[Status.CANCELLED]
+    waiting = sum(counts[status] for status in models.OPEN_STATUSES)
     sent = counts[Status.SUCCESSFULLY_PROCESSED]
-    text = f"{counts.total():,} stored: {waiting:,} wait, {sent:,} sent, {ended:,} not to be sent"
-    is_done = is_posted and trouble.is_over and not waiting and not left
-    return Look(is_done, (counts, left, posting.published), text)
+    text = f"{counts.total():,} stored: {waiting:,} wait, {sent:,} sent, "
+    return (counts, traffic.published), f"{text}{counts.total() - waiting - sent:,} not to be sent"
+
+
+def _is_over() -> bool:
+    is_left = Message.objects.filter(kind__in=KINDS).exists()
+    return not is_left and not any(statuses()[each] for each in models.OPEN_STATUSES)
 
 
 # What is asked for, by whom, and when
@@ -180,7 +219,6 @@ class Way(StrEnum):
     SINGLE = "REST, one by one"
     BULK = "REST, in bulk"
     BROKER = "broker"
-    CAMPAIGN = "campaign"
 
 
 class Answer(NamedTuple):
@@ -193,8 +231,6 @@ class Answer(NamedTuple):
 
 def way_of(sample: Sample) -> Way:
     """Codes come one by one, as somebody waits for each; what is no JSON fits no bulk."""
-    if sample.kind == "offer":
-        return Way.CAMPAIGN
     if sample.via == "broker":
         return Way.BROKER
     return Way.SINGLE if sample.kind == "code" or "text" in sample.line else Way.BULK
@@ -202,114 +238,73 @@ def way_of(sample: Sample) -> Way:
 
 @dataclass(slots=True)
 class Traffic:
-    """All samples by their way, and the pace at which they are played."""
+    """Requests, each sent at its time: the file's minute takes ``seconds``; and all answers."""
 
-    samples: dict[Way, list[Sample]]
+    samples: Mapping[int, Sample]
     seconds: float
-    webhooks: str
-    began_at: float = field(default_factory=time.time)
-
-    @property
-    def by_number(self) -> dict[int, Sample]:
-        return {each.number: each for some in self.samples.values() for each in some}
-
-    @property
-    def share(self) -> float:
-        """How much of the time in which requests come is over."""
-        return (time.time() - self.began_at) / self.seconds
-
-    def due_at(self, sample: Sample) -> float:
-        """Return when it comes, in seconds of Unix time: the file's minute takes ``seconds``."""
-        return self.began_at + sample.after.total_seconds() * self.seconds / self.length
-
-    @property
-    def length(self) -> float:
-        return max(some[-1].after.total_seconds() for some in self.samples.values() if some)
-
-    def body(self, sample: Sample) -> bytes:
-        return sample.body(datetime.now(UTC), self.webhooks, HURRY)
-
-    def batches(self, samples: list[Sample], most: int) -> Iterator[list[Sample]]:
-        """Yield them in order, together those that come within a moment."""
-        batch: list[Sample] = []
-        for each in samples:
-            is_later = batch and self.due_at(each) > self.due_at(batch[0]) + GATHER_SECONDS
-            if is_later or len(batch) == most:
-                yield batch
-                batch = []
-            batch.append(each)
-        if batch:
-            yield batch
-
-
-def read_traffic(limit: int | None, webhooks: str) -> Traffic:
-    """Read the file, or its first lines."""
-    samples: dict[Way, list[Sample]] = {way: [] for way in Way}
-    for each in islice(read_samples(), limit):
-        samples[way_of(each)].append(each)
-    count = sum(map(len, samples.values()))
-    return Traffic(samples, max(SECONDS * count / ALL, LEAST_SECONDS), webhooks)
-
-
-def reason_of(errors: Iterable[dict[str, str]]) -> str:
-    """Return what was wrong: all ways in say it alike."""
-    return "; ".join(f"{each.get('path') or 'request'}: {each.get('message')}" for each in errors)
-
-
-@dataclass(slots=True)
-class Posting:
-    """Threads that post, each request at its time; what they were answered is kept."""
-
-    traffic: Traffic
+    client: acts.Client
     broker: Broker
-    client: Client
+    webhooks: str = ""
+    began_at: float = field(default_factory=time.time)
     answers: list[Answer] = field(default_factory=list)
     published: int = 0
     cancelled: list[str] = field(default_factory=list)
     # Answers that a service must never get.
     surprises: list[str] = field(default_factory=list)
 
-    def start(self, threads: Threads) -> None:
-        singles = self.traffic.samples[Way.SINGLE]
-        for start in range(3):
-            threads.start(self._play, self._post, singles[start::3], threads.over)
-        samples = self.traffic.samples
-        threads.start(self._play, self._post_bulk, samples[Way.BULK], threads.over, 500)
-        threads.start(self._play, self._publish, samples[Way.BROKER], threads.over)
-        threads.start(self._play, self._import, samples[Way.CAMPAIGN], threads.over, 500)
+    @property
+    def share(self) -> float:
+        """How much of the time in which requests come is over."""
+        return (time.time() - self.began_at) / self.seconds
 
     @property
-    def taken(self) -> int:
-        """How many of what was published the consumer has stored or parked."""
-        return sum(astuple(self.broker.consumer.tally))
+    def is_taken(self) -> bool:
+        """Whether the consumer has stored or parked all that was published."""
+        return bool(sum(astuple(self.broker.consumer.tally)) == self.published)
+
+    def start(self, threads: acts.Threads) -> None:
+        """Start a client for each way in, and three where each request waits for its answer."""
+        by_way: dict[Way, list[Sample]] = {way: [] for way in Way}
+        for each in self.samples.values():
+            by_way[way_of(each)].append(each)
+        for start in range(3):
+            threads.start(self._play, self._post, by_way[Way.SINGLE][start::3], threads.over)
+        threads.start(self._play, self._publish, by_way[Way.BROKER], threads.over)
+        threads.start(self._play, self._post_bulk, by_way[Way.BULK], threads.over, 500)
+
+    def due_at(self, sample: Sample) -> float:
+        last = self.samples[len(self.samples) - 1]
+        return self.began_at + sample.after / last.after * self.seconds
 
     def _play(
-        self,
-        send: Callable[[list[Sample]], None],
-        samples: list[Sample],
-        over: threading.Event,
+        self, send: Callable[[list[Sample]], None], samples: list[Sample], over: threading.Event,
         most: int = 1,
-    ) -> None:
-        """Send the requests when they are due, so many at once."""
-        for batch in self.traffic.batches(samples, most):
-            if over.wait(max(self.traffic.due_at(batch[-1]) - time.time(), 0)):
+    ) -> None:  # fmt: skip
+        """Send the requests when they are due, together those that come within a moment."""
+        while samples:
+            end = self.due_at(samples[0]) + GATHER_SECONDS
+            batch = [each for each in samples[:most] if self.due_at(each) <= end]
+            samples = samples[len(batch) :]
+            if over.wait(max(self.due_at(batch[-1]) - time.time(), 0)):
                 return
             send(batch)
 
+    def _body(self, sample: Sample) -> bytes:
+        return sample.body(datetime.now(UTC), self.webhooks, HURRY)
+
     def _post(self, batch: list[Sample]) -> None:
         [each] = batch
-        status, answer = self.client.call("POST", "/v1/notifications", self.traffic.body(each))
-        self._note(each, status, answer)
+        self.note(each, *self.client.call("POST", "/v1/notifications", self._body(each)))
 
     def _post_bulk(self, batch: list[Sample]) -> None:
-        lines = b"\n".join(self.traffic.body(each) for each in batch)
+        lines = b"\n".join(map(self._body, batch))
         path, kind = "/v1/notifications/bulk", "application/x-ndjson"
         status, answer = self.client.call("POST", path, lines, kind)
         items = answer.get("items", []) if status == 202 else []
         if len(items) != len(batch):
             self.surprises.append(f"{status} to a bulk of {len(batch)}")
         for each, item in zip(batch, items, strict=False):
-            self._note(each, 400 if "errors" in item else 202, item)
+            self.note(each, 400 if "errors" in item else 202, item)
             if each.kind == "reminder" and each.number % 10 == 0 and "id" in item:
                 self._cancel(item["id"])
 
@@ -320,28 +315,22 @@ class Posting:
         elif status != 409:  # it is being sent, or was
             self.surprises.append(f"{status} to DELETE")
 
-    def _note(self, sample: Sample, status: int, answer: dict[str, Any]) -> None:
+    def _publish(self, batch: list[Sample]) -> None:
+        [each] = batch
+        self.broker.publish(f"demo-{each.number}", self._body(each))
+        self.published += 1
+
+    def note(self, sample: Sample, status: int, answer: dict[str, Any]) -> None:
         if status not in (202, 400):
             self.surprises.append(f"{status} to request {sample.number + 1}")
         errors = answer.get("errors") or [{"message": str(answer.get("code", status))}]
         id_ = answer["id"] if status == 202 else ""
         self.answers.append(Answer(sample.number, id_, "" if id_ else reason_of(errors)))
 
-    def _publish(self, batch: list[Sample]) -> None:
-        [each] = batch
-        self.broker.publish(f"demo-{each.number}", self.traffic.body(each))
-        self.published += 1
 
-    def _import(self, batch: list[Sample]) -> None:
-        """Store them as a pipeline does: by the intake itself."""
-        rows = [json.loads(self.traffic.body(each)) for each in batch]
-        found = intake.accept(rows, tenant=TENANT, source=Source.IMPORT)
-        for each, answer in zip(batch, found, strict=True):
-            if isinstance(answer, Refused):
-                reason = reason_of(error.as_dict() for error in answer.errors)
-                self.answers.append(Answer(each.number, reason=reason))
-            else:
-                self.answers.append(Answer(each.number, str(answer.id)))
+def reason_of(errors: Sequence[dict[str, str]]) -> str:
+    """Return what was wrong: all ways in say it alike."""
+    return "; ".join(f"{each.get('path') or 'request'}: {each.get('message')}" for each in errors)
 
 
 QUEUE: Final = "notifications-demo"
@@ -351,18 +340,17 @@ MEMORY: Final = "memory://"
 class Broker:
     """The RabbitMQ that AMQP_URL names, or else a queue in memory; and the service's consumer."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, stage: Stage) -> None:
         url = get_settings().BROKER_URL
-        console.step("broker", "in memory, no AMQP_URL" if url == MEMORY else "RabbitMQ")
+        stage.console.step("broker", "in memory, no AMQP_URL" if url == MEMORY else "RabbitMQ")
         options = {} if url == MEMORY else {"confirm_publish": True}
         self._connection = Connection(url, transport_options=options, connect_timeout=5)
-        self._queue = Queue(QUEUE, durable=True)
         try:
-            self._queue = self._queue(self._connection.default_channel)
+            self._queue = Queue(QUEUE, durable=True)(self._connection.default_channel)
             self._queue.declare()
             self._queue.purge()
         except (OSError, KombuError) as error:
-            raise DemoError(f"The broker of AMQP_URL: {type(error).__name__}") from error
+            raise acts.DemoError(f"The broker of AMQP_URL: {type(error).__name__}") from error
         self._producer = self._connection.Producer(auto_declare=False)
         self.consumer = Consumer(url=url, queue=QUEUE, tenant=TENANT)
         # Its lines would come between those of the demo.
@@ -386,21 +374,20 @@ class Broker:
         self._connection.release()
 
 
-# The third parties, and when they fail: by what they are sent, so that each run has the same faults
+# When third parties fail: by what they are sent, so that each run has the same faults
 
-LATENCY, SLOW_LATENCY = 0.02, 0.8
 # How long the dispatchers wait for an answer, and how long one who hangs gives none.
 TIMEOUT_SECONDS, HANG_SECONDS = 2.0, 4.0
 # Of so many addresses, or numbers, one has this fault.
 _MAIL: Final = {"450": 25, "drop": 400, "hang": 600, "drop-after": 250}
 _TEXTS: Final = {"503": 20, "429": 40, "drop": 60, "drop-after": 30, "hang-after": 200}
 _BLOCKED: Final = {"blocked": 90}
-_PARTNERS: Final = {"3": "503", "7": "500", "11": "drop-after", "16": "410"}
-# This one never answers anything else.
-DOWN_PARTNER: Final = "13"
+# Of the twenty partners; the one that is down never answers anything else.
+_PARTNERS: Final = {3: "503", 7: "500", 11: "drop-after", 16: "410"}
+DOWN_PARTNER: Final = 13
 
 
-def fault_of(text: str, shares: dict[str, int]) -> str:
+def _fault_of(text: str, shares: dict[str, int]) -> str:
     """Return the fault of a recipient, mostly none."""
     number = zlib.crc32(text.encode())
     for fault, share in shares.items():
@@ -410,140 +397,41 @@ def fault_of(text: str, shares: dict[str, int]) -> str:
     return ""
 
 
-class MailServer(FakeSmtp):
-    """Refuses unknown addresses, greylists some, and hangs up before or after a body."""
-
-    hang_seconds = HANG_SECONDS
-
-    def __init__(self, *, latency: float = 0.0) -> None:
-        super().__init__(latency=latency)
-        self._met: Counter[str] = Counter()
-
-    def at_recipient(self, address: str) -> str:
-        if address.startswith("nobody-"):
-            return "550"
-        self._met[address] += 1
-        fault = fault_of(address, _MAIL)
-        return fault if self._met[address] == 1 and not fault.endswith("-after") else ""
-
-    def at_data(self, address: str) -> str:
-        fault = fault_of(address, _MAIL)
-        return fault if fault.endswith("-after") else ""
+def mail_fault(address: str, times: int) -> str:
+    """Refuse unknown addresses, greylist some, and hang up before or after a body."""
+    if address.startswith("nobody-"):
+        return "550"
+    fault = _fault_of(address, _MAIL)
+    return fault if times == 1 or fault.endswith("-after") else ""
 
 
-class Texts(FakeSms):
-    """Fails once for some numbers, blocks a few for good."""
-
-    hang_seconds = HANG_SECONDS
-
-    def behaviour(self, fields: dict[str, str], times: int) -> str:
-        blocked = fault_of(fields["to"], _BLOCKED)
-        return blocked or (fault_of(fields["to"], _TEXTS) if times == 1 else "")
+def text_fault(number: str, times: int) -> str:
+    """Fail once for some numbers, block a few for good."""
+    return _fault_of(number, _BLOCKED) or (_fault_of(number, _TEXTS) if times == 1 else "")
 
 
-class Partners(FakeHook):
-    """Twenty partners: some stumble once, one is gone, one is down."""
-
-    hang_seconds = HANG_SECONDS
-
-    def behaviour(self, path: str, times: int) -> str:
-        partner = path.rpartition("/")[2]
-        if partner == DOWN_PARTNER:
-            return "503"
-        return _PARTNERS.get(partner, "") if times == 1 else ""
+def partner_fault(number: int, body: object, times: int) -> str:
+    """Some stumble once, one is gone, one is down."""
+    if number == DOWN_PARTNER:
+        return "503"
+    return _PARTNERS.get(number, "200") if times == 1 else "200"
 
 
-class Strangers:
-    """All of them, up as long as the stage is."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.mail = stage.enter(MailServer(latency=LATENCY))
-        self.texts = [stage.enter(Texts(latency=LATENCY)) for _ in range(2)]
-        self.partners = stage.enter(Partners())
-
-    def take(self, seconds: float) -> None:
-        """Have everyone take so long from now on."""
-        for each in (self.mail, *self.texts):
-            each.latency = seconds
-
-    def providers(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the setting NOTIFICATION_PROVIDERS that leads to them."""
-        mail = {
-            "kind": "email", "name": "mail", "sender": "Shop <shop@example.org>",
-            "host": HOST, "port": self.mail.port, "threads": 30, "timeout": TIMEOUT_SECONDS,
-        }  # fmt: skip
-        texts = [
-            {
-                "kind": "http", "name": name, "url": server.url,
-                "idempotency_header": "Idempotency-Key", "timeout": TIMEOUT_SECONDS,
-                "codes": {"blocked": "permanent"},
-            }
-            for name, server in zip(("sms-first", "sms-second"), self.texts, strict=True)
-        ]  # fmt: skip
-        return {"email": [mail], "sms": texts, "webhook": [{"kind": "webhook", "name": "partners"}]}
-
-
-# What goes wrong on the way: both SMS providers, one after the other, and a dispatcher killed
-
-# Shares of the time in which requests come.
-FIRST_DOWN, SECOND_DOWN, SECOND_DOWN_FOR, FIRST_UP, SLOW_FROM = 0.3, 0.38, 0.06, 0.55, 0.65
-WANTED_IN_HAND, FEWEST_IN_HAND = 30, 4
-
-
-@dataclass(slots=True)
-class Trouble:
-    """Happens once each, when ``look`` finds its time come."""
-
-    strangers: Strangers
-    stage: Stage
-    dispatchers: list[Child]
-    killed: Child | None = None
-    _first_was_down: bool = False
-    _second_down_at: float | None = None
-    _slow_since: float = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        return self.killed is not None and not self.strangers.texts[0].is_down
-
-    def look(self, share: float) -> None:
-        """Do what is to be done at this share of the time."""
-        self._take_down(share)
-        if share >= SLOW_FROM and self.killed is None:
-            self._kill_one()
-
-    def _take_down(self, share: float) -> None:
-        (first, second), step = self.strangers.texts, self.stage.console.step
-        if not self._first_was_down and share >= FIRST_DOWN:
-            self._first_was_down = first.is_down = True
-            step("outage", "the first SMS provider answers 503; the second takes over")
-        # Not before it has taken over, which on a busy machine may take a while.
-        if self._second_down_at is None and share >= SECOND_DOWN and second.accepted:
-            self._second_down_at, second.is_down = share, True
-            step("outage", "the second one, too: texts wait, and some expire")
-        if second.is_down and share >= (self._second_down_at or 0.0) + SECOND_DOWN_FOR:
-            second.is_down = False
-            step("mended", "the second SMS provider is back")
-        if first.is_down and not second.is_down and share >= FIRST_UP:
-            first.is_down = False
-            step("mended", "the first SMS provider is back")
-
-    def _kill_one(self) -> None:
-        """Have everyone take their time, and kill a dispatcher when much is being sent."""
-        if not self._slow_since:
-            self.strangers.take(SLOW_LATENCY)
-            self._slow_since = time.monotonic()
-        in_hand = Notification.objects.filter(tenant=TENANT, status=Status.PROCESSING).count()
-        is_patient = time.monotonic() - self._slow_since < 1.5
-        if in_hand < (WANTED_IN_HAND if is_patient else FEWEST_IN_HAND):
-            return
-        self.killed = self.dispatchers[0]
-        self.killed.end()
-        self.strangers.take(LATENCY)
-        successor = self.stage.start("dispatcher", *WORKER, *DISPATCHING)
-        self.dispatchers.append(successor)
-        said = f"dispatcher {self.killed.pid} by SIGKILL; {successor.pid} takes its place"
-        self.stage.console.step("kill", said)
+def providers(mail: FakeSmtp, texts: Sequence[FakeSms]) -> dict[str, list[dict[str, Any]]]:
+    """Return the setting NOTIFICATION_PROVIDERS that leads to them."""
+    email = {
+        "kind": "email", "name": "mail", "sender": "Shop <shop@example.org>",
+        "host": acts.HOST, "port": mail.port, "threads": 30, "timeout": TIMEOUT_SECONDS,
+    }  # fmt: skip
+    sms = [
+        {
+            "kind": "http", "name": name, "url": server.at("/messages"),
+            "idempotency_header": "Idempotency-Key", "timeout": TIMEOUT_SECONDS,
+            "codes": {"blocked": "permanent"},
+        }
+        for name, server in zip(("sms-first", "sms-second"), texts, strict=True)
+    ]  # fmt: skip
+    return {"email": [email], "sms": sms, "webhook": [{"kind": "webhook", "name": "partners"}]}
 
 
 # What everybody saw: those who asked, the table, and the strangers at the other end
@@ -557,8 +445,24 @@ def rows_of_table() -> dict[str, Any]:
     return {str(each.pk): each for each in ours.annotate(is_doubtful=Exists(calls))}
 
 
+def parked() -> list[Answer]:
+    """Return a broker's messages that were parked, as often as they were."""
+    rows = models.ParkedRequest.objects.filter(origin=QUEUE)
+    return [
+        Answer(number_of(each.message_id), reason=reason_of(each.errors))
+        for each in rows
+        for _ in range(each.times)
+    ]
+
+
+def number_of(message_id: str) -> int:
+    """Return the number of the sample that was published under this id; -1 if none was."""
+    number = message_id.removeprefix("demo-")
+    return int(number) if number.isdecimal() else -1
+
+
 def is_final(row: Any) -> bool:
-    return row is not None and row.status in FINAL_STATUSES
+    return row is not None and row.status in models.FINAL_STATUSES
 
 
 def is_sent(row: Any) -> bool:
@@ -569,7 +473,7 @@ def is_sent(row: Any) -> bool:
 class Evidence:
     """All of it, gathered when everything had come to its end."""
 
-    posting: Posting
+    traffic: Traffic
     rows: Mapping[str, Any]
     parked: Sequence[Answer]
     # By channel the servers, with what they accepted and when it came.
@@ -583,56 +487,18 @@ class Evidence:
     @property
     def refused(self) -> list[Answer]:
         """Everything that was refused, by whichever way it had come."""
-        return [*(each for each in self.posting.answers if not each.id), *self.parked]
+        return [*(each for each in self.traffic.answers if not each.id), *self.parked]
 
-    def sightings(self) -> Iterator[tuple[str, str, int, float]]:
-        """Yield channel, notification, how often and when for all that strangers accepted."""
+    def sightings(self) -> Iterator[tuple[str, str, float]]:
+        """Yield channel, notification and when for all that strangers accepted, as often."""
         for channel, servers in self.witnesses.items():
             for each in servers:
-                for id_, times in each.accepted.items():
-                    yield channel, id_, times, each.began_at.get(id_, 0.0)
+                for id_ in Counter(each.accepted).elements():
+                    yield channel, id_, each.began_at.get(id_, 0.0)
 
 
-def gather(posting: Posting, strangers: Strangers, codes: Sequence[int]) -> Evidence:
-    """Gather it; nothing may run any more."""
-    [secret] = signing_secrets()
-    requests = strangers.partners.requests
-    cut = Delivery.objects.filter(outcome=Delivery.Outcome.UNFINISHED)
-    cut = cut.filter(notification__tenant=TENANT)
-    return Evidence(
-        posting=posting,
-        rows=rows_of_table(),
-        parked=_parked(),
-        witnesses={
-            Channel.EMAIL: [strangers.mail],
-            Channel.SMS: strangers.texts,
-            Channel.WEBHOOK: [strangers.partners],
-        },
-        unsigned=sum(not is_signed(secret, headers, body) for headers, body in requests),
-        unfinished=[str(id_) for id_ in cut.values_list("notification_id", flat=True)],
-        messages=Message.objects.filter(kind__in=KINDS).count(),
-        exit_codes=codes,
-    )
-
-
-def _parked() -> list[Answer]:
-    """Return a broker's messages that were parked, as often as they were."""
-    rows = ParkedRequest.objects.filter(origin=QUEUE).values_list("message_id", "times", "errors")
-    return [
-        Answer(number_of(id_), reason=reason_of(errors))
-        for id_, times, errors in rows
-        for _ in range(times)
-    ]
-
-
-def number_of(message_id: str) -> int:
-    """Return the number of the sample that was published under this id; -1 if none was."""
-    number = message_id.removeprefix("demo-")
-    return int(number) if number.isdecimal() else -1
-
-
-_LINES: Final = (
-    ("requests", "{requests:>7,}  by REST, broker and campaign, {refused:,} of them refused"),
+_ROWS: Final = (
+    ("requests", "{requests:>7,}  by REST and broker, {refused:,} of them refused"),
     ("stored", "{stored:>7,}  the others came for the second time"),
     ("sent", "{sent:>7,}  {mails:,} mails, {texts:,} texts, {webhooks:,} webhooks"),
     ("failed over", "{failed_over:>7,}  texts, sent by the second provider"),
@@ -645,7 +511,7 @@ _LINES: Final = (
 )  # fmt: skip
 
 
-def report(found: Evidence, seconds: float) -> Outcome:
+def report(found: Evidence, seconds: float) -> acts.Outcome:
     """Count, and compare what everybody saw."""
     rows = list(found.rows.values())
     sent = Counter(row.channel for row in rows if is_sent(row))
@@ -653,7 +519,7 @@ def report(found: Evidence, seconds: float) -> Outcome:
     suppressed = sum(row.outcome == "suppressed" for row in rows)
     doubtful = [row for row in rows if row.is_doubtful]
     figures = {
-        "requests": len(found.posting.traffic.by_number), "refused": len(found.refused),
+        "requests": len(found.traffic.samples), "refused": len(found.refused),
         "stored": len(rows), "sent": sent.total(), "mails": sent[Channel.EMAIL],
         "texts": sent[Channel.SMS], "webhooks": sent[Channel.WEBHOOK],
         "failed_over": sum(is_sent(row) and row.provider == "sms-second" for row in rows),
@@ -663,7 +529,7 @@ def report(found: Evidence, seconds: float) -> Outcome:
         "doubtful": len(doubtful), "doubtful_sent": sum(map(is_sent, doubtful)),
         "seconds": seconds,
     }  # fmt: skip
-    return Outcome(figures, filled(_LINES, figures), list(check(found)))
+    return acts.Outcome(figures, _ROWS, list(check(found)))
 
 
 # What must hold
@@ -682,11 +548,11 @@ def check(found: Evidence) -> Iterator[Check]:
     is_whole = bool(ended) and len(ended) == len(found.unfinished)
     yield Check("killed dispatcher", is_whole, said)
     yield Check("queues empty", not found.messages, f"{found.messages} messages are left in them")
-    yield stopped(found.exit_codes)
+    yield acts.stopped(found.exit_codes)
 
 
 def _of_intake(found: Evidence) -> Iterator[Check]:
-    posting, samples = found.posting, found.posting.traffic.by_number
+    traffic, samples = found.traffic, found.traffic.samples
     wrong = {number for number, each in samples.items() if each.kind == "wrong"}
     refused = {each.number for each in found.refused}
     # A code may have expired when its request arrived.
@@ -696,15 +562,13 @@ def _of_intake(found: Evidence) -> Iterator[Check]:
         if each.reason == TOO_LATE and samples[each.number].kind == "code"
     }
     said = f"{len(wrong):,} of the file are wrong, {len(refused):,} were refused"
-    yield none_of("wrong, accepted", sorted(wrong - refused), said)
+    yield none_of("wrong, accepted", wrong - refused, said)
     said = f"{len(late)} more had expired on the way" if late else "all others were accepted"
-    yield none_of("right, refused", sorted(refused - wrong - late), said)
+    yield none_of("right, refused", refused - wrong - late, said)
     numbers = [each.number for each in found.parked]
-    twice = sorted(number for number, times in Counter(numbers).items() if times > 1)
-    said = f"{len(numbers):,} of {posting.published:,} published, each once"
-    is_whole = posting.taken == posting.published
-    yield none_of("parked twice", twice, said, and_also=is_whole)
-    yield none_of("odd answers", posting.surprises, "nothing but 202 and 400")
+    said = f"{len(numbers):,} of {traffic.published:,} published, each once"
+    yield none_of("parked twice", repeated(numbers), said, and_also=traffic.is_taken)
+    yield none_of("odd answers", traffic.surprises, "nothing but 202 and 400")
     different = {
         each.line.get("request", {}).get("dedupeKey") or number
         for number, each in samples.items()
@@ -715,27 +579,24 @@ def _of_intake(found: Evidence) -> Iterator[Check]:
 
 
 def _of_sending(found: Evidence) -> Iterator[Check]:
-    rows, seen, cancelled = found.rows, list(found.sightings()), found.posting.cancelled
-    promised = {each.id for each in found.posting.answers if each.id} | rows.keys()
-    lost = sorted(id_ for id_ in promised if not is_final(rows.get(id_)))
+    rows, seen, cancelled = found.rows, list(found.sightings()), found.traffic.cancelled
+    promised = {each.id for each in found.traffic.answers if each.id} | rows.keys()
+    lost = [id_ for id_ in promised if not is_final(rows.get(id_))]
     yield none_of("lost", lost, f"{len(promised):,} accepted, each has come to an end")
-    times: Counter[str] = Counter()
-    for _, id_, count, _ in seen:
-        times[id_] += count
-    twice = sorted(id_ for id_, count in times.items() if count > 1)
+    twice, received = repeated(id_ for _, id_, _ in seen), {id_ for _, id_, _ in seen}
     doubtful = sum(row.is_doubtful for row in rows.values())
     yield none_of("sent twice", twice, f"though of {doubtful} one could not know whether they were")
-    arrived = {(channel, id_) for channel, id_, _, _ in seen}
+    arrived = {(channel, id_) for channel, id_, _ in seen}
     sent = {(row.channel, id_) for id_, row in rows.items() if is_sent(row)}
-    unseen = sorted(id_ for _, id_ in sent - arrived)
+    unseen = [id_ for _, id_ in sent - arrived]
     yield none_of("sent, not seen", unseen, f"{len(sent):,} sent, each was received")
     in_doubt = {(row.channel, id_) for id_, row in rows.items() if row.is_doubtful} - sent
-    unsaid = sorted(id_ for _, id_ in arrived - sent - in_doubt)
-    said = f"{len(times):,} received: sent, or {len(arrived & in_doubt)} recorded as in doubt"
+    unsaid = [id_ for _, id_ in arrived - sent - in_doubt]
+    said = f"{len(received):,} received: sent, or {len(arrived & in_doubt)} recorded as in doubt"
     yield none_of("seen, not sent", unsaid, said)
-    late = sorted(id_ for _, id_, _, at in seen if id_ in rows and _is_late(rows[id_], at))
+    late = {id_ for _, id_, at in seen if id_ in rows and _is_late(rows[id_], at)}
     yield none_of("sent late", late, "nothing arrived after its expiresAt")
-    unwanted = sorted(times.keys() & set(cancelled))
+    unwanted = received & set(cancelled)
     yield none_of("cancelled, sent", unwanted, f"{len(cancelled)} were cancelled with DELETE")
     yield Check("unsigned 0", not found.unsigned, "every webhook had a valid signature")
 

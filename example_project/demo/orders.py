@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import chain, pairwise
+from functools import partial
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db.models import Count, F, Max
 
-from delayed_queue.cron.schedules import PeriodicSchedule
+from delayed_queue import PeriodicSchedule
 from delayed_queue.models import DeadLetter, Schedule
 from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
+from delayed_queue.tasks.models import TaskResult
 from example_project import shop
-from example_project.demo.stage import (
-    WORKER,
-    Act,
-    Check,
-    Child,
-    Console,
-    DemoError,
-    Look,
-    Outcome,
-    Stage,
-    Threads,
-    database_now,
-    fetch,
-    filled,
-    none_of,
-    stopped,
-)
-from example_project.models import Closing, Delivery, Order, SalesReport
-from example_project.orders import BadLine, OrderLine, RejectsFile, read_orders
-from example_project.shop import QUEUE_NAME, SALES_QUEUE_NAME, queue, sales_queue
+from example_project.demo import acts
+from example_project.demo.acts import Check, Child, Stage, State, Threads, none_of, repeated
+from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
+from example_project.orders import OrderLine, read_valid
+from example_project.shop import invoices_queue, queue, sales_queue
+from example_project.tasks import write_invoice
 
 # From the first order to the last deadline; more orders take longer, at so many a second.
 SECONDS: Final = 28.0
@@ -45,31 +35,20 @@ ORDERS_PER_SECOND: Final = 360
 # Between the start of loading and the opening of the shop, at so many orders a second.
 LOADED_PER_SECOND: Final = 5000
 LOADED_AT_ONCE: Final = 1000
-SHOWN_REJECTS: Final = 20
 CUSTOMERS: Final = 8
 # A short lease, so that what the killed worker held comes back while one watches.
 SERVING: Final = (
-    "--queue", SALES_QUEUE_NAME, "--queue", QUEUE_NAME, "--concurrency", "4", "--lease", "5",
-    "--poll-interval", "1", "--shutdown-timeout", "5",
+    *(part for each in (sales_queue, invoices_queue, queue) for part in ("--queue", each.name)),
+    "--concurrency", "4", "--lease", "5", "--poll-interval", "1", "--shutdown-timeout", "5",
 )  # fmt: skip
-# The kill is tried from the first of these shares of the time on; from the second on, a
-# worker with a single message in flight will do.
-KILL_FROM, KILL_ANY_FROM, EDIT_FROM = 0.35, 0.5, 0.55
-ARRIVAL_SECONDS, KILL_LOOKS = 0.02, 10
+# Shares of the time: of the edit; from when on a worker is killed that has two messages in flight;
+# and from when on one will do.
+EDIT_FROM, KILL_FROM, KILL_ANY_FROM = 0.3, 0.35, 0.5
+ARRIVAL_SECONDS: Final = 0.02
+PARTICULARS: Final = attrgetter("customer", "amount", "currency")
 # More than any demo offers: counts are exact below the cap.
 CAP: Final = 1_000_000
-
-_DELIVERIES: Final[LiteralString] = """
-SELECT
-    count(*) AS delivered,
-    count(*) FILTER (WHERE attempt = 1) AS first,
-    COALESCE(percentile_disc(0.5) WITHIN GROUP (ORDER BY late), 0) AS late_p50_ms,
-    COALESCE(percentile_disc(0.99) WITHIN GROUP (ORDER BY late), 0) AS late_p99_ms
-FROM (
-    SELECT attempt, extract(epoch FROM started_at - due_at)::float8 * 1000 AS late
-    FROM example_project_delivery
-) AS delivery
-"""
+BEFORE, AFTER = PeriodicSchedule(timedelta(seconds=5)), PeriodicSchedule(timedelta(seconds=3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +63,7 @@ class Options:
     rejects: Path | None = None
 
 
-class OrdersAct(Act):
+class OrdersAct(acts.Act):
     """Plays a file of orders much faster than it was written."""
 
     name = "orders"
@@ -92,96 +71,52 @@ class OrdersAct(Act):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.has_loaded = False
 
     def clear(self) -> None:
-        """Delete the orders and records, messages and dead letters of an earlier run."""
+        """Delete the orders and records, messages, dead letters and results of an earlier run."""
         Schedule.objects.filter(kind=sales_queue.kind).delete()
-        for each in (queue, sales_queue):
+        for each in (queue, sales_queue, invoices_queue):
             each.drop_all_messages(DROP_ALL_CONFIRMATION)
             each.prune_dead_letters(timedelta(0))
-        for model in (Order, Delivery, Closing, SalesReport):
+        for model in (Order, Delivery, Closing, Invoice, SalesReport):
             model.objects.all().delete()
+        TaskResult.objects.filter(task=write_invoice.module_path).delete()
 
-    def run(self, stage: Stage) -> Outcome:
-        began = time.monotonic()
-        lines, rejects = read(self.options, stage.console)
-        create_schedule()
+    def run(self, stage: Stage) -> acts.Outcome:
+        began, step = time.monotonic(), stage.console.step
+        given = self.options
+        lines, rejects = read_valid(given.input, given.limit, given.rejects, stage.console.warn)
+        step("input", f"{given.input.name}: {len(lines):,} orders")
+        # As an operator makes one: a row, which the workers keep installed.
+        schedule = Schedule.objects.create(
+            kind=sales_queue.kind, key_prefix="hourly", queue=sales_queue.name, type="periodic",
+            expression="5s", payload={},
+        )  # fmt: skip
         # Or a short run on a busy machine is over before there is a worker to kill.
         workers = stage.start_workers(self.options.workers, "worker", *SERVING)
         clock = open_shop(lines, self.options.seconds)
-        offered = self._load(lines, clock, stage.console)
-        watch = Watch(stage, workers, clock, self.options.kill)
+        offered = sum(
+            shop.place([clock.order(each) for each in lines[start : start + LOADED_AT_ONCE]])
+            for start in range(0, len(lines), LOADED_AT_ONCE)
+        )
+        step("offered", f"{offered:,} orders, each with the message to close it")
         with Threads() as customers:
             for start in range(CUSTOMERS):
                 customers.start(pay, lines[start::CUSTOMERS], clock, customers)
-            stage.wait(lambda: watch.look(customers))
+            watch = partial(stage.wait, state=partial(_state, clock, customers))
+            watch(lambda: clock.share >= EDIT_FROM)
+            # As the admin saves its form.
+            schedule.expression = "3s"
+            schedule.save()
+            step("edit", "the sales report comes every 3 s, not every 5 s")
+            kill = kill_one(stage, workers, clock, watch) if self.options.kill else None
+            watch(_is_over)
         codes = stage.stop([each for each in workers if each.is_running])
         more = {"rejected_lines": rejects, "seconds": time.monotonic() - began}
-        return report(lines, offered, codes, watch.kill, **more)
-
-    def _load(self, lines: Sequence[OrderLine], clock: ShopClock, console: Console) -> int:
-        """Store the orders and offer their messages, a thousand to a transaction."""
-        began = time.monotonic()
-        self.has_loaded = True
-        starts = range(0, len(lines), LOADED_AT_ONCE)
-        offered = sum(
-            shop.place([clock.order(each) for each in lines[start : start + LOADED_AT_ONCE]])
-            for start in starts
-        )
-        seconds = time.monotonic() - began
-        console.step("offered", f"{offered:,} orders and their messages in {seconds:.1f} s")
-        return offered
-
-    def left(self) -> str:
-        if not self.has_loaded:
-            return "No orders were stored."
-        stats, states = queue.stats(cap=CAP), states_of_orders()
-        messages = stats.scheduled + stats.due + stats.leased
-        return (
-            f"Left in the database: {states['open']:,} orders open, {states['paid']:,} paid, "
-            f"{states['closed']:,} closed; {messages:,} messages in the queue, {stats.dead:,} "
-            f"dead. `manage.py runqueueworker --queue {QUEUE_NAME}` would deliver them, "
-            "`manage.py demo` begins anew."
-        )
+        return report(lines, offered, codes, kill, **more)
 
 
-def states_of_orders() -> Counter[str]:
-    return Counter(dict(Order.objects.values_list("state").annotate(Count("pk"))))
-
-
-# The file
-
-
-def read(options: Options, console: Console) -> tuple[list[OrderLine], int]:
-    """Return the valid orders and how many lines are none; those are said and written down."""
-    path = options.rejects or options.input.with_name(f"{options.input.stem}.rejects.jsonl")
-    orders: list[OrderLine] = []
-    try:
-        with RejectsFile(path) as rejects:
-            for each in read_orders(options.input):
-                if isinstance(each, BadLine):
-                    _reject(each, rejects, options.input.name, console)
-                elif len(orders) == options.limit:
-                    break
-                else:
-                    orders.append(each)
-    except OSError as error:
-        raise DemoError(f"{path} cannot be written: {error.strerror}. See --rejects.") from error
-    if not orders:
-        raise DemoError(f"{options.input} has no valid order.")
-    if more := max(rejects.count - SHOWN_REJECTS, 0):
-        console.warn(f"… and {more:,} more.")
-    if rejects.count:
-        console.warn(f"Rejected lines: {rejects.path}")
-    console.step("input", f"{options.input.name}: {len(orders):,} orders")
-    return orders, rejects.count
-
-
-def _reject(bad: BadLine, rejects: RejectsFile, name: str, console: Console) -> None:
-    rejects.add(bad)
-    if rejects.count <= SHOWN_REJECTS:
-        console.warn(f"{name}:{bad.line}: {bad.reason}")
+# The time at which the file is played
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +147,10 @@ class ShopClock:
     def order(self, line: OrderLine) -> Order:
         """Return the order as it is stored, its times those of this run."""
         return Order(
-            order_id=line.order_id,
-            customer=line.customer,
-            amount=line.amount,
-            currency=line.currency,
-            created_at=self.at(line.created_at),
-            close_at=self.at(line.close_at),
-            pays_at=None if line.pays_at is None else self.at(line.pays_at),
-        )
+            order_id=line.order_id, customer=line.customer, amount=line.amount,
+            currency=line.currency, created_at=self.at(line.created_at),
+            close_at=self.at(line.close_at), pays_at=line.pays_at and self.at(line.pays_at),
+        )  # fmt: skip
 
 
 def open_shop(lines: Sequence[OrderLine], seconds: float | None) -> ShopClock:
@@ -228,8 +159,11 @@ def open_shop(lines: Sequence[OrderLine], seconds: float | None) -> ShopClock:
     span = max(each.close_at for each in lines) - first
     length = timedelta(seconds=seconds or max(SECONDS, len(lines) / ORDERS_PER_SECOND))
     lead = timedelta(seconds=1 + len(lines) / LOADED_PER_SECOND)
-    now = database_now()
+    now = acts.database_now()
     return ShopClock(first, now + lead, length, span / length, now - datetime.now(UTC))
+
+
+# The run: customers, and a worker that is killed
 
 
 def pay(lines: Sequence[OrderLine], clock: ShopClock, threads: Threads) -> None:
@@ -241,7 +175,23 @@ def pay(lines: Sequence[OrderLine], clock: ShopClock, threads: Threads) -> None:
         shop.pay(order_id)
 
 
-# The run: watched, and disturbed twice
+def _state(clock: ShopClock, customers: Threads) -> State:
+    _ = customers.are_done  # or one has failed
+    states = dict(Order.objects.values_list("state").annotate(Count("pk")))
+    stats = queue.stats(cap=CAP)
+    orders = [states.get(each, 0) for each in ("paid", "closed")]
+    counts = (stats.scheduled, stats.due, stats.leased, *orders)
+    text = "{:,} not yet due, {:,} due, {:,} leased; {:,} paid, {:,} closed".format(*counts)
+    # Before anything is due, the clock is what moves.
+    moved = (counts, Invoice.objects.count()) if stats.due or stats.leased else clock.share
+    return moved, f"{text}, {stats.dead} dead"
+
+
+def _is_over() -> bool:
+    """Return whether no message is left; payments still to come would come too late."""
+    stats = [each.stats(cap=CAP) for each in (queue, invoices_queue)]
+    left = any(each.scheduled or each.due or each.leased for each in stats)
+    return not left and bool(ticks(AFTER))
 
 
 class Kill(NamedTuple):
@@ -251,63 +201,36 @@ class Kill(NamedTuple):
     killed_at: datetime
 
 
-class Watch:
-    """Looks on until every message is gone; kills a worker and edits the schedule on the way."""
+def kill_one(
+    stage: Stage, workers: list[Child], clock: ShopClock, watch: Callable[..., None]
+) -> Kill | None:
+    """Kill a worker that has messages in flight, unless the run is over before any has."""
+    victims: list[tuple[Child, int]] = []
 
-    def __init__(self, stage: Stage, workers: list[Child], clock: ShopClock, kill: bool) -> None:
-        self.kill: Kill | None = None
-        self._stage, self._workers, self._clock = stage, workers, clock
-        self._wants_kill, self._is_edited = kill, False
-
-    def look(self, customers: Threads) -> Look:
-        """Do what is to be done now, and tell where things stand.
-
-        Done is when no message is left: payments still to come would come too late.
-        """
-        customers.check()
-        stats, states, share = queue.stats(cap=CAP), states_of_orders(), self._clock.share
-        if share >= EDIT_FROM and not self._is_edited:
-            edit_schedule()
-            self._is_edited = True
-            self._stage.console.step("edit", "the sales report comes every 3 s, not every 5 s")
-        if self._wants_kill and share >= KILL_FROM:
-            self._try_to_kill(1 if share >= KILL_ANY_FROM else 2)
-        counts = (stats.scheduled, stats.due, stats.leased, states["paid"], states["closed"])
-        text = "{:,} not yet due, {:,} due, {:,} leased; {:,} paid, {:,} closed".format(*counts)
-        # Before anything is due, the clock is what moves.
-        moved = counts if stats.due or stats.leased else share
-        is_done = not any(counts[:3]) and bool(ticks(AFTER))
-        return Look(is_done, moved, f"{text}, {stats.dead} dead")
-
-    def _try_to_kill(self, wanted: int) -> None:
-        # A message is in flight for milliseconds: a few looks a second would meet none.
-        for _ in range(KILL_LOOKS):
-            if self.kill is None:
-                self._kill_one(wanted)
-                time.sleep(ARRIVAL_SECONDS)
-
-    def _kill_one(self, wanted: int) -> None:
-        """Kill the worker with the most in flight, if any has as many as wanted."""
+    def is_suspended() -> bool:
+        """Suspend the one with the most; what ends by then had been sent before, and arrives."""
         in_flight = _in_flight()
-        victim = max(self._workers, key=lambda each: in_flight[each.pid])
-        if in_flight[victim.pid] < wanted:
-            return
-        # Suspended first, so that nothing in flight can end between the look and the kill; what
-        # it had sent to the database by then gets the time to arrive.
-        victim.send_signal(signal.SIGSTOP)
+        worker = max(workers, key=lambda each: in_flight[each.pid])
+        if in_flight[worker.pid] < (1 if clock.share >= KILL_ANY_FROM else 2):
+            return clock.share >= 1 and _is_over()
+        worker.send_signal(signal.SIGSTOP)
         time.sleep(ARRIVAL_SECONDS)
-        if not (held := _in_flight()[victim.pid]):
-            victim.send_signal(signal.SIGCONT)
-            return
-        victim.end()
-        self.kill = Kill(victim.pid, database_now())
-        successor = self._stage.start("worker", *WORKER, *SERVING)
-        self._workers.append(successor)
-        self._stage.console.step(
-            "kill",
-            f"worker {victim.pid} by SIGKILL with {held} messages in flight; "
-            f"{successor.pid} takes its place",
-        )
+        if held := _in_flight()[worker.pid]:
+            victims.append((worker, held))
+            return True
+        worker.send_signal(signal.SIGCONT)
+        return False
+
+    watch(lambda: clock.share >= KILL_FROM)
+    # A message is in flight for milliseconds: a few looks a second would meet none.
+    watch(is_suspended, every=ARRIVAL_SECONDS)
+    for victim, held in victims:
+        successor = stage.replace(victim, *SERVING)
+        workers.append(successor)
+        said = f"worker {victim.pid} by SIGKILL with {held} messages in flight"
+        stage.console.step("kill", f"{said}; {successor.pid} takes its place")
+        return Kill(victim.pid, acts.database_now())
+    return None
 
 
 def _in_flight() -> Counter[int]:
@@ -315,48 +238,14 @@ def _in_flight() -> Counter[int]:
     return Counter(dict(unfinished.values_list("worker").annotate(Count("pk"))))
 
 
-# The sales report of every shop hour: a schedule that is edited on the way
-
-BEFORE, AFTER = PeriodicSchedule(timedelta(seconds=5)), PeriodicSchedule(timedelta(seconds=3))
-
-
-def create_schedule() -> None:
-    """Have it every 5 s, as an operator does it: by a row, which the workers keep installed."""
-    Schedule.objects.create(
-        kind=sales_queue.kind, key_prefix="hourly", queue=sales_queue.name, type="periodic",
-        expression="5s", payload={},
-    )  # fmt: skip
-
-
-def edit_schedule() -> None:
-    """Have it every 3 s, as the admin saves its form."""
-    schedule = Schedule.objects.get(kind=sales_queue.kind)
-    schedule.expression = "3s"
-    schedule.save()
-
-
-def ticks(schedule: PeriodicSchedule) -> list[datetime]:
-    """Return the planned times that were reported on, each as often as it was."""
-    rows = SalesReport.objects.filter(key__contains=f"/{schedule.config_hash}/")
-    return sorted(rows.values_list("planned_at", flat=True))
-
-
-def _of_ticks() -> Iterator[Check]:
-    old, new = ticks(BEFORE), ticks(AFTER)
-    pairs = ((a, b, BEFORE) for a, b in pairwise(old)), ((a, b, AFTER) for a, b in pairwise(new))
-    late = [f"{b:%H:%M:%S}" for a, b, schedule in chain(*pairs) if b - a > schedule.period]
-    said = f"{len(old)} every 5 s, then {len(new)} every 3 s"
-    yield none_of("ticks lost", late, said, and_also=bool(old or new))
-    twice = [f"{at:%H:%M:%S}" for at, times in Counter(old + new).items() if times > 1]
-    yield none_of("ticks twice", twice, "each planned time has one sales report")
-    outdated = [f"{at:%H:%M:%S}" for at in old if new and at > new[0]]
-    yield none_of("outdated ticks", outdated, "none of the old schedule after the edit")
-
-
 # Afterwards
 
 _ROWS: Final = (
-    ("paid", "{paid:>7,}  in time, their messages dropped{late}"),
+    ("paid", "{paid:>7,}  in time, their messages dropped; {refused:,} came too late"),
+    (
+        "invoices",
+        "{invoices:>7,}  of large payments, each written by a task that the payment enqueued",
+    ),
     ("closed", "{closed:>7,}  unpaid at their deadline"),
     ("dead", "{dead:>7,}  {reasons}"),
     ("delivered", "{delivered:>7,}  times, {again:,} of them after a timeout or the kill"),
@@ -367,7 +256,7 @@ _ROWS: Final = (
 
 def report(
     lines: Sequence[OrderLine], offered: int, codes: Sequence[int], kill: Kill | None, **more: Any
-) -> Outcome:
+) -> acts.Outcome:
     """Count in the database, and compare with the file line by line."""
     letters = DeadLetter.objects.filter(kind=queue.kind)
     dead = set(letters.values_list("key", flat=True))
@@ -377,27 +266,24 @@ def report(
     tardy = [each for each in lines if each.pay_after and ends[each.order_id] != "paid"]
     late = sum(not each.is_paid_in_time for each in tardy)
     reasons = dict(letters.values_list("reason").annotate(Count("pk")))
-    [deliveries] = fetch(_DELIVERIES)
     returns = kill and {"worker": kill.worker, **_returns(kill)}
     figures = {
         "orders": len(lines), "offered": offered,
         **{each: counts[each] for each in ("paid", "closed", "dead", "lost")},
-        "late_payments": late, "missed_payments": len(tardy) - late, "dead_reasons": reasons,
-        **deliveries, "again": deliveries["delivered"] - deliveries["first"],
-        "kill": returns, **more,
-    }  # fmt: skip
-    texts = {
-        "late": f"; {len(tardy):,} came too late and were refused" if tardy else "",
+        "late_payments": late, "missed_payments": len(tardy) - late, "refused": len(tardy),
+        "dead_reasons": reasons,
         "reasons": "; ".join(f"{count:,} {reason}" for reason, count in reasons.items()),
-    }
+        "invoices": Invoice.objects.count(), **_deliveries(), "kill": returns, **more,
+    }  # fmt: skip
     checks = [
         *_of_orders(lines, stored, ends),
         *_of_messages(figures, len(stored), len(dead)),
+        *_of_invoices({each.order_id for each in stored.values() if _is_invoiced(each)}),
         *_of_ticks(),
         *_of_kill(returns),
-        stopped(codes),
+        acts.stopped(codes),
     ]
-    return Outcome(figures, filled(_ROWS, figures | texts), checks)
+    return acts.Outcome(figures, _ROWS, checks)
 
 
 def _end(order: Order | None, dead: set[str]) -> str:
@@ -407,6 +293,15 @@ def _end(order: Order | None, dead: set[str]) -> str:
     if order.state == Order.State.OPEN:
         return "dead" if order.order_id in dead else "lost"
     return order.state
+
+
+def _deliveries() -> dict[str, Any]:
+    """Return how many there were, and how late, on the database's clock."""
+    rows = list(Delivery.objects.values_list("attempt", "due_at", "started_at"))
+    late = sorted((started - due).total_seconds() * 1000 for _, due, started in rows)
+    p50, p99 = (late[math.ceil(len(late) * at) - 1] if late else 0.0 for at in (0.5, 0.99))
+    again = sum(attempt > 1 for attempt, _, _ in rows)
+    return {"delivered": len(rows), "again": again, "late_p50_ms": p50, "late_p99_ms": p99}
 
 
 def _returns(kill: Kill) -> dict[str, Any]:
@@ -428,26 +323,21 @@ def _of_orders(
     lost = [order_id for order_id, end in ends.items() if end == "lost"]
     said = " + ".join(f"{counts[end]:,} {end}" for end in ("paid", "closed", "dead"))
     yield none_of("lost", lost, f"{said} = {len(lines):,} orders in the file")
-    closings = Counter(Closing.objects.values_list("order_id", flat=True))
+    closings = list(Closing.objects.values_list("order_id", flat=True))
     closed = {each.order_id for each in stored.values() if each.state == Order.State.CLOSED}
-    twice = [order_id for order_id, times in closings.items() if times > 1]
-    said = f"{closings.total():,} closings for {len(closed):,} closed orders"
-    yield none_of("closed twice", twice, said, and_also=closings.keys() == closed)
+    said = f"{len(closings):,} closings for {len(closed):,} closed orders"
+    yield none_of("closed twice", repeated(closings), said, and_also=set(closings) == closed)
     early = Order.objects.filter(closed_at__lt=F("close_at")).values_list("order_id", flat=True)
-    yield none_of("closed early", list(early), "never before the deadline")
+    yield none_of("closed early", early, "never before the deadline")
     paid = [each for each in lines if ends[each.order_id] == "paid" and not each.is_paid_in_time]
     wrongly = [each.order_id for each in paid]
     yield none_of("wrongly paid", wrongly, "only what the file pays before its deadline")
     altered = [
         each.order_id
         for each in lines
-        if each.order_id in stored and _particulars(each) != _particulars(stored[each.order_id])
+        if each.order_id in stored and PARTICULARS(each) != PARTICULARS(stored[each.order_id])
     ]
     yield none_of("altered", altered, "customer, amount, currency as in the file")
-
-
-def _particulars(order: Order | OrderLine) -> tuple[object, ...]:
-    return order.customer, order.amount, order.currency
 
 
 def _of_messages(figures: dict[str, Any], stored: int, dead: int) -> Iterator[Check]:
@@ -459,6 +349,41 @@ def _of_messages(figures: dict[str, Any], stored: int, dead: int) -> Iterator[Ch
     stats = queue.stats(cap=CAP)
     left = stats.scheduled + stats.due + stats.leased
     yield Check("queue empty", not left, f"{left:,} messages left in it")
+
+
+def _is_invoiced(order: Order) -> bool:
+    return order.state == Order.State.PAID and order.amount >= shop.INVOICED_FROM
+
+
+def _of_invoices(due: set[str]) -> Iterator[Check]:
+    written = list(Invoice.objects.values_list("order_id", flat=True))
+    results = TaskResult.objects.filter(task=write_invoice.module_path, status="SUCCESSFUL").count()
+    said = f"{len(due):,} large payments, {len(written):,} invoices, {results:,} results"
+    is_whole = results == len(written)
+    yield none_of("invoices wrong", due ^ set(written), said, and_also=is_whole)
+    yield none_of("invoices twice", repeated(written), "each in one transaction with its result")
+
+
+def ticks(schedule: PeriodicSchedule) -> list[datetime]:
+    """Return the planned times that were reported on, each as often as it was."""
+    rows = SalesReport.objects.filter(key__contains=f"/{schedule.config_hash}/")
+    return sorted(rows.values_list("planned_at", flat=True))
+
+
+def _of_ticks() -> Iterator[Check]:
+    old, new = ticks(BEFORE), ticks(AFTER)
+    late = [
+        f"{b:%H:%M:%S}"
+        for found, schedule in ((old, BEFORE), (new, AFTER))
+        for a, b in pairwise(found)
+        if b - a > schedule.period
+    ]
+    said = f"{len(old)} every 5 s, then {len(new)} every 3 s"
+    yield none_of("ticks lost", late, said, and_also=bool(old or new))
+    twice = [f"{at:%H:%M:%S}" for at in repeated(old + new)]
+    yield none_of("ticks twice", twice, "each planned time has one sales report")
+    outdated = [f"{at:%H:%M:%S}" for at in old if new and at > new[0]]
+    yield none_of("outdated ticks", outdated, "none of the old schedule after the edit")
 
 
 def _of_kill(returns: dict[str, Any] | None) -> Iterator[Check]:

@@ -3,63 +3,43 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import os
 import re
 import shlex
-import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from django.core.management import execute_from_command_line
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Count
 
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.notifications.models import (
-    OPEN_STATUSES,
-    Delivery,
-    Notification,
-    Status,
-    queue_name,
-)
+from delayed_queue.notifications.models import OPEN_STATUSES, Notification, Status, queue_name
 from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.spark.models import ArchiveManifest
-from delayed_queue.spark.settings import SparkSettings
 from example_project.data import make_campaign, make_vouchers
+from example_project.demo import acts
+from example_project.demo.acts import Check, Stage, State, none_of, repeated
+from example_project.demo.child import ANSWER
 from example_project.demo.jobs import ORDERS_TOPIC
 from example_project.demo.notifications import forget
-from example_project.demo.stage import (
-    WORKER,
-    Act,
-    Check,
-    DemoError,
-    Look,
-    Outcome,
-    Stage,
-    filled,
-    none_of,
-    stopped,
-)
 from example_project.models import ExpiredVoucher
 from example_project.samples import set_up
-from example_project.shop import VOUCHERS_QUEUE_NAME, vouchers
+from example_project.shop import vouchers
 
 TENANT: Final = "demo-spring"
 LAKE_PREFIX: Final = "delayed-queue-demo-lake-"
 QUEUES: Final = [queue_name("bulk", channel) for channel in ("email", "sms")]
 SERVING: Final = (
-    "--no-cron", *(each for name in (*QUEUES, VOUCHERS_QUEUE_NAME) for each in ("--queue", name))
+    "--no-cron", *(each for name in (*QUEUES, vouchers.name) for each in ("--queue", name)),
 )  # fmt: skip
 TARGET: Final = "delayed_queue.notifications.intake:import_rows"
 NOTIFICATIONS: Final = "delayed_queue_notification"
@@ -74,7 +54,7 @@ QUARANTINED: Final = 3
 PARTS: Final = ("created", "updated", "ignored", "duplicates", "quarantined")
 
 
-class PipelineAct(Act):
+class PipelineAct(acts.Act):
     """A campaign and vouchers imported, worked off, archived, and measured."""
 
     name = "pipeline"
@@ -92,57 +72,37 @@ class PipelineAct(Act):
         ExpiredVoucher.objects.all().delete()
         ArchiveManifest.objects.filter(destination__contains=f"/{LAKE_PREFIX}").delete()
 
-    def left(self) -> str:
-        return (
-            f"Notifications of the tenant {TENANT} and messages of the queue "
-            f"{VOUCHERS_QUEUE_NAME} may be left; the next run deletes them."
-        )
-
     def prepare(self, stage: Stage) -> None:
-        """Say at once when there is no Spark; add the templates."""
-        self._missing = what_is_missing()
-        if self._missing:
-            stage.console.warn(f"The act pipeline cannot run. {self._missing}")
         set_up()
 
     def warm_up(self, stage: Stage) -> None:
-        """Start Spark, unless that was done before."""
-        if self._spark is None and not self._missing:
-            self._spark = Spark(stage)
+        self._spark = self._spark or Spark(stage)
 
-    def run(self, stage: Stage) -> Outcome:
-        """Run from start to end; without Spark, fail by what is to be installed for it."""
-        if self._missing:
-            check = Check("Spark can start", False, self._missing)
-            return Outcome({"missing": self._missing}, [("pipeline", "has not run")], [check])
-        began = time.monotonic()
-        self.warm_up(stage)
+    def run(self, stage: Stage) -> acts.Outcome:
+        began, spark = time.monotonic(), self._spark or Spark(stage)
         lake = Path(tempfile.mkdtemp(prefix=LAKE_PREFIX))
         stage.console.step("lake", f"{lake}, where the files below are; it stays")
-        spark = self._spark or Spark(stage)
         # Not by the providers of the act before: by one that only says so.
         stage.environment |= {"NOTIFICATION_PROVIDERS": "", "NOTIFICATION_RETRIES": ""}
-        worker = stage.start("worker", *WORKER, *SERVING)
-        campaign, coupons, again = _bring_in(spark, lake)
-        expired = Counter(ExpiredVoucher.objects.values_list("number", flat=True))
-        facts = Facts(campaign, coupons, again, notifications(), expired, dead())
+        worker = stage.start("worker", *acts.WORKER, *SERVING)
+        bring_in(spark, lake)
+        campaign, coupons, again = spark.answers(_is_quiet)
+        facts = Facts(campaign, coupons, again, notifications(), dead())
+        facts.expired = list(ExpiredVoucher.objects.values_list("number", flat=True))
         expected = (facts.dead, attempts(), facts.notifications.total())
-        ids = list(Notification.objects.filter(tenant=TENANT).values_list("pk", flat=True))
-        *archives, facts.report = _archive_and_report(spark, lake)
-        Delivery.objects.filter(notification_id__in=ids).delete()
+        archive_and_report(spark, lake)
+        *archives, facts.report = spark.answers()
         codes = [*stage.stop([worker]), spark.close()]
         facts.plots = sorted(str(each) for each in (lake / "report").glob("*.png"))
         left = (dead(), attempts(), notifications().total())
-        found = [
-            check_archive(*each, lake / "archive")
-            for each in zip(archives, expected, left, strict=True)
-        ]
+        counted = zip(archives, expected, left, strict=True)
+        found = [check_archive(*each, lake / "archive") for each in counted]
         figures = {
             "campaign": facts.campaign, "again": facts.again, "vouchers": facts.vouchers,
-            "expired": len(expired), "dead": facts.dead, "archived": sum(expected),
+            "expired": len(facts.expired), "dead": facts.dead, "archived": sum(expected),
             "lake": str(lake), "plots": facts.plots, "seconds": time.monotonic() - began,
         }  # fmt: skip
-        return Outcome(figures, filled(_ROWS, figures), [*checks(facts), *found, stopped(codes)])
+        return acts.Outcome(figures, _ROWS, [*checks(facts), *found, acts.stopped(codes)])
 
 
 _ROWS: Final = (
@@ -153,16 +113,10 @@ _ROWS: Final = (
 )
 
 
-# Spark
-
-
 def what_is_missing() -> str:
     """Return what is to be installed before Spark can start; nothing when all is there."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        return (
-            "The pipeline needs PySpark, which is not installed: "
-            "pip install 'django-delayed-queue[spark,spark-jre]'."
-        )
+        return "PySpark is not installed: pip install 'django-delayed-queue[spark,spark-jre]'."
     from delayed_queue.spark.session import find_java_home
 
     try:
@@ -172,60 +126,59 @@ def what_is_missing() -> str:
     return ""
 
 
+# Spark: a process of ``child.py`` that runs commands one after the other
+
 _PROGRESS: Final = re.compile(r"\[ *[\d.]+ s\] (.*)")
 
 
-def _without_lake(text: str) -> str:
-    """Return a text without the directory that is the same in all of them."""
-    return re.sub(rf"\S+/{LAKE_PREFIX}\w+/", "", text)
-
-
 class Spark:
-    """A process that runs commands of the pipeline one after the other, so on one Spark."""
+    """Tells that process which commands to run, and reads in its log how far it is."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._child = stage.start("spark", "spark")
-        self._read = 0
         self._asked: list[str] = []
         self._answers: list[Any] = []
-        # What Spark has said last.
-        self._said = "starts: Java and a session of it take about ten seconds"
+        # How much of its log has been read, and what Spark has said last.
+        self._read, self._said = 0, "starts: Java and a session of it take about ten seconds"
         stage.console.step("spark", self._said)
 
-    def run(self, *arguments: str) -> None:
-        """Have a command run when those before it are done."""
-        shown = _without_lake(shlex.join(arguments))
-        self._stage.console.step("command", f"queuepipeline {shown}")
-        self._child.tell(json.dumps([*arguments, "--format", "json"]))
-        self._asked.append(shown)
+    def run(self, command: str) -> None:
+        """Have ``queuepipeline`` run when the commands before it are done."""
+        lines = textwrap.wrap(f"queuepipeline {_short(command)}", 86, break_on_hyphens=False)
+        self._stage.console.step("command", f"\n{'':13}".join(lines))
+        self._child.tell(json.dumps([*shlex.split(command), "--format", "json"]))
+        self._asked.append(command)
 
     def answers(self, is_over: Callable[[], bool] = lambda: True) -> list[Any]:
         """Return what the commands have answered, once all have and all else is over."""
-        self._stage.wait(lambda: self._look(is_over), TIMEOUT_FACTOR * self._stage.timeout)
+        self._stage.wait(
+            lambda: self._have_answered() and is_over(), self._state,
+            TIMEOUT_FACTOR * self._stage.timeout,
+        )  # fmt: skip
         found, self._answers, self._asked = self._answers, [], []
         return found
 
-    def _look(self, is_over: Callable[[], bool]) -> Look:
-        self._listen()
-        left = self._asked[len(self._answers) :]
-        text = f"Spark: {self._said}" if left else "the messages are worked off"
+    def _state(self) -> State:
         moved = (self._read, notifications(), Message.objects.filter(kind=vouchers.kind).count())
-        return Look(not left and is_over(), moved, text)
+        is_working = len(self._answers) < len(self._asked)
+        return moved, f"Spark: {self._said}" if is_working else "the messages are worked off"
 
-    def _listen(self) -> None:
+    def _have_answered(self) -> bool:
         """Take answers and progress out of what it has written since."""
         text = self._child.log.read_bytes()[self._read :]
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            if line.startswith(_ANSWER):
-                code, answer = json.loads(line.removeprefix(_ANSWER))
+            if line.startswith(ANSWER):
+                code, answer = json.loads(line.removeprefix(ANSWER))
                 if code not in (0, QUARANTINED):
-                    raise DemoError(f"`queuepipeline {self._asked[len(self._answers)]}` failed.")
+                    command = self._asked[len(self._answers)]
+                    raise acts.DemoError(f"`queuepipeline {command}` failed.")
                 self._answers.append(answer)
             elif found := _PROGRESS.fullmatch(line):
-                self._said = _without_lake(found[1])
+                self._said = _short(found[1])
+        return len(self._answers) == len(self._asked)
 
     def close(self) -> int:
         """Have the process end in order, and return its exit code."""
@@ -234,73 +187,44 @@ class Spark:
         return self._child.end(20)
 
 
-_ANSWER: Final = "answer "
-
-
-def serve(heard: Callable[[], bytes]) -> None:
-    """Be that process: run what is heard, a JSON list a line, until an empty line comes."""
-    from delayed_queue.spark.database import dsn_from_django
-    from delayed_queue.spark.jobs.console import Console
-    from delayed_queue.spark.session import session
-    from delayed_queue.spark.settings import VARIABLE
-
-    # Before the JVM starts: executors have its environment.
-    os.environ[VARIABLE] = dsn_from_django(connections["default"].settings_dict)
-    # A page of its own, and parts for a cluster, are more than a demo needs.
-    conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4"}
-    settings = replace(SparkSettings(), CORES=min(4, os.cpu_count() or 1), CONF=conf)
-    with session(settings, Console(), "demo") as spark:
-        # Once, while the acts before still wait: what is slow the first time.
-        spark.range(1).selectExpr("md5(string(id))").collect()
-        while line := heard():
-            code, answer = _run(json.loads(line))
-            sys.stdout.write(f"\n{_ANSWER}{json.dumps([code, answer])}\n")
-
-
-def _run(arguments: list[str]) -> tuple[int, Any]:
-    """Return a command's exit code, and its answer when it gave one."""
-    said, code = io.StringIO(), 0
-    with redirect_stdout(said):
-        try:
-            execute_from_command_line(["manage.py", "queuepipeline", *arguments])
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-    return code, json.loads(said.getvalue()) if said.getvalue() else None
+def _short(text: str) -> str:
+    """Return a text without the directory that is the same in all of them."""
+    return re.sub(rf"\S+/{LAKE_PREFIX}\w+/", "", text)
 
 
 # The commands, as a data engineer types them
 
 
-def _bring_in(spark: Spark, lake: Path) -> list[Any]:
-    """Import the campaign, the vouchers, and the campaign once more; wait for the workers."""
-    campaign, coupons = lake / "campaign.jsonl", lake / "vouchers.parquet"
-    campaign.write_bytes(make_campaign.as_bytes())
-    make_vouchers.write(coupons)
-    put_aside = ("--quarantine", str(lake / "quarantine"))
-    first = (str(campaign), "--queue", TENANT, "--map", "id=key", "--target", TARGET, *put_aside)
-    spark.run("import", *first)
-    spark.run("import", str(coupons), "--queue", VOUCHERS_QUEUE_NAME, "--map", "number=key",
-              "--over", "6s", *put_aside)  # fmt: skip
-    spark.run("import", *first)
-    return spark.answers(_is_quiet)
+def bring_in(spark: Spark, lake: Path) -> None:
+    """Import the campaign, the vouchers, and the campaign once more."""
+    (lake / "campaign.jsonl").write_bytes(make_campaign.as_bytes())
+    make_vouchers.write(lake / "vouchers.parquet")
+    campaign = (
+        f"import {lake}/campaign.jsonl --queue {TENANT} --map id=key --target {TARGET} "
+        f"--quarantine {lake}/quarantine"
+    )
+    spark.run(campaign)
+    spark.run(
+        f"import {lake}/vouchers.parquet --queue {vouchers.name} --map number=key --over 6s "
+        f"--quarantine {lake}/quarantine"
+    )
+    spark.run(campaign)
 
 
-def _archive_and_report(spark: Spark, lake: Path) -> list[Any]:
+def archive_and_report(spark: Spark, lake: Path) -> None:
     """Archive what is this act's own, and of the act of the jobs the calls that closed orders.
 
     Nothing else: the database may be somebody's.
     """
-    archive = lake / "archive"
-    to = ("--older-than", "1ms", "--to", str(archive))
-    spark.run("archive", "dead-letters", "--only", f"pKind={vouchers.kind}", *to)
-    spark.run("archive", "callback-attempts", "--only", f"topic={ORDERS_TOPIC}", *to)
-    spark.run("archive", NOTIFICATIONS, "--age", "ended_at", "--only", f"tenant={TENANT}", *to)
+    to = f"--older-than 1ms --to {lake}/archive"
+    spark.run(f"archive dead-letters --only 'pKind={vouchers.kind}' {to}")
+    spark.run(f"archive callback-attempts --only topic={ORDERS_TOPIC} {to}")
+    spark.run(f"archive {NOTIFICATIONS} --age ended_at --only tenant={TENANT} {to}")
     spark.run(
-        "report", "--archive", str(archive / "delayed_queue_dead_letter"),
-        "--events", str(archive / NOTIFICATIONS),
-        *(each for pair in EVENTS for each in ("--map", pair)), "--out", str(lake / "report"),
-    )  # fmt: skip
-    return spark.answers()
+        f"report --archive {lake}/archive/delayed_queue_dead_letter "
+        f"--events {lake}/archive/{NOTIFICATIONS} "
+        f"{' '.join(f'--map {each}' for each in EVENTS)} --out {lake}/report"
+    )
 
 
 # What is counted in the database and in the files, apart from what the pipeline says of itself
@@ -345,7 +269,7 @@ def check_archive(answer: dict[str, Any], expected: int, left: int, lake: Path) 
     unfinished = made.exclude(state=ArchiveManifest.State.PRUNED).exists()
     files = f"not as written: {', '.join(wrong)}" if wrong else "checksums hold"
     text = f"{rows:,} rows in files, {table['deleted']:,} deleted, {left:,} left; {files}"
-    name = f"archived {table['source'].rpartition('_')[2]}"
+    name = f"archived {table['source'].rpartition('_')[2]}s"
     return Check(name, is_same and not wrong and not unfinished, text)
 
 
@@ -363,10 +287,10 @@ class Facts:
     campaign: dict[str, Any]
     vouchers: dict[str, Any]
     again: dict[str, Any]
-    # Counted before the archiving: by channel and status, by voucher, dead vouchers.
+    # Counted before the archiving: by channel and status; dead vouchers, and expired ones.
     notifications: Counter[tuple[str, str]]
-    expired: Counter[str]
     dead: int
+    expired: Sequence[str] = ()
     report: dict[str, Any] = field(default_factory=dict)
     plots: Sequence[str] = ()
     lines: int = 4008
@@ -386,21 +310,16 @@ def checks(facts: Facts) -> Iterator[Check]:
     said = f"{created:,} stored, {sent:,} sent, {cancelled:,} suppressed"
     is_whole = not waiting and counts.total() == created == sent + cancelled
     yield Check(f"campaign open {waiting}", is_whole, said)
-    wanted = {
-        **facts.campaign,
-        "created": 0,
-        "updated": 0,
-        "ignored": created + facts.campaign["ignored"],
-    }
+    ignored = created + facts.campaign["ignored"]
+    wanted = {**facts.campaign, "created": 0, "updated": 0, "ignored": ignored}
     is_same = all(facts.again[name] == wanted[name] for name in ("input", *PARTS))
     said = f"{facts.again['created']:,} created, {facts.again['ignored']:,} were there"
     yield Check("imported again", is_same, said)
-    offered, expired = facts.vouchers["created"], facts.expired
+    offered, expired = facts.vouchers["created"], set(facts.expired)
     lost = offered - len(expired) - facts.dead
     said = f"{offered:,} offered, {len(expired):,} expired, {facts.dead:,} dead letters"
     yield Check(f"vouchers lost {lost}", not lost, said)
-    twice = sorted(number for number, times in expired.items() if times > 1)
-    yield none_of("expired twice", twice, "one row for each voucher")
+    yield none_of("expired twice", repeated(facts.expired), "one row for each voucher")
     yield _report(facts)
 
 
@@ -420,7 +339,7 @@ def _report(facts: Facts) -> Check:
     if facts.dead:
         wanted[vouchers.kind] = [facts.dead, 0]
     said = {each["kind"]: [each["messages"], each["done"]] for each in facts.report["kinds"]}
-    wrong = sorted(kind for kind, counts in wanted.items() if said.get(kind) != counts)
+    wrong = [kind for kind, counts in wanted.items() if said.get(kind) != counts]
     shown = ", ".join(f"{kind} {ended:,}" for kind, (ended, _) in sorted(wanted.items()))
     text = f"{shown}: as counted in the database, and {len(facts.plots)} plots"
     return none_of("report wrong", wrong, text, and_also=bool(facts.plots))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -19,20 +20,22 @@ import pytest
 from django.contrib.auth import authenticate
 from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.db.models import F
 from django.utils import timezone
 
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.tasks.models import TaskResult
+from delayed_queue.tasks.testing import drain
 from example_project import shop
 from example_project.data.make_orders import as_bytes
-from example_project.demo import stage
+from example_project.demo import acts
+from example_project.demo.acts import Console, DemoError, Stage, Stalled
 from example_project.demo.orders import Options, OrdersAct
-from example_project.demo.stage import Console, DemoError, Stage, Stalled
 from example_project.gateway import is_unreachable_for
 from example_project.handlers import close_if_unpaid
-from example_project.models import Closing, Delivery, Order, SalesReport
+from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from example_project.orders import OrderLine, read_orders
 from tests.support.processes import environment, kill_family, wait_until
 from tests.support.sampling import sample
@@ -111,6 +114,10 @@ def check_orders(path, report):
     assert report["dead"] == len(dead)
     assert not Message.objects.filter(kind=shop.queue.kind).exists()
     assert SalesReport.objects.exists()
+    large = Order.objects.filter(state="paid", amount__gte=shop.INVOICED_FROM)
+    assert set(Invoice.objects.values_list("order_id", flat=True)) == {
+        each.order_id for each in large
+    }
 
 
 def end_of(order, dead):
@@ -202,8 +209,8 @@ def test_workers_that_die_end_the_run_with_their_last_words(tmp_path):
 
 
 def test_workers_that_never_get_ready_end_the_run_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "START_SECONDS", 1.0)
-    with pytest.raises(Stalled, match="No progress for 1 s: 1 workers are not up"):
+    monkeypatch.setattr(acts, "START_SECONDS", 1.0)
+    with pytest.raises(Stalled, match="No progress for 1 s: 0 of 1 processes are up"):
         run_with(tmp_path, "import sys; sys.stdin.read()")
 
 
@@ -217,7 +224,7 @@ def test_workers_that_do_nothing_end_the_run_too(tmp_path):
 
 
 def test_two_runs_at_a_time_are_refused(tmp_path):
-    with stage.alone(), pytest.raises(DemoError, match="Another demo is running"):
+    with acts.alone(), pytest.raises(DemoError, match="Another demo is running"):
         run_with(tmp_path, "")
 
 
@@ -254,7 +261,9 @@ class RunningDemo:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.workers = [int(pid) for pid in re.findall(r"\d+", self.said_until("workers")[-1])]
+        self.workers = [
+            int(pid) for pid in re.findall(r"\d+", self.said_until("worker")[-1].partition(":")[2])
+        ]
         self.said_until("offered")
 
     def said_until(self, word):
@@ -293,7 +302,7 @@ def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number
         assert running.process.returncode == 130, err
         assert all(map(is_gone, running.workers))
     assert "Interrupted; all processes are stopped." in err
-    assert f"{Message.objects.filter(kind=shop.queue.kind).count():,} messages in the queue" in err
+    assert f"{Message.objects.count():,} messages are left" in err
     assert "Traceback" not in err
 
 
@@ -317,12 +326,11 @@ def test_what_does_not_get_on_is_given_up_and_served_all_the_same():
 
 def test_interrupted_in_the_middle_of_a_statement_it_says_what_is_left(monkeypatch):
     def run(self, stage):
-        self.has_loaded = True
         connection.connection.pgconn.send_query(b"SELECT 1")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(OrdersAct, "run", run)
-    with pytest.raises(CommandError, match="0 messages in the queue"):
+    with pytest.raises(CommandError, match=r"stopped\. 0 messages are left"):
         call_command("demo", "orders", stdout=io.StringIO(), stderr=io.StringIO())
 
 
@@ -361,6 +369,21 @@ def test_paying_drops_the_message_and_is_refused_after_the_deadline():
     assert dict(Order.objects.values_list("order_id", "state")) == {"EARLY": "paid", "LATE": "open"}
 
 
+def test_a_large_payment_gets_an_invoice_and_one_that_is_undone_gets_none():
+    later = timezone.now() + timedelta(hours=1)
+    shop.place([an_order("SMALL", later), an_order("LARGE", later, amount=shop.INVOICED_FROM)])
+    with contextlib.suppress(InterruptedError), transaction.atomic():
+        shop.pay("LARGE")
+        raise InterruptedError
+    assert drain().handled == 0
+    assert shop.pay("SMALL")
+    assert shop.pay("LARGE")
+    assert drain().handled == 1
+    [invoice] = Invoice.objects.all()
+    assert (invoice.order_id, invoice.text) == ("LARGE", "200.00 EUR received of Ann.")
+    assert TaskResult.objects.get().return_value == invoice.text
+
+
 def test_two_deliveries_of_an_order_at_once_close_it_once():
     reachable = next(f"R-{n}" for n in count() if not is_unreachable_for(f"R-{n}", 1))
     shop.place([an_order(reachable, timezone.now())])
@@ -383,11 +406,6 @@ def test_two_deliveries_of_an_order_at_once_close_it_once():
     assert outcomes == ["closed", "nothing to do"]
 
 
-def test_servers_that_start_at_once_have_ports_of_their_own(monkeypatch):
-    with stage.listener() as first, stage.listener() as second:
-        port = first.getsockname()[1]
-        assert second.getsockname()[1] != port
-        monkeypatch.setattr(stage, "FIRST_PORT", port)
-        monkeypatch.setattr(stage, "TRIED_PORTS", 1)
-        with pytest.raises(DemoError, match=rf"No port from {port} to {port} is free"):
-            stage.listener()
+def test_servers_that_start_at_once_have_ports_of_their_own():
+    with acts.listener() as first, acts.listener() as second:
+        assert second.getsockname()[1] != first.getsockname()[1]

@@ -68,7 +68,7 @@ def send(receiver: Receiver, secret: str, body: bytes, *, sent_at: int) -> int:
         "webhook-id": "m", "webhook-timestamp": str(sent_at),
         "webhook-signature": "v1,AAAA v1," + base64.b64encode(digest).decode(),
     }  # fmt: skip
-    request = urllib.request.Request(receiver.url("/x"), body, headers)  # noqa: S310 # ours
+    request = urllib.request.Request(receiver.at("/x"), body, headers)  # noqa: S310 # ours
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
             return int(answer.status)

@@ -28,15 +28,13 @@ from example_project.demo.notifications import (
     TOO_LATE,
     Answer,
     Evidence,
-    MailServer,
-    Partners,
-    Posting,
-    Texts,
     Traffic,
     Way,
     check,
+    mail_fault,
     number_of,
-    read_traffic,
+    partner_fault,
+    text_fault,
     way_of,
 )
 from example_project.samples import read_samples, set_up
@@ -68,7 +66,7 @@ def test_everything_asked_for_ends_as_it_should_though_a_dispatcher_is_killed():
     assert "by SIGKILL" in err.getvalue()
 
 
-# The checks, on a run of four requests: one sent, one in bulk, one by the broker, one of a campaign
+# The checks, on a run of seven requests
 
 
 def sample(number: int, kind: str = "letter", **request: Any) -> Any:
@@ -82,13 +80,19 @@ def row(id_: str, *, is_doubtful: bool = False, **more: Any) -> Any:
 
 
 def traffic() -> Traffic:
-    samples = {
-        Way.SINGLE: [sample(0, "code"), sample(1, "wrong")],
-        Way.BULK: [sample(2, dedupeKey="k"), sample(3, dedupeKey="k")],
-        Way.BROKER: [sample(4), sample(5, "wrong")],
-        Way.CAMPAIGN: [sample(6)],
-    }
-    return Traffic(samples, 1.0, "")
+    samples = [
+        sample(0, "code"), sample(1, "wrong"), sample(2, dedupeKey="k"), sample(3, dedupeKey="k"),
+        sample(4), sample(5, "wrong"), sample(6),
+    ]  # fmt: skip
+    answers = [
+        Answer(0, "code"), Answer(1, reason="to: is required"),
+        Answer(2, "bulk"), Answer(3, "bulk"), Answer(6, "offer"),
+    ]  # fmt: skip
+    broker: Any = SimpleNamespace(consumer=SimpleNamespace(tally=Tally(1, 0, 1)))
+    client: Any = None
+    found = Traffic({each.number: each for each in samples}, 1.0, client, broker)
+    found.answers, found.published, found.cancelled = answers, 2, ["gone"]
+    return found
 
 
 def witness(*ids: str) -> Any:
@@ -104,15 +108,8 @@ def found() -> Evidence:
         row("broker"),
         row("offer", status=Status.FAILED, outcome="in doubt", is_doubtful=True),
     ]
-    answers = [
-        Answer(0, "code"), Answer(1, reason="to: is required"),
-        Answer(2, "bulk"), Answer(3, "bulk"), Answer(6, "offer"),
-    ]  # fmt: skip
-    consumer = SimpleNamespace(tally=Tally(1, 0, 1))
-    broker: Any = SimpleNamespace(consumer=consumer)
-    client: Any = None
     return Evidence(
-        posting=Posting(traffic(), broker, client, answers, published=2, cancelled=["gone"]),
+        traffic=traffic(),
         rows=dict(rows),
         parked=[Answer(5, reason="to: is required")],
         witnesses={
@@ -136,12 +133,12 @@ def test_a_good_run_is_good(found: Evidence):
 
 
 def test_what_is_wrong_and_was_accepted_is_noticed(found: Evidence):
-    found.posting.answers[1] = Answer(1, "code")
+    found.traffic.answers[1] = Answer(1, "code")
     assert failed(found) == ["wrong, accepted 1", "stored once"]
 
 
 def test_what_is_right_and_was_refused_is_noticed(found: Evidence):
-    found.posting.answers[2:4] = [Answer(2, reason="x"), Answer(3, reason="x")]
+    found.traffic.answers[2:4] = [Answer(2, reason="x"), Answer(3, reason="x")]
     assert failed(found) == ["right, refused 2", "stored once"]
 
 
@@ -149,7 +146,7 @@ def test_what_is_right_and_was_refused_is_noticed(found: Evidence):
 def test_a_code_may_be_refused_only_because_it_expired_on_its_way(
     found: Evidence, reason: str, is_good: bool
 ):
-    found.posting.answers[0] = Answer(0, reason=reason)
+    found.traffic.answers[0] = Answer(0, reason=reason)
     found.rows = {id_: each for id_, each in found.rows.items() if id_ != "code"}
     found.witnesses["email"][0].accepted = {"bulk": 1, "broker": 1}
     assert failed(found) == ([] if is_good else ["right, refused 1"])
@@ -184,7 +181,7 @@ def test_each_check_of_a_fact_can_fail(found: Evidence, change: dict[str, Any], 
 )
 def test_so_can_each_of_what_was_posted(found: Evidence, change: dict[str, Any], names: list[str]):
     for name, value in change.items():
-        setattr(found.posting, name, value)
+        setattr(found.traffic, name, value)
     assert failed(found) == names
 
 
@@ -253,39 +250,34 @@ def test_one_of_the_killed_dispatcher_that_is_still_open_is_noticed(found: Evide
 # The parts
 
 
-def test_every_request_has_one_way():
-    traffic = read_traffic(None, "http://127.0.0.1:1")
-    assert len(traffic.by_number) == 10_000
-    assert all(traffic.samples[way] for way in Way)
-    for way, samples in traffic.samples.items():
-        assert all(way_of(each) is way for each in samples)
-    last = traffic.due_at(traffic.by_number[9_999])
-    assert last == pytest.approx(traffic.began_at + traffic.seconds)
+def test_every_request_has_one_way_and_its_time():
+    samples = {each.number: each for each in read_samples()}
+    assert len(samples) == 10_000
+    assert {way_of(each) for each in samples.values()} == set(Way)
+    played = Traffic(samples, 24.0, traffic().client, traffic().broker)
+    assert played.due_at(samples[0]) >= played.began_at
+    assert played.due_at(samples[9_999]) == pytest.approx(played.began_at + 24)
     assert number_of("demo-7") == 7
     assert number_of("another") == -1
 
 
 def test_faults_come_once_and_are_the_same_at_each_run():
-    with MailServer() as mail, Texts() as texts, Partners() as partners:
-        greylisted = next(
-            f"a{n}@example.org"
-            for n in range(1000)
-            if mail.at_recipient(f"a{n}@example.org") == "450"
-        )
-        assert mail.at_recipient(greylisted) == ""
-        assert mail.at_recipient("nobody-01@example.org") == "550"
-        numbers = [{"to": f"+4477009{n:05}"} for n in range(1000)]
-        faults = {texts.behaviour(each, 1) for each in numbers}
-        assert {"", "503", "429", "drop", "drop-after", "hang-after", "blocked"} <= faults
-        assert {texts.behaviour(each, 2) for each in numbers} == {"", "blocked"}
-        assert [partners.behaviour("partners/3", times) for times in (1, 2)] == ["503", ""]
-        assert [partners.behaviour("partners/13", times) for times in (1, 9)] == ["503", "503"]
+    addresses = [f"a{number}@example.org" for number in range(1000)]
+    greylisted = next(each for each in addresses if mail_fault(each, 1) == "450")
+    assert mail_fault(greylisted, 2) == ""
+    assert [mail_fault("nobody-01@example.org", times) for times in (1, 2)] == ["550", "550"]
+    numbers = [f"+4477009{number:05}" for number in range(1000)]
+    faults = {text_fault(each, 1) for each in numbers}
+    assert {"", "503", "429", "drop", "drop-after", "hang-after", "blocked"} <= faults
+    assert {text_fault(each, 2) for each in numbers} == {"", "blocked"}
+    assert [partner_fault(3, {}, times) for times in (1, 2)] == ["503", "200"]
+    assert [partner_fault(13, {}, times) for times in (1, 9)] == ["503", "503"]
 
 
 def test_answers_that_a_service_must_never_get_are_surprises(found: Evidence):
-    found.posting._note(sample(0), 500, {"code": "server_error"})
-    assert found.posting.answers[-1] == Answer(0, reason="request: server_error")
-    assert found.posting.surprises == ["500 to request 1"]
+    found.traffic.note(sample(0), 500, {"code": "server_error"})
+    assert found.traffic.answers[-1] == Answer(0, reason="request: server_error")
+    assert found.traffic.surprises == ["500 to request 1"]
 
 
 def test_a_run_begins_by_clearing_what_was_left():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from example_project.demo.stage import Patience, Stalled
+from example_project.demo.acts import Patience, Stalled
 
 
 class Clock:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 
 import pytest
 from django.utils import timezone
 
 from delayed_queue.models import DeadLetter
+from delayed_queue.tasks.testing import drain
 from example_project import shop
+from example_project.demo.acts import database_now
 from example_project.demo.orders import AFTER, BEFORE, Kill, report
-from example_project.demo.stage import database_now
-from example_project.models import Closing, Delivery, Order, SalesReport
+from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from example_project.orders import OrderLine
+from example_project.tasks import write_invoice
 
 pytestmark = pytest.mark.django_db
 
 CREATED = datetime(2025, 11, 28, 18, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 WORKER = 4711
+AMOUNT = shop.INVOICED_FROM
 
 
 def line(order_id, pay_after=None):
-    return OrderLine(1, order_id, "Ann", Decimal("1.00"), "EUR", CREATED, 5 * MINUTE, pay_after)
+    return OrderLine(1, order_id, "Ann", AMOUNT, "EUR", CREATED, 5 * MINUTE, pay_after)
 
 
 LINES = [line("PAID", MINUTE), line("CLOSED"), line("LATE", 6 * MINUTE), line("DEAD")]
@@ -41,11 +43,13 @@ def good_run():
     ):
         closed_at = now + timedelta(seconds=1) if state == "closed" else None
         Order.objects.create(
-            order_id=order_id, customer="Ann", amount="1.00", currency="EUR", state=state,
+            order_id=order_id, customer="Ann", amount=AMOUNT, currency="EUR", state=state,
             created_at=now, close_at=now, closed_at=closed_at,
         )  # fmt: skip
         if closed_at:
             Closing.objects.create(order_id=order_id, attempt=1, worker=WORKER)
+    write_invoice.enqueue("PAID")
+    drain()
     for schedule, seconds in ((BEFORE, (5, 10, 15)), (AFTER, (18, 21, 24))):
         for second in seconds:
             tick(schedule, second)
@@ -93,7 +97,7 @@ def test_a_good_run_passes_every_check(good_run):
 
 def test_an_order_missing_from_the_database_is_lost(good_run):
     Order.objects.filter(order_id="PAID").delete()
-    assert failures() == ["lost 1", "offered"]
+    assert failures() == ["lost 1", "offered", "invoices wrong 1"]
 
 
 def test_an_order_left_open_without_a_dead_letter_is_lost(good_run):
@@ -120,10 +124,10 @@ def test_an_order_closed_before_its_deadline_is_seen(good_run):
 def test_an_order_paid_that_the_file_does_not_pay_in_time_is_seen(good_run, order_id):
     Order.objects.filter(order_id=order_id).update(state="paid", closed_at=None)
     Closing.objects.filter(order_id=order_id).delete()
-    assert failures() == ["wrongly paid 1"]
+    assert failures() == ["wrongly paid 1", "invoices wrong 1"]
 
 
-@pytest.mark.parametrize("change", [{"customer": "Bob"}, {"amount": "1.01"}, {"currency": "USD"}])
+@pytest.mark.parametrize("change", [{"customer": "Bob"}, {"amount": 201}, {"currency": "USD"}])
 def test_an_order_that_differs_from_the_file_is_seen(good_run, change):
     Order.objects.filter(order_id="PAID").update(**change)
     assert failures() == ["altered 1"]
@@ -175,6 +179,13 @@ def test_lateness_is_from_due_to_started(good_run):
     assert (figures["delivered"], figures["again"]) == (100, 0)
     assert figures["late_p50_ms"] == pytest.approx(50)
     assert figures["late_p99_ms"] == pytest.approx(99)
+
+
+def test_a_large_payment_without_its_invoice_or_with_two_is_seen(good_run):
+    Invoice.objects.create(order_id="PAID", text="again")
+    assert failures() == ["invoices wrong 0", "invoices twice 1"]
+    Invoice.objects.all().delete()
+    assert failures() == ["invoices wrong 1"]
 
 
 @pytest.mark.parametrize("second", [10, 21])

@@ -11,7 +11,7 @@ from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.handlers import QUEUES
 from delayed_queue.notifications.models import FINAL_STATUSES, Notification, Status
 from delayed_queue.worker.worker import Worker
-from example_project.demo.fakes import FakeSms, FakeSmtp
+from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 

@@ -20,11 +20,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connection
 
 from delayed_queue.exceptions import DelayedQueueError
-from example_project.demo.jobs import JobsAct
-from example_project.demo.notifications import NotificationsAct
-from example_project.demo.orders import Options, OrdersAct
-from example_project.demo.pipeline import PipelineAct
-from example_project.demo.stage import (
+from delayed_queue.models import Message
+from example_project.demo.acts import (
     BOLD,
     DIM,
     GREEN,
@@ -38,6 +35,10 @@ from example_project.demo.stage import (
     Stage,
     Stalled,
 )
+from example_project.demo.jobs import JobsAct
+from example_project.demo.notifications import NotificationsAct
+from example_project.demo.orders import Options, OrdersAct
+from example_project.demo.pipeline import PipelineAct, what_is_missing
 from example_project.orders import InputError
 from example_project.postgres import LauncherError
 
@@ -51,11 +52,11 @@ class Command(BaseCommand):
 
     help = (
         "Show the system at work, in acts that each end in a report and checks. orders: orders "
-        "from a file are closed at their deadline unless paid, and a worker is killed. jobs: a "
-        "client that knows only HTTP has orders closed, refunds looked after and upstreams told. "
-        "notifications: emails, texts and webhooks are sent through providers that fail, and a "
-        "dispatcher is killed. pipeline: Spark imports a campaign, archives what has ended, and "
-        "measures it."
+        "from a file are closed at their deadline unless paid, tasks write invoices, and a worker "
+        "is killed. jobs: a client that knows only HTTP has orders closed, refunds looked after "
+        "and upstreams told. notifications: emails, texts and webhooks are sent through providers "
+        "that fail, and a dispatcher is killed. pipeline: Spark imports a campaign, archives what "
+        "has ended, and measures it."
     )
     requires_system_checks: list[str] = []  # the database may not have been started yet
 
@@ -65,7 +66,7 @@ class Command(BaseCommand):
             "acts",
             nargs="*",
             metavar="ACT",
-            help=f"one or more of {', '.join(ACTS)}; all if none is named",
+            help=f"one or more of {', '.join(ACTS)}; all if none is named, pipeline where Java is",
         )
         add("--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C")
         add("--format", choices=["text", "json"], default="text")
@@ -102,7 +103,9 @@ class Command(BaseCommand):
         acts, as_json = _acts(options), options["format"] == "json"
         out = self.stderr if as_json else self.stdout
         console = Console(out, self.stderr, colour=self.style.ERROR("x") != "x")
-        self._current = acts[0]
+        if missing := _missing(acts):
+            acts = _without_spark(acts, options["acts"], missing)
+            console.warn(f"Without the act pipeline: {missing}")
         try:
             with _sigterm_as_ctrl_c(), Stage(console, timeout=options["timeout"]) as stage:
                 outcomes = self._run(stage, acts, serve=options["serve"])
@@ -112,7 +115,8 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             # It may have come in the middle of a statement; the connection takes no other then.
             connection.close()
-            said = f"Interrupted; all processes are stopped. {self._current.left()}"
+            left = f"{Message.objects.count():,} messages are left, which the next run deletes."
+            said = f"Interrupted; all processes are stopped. {left}"
             raise CommandError(said, returncode=INTERRUPTED) from None
         except BrokenPipeError:
             # Nobody reads on. Nor must the interpreter try to, when it flushes at its end.
@@ -131,7 +135,6 @@ class Command(BaseCommand):
         if serve:
             console.step("admin", f"{stage.admin} {stage.login}")
         for position, act in enumerate(acts):
-            self._current = act
             console.say(f"\n{console.styled(act.name.upper(), BOLD)}: {act.introduction}\n")
             # Spark starts while the jobs wait for their time, not beside the busy acts.
             for later in acts[position + 2 : position + 3]:
@@ -164,7 +167,7 @@ def _show(outcome: Outcome, console: Console) -> None:
     """Say the report of an act and its checks."""
     console.say()
     for name, text in outcome.rows:
-        console.say(f"  {name:<14} {text}")
+        console.say(f"  {name:<14} {text.format(**outcome.figures)}")
     console.say()
     for each in outcome.checks:
         verdict = console.styled("ok  ", GREEN) if each.passed else console.styled("FAIL", RED)
@@ -201,6 +204,18 @@ def _acts(options: dict[str, Any]) -> list[Act]:
         PipelineAct(),
     )
     return [each for each in all_of_them if each.name in wanted]
+
+
+def _missing(acts: Sequence[Act]) -> str:
+    """Return what is to be installed for those acts; nothing when all is there."""
+    return what_is_missing() if any(each.name == PipelineAct.name for each in acts) else ""
+
+
+def _without_spark(acts: Sequence[Act], named: Sequence[str], missing: str) -> list[Act]:
+    """Leave the act of Spark out, unless it was asked for by its name."""
+    if PipelineAct.name in named:
+        raise CommandError(f"The act pipeline cannot run. {missing}")
+    return [each for each in acts if each.name != PipelineAct.name]
 
 
 def _order_options(options: dict[str, Any]) -> Options:

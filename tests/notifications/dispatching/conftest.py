@@ -10,9 +10,9 @@ import pytest
 from pytest_django import Settings
 
 from delayed_queue import RetryPolicy
-from example_project.demo.fakes import FakeSms, FakeSmtp
 from tests.notifications.configured import configure
 from tests.notifications.dispatchers import email_entry, sms_entry
+from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.proxied import proxied, proxy
 
 __all__ = ["proxied", "proxy"]

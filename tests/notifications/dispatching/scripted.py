@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from example_project.demo.fakes import Server
+from tests.notifications.fakes import Server
 
 
 class Scripted(Server):

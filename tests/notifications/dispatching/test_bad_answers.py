@@ -17,10 +17,10 @@ from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.providers.email import EmailProvider
 from delayed_queue.notifications.providers.http import HttpSmsProvider
 from delayed_queue.notifications.services import Begun, Call, Settlement
-from example_project.demo.fakes import FakeSmtp, Server
 from tests.notifications.dispatchers import SENDER
 from tests.notifications.dispatching.scripted import ScriptedHttp, ScriptedSmtp
 from tests.notifications.factories import enqueue, lease
+from tests.notifications.fakes import FakeSmtp, Server
 
 BEGUN = Begun(
     uuid.uuid4(), uuid.uuid4(), "shop", "sms", "normal", "", "+40721234567", b"\x01" * 16, "Hello",

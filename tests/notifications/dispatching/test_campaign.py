@@ -13,10 +13,10 @@ from psycopg import sql
 
 from delayed_queue.models import Message
 from delayed_queue.notifications.models import Channel, Notification, Priority, Status
-from example_project.demo.fakes import FakeSms, FakeSmtp
 from tests.notifications.dispatchers import SENT
 from tests.notifications.dispatching.test_processes import dispatchers
 from tests.notifications.factories import enqueue
+from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]

@@ -9,9 +9,9 @@ from django.db import transaction
 
 from delayed_queue.notifications.models import Notification, Priority
 from delayed_queue.worker.worker import Worker
-from example_project.demo.fakes import FakeSms
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, ended, statuses
 from tests.notifications.factories import enqueue
+from tests.notifications.fakes import FakeSms
 from tests.support.processes import wait_until
 from tests.support.running import running
 

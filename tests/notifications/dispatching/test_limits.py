@@ -15,9 +15,9 @@ from delayed_queue.notifications.dispatching import Attempt, Gatherer, Turn
 from delayed_queue.notifications.models import Notification, Status, Suppression
 from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.services import Begun
-from example_project.demo.fakes import FakeSms, FakeSmtp
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, statuses
 from tests.notifications.factories import enqueue, lease
+from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import wait_until
 from tests.support.running import running
 

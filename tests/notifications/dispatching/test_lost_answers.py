@@ -11,9 +11,9 @@ from django.db import connection
 from delayed_queue.notifications import dispatching, services
 from delayed_queue.notifications.dispatching import Start
 from delayed_queue.notifications.models import Notification
-from example_project.demo.fakes import FakeSms, FakeSmtp
 from tests.notifications.dispatchers import SENT, dispatcher
 from tests.notifications.factories import enqueue, lease, lose_lease
+from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.aiming import Stage
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy

@@ -11,7 +11,6 @@ from django.db import connection
 from pytest_django import Settings
 
 from delayed_queue.notifications.models import Notification, Status
-from example_project.demo.fakes import FakeSms, FakeSmtp
 from tests.notifications.dispatchers import (
     SENT,
     dispatch_all,
@@ -20,6 +19,7 @@ from tests.notifications.dispatchers import (
     statuses,
 )
 from tests.notifications.factories import enqueue
+from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import wait_until
 from tests.support.running import running
 

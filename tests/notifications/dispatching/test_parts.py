@@ -18,10 +18,10 @@ from delayed_queue.notifications import dispatching
 from delayed_queue.notifications.channels import Circuit, routes_of, signing_secrets
 from delayed_queue.notifications.dispatching import Gatherer
 from delayed_queue.notifications.providers import cleaned
-from example_project.demo.fakes import FakeHook
 from tests.notifications.configured import configure
 from tests.notifications.dispatchers import SENT, dispatch_all
 from tests.notifications.factories import enqueue
+from tests.notifications.fakes import FakeHook
 
 # Gathering
 

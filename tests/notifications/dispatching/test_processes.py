@@ -17,7 +17,6 @@ from django.db import connection, transaction
 from delayed_queue.models import Message
 from delayed_queue.notifications.handlers import QUEUES
 from delayed_queue.notifications.models import Notification, Status
-from example_project.demo.fakes import FakeSms, FakeSmtp, Server
 from tests.notifications.dispatchers import (
     SENT,
     email_entry,
@@ -26,6 +25,7 @@ from tests.notifications.dispatchers import (
     statuses,
 )
 from tests.notifications.factories import enqueue
+from tests.notifications.fakes import FakeSms, FakeSmtp, Server
 from tests.support.processes import Process, children_of, wait_until, worker
 from tests.support.sampling import sample
 

@@ -18,9 +18,9 @@ from delayed_queue.notifications.channels import signing_secrets
 from delayed_queue.notifications.handlers import LOST, sweep, tell
 from delayed_queue.notifications.models import Delivery, Notification, Status
 from example_project import settings as project
-from example_project.demo.fakes import FakeHook
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher
 from tests.notifications.factories import enqueue, lease
+from tests.notifications.fakes import FakeHook
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 

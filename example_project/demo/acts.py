@@ -1,4 +1,4 @@
-"""The stage of the acts: processes, the database, a web server, lines of text, and timeout."""
+"""What all acts share: processes and threads, one way to wait, checks, and lines for people."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,8 +42,9 @@ START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 0.25
 PLAIN_SECONDS: Final = 5.0
+# The port that is tried before any other.
 FIRST_PORT: Final = 8000
-TRIED_PORTS: Final = 50
+THREADS: Final = 16
 LOCK: Final = int.from_bytes(b"demo", "big")
 SHOWN: Final = 5
 BOLD, DIM, RED, GREEN = 1, 2, 31, 32
@@ -57,7 +59,7 @@ class Stalled(DemoError):
     """The act does not get on: nothing moves, or a process of it has ended."""
 
 
-# What an act leaves
+# Acts, and what they leave
 
 
 class Check(NamedTuple):
@@ -68,11 +70,17 @@ class Check(NamedTuple):
     statement: str
 
 
-def none_of(name: str, wrong: Sequence[object], statement: str, *, and_also: bool = True) -> Check:
+def none_of(name: str, wrong: Iterable[object], statement: str, *, and_also: bool = True) -> Check:
     """Return the check that nothing went wrong in this way; it names some of what did."""
-    examples = ", ".join(map(str, wrong[:SHOWN])) + (" …" if len(wrong) > SHOWN else "")
-    detail = f"{statement}; not so: {examples}" if wrong else statement
-    return Check(f"{name} {len(wrong):,}", not wrong and and_also, detail)
+    found = sorted(map(str, wrong))
+    examples = ", ".join(found[:SHOWN]) + (" …" if len(found) > SHOWN else "")
+    detail = f"{statement}; not so: {examples}" if found else statement
+    return Check(f"{name} {len(found):,}", not found and and_also, detail)
+
+
+def repeated(names: Iterable[T]) -> list[T]:
+    """Return those that come more than once."""
+    return [name for name, times in Counter(names).items() if times > 1]
 
 
 def stopped(codes: Sequence[int]) -> Check:
@@ -85,7 +93,7 @@ def stopped(codes: Sequence[int]) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an act: figures for programs, lines for people, checks for both."""
+    """The result of an act: figures for programs, rows with some of them for people, and checks."""
 
     figures: dict[str, Any]
     rows: Sequence[tuple[str, str]]
@@ -94,11 +102,6 @@ class Outcome:
     @property
     def failed(self) -> list[Check]:
         return [each for each in self.checks if not each.passed]
-
-
-def filled(rows: Sequence[tuple[str, str]], figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows with the figures that their texts name."""
-    return [(name, text.format(**figures)) for name, text in rows]
 
 
 class Act:
@@ -120,20 +123,11 @@ class Act:
         """Run from start to end; raises DemoError when it cannot, or does not get on."""
         raise NotImplementedError
 
-    def left(self) -> str:
-        """Say what an interrupted run leaves in the database."""
-        raise NotImplementedError
-
 
 # Waiting
 
-
-class Look(NamedTuple):
-    """The state of an act: whether all is done, what must change until then, and in words."""
-
-    is_done: bool
-    moved: object
-    text: str
+# What must change while something is waited for, and how things stand in words.
+State = tuple[object, str]
 
 
 class Patience:
@@ -142,8 +136,7 @@ class Patience:
     def __init__(
         self, seconds: float = TIMEOUT_SECONDS, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._seconds = seconds
-        self._clock = clock
+        self._seconds, self._clock = seconds, clock
         self._seen: object = None
         self._changed_at = clock()
 
@@ -160,41 +153,33 @@ class Threads:
 
     def __init__(self) -> None:
         self.over = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._errors: list[Exception] = []
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._started: list[Future[None]] = []
 
     def __enter__(self) -> Threads:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.over.set()
-        for each in self._threads:
-            each.join()
+        self._pool.shutdown()
 
     def start(self, target: Callable[..., None], *arguments: Any) -> None:
-        thread = threading.Thread(target=self._run, args=(target, *arguments), daemon=True)
-        thread.start()
-        # Last: one whose start was interrupted cannot be joined.
-        self._threads.append(thread)
-
-    def _run(self, target: Callable[..., None], *arguments: Any) -> None:
-        try:
-            target(*arguments)
-        except Exception as error:  # told by check
-            self._errors.append(error)
-        finally:
-            connection.close()
-
-    def check(self) -> None:
-        """Raise Stalled if one has failed."""
-        if self._errors:
-            error = self._errors[0]
-            raise Stalled(f"A client failed: {type(error).__name__}: {error}") from error
+        self._started.append(self._pool.submit(_closing_connection, target, *arguments))
 
     @property
     def are_done(self) -> bool:
-        self.check()
-        return not any(each.is_alive() for each in self._threads)
+        """Whether all have ended; raises Stalled if one has failed."""
+        for each in self._started:
+            if each.done() and (error := each.exception()):
+                raise Stalled(f"A client failed: {type(error).__name__}: {error}") from error
+        return all(each.done() for each in self._started)
+
+
+def _closing_connection(target: Callable[..., None], *arguments: Any) -> None:
+    try:
+        target(*arguments)
+    finally:
+        connection.close()
 
 
 class Console:
@@ -241,21 +226,15 @@ class Console:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
 
 
-# The database
-
-
-def fetch(statement: str, **params: Any) -> list[dict[str, Any]]:
-    """Return the rows of a query, each by the names of its columns."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement, params)
-        names = [each.name for each in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+# The database, and HTTP
 
 
 def database_now() -> datetime:
     """Return the time on the clock that messages fall due by."""
-    now: datetime = fetch("SELECT statement_timestamp() AS now")[0]["now"]
-    return now
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT statement_timestamp()")
+        now: datetime = cursor.fetchone()[0]
+        return now
 
 
 def start_server() -> str:
@@ -307,15 +286,12 @@ def create_login() -> str:
     return f"(user demo, password {password})"
 
 
-# HTTP
-
-
 def listener() -> socket.socket:
-    """Listen on the first port from 8000 on that is free."""
-    for port in range(FIRST_PORT, FIRST_PORT + TRIED_PORTS):
-        with suppress(OSError):
-            return socket.create_server((HOST, port))
-    raise DemoError(f"No port from {FIRST_PORT} to {FIRST_PORT + TRIED_PORTS - 1} is free.")
+    """Listen on the port 8000, or on any that is free."""
+    try:
+        return socket.create_server((HOST, FIRST_PORT))
+    except OSError:
+        return socket.create_server((HOST, 0))
 
 
 class Client:
@@ -386,11 +362,9 @@ class Stage:
         self.console, self.timeout = console, timeout
         self.children: list[Child] = []
         self.environment: dict[str, str] = {}
-        self._manage = manage
-        self._stack = ExitStack()
+        self._manage, self._stack = manage, ExitStack()
         self._ports: list[int] = []
         self._web: Child | None = None
-        self._address = ""
 
     def __enter__(self) -> Stage:
         return self
@@ -412,12 +386,11 @@ class Stage:
         for act in acts:
             act.clear()
         self.directory = Path(self.enter(tempfile.TemporaryDirectory(prefix="delayed-queue-demo-")))
+        paths = [str(settings.BASE_DIR), os.environ.get("PYTHONPATH", "")]
         self.environment = {
             **os.environ,
             "DATABASE_URL": database_url(),
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH")])
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "DEBUG": "0",  # under it Django keeps and times every query
             "SECRET_KEY": settings.SECRET_KEY,
             "PYTHONUNBUFFERED": "1",
@@ -465,18 +438,22 @@ class Stage:
         """Start so many, and return when each has told the database that it is up."""
         started_at = database_now()
         workers = [self.start(name, *WORKER, *arguments) for _ in range(count)]
-        # Since then: a worker that was killed may have left a row with the same pid.
-        rows = Worker.objects.filter(started_at__gte=started_at)
         pids = {each.pid for each in workers}
+        # Since then: a worker that was killed may have left a row with the same pid.
+        rows = Worker.objects.filter(started_at__gte=started_at, pid__in=pids)
 
-        def look() -> Look:
-            missing = pids - set(rows.values_list("pid", flat=True))
-            return Look(not missing, missing, f"{len(missing)} workers are not up")
+        def state() -> State:
+            up = rows.count()
+            return up, f"{up} of {count} processes are up"
 
-        self.wait(look, START_SECONDS)
-        named = ", ".join(map(str, sorted(pids)))
-        self.console.step("workers", f"{name} processes {named}")
+        self.wait(lambda: rows.count() == count, state, START_SECONDS)
+        self.console.step(name, f"{count} processes: {', '.join(map(str, sorted(pids)))}")
         return workers
+
+    def replace(self, killed: Child, *arguments: str) -> Child:
+        """Kill a worker with SIGKILL, and start another in its place."""
+        killed.end()
+        return self.start(killed.name, *WORKER, *arguments)
 
     def check(self) -> None:
         """Raise Stalled if a process has ended that should be running."""
@@ -487,17 +464,21 @@ class Stage:
                     f"{child.returncode}. The end of its log:\n{child.tail()}"
                 )
 
-    def wait(self, look: Callable[[], Look], timeout: float = 0.0) -> None:
-        """Return once all is done; raise Stalled when nothing moves, or a process ends."""
+    def wait(
+        self, until: Callable[[], bool], state: Callable[[], State], timeout: float = 0.0,
+        every: float = LOOK_SECONDS,
+    ) -> None:  # fmt: skip
+        """Return once it is true; raise Stalled when nothing moves, or a process ends."""
         began, waiting = time.monotonic(), Patience(timeout or self.timeout)
-        while True:
+        shown_at = began
+        while not until():
             self.check()
-            found = look()
-            if found.is_done:
-                return
-            waiting.see(found.moved, found.text)
-            self.console.progress(f"{time.monotonic() - began:3.0f} s  {found.text}")
-            time.sleep(LOOK_SECONDS)
+            if time.monotonic() >= shown_at:
+                moved, text = state()
+                waiting.see(moved, text)
+                self.console.progress(f"{time.monotonic() - began:3.0f} s  {text}")
+                shown_at = time.monotonic() + LOOK_SECONDS
+            time.sleep(every)
 
     def stop(self, children: Sequence[Child], seconds: float = STOP_SECONDS) -> list[int]:
         """Stop with SIGTERM, after so many seconds with SIGKILL; return the exit codes."""
@@ -516,19 +497,12 @@ class Stage:
                 self._address = f"http://{HOST}:{own.getsockname()[1]}"
                 # DEBUG: it serves the admin's static files, too.
                 self._web = self.start("web", "web", str(own.fileno()), inherits=own, DEBUG="1")
-            self.wait(lambda: Look(self._answers(), None, "the web is not up"), START_SECONDS)
+        # Until it is up, calls wait: the port is listened on already.
         return self._address
 
     @property
     def admin(self) -> str:
         return f"{self.web}{reverse('admin:index')}"
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.admin}login/", timeout=5):  # noqa: S310 # ours
-                return True
-        except OSError:
-            return False
 
     def serve(self) -> None:
         """Keep a worker for everything and the admin up until interrupted."""

@@ -1,0 +1,154 @@
+"""Third parties that misbehave as they are asked to in what they are sent.
+
+An address ``550+ada@example.org``, a text ``[500] Your code is 7``, a path ``/503,1``. After a
+comma comes how often: ``[500,1]`` fails once for each notification.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import web
+
+from example_project.demo import fakes
+from example_project.demo.fakes import Server, WebServer, hang_up
+
+__all__ = ["FakeHook", "FakeSms", "FakeSmtp", "Server"]
+
+_ASKED: Final = re.compile(r"\[([\w-]+)(?:,(\d+))?\]")
+
+
+def asked_of(text: str, times: int) -> str:
+    """Return the behaviour that the text asks for, at this many-th time."""
+    found = _ASKED.match(text)
+    if found is None or times > int(found[2] or 2**31):
+        return ""
+    return found[1]
+
+
+class FakeSmtp(fakes.FakeSmtp):
+    """An SMTP server with the faults of ``fakes.FakeSmtp``, before the ``+`` of an address."""
+
+    def __init__(self, *, latency: float = 0.0) -> None:
+        super().__init__(_of_address, latency=latency)
+
+
+def _of_address(address: str, times: int) -> str:
+    return address.partition("@")[0].rpartition("+")[0]
+
+
+class FakeSms(WebServer):
+    """An HTTP provider that takes JSON or a form, and sends once for each idempotency key.
+
+    ``[503]``: any status, nothing sent. ``[429]``: the same, with ``Retry-After: 0``. ``[drop]``:
+    hangs up unanswered, nothing sent. ``[drop-after]``, ``[hang-after]``: sends, and does not
+    answer. ``[hang]``: neither. ``[wait]``: sends when released. ``[blocked]``: 200 with that
+    code in its answer.
+    """
+
+    def __init__(self, *, latency: float = 0.0, has_keys: bool = True) -> None:
+        super().__init__(latency=latency)
+        self.has_keys = has_keys
+        self.is_down = False
+        self.delay_of_failures = 0.0
+        self.on_accepted: Callable[[str], None] = lambda key: None
+        self._answers: dict[str, dict[str, Any]] = {}
+        # Of providers that tell where they are: stage and notification.
+        self.reached: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def url(self) -> str:
+        return self.at("/messages")
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/messages", self._post),
+            web.post("/reached/{stage}", self._reached),
+        ]
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        began_at = time.time()
+        fields = await _fields(request)
+        key = request.headers.get("Idempotency-Key", "") if self.has_keys else ""
+        name = key or fields["reference"]
+        self.seen[name] += 1
+        behaviour = asked_of(fields["text"], self.seen[name])
+        if self.is_down:
+            await asyncio.sleep(self.delay_of_failures)
+            return web.json_response({"code": "down"}, status=503)
+        if behaviour.isdigit():
+            return web.json_response({}, status=int(behaviour), headers={"Retry-After": "0"})
+        if behaviour == "blocked":
+            return web.json_response({"code": "blocked", "to": fields["to"]})
+        if behaviour in ("drop", "hang"):
+            return await self._fall_silent(request, behaviour)
+        if behaviour == "wait":
+            await self.hang()
+        answer = await self._send(key, name, began_at)
+        if behaviour in ("drop-after", "hang-after"):
+            return await self._fall_silent(request, behaviour)
+        return web.json_response(answer, status=201)
+
+    async def _reached(self, request: web.Request) -> web.Response:
+        """Hang a provider that tells where it is, where the text asks for it."""
+        fields = await _fields(request)
+        at = (request.match_info["stage"], fields["reference"])
+        self.reached[at] += 1
+        if asked_of(fields["text"], self.reached[at]) == at[0]:
+            await self.hang()
+        return web.Response()
+
+    async def _send(self, key: str, name: str, began_at: float) -> dict[str, Any]:
+        if key in self._answers:
+            return self._answers[key]
+        answer = {"id": f"sms-{len(self.accepted) + 1}"}
+        if key:
+            self._answers[key] = answer
+        await asyncio.sleep(self.latency)
+        self.accept(name, began_at)
+        self.on_accepted(name)
+        return answer
+
+    async def _fall_silent(self, request: web.Request, behaviour: str) -> web.StreamResponse:
+        if behaviour.startswith("hang"):
+            await self.hang()
+        return hang_up(request)
+
+
+async def _fields(request: web.Request) -> dict[str, str]:
+    if request.content_type == "application/json":
+        found: dict[str, str] = json.loads(await request.read())
+        return found
+    return {name: str(value) for name, value in (await request.post()).items()}
+
+
+class FakeHook(WebServer):
+    """A webhook. What it does stands in its path: ``/503,1``, ``/drop-after,1``, ``/hang``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+
+    def url(self, behaviour: str = "") -> str:
+        return self.at(f"/{behaviour}")
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [web.post("/{behaviour:.*}", self._post)]
+
+    async def _post(self, request: web.Request) -> web.Response:
+        key = request.headers.get("webhook-id", "")
+        self.seen[key] += 1
+        behaviour = asked_of(f"[{request.match_info['behaviour']}]", self.seen[key])
+        if behaviour.isdigit():
+            return web.Response(status=int(behaviour))
+        if behaviour == "hang":
+            await self.hang()
+        self.requests.append((dict(request.headers), await request.read()))
+        self.accepted[key] = 1  # it acts once for each id, as it is told to
+        return hang_up(request) if behaviour == "drop-after" else web.Response()
