@@ -57,7 +57,7 @@ class KindFilter(SimpleListFilter):
     parameter_name = KIND
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
-        manager = cast("KnowsKinds", model_admin.model._default_manager)  # noqa: SLF001
+        manager = cast("KnowsKinds", model_admin.model._default_manager)
         kinds = manager.kinds(MAX_KINDS, using=model_admin.get_queryset(request).db)
         chosen = chosen_kind(request)
         if chosen is not None and chosen not in kinds:

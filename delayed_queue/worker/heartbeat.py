@@ -157,9 +157,9 @@ class Heartbeat:
         tallies = self.beat()
         self._sampler.look(tallies)
         self._chores.look()
-        self._watch.look(self._is_first)
+        self._watch.look(self.is_first)
 
-    def _is_first(self) -> bool:
+    def is_first(self) -> bool:
         """Return whether this worker is the one of the longest standing that is alive."""
         rows = Worker.objects.using(self._using)
         own = None if self._id is None else rows.filter(pk=self._id).first()

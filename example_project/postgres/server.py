@@ -106,7 +106,7 @@ class EmbeddedPostgres:
         self._settings = dict(settings or {})
         self._durable = durable
         self._port_file = self.home / "port"
-        self._password_file = self.home / "password"
+        self.password_file = self.home / "password"
         self._log_file = self.home / "server.log"
         self._pid_file = self.data_directory / "postmaster.pid"
 
@@ -129,7 +129,7 @@ class EmbeddedPostgres:
     def url(self) -> str:
         """The URL over TCP, with the password; known once the server was started."""
         try:
-            password, port = self._password_file.read_text(), self._port_file.read_text()
+            password, port = self.password_file.read_text(), self._port_file.read_text()
         except FileNotFoundError as error:
             raise LauncherError(f"The server in {self.home} was never started.") from error
         return database_url(
@@ -160,7 +160,7 @@ class EmbeddedPostgres:
             # answers proves that the pid is its own.
             if self._ping() != "OK":
                 return False
-            self._run("pg_ctl", "stop", "-m", "fast", *self._pg_ctl_options())
+            self.run("pg_ctl", "stop", "-m", "fast", *self._pg_ctl_options())
             self._wait_until(lambda: not self._is_alive(), "end")
             return True
 
@@ -237,7 +237,7 @@ class EmbeddedPostgres:
                 stale.unlink(missing_ok=True)
             self._lay_alias()
             options = (*self._pg_ctl_options(), "-l", str(self._log_file))
-            self._run("pg_ctl", "start", *options, inherited=[claim.fileno()])
+            self.run("pg_ctl", "start", *options, inherited=[claim.fileno()])
 
     def _pg_ctl_options(self) -> tuple[str, ...]:
         return ("-D", str(self.data_directory), "-w", "-t", str(TIMEOUT), "-s")
@@ -258,7 +258,7 @@ class EmbeddedPostgres:
         except FileNotFoundError:  # it ended just now
             return None
 
-    def _run(self, program: str, *arguments: str, inherited: Collection[int] = ()) -> None:
+    def run(self, program: str, *arguments: str, inherited: Collection[int] = ()) -> None:
         command = [str(self._programs / program), *arguments]
         result = run_as(self._account, command, inherited=inherited)
         if result.returncode != 0:
@@ -290,14 +290,14 @@ class EmbeddedPostgres:
         if unfinished.exists():
             shutil.rmtree(unfinished)
         self._make_private(unfinished)
-        self._write_private(self._password_file, secrets.token_urlsafe(24))
-        self._run("initdb", "-D", str(unfinished), *self._initdb_options())
+        self._write_private(self.password_file, secrets.token_urlsafe(24))
+        self.run("initdb", "-D", str(unfinished), *self._initdb_options())
         with (unfinished / "postgresql.conf").open("a") as file:
             file.write("\ninclude_if_exists = '../delayed_queue.conf'\n")
         unfinished.rename(self.data_directory)
 
     def _initdb_options(self) -> Iterator[str]:
-        yield from (f"--username={ROLE}", f"--pwfile={self._password_file}")
+        yield from (f"--username={ROLE}", f"--pwfile={self.password_file}")
         # The socket is in a directory of mode 0700: whoever reaches it may do anything anyway.
         yield from ("--auth-local=trust", "--auth-host=scram-sha-256")
         # Pinned, or text would be ordered by the LANG of whoever started the server first.

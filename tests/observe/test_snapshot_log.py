@@ -48,8 +48,8 @@ def test_the_first_is_the_worker_of_the_longest_standing_that_is_alive() -> None
     beats = [Heartbeat("default", describe) for _ in range(3)]
     for each in beats:
         each.beat()
-    assert [each._is_first() for each in beats] == [True, False, False]
+    assert [each.is_first() for each in beats] == [True, False, False]
     oldest = Worker.objects.order_by("pk")[0]
     oldest.heartbeat_at -= timedelta(minutes=1)
     oldest.save()
-    assert [each._is_first() for each in beats[1:]] == [True, False]
+    assert [each.is_first() for each in beats[1:]] == [True, False]

@@ -6,7 +6,6 @@ import ast
 import importlib
 import inspect
 import re
-from argparse import SUPPRESS, Action
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
@@ -304,12 +303,7 @@ class TestWorkers:
 
 
 def own_options(own: BaseCommand) -> set[str]:
-    def flags(command: BaseCommand) -> set[str]:
-        actions: list[Action] = command.create_parser("manage.py", "command")._actions
-        # What the help keeps quiet about, the page may: a child's link, the negation of a flag.
-        return {action.option_strings[-1] for action in actions if action.help != SUPPRESS}
-
-    return flags(own) - flags(BaseCommand())
+    return documents.options_of(own) - documents.options_of(BaseCommand())
 
 
 def logged_events() -> set[tuple[str, str]]:

@@ -62,7 +62,8 @@ def written() -> dict[str, str]:
 
 def compiled() -> dict[str, str]:
     with (MESSAGES / "django.mo").open("rb") as file:
-        catalogue = GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+        # There is no other way to list what is compiled.
+        catalogue = GNUTranslations(file)._catalog  # type: ignore[attr-defined] # noqa: SLF001
     plurals = {key[0] for key in catalogue if isinstance(key, tuple)}
     singles = {key: text for key, text in catalogue.items() if isinstance(key, str)}
     assert len(plurals) == 1

@@ -6,7 +6,8 @@ import django
 
 django.setup()
 
-from django.contrib import admin  # noqa: E402 # needs the apps
+from django.apps import apps  # noqa: E402 # needs to be set up
+from django.contrib import admin  # noqa: E402
 from django.contrib.auth import get_user_model  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.test import Client  # noqa: E402
@@ -31,7 +32,8 @@ if envelope is not None:
 user = get_user_model().objects.create_superuser("operator", "o@example.com", "secret")
 client = Client()
 client.force_login(user)
-ours = [each._meta for each in admin.site._registry if each._meta.app_label == "delayed_queue"]
+registered = [each._meta for each in apps.get_models() if admin.site.is_registered(each)]
+ours = [each for each in registered if each.app_label == "delayed_queue"]
 pages = [f"/admin/delayed_queue/{each.model_name}/" for each in ours]
 pages += ["/admin/", "/admin/delayed_queue/", "/admin/delayed_queue/queueoverview/"]
 pages += [f"/admin/delayed_queue/message/{Message.objects.get().pk}/change/"]

@@ -22,11 +22,11 @@ STEPS = {
     "planned": (tables.Manifests, "plan", 1),
     "bounded": (archives.Archive, "_bounds", 2),
     "written": (archives.Archive, "_write", 1),
-    "staged": (archives.Archive, "_stage", 1),
+    "staged": (archives.Archive, "stage", 1),
     "renamed": (files.Files, "rename", 1),
-    "published": (archives.Archive, "_publish", 1),
+    "published": (archives.Archive, "publish", 1),
     "in the middle": (tables.Manifests, "pruned", 2),
-    "before the commit": (archives.Archive, "_delete", 2),
+    "before the commit": (archives.Archive, "delete", 2),
     # The manifest does not say so yet.
     "deleted": (archives.Archive, "_delete_all", 1),
 }
@@ -64,7 +64,8 @@ def borrowed_session() -> Any:
     from pyspark.sql import SparkSession
 
     gateway = launch_gateway()
-    SparkContext._ensure_initialized(gateway=gateway)
+    # PySpark has no other way to a JVM that runs.
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
     jvm: Any = gateway.jvm
     context = jvm.org.apache.spark.SparkContext.getOrCreate()
     jsc = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(context)

@@ -150,15 +150,15 @@ class TestArchiveAndReplay:
         self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         letters(10)
-        publish = archives.Archive._publish
+        publish = archives.Archive.publish
 
         def meddle(self: Any, manifest: Any) -> None:
             publish(self, manifest)
             DeadLetter.objects.filter(key="k3").update(reason="looked at")
             DeadLetter.objects.filter(key="k4").delete()
-            monkeypatch.setattr(archives.Archive, "_publish", publish)
+            monkeypatch.setattr(archives.Archive, "publish", publish)
 
-        monkeypatch.setattr(archives.Archive, "_publish", meddle)
+        monkeypatch.setattr(archives.Archive, "publish", meddle)
         found = archive(spark, lake)
         # The changed one is archived again, as it is now.
         assert (found.archives, found.rows, found.deleted, found.changed) == (2, 11, 9, 1)
@@ -170,13 +170,13 @@ class TestArchiveAndReplay:
         how: Callable[[Path], None],
     ) -> None:  # fmt: skip
         letters(10)
-        publish = archives.Archive._publish
+        publish = archives.Archive.publish
 
         def damage(self: Any, manifest: Any) -> None:
             publish(self, manifest)
             how(next(Path(manifest.path).glob("*.parquet")))
 
-        monkeypatch.setattr(archives.Archive, "_publish", damage)
+        monkeypatch.setattr(archives.Archive, "publish", damage)
         with pytest.raises(InvalidConfiguration, match="not those that were written"):
             archive(spark, lake)
         monkeypatch.undo()
@@ -191,7 +191,7 @@ class TestArchiveAndReplay:
     ) -> None:
         letters(30)
         vanished: list[int] = []
-        delete = archives.Archive._delete
+        delete = archives.Archive.delete
 
         def and_vanish(self: Any, keys: list[str], digests: list[str]) -> int:
             if not vanished:
@@ -201,7 +201,7 @@ class TestArchiveAndReplay:
                 part.unlink()
             return delete(self, keys, digests)
 
-        monkeypatch.setattr(archives.Archive, "_delete", and_vanish)
+        monkeypatch.setattr(archives.Archive, "delete", and_vanish)
         before = {name: spark.conf.get(name) for name in ONE_FILE_EACH}
         for name, value in ONE_FILE_EACH.items():
             spark.conf.set(name, value)
@@ -241,7 +241,7 @@ class TestArchiveAndReplay:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
         letters(3)
-        publish = archives.Archive._publish
+        publish = archives.Archive.publish
 
         def held_until() -> int:
             rows = other.execute('SELECT "heldUntil" FROM delayed_queue_archive').fetchall()
@@ -253,7 +253,7 @@ class TestArchiveAndReplay:
             wait_until(lambda: held_until() > before)
             publish(self, manifest)
 
-        monkeypatch.setattr(archives.Archive, "_publish", cut)
+        monkeypatch.setattr(archives.Archive, "publish", cut)
         assert archive(spark, lake, lease_ms=900).deleted == 3
 
     @pytest.mark.parametrize("step", sample(STEPS, "in the middle"))

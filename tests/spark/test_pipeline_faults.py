@@ -100,7 +100,8 @@ class TestArchive:
     ) -> None:
         letters(50)
         original = set(DeadLetter.objects.values_list("id", "key"))
-        gateway = spark.sparkContext._gateway.gateway_parameters
+        # PySpark has no other way to tell where its JVM listens.
+        gateway = spark.sparkContext._gateway.gateway_parameters  # noqa: SLF001
         cutoff = 2_000_000_000_000
         done = subprocess.run(
             [sys.executable, "-m", "tests.spark.archiver", step, lake, str(cutoff)],
@@ -139,13 +140,13 @@ class TestArchive:
     ) -> None:
         """A holder that is alive keeps its archive until its lease ends; then it has lost it."""
         letters(5)
-        stage = archives.Archive._stage
+        stage = archives.Archive.stage
 
         def lose(self: Any, manifest: Any) -> None:
             stage(self, manifest)
             ArchiveManifest.objects.update(holder="elsewhere:1:x")
 
-        monkeypatch.setattr(archives.Archive, "_stage", lose)
+        monkeypatch.setattr(archives.Archive, "stage", lose)
         with pytest.raises(Exception, match="taken over by another process"):
             archive(spark, lake, lease_ms=600_000)
         assert DeadLetter.objects.count() == 5
@@ -294,7 +295,7 @@ class TestDrain:
         assert {attempt for _, attempt in calls} == {"1", "2"}
         assert {words[key] for key in again} <= {"kill", "done"}
         assert max(times.values()) == 2
-        assert len(again) <= handling._BATCH
+        assert len(again) <= handling.BATCH
         self.check_the_rules(words)
 
     def check_the_rules(self, words: dict[str, str]) -> None:

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from django.core.management.base import BaseCommand
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
@@ -24,6 +26,13 @@ class Block:
 
     def __str__(self) -> str:
         return f"{name_of(self.page)}:{self.line}"
+
+
+def options_of(command: BaseCommand) -> set[str]:
+    """Return the options that its help tells of, each by its last name."""
+    help_ = command.create_parser("manage.py", "command").format_help()
+    heads = re.findall(r"^ {2}(-.+?)(?: {2,}|$)", help_, re.MULTILINE)
+    return {re.findall(r"(?:^|, )(--?[\w-]+)", head)[-1] for head in heads}
 
 
 def name_of(page: Path) -> str:

@@ -9,6 +9,7 @@ from itertools import cycle, islice
 from typing import Any, Final
 from uuid import UUID
 
+from django.apps import apps
 from django.contrib import admin
 from django.urls import reverse
 from django.utils import timezone
@@ -280,8 +281,8 @@ def pages() -> dict[str, str]:
     for span, queue in (("1h", QUEUES[3]), ("24h", QUEUES[0])):
         query = urlencode({"kind": f"{queue}|json", "range": span})
         found[f"history-{span}"] = f"{reverse('admin:delayed_queue_history')}?{query}"
-    registered = [each._meta for each in admin.site._registry if not each._meta.proxy]
-    models = [each.model for each in registered if each.app_label != "auth"]
+    registered = [each._meta for each in apps.get_models() if admin.site.is_registered(each)]
+    models = [each.model for each in registered if each.app_label != "auth" and not each.proxy]
     for app in {model._meta.app_label for model in models}:
         found[f"app-{app}"] = reverse("admin:app_list", args=[app])
     for model in models:

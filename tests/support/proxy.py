@@ -33,11 +33,11 @@ class Proxy:
 
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
         self._upstream = family, address
-        self._selector = selectors.DefaultSelector()
+        self.selector = selectors.DefaultSelector()
         self._orders: SimpleQueue[tuple[Callable[[], None], Future[None]]] = SimpleQueue()
         self._wakeup, self._waker = socket.socketpair()
-        self._selector.register(self._wakeup, selectors.EVENT_READ, self._obey)
-        self._pairs: set[_Pair] = set()
+        self.selector.register(self._wakeup, selectors.EVENT_READ, self._obey)
+        self.pairs: set[_Pair] = set()
         self._listener: socket.socket | None = None
         self._is_hanging_up = False
         self._is_over = False
@@ -103,7 +103,7 @@ class Proxy:
         """Break everything, and return once the thread has ended."""
         self._order(self._end)
         self._thread.join()
-        for each in (self._wakeup, self._waker, self._selector):
+        for each in (self._wakeup, self._waker, self.selector):
             each.close()
 
     # What follows runs in the proxy's thread.
@@ -122,18 +122,18 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._is_over:
-            for key, _ in self._selector.select():
+            for key, _ in self.selector.select():
                 key.data()
 
     def _listen(self) -> None:
         if self._listener is None:
             self._listener = socket.create_server(("127.0.0.1", self.port))
             self.port = self._listener.getsockname()[1]
-            self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
+            self.selector.register(self._listener, selectors.EVENT_READ, self._welcome)
 
     def _refuse(self) -> None:
         if self._listener is not None:
-            self._selector.unregister(self._listener)
+            self.selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
         self._cut()
@@ -143,16 +143,16 @@ class Proxy:
         self._is_over = True
 
     def _cut(self) -> None:
-        for pair in list(self._pairs):
+        for pair in list(self.pairs):
             pair.close()
 
     def _cut_aimed(self) -> None:
-        for pair in list(self._pairs):
+        for pair in list(self.pairs):
             if pair.is_aimed_at:
                 pair.close()
 
     def _let_go(self) -> None:
-        for pair in list(self._pairs):
+        for pair in list(self.pairs):
             pair.let_go()
 
     def _welcome(self) -> None:
@@ -167,7 +167,7 @@ class Proxy:
         for each in (client, server):
             if each.family != socket.AF_UNIX:  # answers go out frame by frame, and at once
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._pairs.add(_Pair(self, client, server))
+        self.pairs.add(_Pair(self, client, server))
 
     def _connected(self) -> socket.socket | None:
         """Return a connection to the server; None while that is down."""
@@ -192,15 +192,15 @@ class _Pair:
         self._answers = Stream()
         self._sight = Sight(client.getpeername()[1])
         self._is_swallowing = False
-        proxy._selector.register(client, selectors.EVENT_READ, self._upward)
-        proxy._selector.register(server, selectors.EVENT_READ, self._downward)
+        proxy.selector.register(client, selectors.EVENT_READ, self._upward)
+        proxy.selector.register(server, selectors.EVENT_READ, self._downward)
 
     def close(self) -> None:
         # Closed by the other half, or by an order that came in the same round.
-        if self in self._proxy._pairs:
-            self._proxy._pairs.remove(self)
+        if self in self._proxy.pairs:
+            self._proxy.pairs.remove(self)
             for each in (self._client, self._server):
-                self._proxy._selector.unregister(each)
+                self._proxy.selector.unregister(each)
                 each.close()
 
     @property

@@ -53,9 +53,9 @@ def standby_of(primary: EmbeddedPostgres, **parameters: str) -> Iterator[Embedde
         standby.data_directory.mkdir(mode=0o700, parents=True)
         owner = primary.data_directory.stat()
         os.chown(standby.data_directory, owner.st_uid, owner.st_gid)
-        shutil.copy(primary._password_file, standby._password_file)
+        shutil.copy(primary.password_file, standby.password_file)
         found = conninfo_to_dict(primary.socket_url)
-        primary._run(
+        primary.run(
             "pg_basebackup", "-h", str(found["host"]), "-p", str(found["port"]),
             "-U", str(found["user"]), "-D", str(standby.data_directory), "-c", "fast", "-R",
         )  # fmt: skip

@@ -180,9 +180,9 @@ class Archive:
                 self._console.progress("what was staged is not whole; writing it again")
                 self._manifests.advance(manifest, "planned")
             if manifest.state == "planned":
-                self._stage(manifest)
+                self.stage(manifest)
             if manifest.state == "staged":
-                self._publish(manifest)
+                self.publish(manifest)
             self._prune(manifest)
         self._found.archives += 1
         self._found.rows += manifest.rows or 0
@@ -212,7 +212,7 @@ class Archive:
 
     # Steps
 
-    def _stage(self, manifest: Manifest) -> None:
+    def stage(self, manifest: Manifest) -> None:
         """Write the rows to a directory of this holder's own, and read back what was written."""
         staging = f"{manifest.destination}/_staging/{manifest.id}-{self._manifests.token}"
         if manifest.staging:
@@ -252,7 +252,7 @@ class Archive:
         params = {"lower": manifest.lower, "upper": manifest.upper, "cutoff": manifest.cutoff}
         return int(fetch(self._connection, layout.statement(COUNT_RANGE), params)[0][0])
 
-    def _publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> None:
         """Give the directory its name; a crash in between is seen by the name."""
         if not self._files.exists(manifest.path):
             self._files.rename(manifest.staging, manifest.path)
@@ -280,12 +280,12 @@ class Archive:
         kept = 0
         for batch in batched(self._archived_keys(manifest.path), self._options.batch_size):
             keys, digests = [key for key, _ in batch], [digest for _, digest in batch]
-            self._manifests.pruned(manifest, lambda: self._delete(keys, digests))  # noqa: B023 # called here
+            self._manifests.pruned(manifest, lambda: self.delete(keys, digests))  # noqa: B023 # called here
             counted = fetch(self._connection, self._layout.statement(COUNT_KEPT), {"keys": keys})
             kept += counted[0][0]
         return kept
 
-    def _delete(self, keys: list[str], digests: list[str]) -> int:
+    def delete(self, keys: list[str], digests: list[str]) -> int:
         statement = self._layout.statement(DELETE_ARCHIVED)
         return self._connection.execute(statement, {"keys": keys, "digests": digests}).rowcount
 

@@ -80,7 +80,7 @@ def lines_of(findings: list[Finding]) -> list[str]:
 
 def driver() -> Finding:
     """Look at psycopg and what it reaches the server with; all else needs it."""
-    found = _package("psycopg", (3, 2), None)
+    found = package("psycopg", (3, 2), None)
     if found.level == FAIL:
         return found
     try:
@@ -109,7 +109,7 @@ def packages() -> Iterator[Finding]:
     """Look at the packages of this Python."""
     yield Finding(OK, "Python", f"{platform.python_version()} ({sys.executable})")
     for name, oldest, first_wrong in _PACKAGES:
-        yield _package(name, oldest, first_wrong)
+        yield package(name, oldest, first_wrong)
     if _version("adbc-driver-postgresql") is None:
         advice = f"{_INSTALL}. Without it psycopg reads, at about half the speed."
         yield Finding(WARN, "adbc-driver-postgresql", "not installed", advice)
@@ -117,7 +117,7 @@ def packages() -> Iterator[Finding]:
         yield Finding(WARN, "matplotlib", "not installed", f"{_INSTALL}; report draws with it.")
 
 
-def _package(name: str, oldest: tuple[int, int], first_wrong: tuple[int, int] | None) -> Finding:
+def package(name: str, oldest: tuple[int, int], first_wrong: tuple[int, int] | None) -> Finding:
     version = _version(name)
     wanted = f"{name}>={oldest[0]}.{oldest[1]}" + (f",<{first_wrong[0]}" if first_wrong else "")
     if version is None:

@@ -129,7 +129,7 @@ class _Delivery:
                 )  # fmt: skip
 
 
-_BATCH: Final = 100
+BATCH: Final = 100
 _MOST_AT_ONCE: Final = 1_000
 _MOST_A_SECOND: Final = 1_000_000
 _LEASE_MS: Final = 600_000
@@ -323,7 +323,7 @@ class Settler:
         self._queue = handling.queue
         self._calls = calls
         # Eight rounds of calls, so that the last one's end is waited for now and then only.
-        self._most = max(_BATCH, 8 * handling.concurrency)
+        self._most = max(BATCH, 8 * handling.concurrency)
         self._codec: Codec = codec_named(handling.codec) if found is None else found.codec
         declared = None if found is None else found.retry
         self._policy = declared or handling.retry or RetryPolicy.exponential()

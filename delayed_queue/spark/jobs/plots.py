@@ -147,7 +147,7 @@ def _by_kind(rows: list[dict[str, Any]]) -> dict[str, dict[datetime, int]]:
     totals: dict[str, int] = {}
     for row in rows:
         totals[row["kind"]] = totals.get(row["kind"], 0) + row["messages"]
-    largest = _largest(totals)
+    largest = largest_of(totals)
     series: dict[str, dict[datetime, int]] = {kind: {} for kind in largest}
     for row in rows:
         counts = series.setdefault(row["kind"] if row["kind"] in largest else OTHERS, {})
@@ -156,7 +156,7 @@ def _by_kind(rows: list[dict[str, Any]]) -> dict[str, dict[datetime, int]]:
     return series
 
 
-def _largest(totals: Mapping[str, int]) -> list[str]:
+def largest_of(totals: Mapping[str, int]) -> list[str]:
     return sorted(totals, key=lambda each: (-totals[each], each))[:MOST_KINDS]
 
 
@@ -164,10 +164,10 @@ def _backlog(axes: Axes, figures: dict[str, Any]) -> None:
     """Stacked bars: what is due now, then hour by hour, then the rest."""
     rows = figures["backlog"]
     totals = {each["kind"]: each["due"] + sum(each["hours"]) + each["later"] for each in rows}
-    largest = _largest(totals)
+    largest = largest_of(totals)
     columns = len(rows[0]["hours"]) + 2
     bottom = [0] * columns
-    for colour, (kind, values) in zip(COLOURS, _stacks(rows, largest), strict=False):
+    for colour, (kind, values) in zip(COLOURS, stacks_of(rows, largest), strict=False):
         axes.bar(range(columns), values, 0.85, bottom=bottom, color=colour, label=_short(kind))
         bottom = [below + value for below, value in zip(bottom, values, strict=True)]
     begin = datetime.fromisoformat(figures["created_at"])
@@ -181,7 +181,7 @@ def _backlog(axes: Axes, figures: dict[str, Any]) -> None:
     _legend(axes)
 
 
-def _stacks(rows: list[dict[str, Any]], largest: list[str]) -> Iterator[tuple[str, list[int]]]:
+def stacks_of(rows: list[dict[str, Any]], largest: list[str]) -> Iterator[tuple[str, list[int]]]:
     rest: list[int] = []
     for row in rows:
         values = [row["due"], *row["hours"], row["later"]]

@@ -165,7 +165,8 @@ def test_a_promoted_standby_is_written_to_without_a_restart(attributes: dict[str
             primary.stop()
             assert caller.add("b") == (503, "database_unavailable")
             assert caller.probe()[0] == 503
-            standby._run("pg_ctl", "promote", *standby._pg_ctl_options())
+            with psycopg.connect(standby.socket_url) as connected:
+                connected.execute("SELECT pg_promote()")
             wait_until(lambda: caller.add("c")[0] in {202, 409})
             assert caller.probe() == (200, "")
             assert caller.add("d") == (202, "")

@@ -11,14 +11,12 @@ from functools import partial
 import pytest
 from django.conf import LazySettings
 
-from delayed_queue.db.wakeups import WakeChannel
+from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.http.callbacks import client as clients
 from delayed_queue.http.callbacks.client import CallbackClient
 from delayed_queue.http.callbacks.exchanges import MAX_IDLE
 from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.http.conf import CallbackSettings
-from delayed_queue.worker.board import Board
-from delayed_queue.worker.eventloop import EventLoop
 from tests.http.callbacks import servers
 from tests.http.callbacks.names import NameServer
 from tests.http.callbacks.sending import names_of, reaching, send_all, send_once, with_client
@@ -32,6 +30,8 @@ from tests.http.callbacks.servers import (
     answering_after,
     answering_in_turn,
 )
+from tests.support.processes import wait_until
+from tests.support.running import handler_of, running, worker_with
 
 
 class TestReuse:
@@ -266,13 +266,18 @@ class TestClientOfALoop:
         gc.collect()
         assert receiver.connections == 2
 
+    @pytest.mark.django_db(transaction=True)
     def test_it_ends_with_the_loop_of_a_worker(self, receiver: Receiver) -> None:
-        pool = EventLoop(1, WakeChannel(), Board.private(1), 0)
-        pool.start()
-        coroutine = clients.send(CallbackRequest(receiver.url, b"{}"))
-        sent = asyncio.run_coroutine_threadsafe(coroutine, pool._loop)
-        assert sent.result(servers.TIMEOUT).is_success
-        pool.stop(servers.TIMEOUT)
+        sent: list[CallbackResult] = []
+
+        async def send(envelope: Envelope) -> None:
+            sent.append(await clients.send(CallbackRequest(receiver.url, b"{}")))
+
+        DelayedQueue("calls").offer_or_update("key", {})
+        with running(worker_with(handler_of("calls", send))):
+            wait_until(lambda: len(sent) == 1)
+            assert len(clients.clients) == 1
+        assert sent[0].is_success
         assert len(clients.clients) == 0
         gc.collect()
 

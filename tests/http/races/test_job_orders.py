@@ -138,9 +138,9 @@ class Caller:
         return self._last is None or self._last.done()
 
     def advance(self) -> None:
-        self._last = self._thread.submit(self._run, self.steps.pop(0))
+        self._last = self._thread.submit(self.run, self.steps.pop(0))
 
-    def _run(self, step: Step) -> bool:
+    def run(self, step: Step) -> bool:
         self.begins_again |= step(self.connection) is True
         return True
 
@@ -223,7 +223,7 @@ def play(
             caller.begins_again = False
             for step in steps:
                 assert caller.is_settled(admin)
-                caller._run(step)
+                caller.run(step)
     return max(most, jobs_a(admin))
 
 

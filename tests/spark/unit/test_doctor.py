@@ -31,8 +31,8 @@ class TestDoctor:
         assert "CalledProcessError" in doctor.java().found
 
     def test_packages_of_wrong_versions(self) -> None:
-        assert doctor._package("pyspark", (99, 0), None).advice == "pip install 'pyspark>=99.0'"
-        assert doctor._package("no-such-thing", (1, 0), None).found == "not installed"
+        assert doctor.package("pyspark", (99, 0), None).advice == "pip install 'pyspark>=99.0'"
+        assert doctor.package("no-such-thing", (1, 0), None).found == "not installed"
         assert {each.level for each in doctor.packages()} == {doctor.OK}
 
     def test_executors_that_differ(self) -> None:

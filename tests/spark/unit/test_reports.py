@@ -45,6 +45,6 @@ class TestReports:
 
     def test_what_is_left_over_is_one_line(self) -> None:
         rows = [{"kind": f"k{each}", "due": each, "hours": [1], "later": 0} for each in range(10)]
-        stacks = dict(plots._stacks(rows, plots._largest({f"k{n}": n for n in range(10)})))
+        stacks = dict(plots.stacks_of(rows, plots.largest_of({f"k{n}": n for n in range(10)})))
         assert stacks[plots.OTHERS] == [0 + 1 + 2, 3, 0]
         assert len(stacks) == plots.MOST_KINDS + 1
