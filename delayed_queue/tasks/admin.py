@@ -263,7 +263,7 @@ class TaskUnderWayAdmin(MessageAdmin):
 
     @property
     def using(self) -> str:
-        return str(self.model._default_manager.db)  # noqa: SLF001
+        return str(self.model._default_manager.db)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return bool(request.user.has_perm("delayed_queue_tasks.view_taskresult"))
