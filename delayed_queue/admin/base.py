@@ -20,6 +20,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.filters import KIND, chosen_kind
@@ -60,7 +61,7 @@ class QueueModelAdmin(_Base):
     list_display_links = ("key_column",)
     # Only has the box shown; "=key" of Django's own would be UPPER(key), which no index serves.
     search_fields = ("=key",)
-    search_help_text = "The whole key, exactly as it was offered; in every queue."
+    search_help_text: ClassVar[Any] = _("The whole key, exactly as it was offered; in every queue.")
     change_list_template = "admin/delayed_queue/keyset_change_list.html"
     change_form_template = "admin/delayed_queue/row_detail.html"
 
@@ -113,18 +114,19 @@ class QueueModelAdmin(_Base):
             row.panels = format_html_join("", "{}", ((panel(*asked),) for panel in hooks.panels))
         return row
 
-    @admin.display(description="callbacks")
+    @admin.display(description=_("callbacks"))
     def panels_shown(self, row: Any) -> SafeString:
         panels: SafeString = row.panels
         return panels
 
     # Not named "payload": Django would show the model's field of that name, to everybody.
-    @admin.display(description="payload")
+    @admin.display(description=_("payload"))
     def payload_shown(self, row: Any) -> SafeString:
         if hasattr(row, "payload_head"):
             return show_payload(row.kind, bytes(row.payload_head), row.payload_size)
         return quiet(
-            f"{row.payload_size:,} bytes, hidden: needs the permission delayed_queue.view_payload."
+            _("%(size)s bytes, hidden: needs the permission delayed_queue.view_payload.")
+            % {"size": f"{row.payload_size:,}"}
         )
 
     # The list
@@ -148,8 +150,10 @@ class QueueModelAdmin(_Base):
         title = capfirst(str(self.opts.verbose_name_plural)) or ""
         kind = chosen_kind(request)
         if request.GET.get(SEARCH_VAR):
-            return f"{title} with this key"
-        return title if kind is None else f"{title} of {name_of(kind).queue}"
+            return _("%(title)s with this key") % {"title": title}
+        if kind is None:
+            return title
+        return _("%(title)s of %(queue)s") % {"title": title, "queue": name_of(kind).queue}
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         # Since Django 6.1 it is asked for those of the detail page too, which has its own buttons.
@@ -203,7 +207,9 @@ class QueueModelAdmin(_Base):
     ) -> HttpResponse:
         # Ordinary in a queue: a worker was done with it before the operator clicked.
         noun = opts.verbose_name
-        text = f"This {noun} is no longer here: it was handled, moved or dropped since."
+        text = _("This %(noun)s is no longer here: it was handled, moved or dropped since.") % {
+            "noun": noun
+        }
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self._list_url())
 
@@ -221,7 +227,7 @@ class QueueModelAdmin(_Base):
             raise PermissionDenied
         tokens = request.POST.getlist(ACTION_CHECKBOX_NAME)
         if operation is None or not tokens:
-            text = "Choose an action and the rows to do it to. Nothing was changed."
+            text = _("Choose an action and the rows to do it to. Nothing was changed.")
             self.message_user(request, text, messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
         if not self.may(request, operation):
@@ -242,7 +248,7 @@ class QueueModelAdmin(_Base):
         except OperationalError as error:
             if getattr(error.__cause__, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
                 raise
-            text = "Nothing was changed: another transaction holds one of the rows. Try again."
+            text = _("Nothing was changed: another transaction holds one of the rows. Try again.")
             self.message_user(request, text, messages.ERROR)
         else:
             self._tell(request, report)
@@ -260,7 +266,7 @@ class QueueModelAdmin(_Base):
         shown = {self.token_of(row): row for row in self._rows_of(request, tokens)}
         context = {
             **self.admin_site.each_context(request),
-            "title": f"{operation.label}: are you sure?",
+            "title": _("%(label)s: are you sure?") % {"label": operation.label},
             "opts": self.opts,
             "media": self.media,
             "operation": operation,
@@ -302,38 +308,38 @@ def _head_of(column: str) -> Func:
 class KeyedRowAdmin(QueueModelAdmin):
     """Columns and fields of a row that is, or was, a message."""
 
-    @admin.display(description="key")
+    @admin.display(description=_("key"))
     def key_column(self, row: MessageRow | LetterRow) -> SafeString:
         return formats.key_label(row.key)
 
-    @admin.display(description="queue")
+    @admin.display(description=_("queue"))
     def queue_column(self, row: MessageRow | LetterRow) -> SafeString:
         return formats.kind_label(row.kind)
 
-    @admin.display(description="attempts")
+    @admin.display(description=_("attempts"))
     def attempts_column(self, row: MessageRow | LetterRow) -> int:
         return row.attempts
 
     # The detail page
 
-    @admin.display(description="queue")
+    @admin.display(description=_("queue"))
     def queue(self, row: MessageRow | LetterRow) -> SafeString:
         url = f"../../?{urlencode({KIND: row.kind})}"
         return format_html('<a href="{}">{}</a>', url, formats.kind_label(row.kind))
 
-    @admin.display(description="key")
+    @admin.display(description=_("key"))
     def key_shown(self, row: MessageRow | LetterRow) -> SafeString:
         return formats.key_label(row.key)
 
-    @admin.display(description="first error")
+    @admin.display(description=_("first error"))
     def first_failure(self, row: MessageRow | LetterRow) -> SafeString:
         return formats.error_block(row.first_error)
 
-    @admin.display(description="last error")
+    @admin.display(description=_("last error"))
     def last_failure(self, row: MessageRow | LetterRow) -> SafeString:
         return formats.error_block(row.last_error)
 
-    @admin.display(description="headers")
+    @admin.display(description=_("headers"))
     def headers_shown(self, row: MessageRow | LetterRow) -> SafeString:
         return formats.headers_block(row.headers)
 

@@ -15,6 +15,7 @@ from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import KeyedRowAdmin
@@ -43,8 +44,10 @@ def _letters() -> DeadLetterManager[DeadLetter]:
 
 class Redrive(Operation):
     name = "redrive"
-    label = "Redrive"
-    help = "Offer the letter again, due now, as a first attempt; an active message is left alone."
+    label = _("Redrive")
+    help = _(
+        "Offer the letter again, due now, as a first attempt; an active message is left alone."
+    )
     permission = "delayed_queue.redrive_deadletter"
     overwrites = False
 
@@ -74,9 +77,9 @@ class Redrive(Operation):
 
 class Overwrite(Redrive):
     name = "overwrite"
-    label = "Redrive, overwriting"
-    help = "Offer the letter again even if its key is in use again: that message is replaced."
-    warning = (
+    label = _("Redrive, overwriting")
+    help = _("Offer the letter again even if its key is in use again: that message is replaced.")
+    warning = _(
         "Where a message lives under the key of one of these letters, it is replaced: its payload "
         "and schedule are lost, and a lease on it ends."
     )
@@ -85,10 +88,10 @@ class Overwrite(Redrive):
 
 class DropLetter(Operation):
     name = "drop"
-    label = "Drop"
-    help = "Delete the dead letter for good."
+    label = _("Drop")
+    help = _("Delete the dead letter for good.")
     permission = "delayed_queue.drop_deadletter"
-    warning = "These dead letters are deleted for good, payloads and errors with them."
+    warning = _("These dead letters are deleted for good, payloads and errors with them.")
     is_destructive = True
 
     def run(self, call: Call) -> Report:
@@ -154,38 +157,38 @@ class DeadLetterAdmin(KeyedRowAdmin):
 
     # Columns
 
-    @admin.display(description="reason")
+    @admin.display(description=_("reason"))
     def reason_column(self, row: LetterRow) -> str:
         return Truncator(formats.printable(row.reason)).chars(120)
 
-    @admin.display(description="died")
+    @admin.display(description=_("died"))
     def died_column(self, row: LetterRow) -> SafeString:
         return formats.moment(row.died_at, formats.relative(row.died_at, row.read_at))
 
     # The detail page
 
-    @admin.display(description="reason")
+    @admin.display(description=_("reason"))
     def reason_shown(self, row: LetterRow) -> SafeString:
         return format_html(
             "<strong>{}</strong>", formats.printable(row.reason[: formats.MAX_SHOWN])
         )
 
-    @admin.display(description="key in use")
+    @admin.display(description=_("key in use"))
     def active(self, row: LetterRow) -> SafeString:
         """Say whether a redrive would find the key taken."""
         messages = Message.objects.using(router.db_for_read(Message, instance=row))
         message = messages.filter(key=row.key, kind=row.kind).only("id").first()
         if message is None:
-            return format_html("{}", "no message has this key now")
+            return format_html("{}", _("no message has this key now"))
         name, site = "admin:delayed_queue_message_change", self.admin_site.name
         url = reverse(name, args=[message.id], current_app=site)
-        return format_html('yes, <a href="{}">a message has this key</a>', url)
+        return format_html('<a href="{}">{}</a>', url, _("yes, a message has this key"))
 
-    @admin.display(description="timeline")
+    @admin.display(description=_("timeline"))
     def times(self, row: LetterRow) -> SafeString:
-        events: list[tuple[datetime | None, str]] = [
-            (row.created_at, "offered"),
-            (row.scheduled_at_initially, "first scheduled for"),
-            (row.died_at, "died"),
+        events: list[tuple[datetime | None, Any]] = [
+            (row.created_at, _("offered")),
+            (row.scheduled_at_initially, _("first scheduled for")),
+            (row.died_at, _("died")),
         ]
         return formats.timeline(events, row.read_at)

@@ -244,25 +244,27 @@ class RunSwitch(Switch):
 
 class PauseRun(RunSwitch):
     name = "pause"
-    label = "Pause"
+    label = _("Pause")
     past = "Paused"
-    help = "Take no further letter until it is resumed."
+    help = _("Take no further letter until it is resumed.")
 
 
 class ResumeRun(RunSwitch):
     name = "resume"
-    label = "Resume"
+    label = _("Resume")
     past = "Resumed"
-    help = "Go on where it was."
+    help = _("Go on where it was.")
     states = (PAUSED,)
 
 
 class CancelRun(RunSwitch):
     name = "cancel"
-    label = "Cancel"
+    label = _("Cancel")
     past = "Cancelled"
-    help = "End it here; what is done stays done."
-    warning = "The run ends where it is, for good: what was done stays done, the rest stays dead."
+    help = _("End it here; what is done stays done.")
+    warning = _(
+        "The run ends where it is, for good: what was done stays done, the rest stays dead."
+    )
     states = (RUNNING, PAUSED)
 
 

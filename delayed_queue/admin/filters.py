@@ -12,6 +12,7 @@ from django.contrib.admin.views.main import SEARCH_VAR
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import LEASE
 from delayed_queue.admin.lists import DatabaseClock, RowState, find
@@ -28,10 +29,10 @@ STATE: Final = "state"
 DIED: Final = "died"
 GROUP: Final = "group"
 _PERIODS: Final = {
-    "hour": ("in the past hour", timedelta(hours=1)),
-    "day": ("in the past day", timedelta(days=1)),
-    "week": ("in the past week", timedelta(days=7)),
-    "older": ("more than a week ago", timedelta(days=7)),
+    "hour": (_("In the past hour"), timedelta(hours=1)),
+    "day": (_("In the past day"), timedelta(days=1)),
+    "week": (_("In the past week"), timedelta(days=7)),
+    "older": (_("More than a week ago"), timedelta(days=7)),
 }
 
 
@@ -53,10 +54,10 @@ def is_narrow(request: HttpRequest) -> bool:
 class KindFilter(SimpleListFilter):
     """By queue: the kinds that there are, found by a loose index scan."""
 
-    title = "queue"
+    title = _("queue")
     parameter_name = KIND
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
         manager = cast("KnowsKinds", model_admin.model._default_manager)
         kinds = manager.kinds(MAX_KINDS, using=model_admin.get_queryset(request).db)
         chosen = chosen_kind(request)
@@ -91,7 +92,7 @@ def _label(kind: str) -> str:
 class NarrowFilter(SimpleListFilter):
     """A filter by time: the index on times begins with the kind, so it needs a queue."""
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
         self.request = request
         self.site_name = model_admin.admin_site.name
         return [
@@ -120,9 +121,9 @@ class NarrowFilter(SimpleListFilter):
             raise IncorrectLookupParameters(f"{self.parameter_name}={value} is not offered here")
         return queryset.filter(self.condition(value))
 
-    hint = ""
+    hint: Any = ""
 
-    def offered(self) -> list[tuple[str, str]]:
+    def offered(self) -> list[tuple[str, Any]]:
         raise NotImplementedError
 
     def is_by_time(self, value: str) -> bool:
@@ -135,16 +136,16 @@ class NarrowFilter(SimpleListFilter):
 class StateFilter(NarrowFilter):
     """By state; leases have an index of their own, across all queues."""
 
-    title = "state"
+    title = _("state")
     parameter_name = STATE
-    hint = "Due, scheduled: choose a queue…"
+    hint = _("Due, scheduled: choose a queue…")
 
-    def offered(self) -> list[tuple[str, str]]:
+    def offered(self) -> list[tuple[str, Any]]:
         return [
-            (RowState.DUE.value, "Due"),
-            (RowState.SCHEDULED.value, "Scheduled"),
-            (RowState.LEASED.value, "Leased"),
-            (RowState.EXPIRED.value, "Lease expired, due again"),
+            (RowState.DUE.value, _("Due")),
+            (RowState.SCHEDULED.value, _("Scheduled")),
+            (RowState.LEASED.value, _("Leased")),
+            (RowState.EXPIRED.value, _("Lease expired, due again")),
         ]
 
     def is_by_time(self, value: str) -> bool:
@@ -160,18 +161,18 @@ class StateFilter(NarrowFilter):
 class HolderFilter(SimpleListFilter):
     """By whoever holds a lease: shown once it was chosen elsewhere, there is nothing to list."""
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
         chosen = request.GET.get(self.parameter_name or "")
         return [] if chosen is None else [(chosen, self.label(chosen, model_admin, request))]
 
-    def label(self, chosen: str, model_admin: ModelAdmin[Any], request: HttpRequest) -> str:
+    def label(self, chosen: str, model_admin: ModelAdmin[Any], request: HttpRequest) -> Any:
         return chosen
 
 
 class LeaseFilter(HolderFilter):
     """The messages that were claimed together and are still held."""
 
-    title = "lease"
+    title = _("lease")
     parameter_name = LEASE
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -186,12 +187,12 @@ class LeaseFilter(HolderFilter):
 class WorkerFilter(HolderFilter):
     """The messages under the leases that a worker told at its last heartbeat."""
 
-    title = "worker"
+    title = _("worker")
     parameter_name = WORKER
 
-    def label(self, chosen: str, model_admin: ModelAdmin[Any], request: HttpRequest) -> str:
+    def label(self, chosen: str, model_admin: ModelAdmin[Any], request: HttpRequest) -> Any:
         worker = _worker(chosen, model_admin.get_queryset(request).db)
-        return "a worker that has stopped" if worker is None else str(worker)
+        return _("a worker that has stopped") if worker is None else str(worker)
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
@@ -209,7 +210,7 @@ def _worker(chosen: str, using: str) -> Worker | None:
 class GroupFilter(HolderFilter):
     """The letters of one failure; the index on it begins with the queue."""
 
-    title = "failure"
+    title = _("failure")
     parameter_name = GROUP
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -224,12 +225,12 @@ class GroupFilter(HolderFilter):
 class DiedFilter(NarrowFilter):
     """By the time of death."""
 
-    title = "time of death"
+    title = _("time of death")
     parameter_name = DIED
-    hint = "By time: choose a queue…"
+    hint = _("By time: choose a queue…")
 
-    def offered(self) -> list[tuple[str, str]]:
-        return [(value, words.capitalize()) for value, (words, _) in _PERIODS.items()]
+    def offered(self) -> list[tuple[str, Any]]:
+        return [(value, period[0]) for value, period in _PERIODS.items()]
 
     def condition(self, value: str) -> Q:
         side = "died_at__lt" if value == "older" else "died_at__gte"

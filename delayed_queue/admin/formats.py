@@ -13,6 +13,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from delayed_queue.admin.lists import MessageRow, RowState, state_of
 from delayed_queue.codecs import codec_named, decode
@@ -24,10 +26,10 @@ MAX_SHOWN: Final = 10_000
 LEASE: Final = "lease"
 _UNITS: Final = (("y", 31_557_600), ("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 _LABELS: Final = {
-    RowState.SCHEDULED: "scheduled",
-    RowState.DUE: "due",
-    RowState.LEASED: "leased",
-    RowState.EXPIRED: "lease expired",
+    RowState.SCHEDULED: gettext_lazy("scheduled"),
+    RowState.DUE: gettext_lazy("due"),
+    RowState.LEASED: gettext_lazy("leased"),
+    RowState.EXPIRED: gettext_lazy("lease expired"),
 }
 _BREAK: Final = SafeString("<wbr>.")
 NOTHING: Final = SafeString('<span class="dq-quiet">—</span>')
@@ -37,7 +39,7 @@ def human(span: timedelta) -> str:
     """Return the length in its two largest units, as in ``3 d 4 h``, whatever the sign."""
     left = abs(int(span.total_seconds()))
     if left == 0:
-        return "under 1 s"
+        return _("under 1 s")
     parts: list[str] = []
     for name, size in _UNITS:
         count, left = divmod(left, size)
@@ -63,7 +65,9 @@ def moment(at: datetime, words: str) -> SafeString:
 
 
 def relative(at: datetime, now: datetime) -> str:
-    return f"in {human(at - now)}" if at > now else f"{human(now - at)} ago"
+    if at > now:
+        return _("in %(span)s") % {"span": human(at - now)}
+    return _("%(span)s ago") % {"span": human(now - at)}
 
 
 def spelled_out(at: datetime, now: datetime) -> SafeString:
@@ -78,12 +82,12 @@ def waiting(message: MessageRow) -> SafeString:
     """Return the time left until the message falls due, or how late it is."""
     span = human(message.scheduled_at - message.read_at)
     words = {
-        RowState.SCHEDULED: f"in {span}",
-        RowState.DUE: f"{span} late",
-        RowState.LEASED: f"{span} left",
-        RowState.EXPIRED: f"lapsed {span} ago",
+        RowState.SCHEDULED: _("in %(span)s"),
+        RowState.DUE: _("%(span)s late"),
+        RowState.LEASED: _("%(span)s left"),
+        RowState.EXPIRED: _("lapsed %(span)s ago"),
     }
-    return moment(message.scheduled_at, words[state_of(message)])
+    return moment(message.scheduled_at, words[state_of(message)] % {"span": span})
 
 
 def kind_label(kind: str) -> SafeString:
@@ -117,8 +121,12 @@ def block(text: str) -> SafeString:
     """Return the beginning of the text, preformatted."""
     if len(text) <= MAX_SHOWN:
         return format_html('<pre class="dq-block">{}</pre>', printable(text))
-    note = f"The first {MAX_SHOWN:,} of {len(text):,} characters:"
+    note = _("The first %(shown)s of %(all)s characters:") % _sizes(text)
     return format_html('{}<pre class="dq-block">{}</pre>', quiet(note), printable(text[:MAX_SHOWN]))
+
+
+def _sizes(text: str) -> dict[str, str]:
+    return {"shown": f"{MAX_SHOWN:,}", "all": f"{len(text):,}"}
 
 
 def error_block(text: str | None) -> SafeString:
@@ -127,7 +135,7 @@ def error_block(text: str | None) -> SafeString:
         return NOTHING
     if len(text) <= MAX_SHOWN:
         return block(text)
-    note = f"The last {MAX_SHOWN:,} of {len(text):,} characters:"
+    note = _("The last %(shown)s of %(all)s characters:") % _sizes(text)
     return format_html("{}{}", quiet(note), block(text[-MAX_SHOWN:]))
 
 
@@ -142,7 +150,7 @@ def dotted(path: str) -> SafeString:
     return format_html_join(_BREAK, "{}", ((each,) for each in path.split(".")))
 
 
-def table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> SafeString:
+def table(heads: Sequence[Any], lines: Iterable[Sequence[Any]]) -> SafeString:
     """Return a table whose cells have the names of their columns: a phone shows it as cards."""
     labels = [capfirst(each) for each in heads]
     head = format_html_join("", '<th scope="col">{}</th>', ((each,) for each in labels))
@@ -157,20 +165,20 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> SafeString:
     )  # fmt: skip
 
 
-def quiet(text: str) -> SafeString:
+def quiet(text: Any) -> SafeString:
     return format_html('<p class="dq-note">{}</p>', text)
 
 
-def timeline(events: list[tuple[datetime | None, str]], now: datetime) -> SafeString:
+def timeline(events: Sequence[tuple[datetime | None, Any]], now: datetime) -> SafeString:
     """Return what happened and what is to come, in order, with now in its place."""
     known = [(at, what) for at, what in events if at is not None]
-    lines = sorted([*known, (now, "now")], key=lambda event: event[0])
+    lines = sorted([*known, (now, None)], key=lambda event: event[0])
     items = format_html_join(
         "",
         '<li class="{}"><span class="dq-at">{}</span> {} <span class="dq-quiet">{}</span></li>',
         (
-            ("dq-now", exact(at), what, "")
-            if what == "now"
+            ("dq-now", exact(at), _("now"), "")
+            if what is None
             else ("dq-past" if at <= now else "dq-ahead", exact(at), what, relative(at, now))
             for at, what in lines
         ),

@@ -11,6 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.charts import Line, Mark, chart, largest
 from delayed_queue.admin.filters import KIND
@@ -78,36 +80,37 @@ def _a_minute(count: str) -> Value:
 class Figure(NamedTuple):
     """A chart of the page: its lines by name, class and value, and how values are written."""
 
-    title: str
-    lines: tuple[tuple[str, str, Value], ...]
+    title: Any
+    lines: tuple[tuple[Any, str, Value], ...]
     words: Callable[[float], str] = _number
-    note: str = ""
+    note: Any = ""
 
 
+_DEAD: Final = Figure(_("Dead letters"), ((_("dead"), "dq-of-alarm", lambda step: step.dead),))
 FIGURES: Final = (
-    Figure("Due and leased", (
-        ("due", "dq-of-due", lambda step: step.due),
-        ("leased", "dq-of-leased", lambda step: step.leased),
+    Figure(_("Due and leased"), (
+        (_("due"), "dq-of-due", lambda step: step.due),
+        (_("leased"), "dq-of-leased", lambda step: step.leased),
     )),
-    Figure("In and out, a minute", (
-        ("came in", "dq-of-leased", _a_minute("came_in")),
-        ("done", "dq-of-due", _a_minute("done")),
-    ), note="What came in is reckoned, below 10,000 messages."),
-    Figure("Lateness", (
-        ("most overdue", "dq-of-alarm", lambda step: step.late),
-        ("p99", "dq-of-expired", _percentile("lateness", 0.99)),
-        ("p50", "dq-of-leased", _percentile("lateness", 0.5)),
+    Figure(_("In and out, a minute"), (
+        (_("came in"), "dq-of-leased", _a_minute("came_in")),
+        (_("done"), "dq-of-due", _a_minute("done")),
+    ), note=_("What came in is reckoned, below 10,000 messages.")),
+    Figure(_("Lateness"), (
+        (_("most overdue"), "dq-of-alarm", lambda step: step.late),
+        (_("p99"), "dq-of-expired", _percentile("lateness", 0.99)),
+        (_("p50"), "dq-of-leased", _percentile("lateness", 0.5)),
     ), _seconds),
-    Figure("Run time", (
-        ("p99", "dq-of-expired", _percentile("runs", 0.99)),
-        ("p50", "dq-of-leased", _percentile("runs", 0.5)),
+    Figure(_("Run time"), (
+        (_("p99"), "dq-of-expired", _percentile("runs", 0.99)),
+        (_("p50"), "dq-of-leased", _percentile("runs", 0.5)),
     ), _seconds),
-    Figure("Failures, a minute", (
-        ("retried", "dq-of-expired", _a_minute("failed")),
-        ("dead-lettered", "dq-of-alarm", _a_minute("died")),
+    Figure(_("Failures, a minute"), (
+        (_("retried"), "dq-of-expired", _a_minute("failed")),
+        (_("dead-lettered"), "dq-of-alarm", _a_minute("died")),
     )),
-    Figure("Dead letters", (("dead", "dq-of-alarm", lambda step: step.dead),)),
-    Figure("Scheduled", (("scheduled", "dq-of-leased", lambda step: step.scheduled),)),
+    _DEAD,
+    Figure(_("Scheduled"), ((_("scheduled"), "dq-of-leased", lambda step: step.scheduled),)),
 )  # fmt: skip
 
 
@@ -120,11 +123,11 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
     using = model_admin.get_queryset(request).db
     found = read(kind, window_of(*RANGES[chosen], using=using), exact_to=EXACT, using=using)
     may_see_letters = request.user.has_perm("delayed_queue.view_deadletter")
-    figures = [each for each in FIGURES if may_see_letters or each.title != "Dead letters"]
+    figures = [each for each in FIGURES if may_see_letters or each is not _DEAD]
     marks = [*_deploys(found), *_ticks(kind, found, using)]
     context = {
         **model_admin.admin_site.each_context(request),
-        "title": f"History of {name_of(kind).queue}",
+        "title": gettext("History of %(queue)s") % {"queue": name_of(kind).queue},
         "opts": model_admin.opts,
         "media": model_admin.media,
         "kind": kind,
@@ -183,7 +186,10 @@ def _said(figure: Figure, lines: Sequence[Line]) -> str:
     for line in lines:
         top = largest([line])
         most = (
-            "unknown" if top is None else f"{figure.words(top)} at most, {_last(line, figure)} last"
+            gettext("unknown")
+            if top is None
+            else gettext("%(most)s at most, %(last)s last")
+            % {"most": figure.words(top), "last": _last(line, figure)}
         )
         parts.append(f"{line.name} {most}")
     return f"{figure.title}: {'; '.join(parts)}."
@@ -193,7 +199,8 @@ def _deploys(found: History) -> list[Mark]:
     window = found.window
     return [
         Mark((each.minute - window.since) / window.step, "dq-of-deploy",
-             f"{_at(each.minute):%a %H:%M} workers of version {each.version}")
+             f"{_at(each.minute):%a %H:%M} "
+             + gettext("workers of version %(version)s") % {"version": each.version})
         for each in found.deploys
     ]  # fmt: skip
 

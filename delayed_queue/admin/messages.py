@@ -11,9 +11,12 @@ from django.contrib import admin
 from django.contrib.admin.models import CHANGE, DELETION
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
+from django.utils.html import escape as escaped
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import KeyedRowAdmin, QueueModelAdmin
@@ -172,15 +175,15 @@ def _is_leased(row: MessageRow) -> bool:
 
 class Release(MessageOperation):
     name = "release"
-    label = "Release the lease"
-    help = "Take the message from its holder, whose handler is cancelled: due again now."
+    label = _("Release the lease")
+    help = _("Take the message from its holder, whose handler is cancelled: due again now.")
     permission = "delayed_queue.release_message"
     past = "Released"
     wakes = True
     ends_lease = True
 
     def refusal(self, row: MessageRow) -> str:
-        return "" if _is_leased(row) else "not leased"
+        return "" if _is_leased(row) else gettext("not leased")
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         return _messages().release(group.lease_id, ids, using=call.using)
@@ -188,13 +191,13 @@ class Release(MessageOperation):
 
 class Extend(MessageOperation):
     name = "extend"
-    label = "Extend the lease"
-    help = "Give the holder more time: a full lease from now, never less than it has."
+    label = _("Extend the lease")
+    help = _("Give the holder more time: a full lease from now, never less than it has.")
     permission = "delayed_queue.extend_message"
     past = "Extended"
 
     def refusal(self, row: MessageRow) -> str:
-        return "" if _is_leased(row) else "not leased"
+        return "" if _is_leased(row) else gettext("not leased")
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         lease = lease_of(group.kind) // MILLISECOND
@@ -202,7 +205,7 @@ class Extend(MessageOperation):
         return [row.id for row in rows]
 
     def note(self, group: Group) -> str:
-        return f"Leases now last at least {human(lease_of(group.kind))}."
+        return gettext("Leases now last at least %(span)s.") % {"span": human(lease_of(group.kind))}
 
 
 def lease_of(kind: str) -> timedelta:
@@ -214,16 +217,16 @@ def lease_of(kind: str) -> timedelta:
 
 class Deliver(MessageOperation):
     name = "deliver"
-    label = "Deliver now"
-    help = "Make a scheduled message due at once."
+    label = _("Deliver now")
+    help = _("Make a scheduled message due at once.")
     permission = "delayed_queue.deliver_message"
     past = "Made due"
     wakes = True
 
     def refusal(self, row: MessageRow) -> str:
         if _is_leased(row):
-            return "leased, release it instead"
-        return "" if state_of(row) is RowState.SCHEDULED else "due already"
+            return gettext("leased, release it instead")
+        return "" if state_of(row) is RowState.SCHEDULED else gettext("due already")
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         return _messages().release(None, ids, using=call.using)
@@ -231,10 +234,10 @@ class Deliver(MessageOperation):
 
 class Reject(MessageOperation):
     name = "reject"
-    label = "Reject"
-    help = "Move the message to the dead letters, from where it can be redriven."
+    label = _("Reject")
+    help = _("Move the message to the dead letters, from where it can be redriven.")
     permission = "delayed_queue.reject_message"
-    warning = (
+    warning = _(
         "These messages move to the dead letters, from where they can be redriven. A handler "
         "that is at one of them now is cancelled; what it returns changes nothing."
     )
@@ -253,10 +256,10 @@ class Reject(MessageOperation):
 
 class Drop(MessageOperation):
     name = "drop"
-    label = "Drop"
-    help = "Delete the message for good."
+    label = _("Drop")
+    help = _("Delete the message for good.")
     permission = "delayed_queue.drop_message"
-    warning = (
+    warning = _(
         "These messages are deleted for good; nothing brings them back. To keep them for later, "
         "reject them instead. A handler that is at one of them now is cancelled."
     )
@@ -278,32 +281,37 @@ def holder_of(row: Any, using: str, site: str) -> SafeString:
     worker = found.filter(holder=(row.lease_id or "")[:HOLDER_LENGTH]).order_by("-id").first()
     if worker is None:
         return formats.quiet(
-            "Held by no worker that has a row: a consumer of your own code, or a worker that has "
-            "stopped or been silent for a day."
+            _(
+                "Held by no worker that has a row: a consumer of your own code, or a worker that "
+                "has stopped or been silent for a day."
+            )
         )
     url = reverse("admin:delayed_queue_worker_change", args=[worker.pk], current_app=site)
     silence = worker.read_at - worker.heartbeat_at
     return format_html(
-        '<p class="dq-note">Held by <a href="{}">{}</a> on {}, pid {}, process {}, at work since '
-        "{}; {}</p>",
-        url, worker.name, worker.host, worker.pid, worker.process,
-        formats.exact(worker.started_at), _alive_or_what(silence, row),
+        '<p class="dq-note">{} <a href="{}">{}</a> {}; {}</p>',
+        _("Held by"), url, worker.name,
+        _("on %(host)s, pid %(pid)s, process %(process)s, at work since %(since)s")
+        % {"host": worker.host, "pid": worker.pid, "process": worker.process,
+           "since": formats.exact(worker.started_at)},
+        _alive_or_what(silence, row),
     )  # fmt: skip
 
 
 def _alive_or_what(silence: timedelta, row: Any) -> SafeString:
     """Return that the holder lives, or what becomes of the message when it does not."""
     if silence < ALIVE:
-        return format_html("alive, heartbeat {} ago.", human(silence))
+        return escaped(_("alive, heartbeat %(span)s ago.") % {"span": human(silence)})
     when = human(row.scheduled_at - row.read_at)
     after = (
-        f"its lease ends in {when}, then it is due again"
+        _("its lease ends in %(when)s, then it is due again")
         if state_of(row) is RowState.LEASED
-        else f"its lease ended {when} ago, so it is due again"
+        else _("its lease ended %(when)s ago, so it is due again")
     )
     return format_html(
-        '<strong class="dq-alarm">silent</strong> for {}: {}.', human(silence), after
-    )
+        '<strong class="dq-alarm">{}</strong> {}: {}.',
+        _("silent"), _("for %(span)s") % {"span": human(silence)}, after % {"when": when},
+    )  # fmt: skip
 
 
 MESSAGE_OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -316,10 +324,10 @@ MESSAGE_OPERATIONS: Final[tuple[Operation, ...]] = (
 
 
 _NEXT = {
-    RowState.SCHEDULED: "falls due",
-    RowState.DUE: "fell due",
-    RowState.LEASED: "lease ends",
-    RowState.EXPIRED: "lease ended, so due again",
+    RowState.SCHEDULED: _("falls due"),
+    RowState.DUE: _("fell due"),
+    RowState.LEASED: _("lease ends"),
+    RowState.EXPIRED: _("lease ended, so due again"),
 }
 _NEWEST_FIRST = Keyset(descending=True)
 _BY_SCHEDULE = Keyset("scheduled_at")
@@ -370,19 +378,19 @@ class MessageAdmin(KeyedRowAdmin):
 
     # Columns
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state_column(self, row: MessageRow) -> SafeString:
         return formats.badge(state_of(row))
 
-    @admin.display(description="when")
+    @admin.display(description=_("when"))
     def when_column(self, row: MessageRow) -> SafeString:
         return formats.waiting(row)
 
-    @admin.display(description="lease")
+    @admin.display(description=_("lease"))
     def lease_column(self, row: MessageRow) -> SafeString:
         return formats.short_lease(row.lease_id)
 
-    @admin.display(description="age")
+    @admin.display(description=_("age"))
     def age_column(self, row: MessageRow) -> SafeString:
         return formats.moment(row.created_at, formats.human(row.read_at - row.created_at))
 
@@ -395,33 +403,34 @@ class MessageAdmin(KeyedRowAdmin):
             row.holder = holder_of(row, self.get_queryset(request).db, self.admin_site.name)
         return row
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state(self, row: MessageRow) -> SafeString:
         return format_html("{} {}", self.state_column(row), formats.waiting(row))
 
-    @admin.display(description="lease id")
+    @admin.display(description=_("lease id"))
     def lease(self, row: MessageRow) -> SafeString:
         if row.lease_id is None:
-            return format_html("{} not leased", formats.NOTHING)
+            return format_html("{} {}", formats.NOTHING, _("not leased"))
         return format_html("<code>{}</code> {}", row.lease_id, getattr(row, "holder", ""))
 
-    @admin.display(description="timeline")
+    @admin.display(description=_("timeline"))
     def times(self, row: MessageRow) -> SafeString:
         is_moved = row.scheduled_at != row.scheduled_at_initially
         events = [
-            (row.created_at, "offered"),
-            (row.scheduled_at_initially if is_moved else None, "first scheduled for"),
-            (row.due_at, "fell due for the last delivery"),
+            (row.created_at, _("offered")),
+            (row.scheduled_at_initially if is_moved else None, _("first scheduled for")),
+            (row.due_at, _("fell due for the last delivery")),
             (row.scheduled_at, _NEXT[state_of(row)]),
         ]
         return formats.timeline(events, row.read_at)
 
-    @admin.display(description="dead letters")
+    @admin.display(description=_("dead letters"))
     def dead_letters(self, row: MessageRow) -> SafeString:
         name, site = "admin:delayed_queue_deadletter_changelist", self.admin_site.name
         url = reverse(name, current_app=site)
         query = urlencode({"q": row.key, KIND: row.kind})
-        return format_html('<a href="{}?{}">Dead letters of this key</a>', url, query)
+        words = _("Dead letters of this key")
+        return format_html('<a href="{}?{}">{}</a>', url, query, words)
 
 
 @admin.register(QueueOverview)

@@ -100,11 +100,11 @@ class Operation:
     """One thing to do to rows; the subclasses are what the lists and detail pages offer."""
 
     name: str
-    label: str
-    help: str
+    label: Any
+    help: Any
     permission: str
     # What is asked before it is done; without it, it is done at once.
-    warning = ""
+    warning: Any = ""
     is_destructive = False
     form_class: type[forms.Form] = forms.Form
 

@@ -12,10 +12,11 @@ from django.contrib.admin.models import CHANGE
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.defaultfilters import pluralize
 from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
 
 from delayed_queue.admin.charts import Values, sparkline
 from delayed_queue.admin.filters import KIND
@@ -62,7 +63,7 @@ class PauseForm(forms.Form):
 
     reason = forms.CharField(
         max_length=500, required=False, widget=forms.TextInput(attrs={"size": 60}),
-        help_text="For your colleagues: it is shown beside the queue.",
+        help_text=gettext_lazy("For your colleagues: it is shown beside the queue."),
     )  # fmt: skip
 
 
@@ -80,9 +81,9 @@ class Pause(Switch):
     """The token is the queue's kind."""
 
     name = "pause"
-    label = "Pause"
-    help = "Hand out no message of this queue until it is resumed."
-    warning = (
+    label = gettext_lazy("Pause")
+    help = gettext_lazy("Hand out no message of this queue until it is resumed.")
+    warning = gettext_lazy(
         "No consumer and no worker is handed a message of this queue until it is resumed, in "
         "any process, at once. Offers go on, and messages in flight are finished."
     )
@@ -109,9 +110,11 @@ class Resume(Switch):
     """The token is the pause that was seen: a later one has its own reason, and stays."""
 
     name = "resume"
-    label = "Resume"
-    help = "Hand out messages of this queue again."
-    warning = "Its messages are handed out again, those that fell due meanwhile at once."
+    label = gettext_lazy("Resume")
+    help = gettext_lazy("Hand out messages of this queue again.")
+    warning = gettext_lazy(
+        "Its messages are handed out again, those that fell due meanwhile at once."
+    )
 
     def name_of_target(self, call: Call) -> str:
         rows = call.queryset.filter(id__in=parse_ids(call.tokens))
@@ -238,13 +241,13 @@ class QueueLine:
 
     @property
     def due_trend(self) -> SafeString | str:
-        return _spark(
-            [each.due for each in self.trend], "dq-of-due", f"Due in an hour: {self.due} now"
-        )
+        words = _("Due in an hour: %(due)s now") % {"due": self.due}
+        return _spark([each.due for each in self.trend], "dq-of-due", words)
 
     @property
     def late_trend(self) -> SafeString | str:
-        words = f"Most overdue in an hour: {self.lateness or 'nothing'} now"
+        late = self.lateness or _("nothing")
+        words = _("Most overdue in an hour: %(late)s now") % {"late": late}
         return _spark([each.late for each in self.trend], "dq-of-alarm", words)
 
     @property
@@ -273,13 +276,14 @@ def summary(lines: Sequence[QueueLine], silent: int, *, may_view_letters: bool) 
     dead = sum(each.dead_count for each in lines if may_view_letters)
     paused = sum(each.pause is not None for each in lines)
     parts = (
-        (late, f"{late} queue{pluralize(late)} late"),
-        (unserved, f"{unserved} without a worker"),
-        (dead, f"{dead:,} dead"),
-        (silent, f"{_capped(silent)} worker{pluralize(silent)} silent"),
-        (paused, f"{paused} paused"),
-    )
-    return ", ".join(words for number, words in parts if number)
+        (late, str(late), ngettext("%(number)s queue late", "%(number)s queues late", late)),
+        (unserved, str(unserved), _("%(number)s without a worker")),
+        (dead, f"{dead:,}", _("%(number)s dead")),
+        (silent, _capped(silent),
+         ngettext("%(number)s worker silent", "%(number)s workers silent", silent)),
+        (paused, str(paused), _("%(number)s paused")),
+    )  # fmt: skip
+    return ", ".join(words % {"number": shown} for number, shown, words in parts if number)
 
 
 def _capped(silent: int) -> str:
@@ -301,7 +305,7 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     wrong = summary(lines, silent, may_view_letters=may_view_letters)
     context = {
         **model_admin.admin_site.each_context(request),
-        "title": wrong or "All queues in order",
+        "title": wrong or _("All queues in order"),
         "opts": model_admin.opts,
         "media": model_admin.media,
         "lines": lines,

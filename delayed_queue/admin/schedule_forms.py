@@ -17,6 +17,7 @@ from django.core.exceptions import ValidationError
 from django.forms.fields import InvalidJSONInput
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.formats import printable
@@ -197,16 +198,16 @@ def _read(text: str) -> None:
 class ScheduleForm(_Base):
     """A schedule of an operator's own; its queue and prefix stay once it is made."""
 
-    queue = forms.CharField(max_length=100, help_text="The queue that its ticks are offered to.")
+    queue = forms.CharField(max_length=100, help_text=_("The queue that its ticks are offered to."))
     key_prefix = forms.CharField(
         max_length=200,
-        help_text="What the keys of its ticks begin with; for this schedule alone.",
+        help_text=_("What the keys of its ticks begin with; for this schedule alone."),
     )
     type = forms.ChoiceField(choices=_TYPES)
     expression = forms.CharField(
         max_length=MAX_EXPRESSION,
         widget=forms.TextInput(attrs={"class": "vTextField", "spellcheck": "false"}),
-        help_text=(
+        help_text=_(
             "cron: 30 3 * * mon or @hourly. daily: hours such as 02:00, 14:30. "
             "periodic: a duration such as 90s, 5m or 12h."
         ),
@@ -214,32 +215,35 @@ class ScheduleForm(_Base):
     timezone = forms.CharField(
         required=False,
         max_length=100,
-        help_text="An IANA name such as Europe/Bucharest; empty for settings.TIME_ZONE.",
+        help_text=_("An IANA name such as Europe/Bucharest; empty for settings.TIME_ZONE."),
     )
     gap = forms.ChoiceField(
-        choices=_GAPS, initial="shift", help_text="Local times that the clocks jump over."
+        choices=_GAPS, initial="shift", help_text=_("Local times that the clocks jump over.")
     )
     fold = forms.ChoiceField(
         choices=_FOLDS,
         required=False,
-        help_text=(
+        help_text=_(
             "Local times that come twice. Default: both of a cron expression that repeats, else "
             "the first time."
         ),
     )
     missed = forms.ChoiceField(
-        choices=_MISSED, initial="latest", help_text="Ticks of a time in which nobody wrote any."
+        choices=_MISSED, initial="latest", help_text=_("Ticks of a time in which nobody wrote any.")
     )
     missed_cap = forms.IntegerField(
-        min_value=1, max_value=1_000_000, initial=100, help_text="The most to catch up with all."
+        min_value=1, max_value=1_000_000, initial=100, help_text=_("The most to catch up with all.")
     )
     payload = PayloadField(
         required=False,
         widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "false"}),
-        help_text="JSON, the same for each tick; empty for null.",
+        help_text=_("JSON, the same for each tick; empty for null."),
     )
     is_enabled = forms.BooleanField(
-        required=False, initial=True, label="Enabled", help_text="Off: its ticks are taken back."
+        required=False,
+        initial=True,
+        label=_("Enabled"),
+        help_text=_("Off: its ticks are taken back."),
     )
 
     class Meta:

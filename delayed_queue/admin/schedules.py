@@ -13,6 +13,7 @@ from django.db.models import F, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import WithForm
@@ -58,8 +59,8 @@ class ScheduleOperation(Operation):
 
 class Enable(ScheduleOperation):
     name = "enable"
-    label = "Enable"
-    help = "Workers write its ticks ahead again within ten seconds; nothing is caught up."
+    label = _("Enable")
+    help = _("Workers write its ticks ahead again within ten seconds; nothing is caught up.")
     permission = "delayed_queue.pause_schedule"
     past = "Enabled"
 
@@ -76,8 +77,8 @@ class Enable(ScheduleOperation):
 
 class Pause(ScheduleOperation):
     name = "pause"
-    label = "Pause"
-    help = "Take back its pending ticks, and write none until it is enabled."
+    label = _("Pause")
+    help = _("Take back its pending ticks, and write none until it is enabled.")
     permission = "delayed_queue.pause_schedule"
     past = "Paused"
 
@@ -98,8 +99,8 @@ class Pause(ScheduleOperation):
 
 class RunNow(ScheduleOperation):
     name = "run_now"
-    label = "Run now"
-    help = "Offer one message with its payload, due now, beside its ticks; paused or not."
+    label = _("Run now")
+    help = _("Offer one message with its payload, due now, beside its ticks; paused or not.")
     permission = "delayed_queue.run_schedule"
     past = "Run"
 
@@ -168,7 +169,7 @@ class ScheduleAdmin(WithForm):
         "installed_column",
         "declared_column",
     )
-    search_help_text = "The whole key prefix, in every queue."
+    search_help_text = _("The whole key prefix, in every queue.")
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
         return _ORDER
@@ -210,57 +211,57 @@ class ScheduleAdmin(WithForm):
 
     # Columns
 
-    @admin.display(description="key prefix")
+    @admin.display(description=_("key prefix"))
     def key_column(self, row: Schedule) -> SafeString:
         return formats.key_label(row.key_prefix)
 
-    @admin.display(description="queue")
+    @admin.display(description=_("queue"))
     def queue_column(self, row: Schedule) -> SafeString:
         return formats.kind_label(row.kind)
 
-    @admin.display(description="runs")
+    @admin.display(description=_("runs"))
     def rule_column(self, row: Schedule) -> SafeString:
         return format_html('{} <span class="dq-at">{}</span>', row.type, row.expression)
 
-    @admin.display(description="zone")
+    @admin.display(description=_("zone"))
     def zone_column(self, row: Schedule) -> str | SafeString:
         return row.timezone or (formats.NOTHING if row.type == "periodic" else "default")
 
-    @admin.display(description="enabled")
+    @admin.display(description=_("enabled"))
     def enabled_column(self, row: Schedule) -> SafeString:
         if row.is_enabled:
-            return format_html('<span class="dq-state dq-due">{}</span>', "enabled")
-        return format_html('<span class="dq-state dq-scheduled">{}</span>', "paused")
+            return format_html('<span class="dq-state dq-due">{}</span>', _("enabled"))
+        return format_html('<span class="dq-state dq-scheduled">{}</span>', _("paused"))
 
-    @admin.display(description="next run")
+    @admin.display(description=_("next run"))
     def next_column(self, row: Any) -> SafeString:
         return next_run(row, row.read_at)
 
-    @admin.display(description="last installed")
+    @admin.display(description=_("last installed"))
     def installed_column(self, row: Any) -> SafeString:
         if row.installed_at is None:
             return formats.NOTHING
         return formats.moment(row.installed_at, formats.relative(row.installed_at, row.read_at))
 
-    @admin.display(description="declared in")
+    @admin.display(description=_("declared in"))
     def declared_column(self, row: Schedule) -> str:
         return row.declared_in or "admin"
 
     # The form and the detail page
 
-    @admin.display(description="next runs")
+    @admin.display(description=_("next runs"))
     def runs(self, row: Any) -> SafeString:
         return preview(row, row.read_at)
 
-    @admin.display(description="payload")
+    @admin.display(description=_("payload"))
     def payload_shown(self, row: Schedule) -> SafeString:
         if row.declared_in:
-            return formats.quiet("Made by the code that declares the schedule.")
+            return formats.quiet(_("Made by the code that declares the schedule."))
         return formats.block(json.dumps(row.payload, indent=2, ensure_ascii=False))
 
-    @admin.display(description="payload")
+    @admin.display(description=_("payload"))
     def payload_hidden(self, row: Schedule) -> SafeString:
-        return formats.quiet("Hidden: needs the permission delayed_queue.view_payload.")
+        return formats.quiet(_("Hidden: needs the permission delayed_queue.view_payload."))
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:

@@ -15,6 +15,7 @@ from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import QueueModelAdmin
@@ -29,15 +30,14 @@ if TYPE_CHECKING:
 _NEWEST_FIRST: Final = Keyset(descending=True)
 _MAX_HELD: Final = 50
 _ZERO: Final = SafeString('<span class="dq-quiet">0</span>')
-_ALIVE: Final = SafeString('<span class="dq-state dq-due">alive</span>')
-_SILENT: Final = SafeString('<span class="dq-state dq-alarm">silent</span>')
+_STATE: Final = '<span class="dq-state {}">{}</span> {}'
 
 
-_NONE_HELD: Final = "It holds none."
-_GONE: Final = (
+_NONE_HELD: Final = _("It holds none.")
+_GONE: Final = _(
     "None is left under its leases: what it held was finished, or has been taken by other workers."
 )
-_SILENT_HELD: Final = (
+_SILENT_HELD: Final = _(
     "It is silent. These are still under its leases: each is due again when its lease has ended, "
     "and goes to any other worker. What else it held was finished, or has been taken by others."
 )
@@ -46,11 +46,11 @@ _SILENT_HELD: Final = (
 class AliveFilter(SimpleListFilter):
     """By the age of the last heartbeat."""
 
-    title = "state"
+    title = _("state")
     parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
-        return [("alive", "Alive"), ("silent", "Silent")]
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
+        return [("alive", _("Alive")), ("silent", _("Silent"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         match self.value():
@@ -115,17 +115,17 @@ class WorkerAdmin(QueueModelAdmin):
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> HttpResponse:
-        text = "This worker has stopped, and taken its row with it."
+        text = _("This worker has stopped, and taken its row with it.")
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self._list_url())
 
     # Columns
 
-    @admin.display(description="worker")
+    @admin.display(description=_("worker"))
     def key_column(self, row: Worker) -> SafeString:
         return formats.key_label(row.name)
 
-    @admin.display(description="where, and on what")
+    @admin.display(description=_("where, and on what"))
     def where_column(self, row: Worker) -> SafeString:
         names = ", ".join(row.queues)
         return format_html(
@@ -133,44 +133,44 @@ class WorkerAdmin(QueueModelAdmin):
             row.host, row.pid, row.process, names, Truncator(names).chars(80),
         )  # fmt: skip
 
-    @admin.display(description="heartbeat")
+    @admin.display(description=_("heartbeat"))
     def heartbeat_column(self, row: Any) -> SafeString:
         age = row.read_at - row.heartbeat_at
-        words = formats.moment(row.heartbeat_at, f"{formats.human(age)} ago")
+        words = formats.moment(row.heartbeat_at, _("%(span)s ago") % {"span": formats.human(age)})
         if age < ALIVE:
-            return format_html("{} {}", _ALIVE, words)
-        since = formats.moment(row.heartbeat_at, f"for {formats.human(age)}")
-        return format_html("{} {}", _SILENT, since)
+            return format_html(_STATE, "dq-due", _("alive"), words)
+        since = formats.moment(row.heartbeat_at, _("for %(span)s") % {"span": formats.human(age)})
+        return format_html(_STATE, "dq-alarm", _("silent"), since)
 
-    @admin.display(description="rate")
+    @admin.display(description=_("rate"))
     def rate_column(self, row: Any) -> str:
         # What a silent worker told last is no rate of now.
         if is_silent(row):
             return formats.NOTHING
         return formats.per_second(sum(row.rates.values()))
 
-    @admin.display(description="in flight")
+    @admin.display(description=_("in flight"))
     def in_flight_column(self, row: Any) -> str:
         # Nor does it hold what it told last.
         return formats.NOTHING if is_silent(row) else f"{row.in_flight:,}"
 
-    @admin.display(description="done")
+    @admin.display(description=_("done"))
     def done_column(self, row: Worker) -> str:
         return f"{row.done:,}"
 
-    @admin.display(description="retried")
+    @admin.display(description=_("retried"))
     def failed_column(self, row: Worker) -> SafeString:
         return _count(row.failed)
 
-    @admin.display(description="dead")
+    @admin.display(description=_("dead"))
     def dead_column(self, row: Worker) -> SafeString:
         return _count(row.dead, is_bad=True)
 
-    @admin.display(description="lost")
+    @admin.display(description=_("lost"))
     def lost_column(self, row: Worker) -> SafeString:
         return _count(row.lost, is_bad=True)
 
-    @admin.display(description="leases")
+    @admin.display(description=_("leases"))
     def leases_column(self, row: Worker) -> SafeString:
         if not row.lease_ids:
             return formats.NOTHING
@@ -179,50 +179,52 @@ class WorkerAdmin(QueueModelAdmin):
             '<a href="{}">{}</a>', self._messages_url(row), f"{number}{_more(number)}"
         )
 
-    @admin.display(description="started")
+    @admin.display(description=_("started"))
     def started_column(self, row: Any) -> SafeString:
         return formats.moment(row.started_at, formats.relative(row.started_at, row.read_at))
 
-    @admin.display(description="version")
+    @admin.display(description=_("version"))
     def version_column(self, row: Worker) -> str:
         return row.version
 
-    @admin.display(description="host")
+    @admin.display(description=_("host"))
     def host_column(self, row: Worker) -> str:
         return row.host
 
-    @admin.display(description="process id")
+    @admin.display(description=_("process id"))
     def pid_column(self, row: Worker) -> int:
         return row.pid
 
-    @admin.display(description="process")
+    @admin.display(description=_("process"))
     def process_column(self, row: Worker) -> int:
         return row.process
 
     # The detail page
 
-    @admin.display(description="queues, by priority")
+    @admin.display(description=_("queues, by priority"))
     def served(self, row: Any) -> SafeString:
         lines = [(name, formats.per_second(row.rates.get(name, 0))) for name in row.queues]
-        return formats.table(("queue", "rate"), lines)
+        return formats.table((_("queue"), _("rate")), lines)
 
-    @admin.display(description="since it started")
+    @admin.display(description=_("since it started"))
     def counts(self, row: Worker) -> SafeString:
-        heads = ("in flight", "done", "retried", "dead", "lost")
+        heads = (_("in flight"), _("done"), _("retried"), _("dead"), _("lost"))
         counts = (row.in_flight, row.done, row.failed, row.dead, row.lost)
         return formats.table(heads, [tuple(f"{each:,}" for each in counts)])
 
-    @admin.display(description="leases")
+    @admin.display(description=_("leases"))
     def held(self, row: Any) -> SafeString:
         if row.holding is None:
-            return formats.quiet("Hidden: needs the permission delayed_queue.view_message.")
+            return formats.quiet(_("Hidden: needs the permission delayed_queue.view_message."))
         if not row.holding:
             return formats.quiet(_GONE if is_silent(row) else _NONE_HELD)
-        heads = ("key", "queue", "time", "lease")
+        heads = (_("key"), _("queue"), _("time"), _("lease"))
         lines = formats.table(heads, self._held_lines(row))
-        note = formats.quiet(f"No more than {_MAX_HELD} messages are shown.")
+        note = formats.quiet(_("No more than %(most)s messages are shown.") % {"most": _MAX_HELD})
         link = format_html(
-            '<a href="{}">Release, extend, reject or drop them</a>', self._messages_url(row)
+            '<a href="{}">{}</a>',
+            self._messages_url(row),
+            _("Release, extend, reject or drop them"),
         )
         became = formats.quiet(_SILENT_HELD) if is_silent(row) else ""
         return format_html("{}{}{}{}", became, lines, note, link)

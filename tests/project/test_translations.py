@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 from django.core.management import load_command_class
+from django.test import Client
 from django.utils.translation import override
+from pytest_django import Settings
 
 import delayed_queue
+from delayed_queue.models import Message
+from tests.support.factories import MessageFactory
 
 ROOM = Path(delayed_queue.__file__).parent
 MESSAGES = ROOM / "locale/de/LC_MESSAGES"
 WINGS = ("http", "notifications", "spark", "tasks")
-MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop"}
+MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext"}
 _TRANSLATE = re.compile(r"""{% translate (["'])(.*?)\1 %}""")
 _BLOCK = re.compile(r"{% blocktranslate.*? %}(.*?){% endblocktranslate %}")
 _VARIABLE = re.compile(r"{{ (\w+) }}")
@@ -40,9 +44,9 @@ def wanted() -> Iterator[str]:
 def marked(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MARKS:
-            argument = node.args[0]
-            if isinstance(argument, ast.Constant):
-                yield str(argument.value)
+            for argument in node.args[: 2 if node.func.id == "ngettext" else 1]:
+                if isinstance(argument, ast.Constant):
+                    yield str(argument.value)
 
 
 def written() -> dict[str, str]:
@@ -60,14 +64,14 @@ def written() -> dict[str, str]:
     return found
 
 
-def compiled() -> dict[str, str]:
+def compiled() -> tuple[dict[str, str], set[str]]:
+    """Return what is compiled, and the originals that have a plural."""
     with (MESSAGES / "django.mo").open("rb") as file:
         # There is no other way to list what is compiled.
         catalogue = GNUTranslations(file)._catalog  # type: ignore[attr-defined] # noqa: SLF001
     plurals = {key[0] for key in catalogue if isinstance(key, tuple)}
     singles = {key: text for key, text in catalogue.items() if isinstance(key, str)}
-    assert len(plurals) == 1
-    return singles
+    return singles, plurals
 
 
 def test_each_text_is_translated_and_no_other_is():
@@ -87,10 +91,11 @@ def test_each_translation_has_the_places_of_its_text():
 
 
 def test_what_is_compiled_is_what_is_written():
-    texts, said = written(), compiled()
+    texts, (said, plurals) = written(), compiled()
     assert said.keys() <= texts.keys()
     assert {text: texts[text] for text in said} == said
-    assert len(texts) - len(said) == 2, "both forms of the one plural"
+    assert plurals <= texts.keys()
+    assert len(texts) - len(said) == 2 * len(plurals), "both forms of each"
 
 
 @pytest.mark.parametrize(
@@ -100,3 +105,53 @@ def test_the_help_of_a_command_is_in_the_language_of_the_project(language: str, 
     with override(language):
         parser = load_command_class("delayed_queue", "queuedead").create_parser("", "queuedead")
         assert said in parser.format_help()
+
+
+_SHOWN = {"label", "help", "warning", "title", "hint", "description", "help_text"}
+_SPOKEN = re.compile(r"[A-Za-z]{3,}")
+_MARKUP = re.compile(
+    r"{% block bodyclass %}.*?{% endblock %}|&\w+;"
+    r"|{% blocktranslate.*?{% endblocktranslate %}|{%.*?%}|{{.*?}}|<code>.*?</code>|<[^>]*>",
+    re.S,
+)
+
+
+def unmarked(module: ast.Module) -> Iterator[str]:
+    """Yield texts that stand where pages and help take theirs, and that nothing translates."""
+    for node in ast.walk(module):
+        named: list[tuple[str | None, ast.expr | None]] = []
+        if isinstance(node, ast.ClassDef):
+            plain = (each for each in node.body if isinstance(each, ast.Assign))
+            named = [(ast.unparse(each.targets[0]), each.value) for each in plain]
+        elif isinstance(node, ast.Call):
+            named = [(each.arg, each.value) for each in node.keywords]
+        for name, value in named:
+            if name in _SHOWN and isinstance(value, ast.Constant) and value.value:
+                yield f"{name}={value.value!r}"
+
+
+def test_what_the_admin_and_the_commands_show_is_translated():
+    """Labels, helps and columns in Python, and every word of a template."""
+    found = {}
+    for path in [*(ROOM / "admin").rglob("*.py"), *(ROOM / "management").rglob("*.py")]:
+        found[path.name] = list(unmarked(ast.parse(path.read_text(encoding="utf-8"))))
+    for path in (ROOM / "templates").rglob("*.html"):
+        bare = _MARKUP.sub(" ", path.read_text(encoding="utf-8"))
+        found[path.name] = [each for each in bare.splitlines() if _SPOKEN.search(each)]
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+@pytest.mark.django_db
+def test_the_pages_are_in_the_language_of_the_project(admin_client: Client, settings: Settings):
+    settings.LANGUAGE_CODE = "de"
+    MessageFactory.create(key="late", due=True)
+    shown = {
+        "queueoverview/": ("1 ohne Worker", "Am längsten fällig", "keiner in diesem Prozess"),
+        "message/": ("Schlüssel", "überfällig"),
+        f"message/{Message.objects.get().pk}/change/": ("Verwerfen", "Zeitachse"),
+        "worker/": ("Kein Worker hat sich gezeigt",),
+        "queueoverview/history/?kind=orders|json": ("Verlauf von orders", "Laufzeit"),
+    }
+    for url, words in shown.items():
+        html = admin_client.get(f"/admin/delayed_queue/{url}").content.decode()
+        assert [each for each in words if each not in html] == [], url
