@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from delayed_queue.db.statements import Step
 
 
@@ -19,6 +21,21 @@ class RedriveGuard(Protocol):
 
     def most_at_once(self, kind: str, using: str) -> int | None:
         """Return how many letters of the kind may be redriven at once; None for no limit."""
+
+
+class RemoteCalls(Protocol):
+    """The functions that programs elsewhere may have called, by name."""
+
+    def is_open(self, name: str) -> bool:
+        """Return whether there is one of that name, and it says that it may be called."""
+
+    def call(
+        self, name: str, args: list[Any], kwargs: dict[str, Any], at: datetime | None
+    ) -> dict[str, Any]:
+        """Have it called with the arguments at that time; return what the caller is to know.
+
+        Raises InvalidMessage for arguments that do not fit.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +62,14 @@ class Hooks:
     ``redrive_guards``: what holds what a redrive could disturb.
     ``kind_family``: the kinds that share their keys, of the one app that has such kinds.
     ``is_queue``: (name, alias) → whether something of that name exists, though nothing is stored.
+    ``remote_calls``: what may be called from elsewhere, of the one app that has such.
     ``panels``: (kind, key, request, admin site's name) → more of a message, as HTML for its page.
     """
 
     redrive_guards: list[RedriveGuard] = field(default_factory=list)
     kind_family: KindFamily | None = None
     is_queue: list[Callable[[str, str], bool]] = field(default_factory=list)
+    remote_calls: RemoteCalls | None = None
     panels: list[Callable[[str, str, Any, str], Any]] = field(default_factory=list)
 
 

@@ -13,6 +13,7 @@ from django.core.signals import setting_changed
 
 from delayed_queue.apps import import_modules
 from delayed_queue.handlers import registry
+from delayed_queue.queue.hooks import hooks
 
 
 class TasksConfig(AppConfig):
@@ -45,6 +46,7 @@ def _serve() -> None:
     if any(map(serving.is_ours, configured.values())):
         serving.serve_declared()
         serving.watch_workers()
+        hooks.remote_calls = import_module("delayed_queue.tasks.results").OpenTasks()
         # For their schedules, and so that what does not import is said at the start.
         registry.failures |= import_modules("tasks")
 

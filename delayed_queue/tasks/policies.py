@@ -41,7 +41,7 @@ class Policy:
     timedelta. ``retry``: a RetryPolicy, in the place of the first two. ``transactional``: what the
     task writes is committed together with the removal of its message. ``unique``: a template as
     ``"user-{0}"`` or a function of the arguments; of one name one task lives. ``replace``: a second
-    one takes its place.
+    one takes its place. ``http``: callers of the HTTP API may enqueue it.
     """
 
     max_attempts: int | None = None
@@ -51,6 +51,7 @@ class Policy:
     transactional: bool = False
     unique: str | Callable[..., str] | None = None
     replace: bool = False
+    http: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -69,6 +70,7 @@ class QueueTask(AnyTask):
     transactional: bool = False
     unique: Any = None
     replace: bool = False
+    http: bool = False
 
 
 _NAMES: Final = tuple(each.name for each in fields(Policy))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +15,18 @@ from typing import Any, Final
 from asgiref.sync import sync_to_async
 from django.utils.module_loading import import_string
 
-from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.exceptions import DelayedQueueError, InvalidMessage
 from delayed_queue.messages import check_text, from_milliseconds
 from delayed_queue.tasks._api import (
     AnyResult,
+    InvalidTask,
     Task,
     TaskContext,
     TaskError,
     TaskResultStatus,
 )
 from delayed_queue.tasks.options import id_of_key, is_id, split_kind, time_of
-from delayed_queue.tasks.policies import QueueTask
+from delayed_queue.tasks.policies import QueueTask, policy_of
 from delayed_queue.tasks.store import FoundRow
 
 
@@ -126,6 +129,36 @@ def task_at(path: str) -> Any:
     return found
 
 
+class OpenTasks:
+    """The tasks that say ``http=True``, as ``hooks.RemoteCalls``."""
+
+    def is_open(self, name: str) -> bool:
+        return _open_task(name) is not None
+
+    def call(
+        self, name: str, args: list[Any], kwargs: dict[str, Any], at: datetime | None
+    ) -> dict[str, Any]:
+        """Enqueue the task at the commit of the open transaction."""
+        task = _open_task(name)
+        try:
+            context = [None] if task.takes_context else []
+            inspect.signature(task.func).bind(*context, *args, **kwargs)
+            result = task.using(run_after=at).enqueue(*args, **kwargs)
+        except (InvalidTask, TypeError, ValueError) as error:
+            raise InvalidMessage(f"The task cannot be enqueued so: {error}") from error
+        return {"taskId": result.id, "task": name, "queue": task.queue_name}
+
+
+def _open_task(name: str) -> Any:
+    """Return the task of that path if it is open; no caller has a module imported by its name."""
+    from delayed_queue.tasks.serving import declared
+
+    module, _, attribute = name.rpartition(".")
+    task = getattr(sys.modules.get(module), attribute, None)
+    is_open = isinstance(task, Task) and policy_of(task).http and task.backend in dict(declared())
+    return task if is_open else None
+
+
 def task_for_reading(path: str, **attributes: Any) -> Any:
     """Return the task at a path, as enqueued; one that cannot be run if there is none any more."""
     try:
@@ -164,7 +197,7 @@ def as_enqueued(
     return made
 
 
-_DEFAULTS: Final = {"transactional": False, "replace": False}
+_DEFAULTS: Final = {"transactional": False, "replace": False, "http": False}
 
 
 def _fields_of(cls: type[Any]) -> tuple[str, ...]:

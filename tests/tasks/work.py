@@ -157,3 +157,15 @@ def settle(key: str) -> str:
 def die() -> None:
     """End the process, as a segmentation fault does."""
     os._exit(1)
+
+
+@task
+@policy(http=True)
+def receive(order: int, *, gift: bool = False) -> str:
+    return f"order {order}{' as a gift' * gift}"
+
+
+@task(takes_context=True)
+@policy(http=True)
+def receive_with_context(context: Any, order: int) -> str:
+    return f"{context.attempt}: {order}"

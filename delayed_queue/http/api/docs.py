@@ -22,6 +22,7 @@ from delayed_queue.http.jobs.idempotency import MAX_LENGTH
 from delayed_queue.http.jobs.jobs import (
     DEFAULT_LADDER,
     MAX_DELAY,
+    MAX_PATH_LENGTH,
     MAX_RETRY,
     MAX_STEPS,
     MAX_TTR,
@@ -193,6 +194,25 @@ ADDING: Final[dict[str, Any]] = {
         }
     ],
 }  # fmt: skip
+
+TASK: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["task"],
+    "additionalProperties": False,
+    "properties": {
+        "task": {
+            "type": "string", "minLength": 1, "maxLength": MAX_PATH_LENGTH,
+            "description": "The path of a task that is open to callers.",
+        },
+        "args": {"type": ["array", "null"], "description": "Its arguments."},
+        "kwargs": {"type": ["object", "null"], "description": "Its named arguments."},
+        **{name: JOB["properties"][name] for name in ("delay", "runAt")},
+    },
+}  # fmt: skip
+
+ENQUEUING: Final = ADDING | {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": TASK}}}
+}
 
 BULK: Final[dict[str, Any]] = {
     "requestBody": {

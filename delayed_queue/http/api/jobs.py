@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -96,11 +97,10 @@ def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
     """Store a job; once the answer is 202 it survives a crash of the server."""
     fields = read_object(request.body)
     job = job_of(request, fields)
-    # Not `request.headers`, which makes a table of all of them first.
-    key = request.META.get(KEY_IN_META)
-    if key is None:
-        return as_response(_add(job, if_exists))
-    return _add_once(request, key, job, fields, if_exists)
+    # As read, not as sent: white space and the order of names make no other request.
+    return as_response(
+        answered_once(request, "POST jobs", [fields, if_exists], partial(_add, job, if_exists))
+    )
 
 
 def job_of(request: ApiRequest, fields: dict[str, Any], *, guesses: int = MAX_GUESSES) -> NewJob:
@@ -122,24 +122,25 @@ def answer_of(added: AddedJob) -> KeptAnswer:
     return KeptAnswer(202, as_json(_as_dict(added)))
 
 
-def _add_once(
-    request: ApiRequest, key: str, job: NewJob, fields: dict[str, Any], if_exists: IfExists
-) -> HttpResponse:
-    # As read, not as sent: white space and the order of names make no other request.
-    sent = encode(CODEC, [fields, if_exists])
+def answered_once(
+    request: ApiRequest, call: str, sent: Any, answer: Callable[[], KeptAnswer]
+) -> KeptAnswer:
+    """Return the answer, or of a request with an idempotency key the one it had before."""
+    # Not `request.headers`, which makes a table of all of them first.
+    key = request.META.get(KEY_IN_META)
+    if key is None:
+        return answer()
+    scope = f"{request.auth.token_id or 'public'} {call}"
     try:
-        answer = once(
-            f"{request.auth.token_id or 'public'} POST jobs", key, sent,
-            partial(_add, job, if_exists), using=api_settings().DATABASE,
-        )  # fmt: skip
+        found = once(scope, key, encode(CODEC, sent), answer, using=api_settings().DATABASE)
     except InvalidMessage as error:
         errors = [{"in": "header", "path": IDEMPOTENCY_KEY, "message": str(error)}]
         raise Problem(400, "invalid_request", "Invalid request", errors=errors) from None
-    if answer is Refusal.OTHER_REQUEST:
+    if found is Refusal.OTHER_REQUEST:
         raise Problem(422, "idempotency_key_reused", detail="It came with another request before.")
-    if answer is Refusal.IN_PROGRESS:
+    if found is Refusal.IN_PROGRESS:
         raise Problem(409, "idempotency_key_in_use", detail="A request with it is under way.")
-    return as_response(answer)
+    return found
 
 
 def as_response(answer: KeptAnswer) -> HttpResponse:

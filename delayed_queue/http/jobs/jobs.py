@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from delayed_queue.codecs import codec_named, encode
 from delayed_queue.exceptions import InvalidConfiguration, InvalidJob, InvalidMessage, suggest
@@ -21,7 +21,9 @@ from delayed_queue.messages import (
     MILLISECOND,
     OfferOutcome,
     check_key,
+    check_text,
     encode_headers,
+    from_milliseconds,
     to_milliseconds,
 )
 from delayed_queue.observe.instruments import headers_for
@@ -120,6 +122,7 @@ MAX_URL_LENGTH: Final = 2048
 # More are not named, and of fewer a guess is made what was meant.
 MAX_UNKNOWN: Final = 21
 MAX_GUESSES: Final = 3
+MAX_PATH_LENGTH: Final = 500
 CODEC: Final = codec_named("json")
 Checked = Callable[[Any], Any]
 # Lone surrogates too: they have no place in UTF-8.
@@ -280,19 +283,63 @@ def job_from(
     return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0, host)
 
 
+class NewCall(NamedTuple):
+    """A task to be enqueued: its name, its arguments, and when; the delay in milliseconds."""
+
+    name: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    schedule_at: datetime | None
+    delay: int
+
+
+_CALL_FIELDS: Final = ("task", "args", "kwargs", "delay", "runAt")
+
+
+def call_from(fields: Mapping[str, Any]) -> NewCall:
+    """Return the call that the fields of a request describe; raises InvalidJob."""
+    reader = _Reader(fields, "task", _CALL_FIELDS)
+    reader.refuse_unknown(MAX_GUESSES)
+    name = reader.read("task", _path, required=True)
+    args = reader.read("args", partial(_one_of, list, "an array"), default=[])
+    kwargs = reader.read("kwargs", partial(_one_of, dict, "an object"), default={})
+    delay = reader.read("delay", check_delay, default=0)
+    run_at = reader.read("runAt", check_run_at)
+    if delay and run_at is not None:
+        reader.errors.append(("runAt", "Give delay or runAt, not both."))
+    if reader.errors:
+        raise InvalidJob(errors=reader.errors)
+    return NewCall(name, args, kwargs, None if run_at is None else from_milliseconds(run_at), delay)
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_PATH_LENGTH:
+        raise InvalidMessage(f"A task is named by its path, of 1 to {MAX_PATH_LENGTH} characters.")
+    _refuse_controls("A task's path", value)
+    return check_text("path", value)
+
+
+def _one_of(kind: type[Any], noun: str, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise InvalidMessage(f"This is to be {noun}.")
+    return value
+
+
 class _Reader:
     """Read fields, and collect what is wrong with them."""
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
+    def __init__(
+        self, fields: Mapping[str, Any], noun: str = "job", known: Collection[str] = FIELDS
+    ) -> None:
+        self._fields, self._noun, self._known = fields, noun, known
         self.errors: list[tuple[str, str]] = []
 
     def refuse_unknown(self, guesses: int) -> None:
-        unknown = (name for name in self._fields if name not in FIELDS)
+        unknown = (name for name in self._fields if name not in self._known)
         for number, name in enumerate(islice(unknown, MAX_UNKNOWN)):
-            close = suggest(name, FIELDS) if number < guesses else None
+            close = suggest(name, self._known) if number < guesses else None
             hint = f" Did you mean {close}?" if close else ""
-            self.errors.append((name[:100], f"A job has no such field.{hint}"))
+            self.errors.append((name[:100], f"A {self._noun} has no such field.{hint}"))
 
     def read(
         self, name: str, check: Checked, *, required: bool = False, default: Any = None

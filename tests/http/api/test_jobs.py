@@ -220,7 +220,7 @@ class TestTopics:
 
 
 ROUTES = {
-    "add": [("POST", "/jobs"), ("POST", "/jobs/bulk")],
+    "add": [("POST", "/jobs"), ("POST", "/jobs/bulk"), ("POST", "/tasks")],
     "read": [("GET", "/topics"), ("GET", "/topics/orders/stats"), ("GET", "/topics/orders/peek"),
              ("GET", "/topics/orders/jobs/a"), ("GET", "/dead"), ("GET", "/dead/groups"),
              ("GET", "/attempts?job=a"), ("GET", "/dead/runs"), ("GET", "/dead/runs/1")],
