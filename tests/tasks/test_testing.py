@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from django.contrib.messages import WARNING, get_messages
 from django.db import connection
+from django.test import Client
 
 from delayed_queue.cron.registry import crontab
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
@@ -18,7 +21,10 @@ from delayed_queue.tasks import cron
 from delayed_queue.tasks._api import TaskResultStatus
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.testing import drain
-from tests.tasks.conftest import configured, drained
+from tests.cron.schedules import FORM, SCHEDULES, errors
+from tests.support.processes import wait_until
+from tests.support.running import running
+from tests.tasks.conftest import configured, drained, worker_of_tasks
 
 
 @pytest.mark.django_db
@@ -80,6 +86,20 @@ class TestSchedules:
         drained()
         assert work.said[0][0] == 4
         assert TaskResult.objects.get().status == "SUCCESSFUL"
+
+    def test_an_operator_s_schedule_enqueues_it_at_real_ticks(
+        self, admin_client: Client, work: Any
+    ) -> None:
+        asked = {"task": "tests.tasks.work.add", "args": [4], "kwargs": {"other": 38}}
+        form = FORM | {"type": "periodic", "expression": "1s", "timezone": "", "queue": "default"}
+        response = admin_client.post(f"{SCHEDULES}add/", form | {"payload": json.dumps(asked)})
+        assert response.status_code == 302, errors(response)
+        assert not [each for each in get_messages(response.wsgi_request) if each.level == WARNING]
+        with running(worker_of_tasks(cron=True)):
+            wait_until(lambda: TaskResult.objects.filter(status="SUCCESSFUL").count() > 1)
+        rows = TaskResult.objects.order_by("id")
+        assert {(row.task, row.return_value) for row in rows} == {("tests.tasks.work.add", 42)}
+        assert work.add.get_result(str(rows[0].pk)).is_finished
 
     def test_what_is_no_task(self) -> None:
         with pytest.raises(InvalidConfiguration, match="above @task"):
