@@ -158,10 +158,7 @@ class Offering(QueueBase):
         *,
         can_update: bool,
     ) -> OfferOutcome:
-        if schedule_at is not None and delay is not None:
-            raise InvalidMessage("Give schedule_at or delay, not both.")
-        schedule = check_schedule(schedule_at)
-        wait = check_delay(delay, self._local_now()) or 0
+        schedule, wait = self._times(schedule_at, delay)
         is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
         check_key(key)
         own = begin_replacing(self.name, (key,)) if can_update else None
@@ -189,6 +186,13 @@ class Offering(QueueBase):
         if own is not None and created is None:
             own.is_replaced = False
         return outcome_of(created)
+
+    def _times(
+        self, schedule_at: datetime | None, delay: timedelta | None
+    ) -> tuple[int | None, int]:
+        if schedule_at is not None and delay is not None:
+            raise InvalidMessage("Give schedule_at or delay, not both.")
+        return check_schedule(schedule_at), check_delay(delay, self._local_now()) or 0
 
     def _offer_again(
         self,

@@ -41,14 +41,10 @@ class PipelineReportAdmin(_Base):
     class Media:
         css = {"all": ["delayed_queue/admin.css"]}
 
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def _nobody(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_add_permission = has_change_permission = has_delete_permission = _nobody
 
     def get_urls(self) -> list[URLPattern]:
         plot = self.admin_site.admin_view(self.plot_view)

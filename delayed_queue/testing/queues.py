@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from delayed_queue.codecs import Codec
-from delayed_queue.db.resilience import Lost
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.messages import Envelope, to_milliseconds
 from delayed_queue.queue.queue import DelayedQueue
@@ -64,13 +63,7 @@ class InMemoryQueue(DelayedQueue):
     def _now(self) -> int:
         return to_milliseconds(self._local_now())
 
-    def _repeat(
-        self,
-        call: Callable[[], T],
-        *,
-        doubt: Callable[[T], bool] | None = None,
-        truth: Callable[[Lost], T] | None = None,
-    ) -> T:
+    def _repeat(self, call: Callable[[], T], **doubts: Any) -> T:
         return call()
 
     def _transaction(self, *, durable: bool = False) -> Any:

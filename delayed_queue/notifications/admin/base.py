@@ -72,14 +72,10 @@ class ShownOnly(Base):
         heading = {"title": self.list_heading} if self.list_heading else {}
         return super().changelist_view(request, {**heading, **(extra_context or {})})
 
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def _nobody(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_add_permission = has_change_permission = has_delete_permission = _nobody
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Allow the filters only: a lookup typed into the URL could scan, or spell out texts."""

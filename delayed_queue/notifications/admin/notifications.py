@@ -249,21 +249,16 @@ class NotificationAdmin(ShownOnly):
         return [name for _, options in self.fieldsets for name in options["fields"]]
 
     def render_change_form(
-        self,
-        request: HttpRequest,
-        context: Any,
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
     ) -> HttpResponse:
+        obj = kwargs["obj"]
         context.update(
             title=f"Notification {obj.id}",
             subtitle=None,
             may_cancel=obj.status == Status.ENQUEUED and may(request, "cancel_notification"),
             may_retry=obj.status == Status.FAILED and may(request, "retry_notification"),
         )
-        return super().render_change_form(request, context, add, change, form_url, obj)
+        return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.display(description="state")
     def state(self, row: Notification) -> SafeString:

@@ -67,52 +67,31 @@ FROM dropped
 )
 
 
-def _capped(rows: LiteralString, cap: LiteralString) -> LiteralString:
-    """Return the count of rows up to a cap, so that it costs no more however full the queue is.
-
-    The limits are doubled for the reason given at EARLIEST_DUE (Q32).
-    """
-    return (
-        """(
+# A count up to a cap, so that it costs no more however full the queue is (Q32); the limits are
+# doubled for the reason given at EARLIEST_DUE.
+_CAPPED: Final[LiteralString] = """(
         SELECT count(*)
         FROM (
             SELECT 1
             FROM (
                 SELECT 1
-                """
-        + rows
-        + """
-                LIMIT (SELECT """
-        + cap
-        + """)
+                FROM {rows}
+                LIMIT (SELECT {cap})
             ) AS first
             LIMIT %(cap)s::integer
         ) AS capped
     )"""
-    )
-
-
-def _due(kind: LiteralString, cap: LiteralString) -> LiteralString:
-    rows: LiteralString = (
-        """FROM delayed_queue
-                WHERE "pKind" = """
-        + kind
-        + """
+_DUE: Final[LiteralString] = """delayed_queue
+                WHERE "pKind" = {kind}
                     AND "scheduledAt" <= (SELECT now FROM clock)
                 ORDER BY "scheduledAt", id"""
-    )
-    return _capped(rows, cap)
-
-
-def _dead(kind: LiteralString, cap: LiteralString) -> LiteralString:
-    rows: LiteralString = (
-        """FROM delayed_queue_dead_letter
-                WHERE "pKind" = """
-        + kind
-        + """
+_DEAD: Final[LiteralString] = """delayed_queue_dead_letter
+                WHERE "pKind" = {kind}
                 ORDER BY "diedAt", id"""
-    )
-    return _capped(rows, cap)
+
+
+def _counting(rows: LiteralString, kind: LiteralString, cap: LiteralString) -> LiteralString:
+    return _CAPPED.format(rows=rows.format(kind=kind), cap=cap)
 
 
 # Counts that each stop at the cap. Leases are counted among the first
@@ -140,7 +119,7 @@ later AS MATERIALIZED (
 )
 SELECT
     """
-    + _due("%(kind)s", "%(cap)s::integer")
+    + _counting(_DUE, "%(kind)s", "%(cap)s::integer")
     + """ AS due,
     later.scheduled,
     GREATEST(
@@ -163,7 +142,7 @@ SELECT
         )
     ) AS leased,
     """
-    + _dead("%(kind)s", "%(cap)s::integer")
+    + _counting(_DEAD, "%(kind)s", "%(cap)s::integer")
     + """ AS dead,
     (
         SELECT (SELECT now FROM clock) - "scheduledAt"
@@ -178,41 +157,22 @@ FROM later
 )
 
 
-def walking(table: LiteralString, column: LiteralString, *then: LiteralString) -> LiteralString:
-    """Return the statement of a column's distinct values, at most %(limit)s, by a loose index scan.
-
-    One descent for each, however many rows it has, where DISTINCT would read all of them. ``then``
-    are the other columns of the index: the inner selects name its order in full.
-    """
-    first: LiteralString = "ORDER BY " + ", ".join((column, *then)) + " LIMIT 1"
-    return (
-        """
+_WALK: Final[LiteralString] = """
 WITH RECURSIVE walked (value, position) AS (
     (
-        SELECT """
-        + column
-        + """, 1
-        FROM """
-        + table
-        + " "
-        + first
-        + """
+        SELECT {column}, 1
+        FROM {table}
+        ORDER BY {order}
+        LIMIT 1
     )
     UNION ALL
     SELECT
         (
-            SELECT """
-        + column
-        + """
-            FROM """
-        + table
-        + """
-            WHERE """
-        + column
-        + """ > walked.value
-            """
-        + first
-        + """
+            SELECT {column}
+            FROM {table}
+            WHERE {column} > walked.value
+            ORDER BY {order}
+            LIMIT 1
         ),
         position + 1
     FROM walked
@@ -223,7 +183,15 @@ SELECT value
 FROM walked
 WHERE value IS NOT NULL
 """
-    )
+
+
+def walking(table: LiteralString, column: LiteralString, *then: LiteralString) -> LiteralString:
+    """Return the statement of a column's distinct values, at most %(limit)s, by a loose index scan.
+
+    One descent for each, however many rows it has, where DISTINCT would read all of them. ``then``
+    are the other columns of the index: the inner selects name its order in full.
+    """
+    return _WALK.format(table=table, column=column, order=", ".join((column, *then)))
 
 
 # Reads: delayed_queue__KindPlusScheduledAtIndex.
@@ -261,13 +229,13 @@ held AS MATERIALIZED (
 SELECT
     queue.kind,
     """
-    + _due("queue.kind", "queue.due_cap")
+    + _counting(_DUE, "queue.kind", "queue.due_cap")
     + """ AS due,
     GREATEST(later.read - seen.leased, 0) AS scheduled,
     later.read,
     seen.leased,
     """
-    + _dead("queue.kind", "queue.dead_cap")
+    + _counting(_DEAD, "queue.kind", "queue.dead_cap")
     + """ AS dead,
     (
         SELECT (SELECT now FROM clock) - "scheduledAt"
