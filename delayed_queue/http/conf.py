@@ -26,6 +26,8 @@ from delayed_queue.conf import (
 _PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+", re.IGNORECASE)
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,79}\*?", re.ASCII)
 _SHORTEST_KEY: Final = 32
+# Of an idempotency key.
+MAX_KEY: Final = 200
 
 
 @dataclass(frozen=True, slots=True)

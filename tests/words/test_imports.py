@@ -80,6 +80,17 @@ def test_the_public_names_without_django_are_there_without_it():
     assert run(REFUSE_DJANGO + code) == "delayed_queue.handlers\n"
 
 
+def test_the_wrapper_of_asgi_is_imported_before_the_apps_are_ready():
+    """The module of a project's ASGI application imports it above all else."""
+    code = """
+from django.conf import settings
+settings.configure()
+from delayed_queue.http.api.asgi import GuardedApplication
+print(GuardedApplication.__name__)
+"""
+    assert run(code) == "GuardedApplication\n"
+
+
 def test_the_package_imports_nothing_until_it_is_asked():
     code = (
         "import delayed_queue, sys\n"

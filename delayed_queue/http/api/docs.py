@@ -17,8 +17,7 @@ from django.shortcuts import render
 from django.templatetags.static import static
 
 from delayed_queue.http.api.bodies import MEDIA_TYPE, Problem
-from delayed_queue.http.conf import api_settings
-from delayed_queue.http.jobs.idempotency import MAX_LENGTH
+from delayed_queue.http.conf import MAX_KEY, api_settings
 from delayed_queue.http.jobs.jobs import (
     DEFAULT_LADDER,
     MAX_DELAY,
@@ -188,7 +187,7 @@ ADDING: Final[dict[str, Any]] = {
             "in": "header",
             "name": IDEMPOTENCY_KEY,
             "required": False,
-            "schema": {"type": "string", "minLength": 1, "maxLength": MAX_LENGTH,
+            "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY,
                        "pattern": "^[ -~]+$"},
             "description": "The same request with the same key is answered as the first one was.",
         }

@@ -16,6 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, transaction
 from delayed_queue.db.resilience import repeat
 from delayed_queue.db.statements import plan_each_time
 from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.http.conf import MAX_KEY
 from delayed_queue.http.models import IdempotencyKey
 from delayed_queue.http.store.callers import AnswerRow
 from delayed_queue.messages import MILLISECOND
@@ -28,7 +29,6 @@ def lock_of(*names: str) -> int:
 
 
 RETENTION: Final = timedelta(hours=24)
-MAX_LENGTH: Final = 200
 _PRUNE_SECONDS: Final = 600.0
 # While there is more than a batch to delete: keys may come a thousand a second.
 _PRUNE_AGAIN_SECONDS: Final = 1.0
@@ -80,8 +80,8 @@ def once(
 
 def check_idempotency_key(key: str) -> str:
     """Return the key, or refuse one that is not 1 to 200 printable ASCII characters."""
-    if not 1 <= len(key) <= MAX_LENGTH or not (key.isascii() and key.isprintable()):
-        raise InvalidMessage(f"An idempotency key is 1 to {MAX_LENGTH} printable ASCII characters.")
+    if not 1 <= len(key) <= MAX_KEY or not (key.isascii() and key.isprintable()):
+        raise InvalidMessage(f"An idempotency key is 1 to {MAX_KEY} printable ASCII characters.")
     return key
 
 
