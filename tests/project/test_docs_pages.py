@@ -28,7 +28,7 @@ OF_TASKS = {
     DOCS / "guides/tasks.md", DOCS / "coming-from.md", DOCS / "quickstart.md",
     DOCS / "architecture.md", DOCS / "comparison.md", DOCS / "benchmarks-peers.md",
     DOCS / "guides/workers.md", DOCS / "index.md", DOCS / "internals/concurrency.md",
-    ROOT / "CHANGELOG.md", ROOT / "README.md",
+    ROOT / "CHANGELOG.md", ROOT / "README.md", DOCS / "guides/demo.md",
 }  # fmt: skip
 # How the tables of the comparison begin.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")
