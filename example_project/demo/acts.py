@@ -166,6 +166,17 @@ class Threads:
     def start(self, target: Callable[..., None], *arguments: Any) -> None:
         self._started.append(self._pool.submit(_closing_connection, target, *arguments))
 
+    def play(self, do: Callable[[T], object], times: Iterable[tuple[float, T]]) -> None:
+        """Start one that does each thing when its time has come, in seconds of Unix time."""
+
+        def run() -> None:
+            for at, thing in times:
+                if self.over.wait(max(at - time.time(), 0)):
+                    return
+                do(thing)
+
+        self.start(run)
+
     @property
     def are_done(self) -> bool:
         """Whether all have ended; raises Stalled if one has failed."""
@@ -244,8 +255,7 @@ def start_server() -> str:
     connection.ensure_connection()
     version = connection.connection.info.parameter_status("server_version").split()[0]
     found = connection.settings_dict
-    elsewhere = f"at {found['HOST'] or 'the local socket'}"
-    where = "embedded" if settings.EMBEDDED_POSTGRES else elsewhere
+    where = "embedded" if settings.EMBEDDED_POSTGRES else f"at {found['HOST'] or 'its socket'}"
     return f"PostgreSQL {version} ({where}), database {found['NAME']}"
 
 
@@ -386,11 +396,9 @@ class Stage:
         for act in acts:
             act.clear()
         self.directory = Path(self.enter(tempfile.TemporaryDirectory(prefix="delayed-queue-demo-")))
-        paths = [str(settings.BASE_DIR), os.environ.get("PYTHONPATH", "")]
         self.environment = {
             **os.environ,
             "DATABASE_URL": database_url(),
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "DEBUG": "0",  # under it Django keeps and times every query
             "SECRET_KEY": settings.SECRET_KEY,
             "PYTHONUNBUFFERED": "1",
@@ -429,6 +437,7 @@ class Stage:
                 env={**self.environment, **environment},
                 pass_fds=[inherits.fileno()] if inherits else [],
                 start_new_session=True,  # Ctrl-C is for us; we stop them in order
+                cwd=settings.BASE_DIR,
             )
         child.name, child.log = name, log
         self.children.append(child)

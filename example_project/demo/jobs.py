@@ -6,7 +6,7 @@ import io
 import random
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -90,7 +90,14 @@ class JobsAct(acts.Act):
         unsigned = sum(each.unsigned for each in self._receivers)
         checks.append(Check(f"unsigned {unsigned}", not unsigned, "every call had a signature"))
         checks.append(acts.stopped(stage.stop(workers)))
-        figures = orders.figures() | refunds.figures() | upstreams.figures()
+        calls, looks = upstreams.calls(), sum(map(len, refunds.looks.values()))
+        failed = [each.answer.split()[0] for each in calls if not each.succeeded]
+        figures = {
+            "orders": ORDERS, "paid": len(orders.paid_at), "closed": len(orders.calls()),
+            "refunds_through": len(refunds.finished), "looks": looks,
+            "told": len(calls) - len(failed), "calls": len(calls), "failed": len(failed),
+            "faults": ", ".join(sorted(set(failed))), "kicked": upstreams.kicked,
+        }  # fmt: skip
         return acts.Outcome(
             figures, [(name, text.format(**figures)) for name, text in _ROWS], checks
         )
@@ -168,7 +175,7 @@ class Orders:
         now = time.time()
         times = sorted((self.dice.uniform(now, self.run_at[each] + 0.1), each) for each in paying)
         for start in range(PAYERS):
-            clients.start(self._pay, times[start::PAYERS], clients.over)
+            clients.play(self._pay, times[start::PAYERS])
 
     def _job(self, order_id: str) -> dict[str, Any]:
         return {
@@ -176,12 +183,9 @@ class Orders:
             "delay": round(self.dice.uniform(3, 13), 3), "body": {"order": order_id},
         }  # fmt: skip
 
-    def _pay(self, times: list[tuple[float, str]], over: threading.Event) -> None:
-        for at, order_id in times:
-            if over.wait(max(at - time.time(), 0)):
-                return
-            if self.client.delete(ORDERS_TOPIC, order_id):
-                self.paid_at[order_id] = time.time()
+    def _pay(self, order_id: str) -> None:
+        if self.client.delete(ORDERS_TOPIC, order_id):
+            self.paid_at[order_id] = time.time()
 
     def calls(self) -> list[tuple[str, float]]:
         """Return which orders were closed by a call, and when it arrived."""
@@ -191,10 +195,6 @@ class Orders:
     @property
     def is_done(self) -> bool:
         return len(dict(self.calls()) | self.paid_at) == len(self.run_at)
-
-    def figures(self) -> dict[str, Any]:
-        closed = len(self.calls())
-        return {"orders": len(self.run_at), "paid": len(self.paid_at), "closed": closed}
 
     def _last_call_at(self, order_id: str) -> float:
         """Return when the call of an order may arrive at the latest: at its DELETE, if that was.
@@ -258,10 +258,6 @@ class Refunds:
     @property
     def is_done(self) -> bool:
         return len(self.finished) >= REFUNDS
-
-    def figures(self) -> dict[str, Any]:
-        looks = sum(map(len, self.looks.values()))
-        return {"refunds_through": len(self.finished), "looks": looks}
 
     def checks(self) -> Iterator[Check]:
         lost = self.needed.keys() - set(self.finished)
@@ -342,14 +338,6 @@ class Upstreams:
     @property
     def is_done(self) -> bool:
         return len({each.body["payment"] for each in self.calls() if each.succeeded}) == PAYMENTS
-
-    def figures(self) -> dict[str, Any]:
-        failed = Counter(each.answer.split()[0] for each in self.calls() if not each.succeeded)
-        calls = len(self.calls())
-        return {
-            "told": calls - failed.total(), "calls": calls, "failed": failed.total(),
-            "faults": ", ".join(sorted(failed)), "kicked": self.kicked,
-        }  # fmt: skip
 
     def checks(self) -> Iterator[Check]:
         yield from self.checks_of_calls()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 import zlib
 from collections import Counter
@@ -268,26 +267,21 @@ class Traffic:
         for each in self.samples.values():
             by_way[way_of(each)].append(each)
         for start in range(3):
-            threads.start(self._play, self._post, by_way[Way.SINGLE][start::3], threads.over)
-        threads.start(self._play, self._publish, by_way[Way.BROKER], threads.over)
-        threads.start(self._play, self._post_bulk, by_way[Way.BULK], threads.over, 500)
+            threads.play(self._post, self._batches(by_way[Way.SINGLE][start::3], 1))
+        threads.play(self._publish, self._batches(by_way[Way.BROKER], 1))
+        threads.play(self._post_bulk, self._batches(by_way[Way.BULK], 500))
 
     def due_at(self, sample: Sample) -> float:
         last = self.samples[len(self.samples) - 1]
         return self.began_at + sample.after / last.after * self.seconds
 
-    def _play(
-        self, send: Callable[[list[Sample]], None], samples: list[Sample], over: threading.Event,
-        most: int = 1,
-    ) -> None:  # fmt: skip
-        """Send the requests when they are due, together those that come within a moment."""
+    def _batches(self, samples: list[Sample], most: int) -> Iterator[tuple[float, list[Sample]]]:
+        """Yield the requests with their time, together those that come within a moment."""
         while samples:
             end = self.due_at(samples[0]) + GATHER_SECONDS
             batch = [each for each in samples[:most] if self.due_at(each) <= end]
             samples = samples[len(batch) :]
-            if over.wait(max(self.due_at(batch[-1]) - time.time(), 0)):
-                return
-            send(batch)
+            yield self.due_at(batch[-1]), batch
 
     def _body(self, sample: Sample) -> bytes:
         return sample.body(datetime.now(UTC), self.webhooks, HURRY)
