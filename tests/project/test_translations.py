@@ -146,8 +146,8 @@ def test_the_pages_are_in_the_language_of_the_project(admin_client: Client, sett
     settings.LANGUAGE_CODE = "de"
     MessageFactory.create(key="late", due=True)
     shown = {
-        "queueoverview/": ("1 ohne Worker", "Am längsten fällig", "keiner in diesem Prozess"),
-        "message/": ("Schlüssel", "überfällig"),
+        "queueoverview/": ("1 ohne Worker", "Älteste", "keiner in diesem Prozess"),
+        "message/": ("Schlüssel", "spät"),
         f"message/{Message.objects.get().pk}/change/": ("Verwerfen", "Zeitachse"),
         "worker/": ("Kein Worker hat sich gezeigt",),
         "queueoverview/history/?kind=orders|json": ("Verlauf von orders", "Laufzeit"),

@@ -24,7 +24,7 @@ from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.spark.models import PipelineReport
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.options import id_at
-from example_project.models import Closing, Delivery, Order, SalesReport
+from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from tests.notifications.factories import enqueue
 from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
 
@@ -206,6 +206,7 @@ def _shop() -> None:
             due_at=from_now(), worker=1_234_567,
         )  # fmt: skip
     Closing.objects.create(order_id=KEYS[1], attempt=1, worker=1_234_567)
+    Invoice.objects.create(order_id=KEYS[1], text="Order, 1,234,567.89 EUR, thank you")
     SalesReport.objects.create(
         key="hourly/1",
         planned_at=from_now(),
