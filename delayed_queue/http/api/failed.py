@@ -175,7 +175,8 @@ def _plan_of(request: ApiRequest, body: NewBulkRun) -> BulkPlan:
     over = None if body.overSeconds is None else timedelta(seconds=body.overSeconds)
     try:
         return BulkPlan(
-            body.action, body.queue, body.group, pace=body.pace, over=over, limit=body.limit,
+            body.action, body.queue, body.group, reason=body.reason, key_from=body.keyFrom,
+            key_before=body.keyBefore, pace=body.pace, over=over, limit=body.limit,
             canary=body.canary, canary_deaths=body.canaryDeaths,
         )  # fmt: skip
     except InvalidConfiguration as error:

@@ -158,6 +158,9 @@ class NewBulkRun(Schema):
     action: Literal["redrive", "drop"]
     queue: Annotated[str, Field(min_length=1, max_length=100, pattern=_PRINTABLE)]
     group: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    reason: Annotated[str, Field(min_length=1, max_length=200, pattern=_PRINTABLE)] | None = None
+    keyFrom: Annotated[str, Field(min_length=1, max_length=200, pattern=_PRINTABLE)] | None = None
+    keyBefore: Annotated[str, Field(min_length=1, max_length=200, pattern=_PRINTABLE)] | None = None
     pace: Annotated[int, Field(ge=1, le=MAX_PACE)] | None = None
     overSeconds: Annotated[int, Field(ge=1, le=int(MAX_SPREAD.total_seconds()))] | None = None
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] | None = None

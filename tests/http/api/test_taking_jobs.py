@@ -111,6 +111,10 @@ class TestDead:
         wanted = {"action": "redrive", "queue": group["queue"], "group": group["id"], "pace": 1}
         counted = {"total": 3, "isCapped": False}
         assert post(caller, "/dead/runs/preview", wanted).json() == counted
+        some = {**wanted, "keyFrom": "b", "keyBefore": "c", "canary": 1}
+        assert post(caller, "/dead/runs/preview", some).json() == {"total": 1, "isCapped": False}
+        none = {**wanted, "reason": "no such reason"}
+        assert post(caller, "/dead/runs/preview", none).json() == {"total": 0, "isCapped": False}
         begun = post(caller, "/dead/runs", {**wanted, "why": "mended"})
         assert (begun.status_code, begun.json()["state"]) == (202, "running")
         run = f"/dead/runs/{begun.json()['id']}"
