@@ -150,6 +150,9 @@ class Treatment(Protocol):
         still under its lease, and may be asked for again when an answer was lost.
         """
 
+    def refusal(self, payload: Any) -> str:
+        """Return why a payload that an operator wrote could not be handled; empty if it could."""
+
     def kinds(self) -> Sequence[str]:
         """Return the kinds to claim from, the most urgent first; asked before each claim."""
 

@@ -34,6 +34,7 @@ from delayed_queue.cron.rules import (
 from delayed_queue.cron.schedules import MAX_EXPRESSION
 from delayed_queue.cron.service import in_default_zone
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
+from delayed_queue.handlers import registry
 from delayed_queue.models import Schedule
 
 RUNS_SHOWN: Final = 10
@@ -282,6 +283,15 @@ class ScheduleForm(_Base):
             self._check_definition(self.cleaned_data)
         if self.instance.pk is None and {"queue", "key_prefix"} <= self.cleaned_data.keys():
             self._check_name(self.cleaned_data["queue"], self.cleaned_data["key_prefix"])
+        self._check_treated(self.cleaned_data.get("queue", self.instance.queue))
+
+    def _check_treated(self, queue: str) -> None:
+        """Refuse what the app that handles the queue could make nothing of."""
+        treatment = registry.get(queue).treatment if queue in registry else None
+        if treatment is None or "payload" not in self.cleaned_data:
+            return
+        if said := treatment.refusal(self.cleaned_data["payload"]):
+            self.add_error("payload", said)
 
     def _check_definition(self, data: dict[str, Any]) -> None:
         """Try the expression by itself first: what it says alone is not the policies' fault."""

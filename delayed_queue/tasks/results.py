@@ -129,6 +129,15 @@ def task_at(path: str) -> Any:
     return found
 
 
+def check_call(task: Any, args: Any, kwargs: Any) -> None:
+    """Raise TaskGone if the task cannot be called with these arguments."""
+    try:
+        context = [None] if task.takes_context else []
+        inspect.signature(task.func).bind(*context, *args, **kwargs)
+    except TypeError as error:
+        raise TaskGone(f"The arguments of {task.module_path} do not fit: {error}.") from error
+
+
 class OpenTasks:
     """The tasks that say ``http=True``, as ``hooks.RemoteCalls``."""
 
@@ -141,10 +150,9 @@ class OpenTasks:
         """Enqueue the task at the commit of the open transaction."""
         task = _open_task(name)
         try:
-            context = [None] if task.takes_context else []
-            inspect.signature(task.func).bind(*context, *args, **kwargs)
+            check_call(task, args, kwargs)
             result = task.using(run_after=at).enqueue(*args, **kwargs)
-        except (InvalidTask, TypeError, ValueError) as error:
+        except (InvalidTask, TaskGone, TypeError, ValueError) as error:
             raise InvalidMessage(f"The task cannot be enqueued so: {error}") from error
         return {"taskId": result.id, "task": name, "queue": task.queue_name}
 

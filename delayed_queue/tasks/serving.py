@@ -38,6 +38,7 @@ from delayed_queue.tasks.policies import MAX_ATTEMPTS
 from delayed_queue.tasks.results import (
     TaskGone,
     as_enqueued,
+    check_call,
     task_at,
     unpack,
 )
@@ -167,6 +168,15 @@ class Serving:
             if (verdict.counts or verdict.is_dead) and self._open(envelope).is_kept
         ]
         return [recording(attempts, worker.as_json)] if attempts else []
+
+    def refusal(self, payload: Any) -> str:
+        try:
+            _, path, alias = unpack(payload, self._kind, "", 0)
+            _backend(alias)
+            check_call(task_at(path), payload.get("args", ()), payload.get("kwargs", {}))
+        except TaskGone as error:
+            return str(error)
+        return ""
 
     def kinds(self) -> Sequence[str]:
         return self._kinds

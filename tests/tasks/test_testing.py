@@ -101,6 +101,25 @@ class TestSchedules:
         assert {(row.task, row.return_value) for row in rows} == {("tests.tasks.work.add", 42)}
         assert work.add.get_result(str(rows[0].pk)).is_finished
 
+    @pytest.mark.parametrize(
+        ("payload", "said"),
+        [
+            ([1], "a dict with 'task'"),
+            ({"task": "tests.tasks.work.ad"}, "'tests.tasks.work.ad' cannot be imported"),
+            ({"task": "tests.tasks.work.said"}, "is list, no task"),
+            ({"task": "tests.tasks.work.add", "args": [1, 2, 3]}, "do not fit: too many"),
+            ({"task": "tests.tasks.work.add", "args": 1}, "do not fit"),
+            ({"task": "tests.tasks.work.add", "backend": "elsewhere"}, "no backend 'elsewhere'"),
+        ],
+    )
+    def test_an_operator_s_schedule_of_what_cannot_run_is_refused(
+        self, admin_client: Client, work: Any, payload: Any, said: str
+    ) -> None:
+        form = FORM | {"queue": "default", "payload": json.dumps(payload)}
+        found = errors(admin_client.post(f"{SCHEDULES}add/", form))
+        assert list(found) == ["payload"]
+        assert said in found["payload"][0]
+
     def test_what_is_no_task(self) -> None:
         with pytest.raises(InvalidConfiguration, match="above @task"):
             cron("* * * * *")(print)
