@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -157,8 +158,14 @@ class QueueCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         using = options.get("database", DEFAULT_DB_ALIAS)
         check_alias(using)
-        try:
+        with self.answering(using):
             return super().execute(*args, **options)
+
+    @contextmanager
+    def answering(self, using: str) -> Iterator[None]:
+        """Raise CommandError, in a sentence, for an error of the package or of the database."""
+        try:
+            yield
         except DelayedQueueError as error:
             raise CommandError(str(error), returncode=self.exit_code(error)) from error
         except Error as error:

@@ -9,6 +9,7 @@ import sentry_sdk
 
 from delayed_queue.handlers import HandlerSignal
 from delayed_queue.messages import Envelope
+from delayed_queue.observe import signals
 from delayed_queue.observe.instruments import Headers
 
 
@@ -17,8 +18,12 @@ class SentryInstrument:
 
     What else the handler reports or logs there has them too. ``Snooze``, ``Retry`` and ``Reject``
     are answers, not errors. The project initialises the SDK; what is sent of local variables, which
-    may hold payloads, is for its ``include_local_variables`` to say.
+    may hold payloads, is for its ``include_local_variables`` to say. A worker that stops waits
+    until all is sent: the SDK itself waits only where it was initialised.
     """
+
+    def __init__(self) -> None:
+        signals.worker_stopped.connect(_flush)
 
     def offering(self, queue: str, headers: Headers | None) -> Headers | None:
         return headers
@@ -38,3 +43,7 @@ class SentryInstrument:
             except Exception as error:
                 sentry_sdk.capture_exception(error)
                 raise
+
+
+def _flush(**_: object) -> None:
+    sentry_sdk.flush()

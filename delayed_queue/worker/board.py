@@ -66,15 +66,9 @@ class Board:
         self._leases_at = (_FIRST_SLOT + 2 * slots) * _WORD
 
     @classmethod
-    def private(cls, slots: int) -> Board:
-        """Return a board that no other process sees."""
+    def new(cls, slots: int) -> Board:
+        """Return an empty board; a process that is forked from here on shares it."""
         return cls(mmap.mmap(-1, size_of(slots)), slots)
-
-    @classmethod
-    def of_file(cls, descriptor: int, slots: int) -> Board:
-        """Return the board in an open file, which is made as long as it must be."""
-        os.ftruncate(descriptor, size_of(slots))
-        return cls(mmap.mmap(descriptor, size_of(slots)), slots)
 
     # Written by the worker
 

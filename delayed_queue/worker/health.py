@@ -28,7 +28,7 @@ from django.db import connections
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.observe.logs import described, log
 from delayed_queue.worker.board import Board, limit_of
-from delayed_queue.worker.heartbeat import ProgressLine, Totals
+from delayed_queue.worker.heartbeat import TELLING, ProgressLine, Totals
 
 Exposition = Callable[..., tuple[bytes, str]]
 _JSON: Final = "application/json"
@@ -138,6 +138,8 @@ class HealthServer:
         return host, port
 
     def start(self) -> None:
+        # Else a worker process would keep the address when its supervisor is gone.
+        os.register_at_fork(after_in_child=self._server.server_close)
         self._thread.start()
 
     def stop(self) -> None:
@@ -222,16 +224,18 @@ class _Request(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, b"", "text/plain")
 
     def _healthz(self) -> None:
-        report = self.server.report()
+        with TELLING:
+            report = self.server.report()
         status = HTTPStatus.OK if report.healthy else HTTPStatus.SERVICE_UNAVAILABLE
         self._answer(status, report.as_json().encode(), _JSON)
 
     def _metrics(self, exposition: Exposition) -> None:
-        try:
-            body, content_type = exposition(accept=self.headers.get("Accept", ""))
-        finally:
-            # A collector may have asked the database from this thread, which ends here.
-            connections.close_all()
+        with TELLING:
+            try:
+                body, content_type = exposition(accept=self.headers.get("Accept", ""))
+            finally:
+                # A collector may have asked the database from this thread, which ends here.
+                connections.close_all()
         self._answer(HTTPStatus.OK, body, content_type)
 
     def _answer(self, status: HTTPStatus, body: bytes, content_type: str, **headers: str) -> None:
@@ -343,7 +347,8 @@ class HealthReporter(AbstractContextManager[None]):
         assert self._file is not None  # noqa: S101 - the thread is started for it
         while not self._stopped.wait(TELL_SECONDS):
             try:
-                self._file.write(self._report())
+                with TELLING:
+                    self._file.write(self._report())
             except OSError as error:
                 # The file grows old, which is what its reader looks at.
                 log(logging.WARNING, "health_file_failed", error=described(error))

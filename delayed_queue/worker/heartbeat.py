@@ -228,6 +228,11 @@ class Totals(NamedTuple):
         return self.done + self.failed + self.dead
 
 
+# Held by threads of a supervisor that tell how it does: it forks in between. A process that was
+# forked while one of them had a lock would wait for it for ever.
+TELLING: Final = threading.Lock()
+
+
 class ProgressLine:
     """Writes the totals every second from a thread of its own; nothing where no terminal is."""
 
@@ -274,9 +279,10 @@ class ProgressLine:
             log(logging.DEBUG, "progress_ended", error=type(error).__name__)
 
     def _write(self, end: str) -> None:
-        line = self.text()[: self._columns() - 1]
-        self._stream.write(f"\r{line}{_ERASE}{end}")
-        self._stream.flush()
+        with TELLING:
+            line = self.text()[: self._columns() - 1]
+            self._stream.write(f"\r{line}{_ERASE}{end}")
+            self._stream.flush()
 
     def text(self) -> str:
         now, totals = time.monotonic(), self._totals()

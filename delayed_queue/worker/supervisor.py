@@ -1,4 +1,4 @@
-"""The supervisor: starts worker processes, watches them, and starts them again."""
+"""The supervisor: forks worker processes, watches them, and forks others in their place."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from django.conf import ENVIRONMENT_VARIABLE
+from django.core.cache import close_caches
+from django.db import connections
 from django.utils.autoreload import iter_all_python_module_files
 
 from delayed_queue.db.wakeups import StopSignal
-from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import COUNTERS, Board, limit_of
 from delayed_queue.worker.crashes import CrashReport, give_back
 from delayed_queue.worker.health import Place, forget_metrics, totals_of
-from delayed_queue.worker.heartbeat import Totals
+from delayed_queue.worker.heartbeat import TELLING, Totals
 from delayed_queue.worker.settling import Counts
 
 # How long to wait before a process that died is started again: doubled each time, and from the
@@ -37,37 +39,21 @@ LONGEST_PAUSE: Final = 30.0
 # Where a message in flight may be to blame, and will soon be a dead letter, the others wait less.
 LONGEST_PAUSE_WITH_WORK: Final = 2.0
 LONG_LIFE: Final = 60.0
+# How long a process that is to be forked waits for those who tell of the others.
+QUIET_SECONDS: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The link of a child to its supervisor, as one argument of its command line."""
-
-    index: int
-    descriptor: int
-    slots: int
-
-    def __str__(self) -> str:
-        return f"{self.index}:{self.descriptor}:{self.slots}"
-
-    @classmethod
-    def parse(cls, text: str) -> Link:
-        return cls(*map(int, text.split(":")))
-
-    def board(self) -> Board:
-        return Board.of_file(self.descriptor, self.slots)
+# What ends a process, or tells of the end of one.
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 class Child:
-    """One worker process: started, watched through its board, started again."""
+    """One worker process: forked, watched through its board, forked again."""
 
-    def __init__(self, index: int, slots: int, arguments: Sequence[str]) -> None:
+    def __init__(self, index: int, slots: int) -> None:
         self.index = index
-        self._slots = slots
-        self._arguments = arguments
-        self._file = tempfile.TemporaryFile(prefix="delayed_queue_")  # noqa: SIM115 # lives as long as we
-        self.board = Board.of_file(self._file.fileno(), slots)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.board = Board.new(slots)
+        self.pid = 0
         self.started_at = 0.0
         self.start_at = 0.0
         self.is_finished = False
@@ -76,34 +62,35 @@ class Child:
         self._past = dict.fromkeys(COUNTERS, 0)
 
     @property
-    def pid(self) -> int:
-        return 0 if self.process is None else self.process.pid
-
-    @property
     def is_running(self) -> bool:
-        return self.process is not None
+        return self.pid != 0
 
-    def start(self) -> None:
-        descriptor = self._file.fileno()
-        link = Link(self.index, descriptor, self._slots)
+    def start(self, work: Callable[[Child], int]) -> None:
+        """Fork a process that works, and ends with the exit code returned."""
         self.started_at = time.monotonic()
-        self.process = subprocess.Popen(  # noqa: S603 # our own interpreter
-            [*_interpreter(), "-m", "django", *self._arguments, "--child", str(link)],
-            stdin=subprocess.PIPE,  # its end tells the child that we are gone
-            pass_fds=[descriptor],
-            env=_environment(),
-            process_group=0,  # Ctrl-C is for us; we stop the children in order
-        )
+        _let_go()
+        # None may come before we know of the child, nor be taken for ours by it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        # One that takes longer waits for the database, and has no lock meanwhile.
+        is_quiet = TELLING.acquire(timeout=QUIET_SECONDS)
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _live(before, partial(work, self))
+        finally:
+            if is_quiet:
+                TELLING.release()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def reap(self) -> int | None:
         """Return the exit code if the process has ended."""
-        if self.process is None or self.process.poll() is None:
+        if self.pid == 0:
             return None
-        code = self.process.returncode
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self.process = None
-        return code
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        self.pid = 0
+        return os.waitstatus_to_exitcode(status)
 
     def dead_letter(self, *, crashed: bool) -> None:
         """Forget the process that ended, and say when the next may start."""
@@ -126,37 +113,53 @@ class Child:
         return {**sums, "in_flight": present["in_flight"]}
 
     def signal(self, number: int) -> None:
-        if self.process is not None:
-            self.process.send_signal(number)
-
-    def close(self) -> None:
-        self._file.close()
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
-def _interpreter() -> list[str]:
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
-    return [sys.executable, *flags]
+def _let_go() -> None:
+    """Close what two processes must not share, and write what both would."""
+    for each in connections.all(initialized_only=True):
+        each.close()
+        if (close_pool := getattr(each, "close_pool", None)) is not None:
+            close_pool()
+    close_caches()
+    _flush()
 
 
-def _environment() -> dict[str, str]:
-    """Return our environment, in which ``python -m django`` finds the same modules as we did."""
-    if not os.environ.get(ENVIRONMENT_VARIABLE):
-        raise InvalidConfiguration(
-            f"Worker processes find the settings by {ENVIRONMENT_VARIABLE}, which is not set. "
-            "Set it, or handle in this process: --processes 0."
-        )
-    paths = [path or str(Path.cwd()) for path in sys.path]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-    }
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
 
 
-def stop_when_orphaned(stop: Callable[[], Any]) -> None:
-    """Call ``stop`` when the supervisor is gone, however it ended: its end of the pipe closes."""
+def _settle_in(signals: Iterable[int]) -> None:
+    """Be a process of its own: Ctrl-C is for the supervisor, and so is the terminal."""
+    os.setpgid(0, 0)
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.__stdin__.fileno() if sys.__stdin__ else 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+
+
+def _live(signals: Iterable[int], work: Callable[[], int]) -> NoReturn:
+    """End with what ``work`` returns, and do nothing of what our parent is to do at its end."""
+    code = 1
+    try:
+        _settle_in(signals)
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def stop_when_orphaned(stop: Callable[[], Any], lifeline: int) -> None:
+    """Call ``stop`` when our parent is gone, however it ended: its end of the pipe closes."""
 
     def wait() -> None:
-        while os.read(0, 1024):
+        while os.read(lifeline, 1024):
             pass
         stop()
 
@@ -189,42 +192,41 @@ LOOK_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
-    """``arguments``: the command line of a child. ``slots``: as of its board.
+    """``slots``: as of the board of a child.
 
-    ``ends``: whether a child that exits with 0 is done (burst, max_messages), not to be
-    replaced. ``reload``: replace the children when a source file has changed.
+    ``ends``: whether a child that exits with 0 is done (burst, max_messages), not to be replaced.
     """
 
     processes: int
-    arguments: Sequence[str]
     slots: int
     using: str
     shutdown_timeout: timedelta
     ends: bool = False
-    reload: bool = False
     worker_id: str = ""
 
 
 class Supervisor:
     """Keeps so many processes alive; ``run()`` returns the exit code.
 
+    It has loaded the project, and its processes are forks of it, which share that memory. ``work``
+    is what each does, with the end of a pipe that closes when the supervisor is gone; it returns
+    the exit code.
+
     It has no database connection but for the moment after a death: then it gives back what the
     dead process held, and counts the delivery that may have killed it. It needs no process to
     live: when it is killed, they finish what they have in flight and end.
     """
 
-    def __init__(self, options: SupervisorOptions) -> None:
+    def __init__(self, options: SupervisorOptions, work: Callable[[Child, int], int]) -> None:
         self.options = options
-        self.children = [
-            Child(index, options.slots, options.arguments)
-            for index in range(1, options.processes + 1)
-        ]
+        self.children = [Child(index, options.slots) for index in range(1, options.processes + 1)]
+        self._work = work
+        # Of its end that only we hold they hear when we are gone.
+        self._lifeline, self._held = os.pipe()
         self._stop = StopSignal()
-        self._watch = SourceWatch() if options.reload else None
         self._second_looks: list[tuple[float, CrashReport]] = []
         self._alone_seconds = self._isolated_at = 0.0
         self._kill_at: float | None = None
-        self._is_reloading = False
         self._exit_code = 0
 
     def __str__(self) -> str:
@@ -256,7 +258,8 @@ class Supervisor:
         finally:
             for child in self.children:
                 child.signal(signal.SIGKILL)
-                child.close()
+            os.close(self._lifeline)
+            os.close(self._held)
         return self._exit_code
 
     # Signals
@@ -297,8 +300,6 @@ class Supervisor:
         for child in self.children:
             self.look_after(child)
         self._look_again()
-        if self._watch is not None and self._watch.has_changed():
-            self._reload()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             for child in self.children:
                 child.signal(signal.SIGKILL)
@@ -312,9 +313,13 @@ class Supervisor:
                 forget_metrics(pid)
                 self._note_end(child, code)
         elif self._may_start(child):
-            child.start()
+            child.start(self._work_as)
             if self._stop.is_set():  # while it was being started, so that it was not told
                 child.signal(signal.SIGTERM)
+
+    def _work_as(self, child: Child) -> int:
+        os.close(self._held)
+        return self._work(child, self._lifeline)
 
     def _may_start(self, child: Child) -> bool:
         is_wanted = not self._stop.is_set() and not child.is_finished
@@ -332,16 +337,14 @@ class Supervisor:
     def _note_end(self, child: Child, code: int) -> None:
         report = CrashReport.of(child.board)
         # A process that has turned drains when it is told to; until then the signal ends it.
-        was_told = code == -signal.SIGTERM and not child.board.turned_at
+        was_told = code in (-signal.SIGTERM, -signal.SIGINT) and not child.board.turned_at
         crashed = code not in (0, EXIT_RECYCLE) and not was_told
         child.dead_letter(crashed=crashed)
         if crashed:
             self._isolate_suspects(child, report)
             self._note_crash(child, code, report)
-        elif code == 0 and self.options.ends and not self._is_reloading:
+        elif code == 0 and self.options.ends:
             child.is_finished = True
-        if all(each.is_running is False for each in self.children):
-            self._is_reloading = False
 
     def _note_crash(self, child: Child, code: int, report: CrashReport) -> None:
         fields = {"process": child.index, "exit_code": code, "in_flight": len(report.in_flight)}
@@ -349,7 +352,7 @@ class Supervisor:
         give_back(report, self.options.using)
         if report.lease_ids:
             self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, report))
-        is_hopeless = child.early_deaths >= MOST_EARLY_DEATHS and self._watch is None
+        is_hopeless = child.early_deaths >= MOST_EARLY_DEATHS
         if (code in _FINAL or is_hopeless) and not self._stop.is_set():
             self._exit_code = code if code > 0 else 1
             self.stop()
@@ -373,13 +376,58 @@ class Supervisor:
             self._second_looks.remove(look)
             give_back(look[1].leased(), self.options.using)
 
-    def _reload(self) -> None:
-        log(logging.INFO, "reload", worker=self)
-        self._is_reloading = True
-        for child in self.children:
-            child.early_deaths = 0
-            child.start_at = 0.0
-            child.signal(signal.SIGTERM)
+
+class Reloader:
+    """Runs a command, and runs it anew whenever a source file has changed.
+
+    One that fails is run anew when that may have mended it, except where no change of a file does.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._stop = StopSignal()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """Run until stopped, or until the command has ended for good; return its exit code."""
+        watch = SourceWatch()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, self._pass_on)
+        signal.signal(signal.SIGCHLD, lambda number, frame: self._stop.wake())
+        while True:
+            code = self._run_until(watch.has_changed)
+            if code in (0, *_FINAL):
+                return code
+            while code is not None and not self._stop.is_set() and not watch.has_changed():
+                self._sleep()
+            if self._stop.is_set():
+                return code or 0
+            log(logging.INFO, "reload")
+
+    def _run_until(self, has_changed: Callable[[], bool]) -> int | None:
+        """Return the exit code, or None if it was stopped because of a change."""
+        self._process = process = subprocess.Popen(  # noqa: S603 # our own command line
+            self._command,
+            stdin=subprocess.PIPE,  # its end says that we are gone
+            process_group=0,  # Ctrl-C is for us, who pass it on
+        )
+        with process:
+            while process.poll() is None:
+                if has_changed():
+                    process.terminate()
+                    process.wait()
+                    return process.returncode if self._stop.is_set() else None
+                self._sleep()
+        return process.returncode
+
+    def _sleep(self) -> None:
+        select.select([self._stop], [], [], TICK_SECONDS)
+        self._stop.clear()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._stop.set()
+        if self._process is not None:
+            self._process.send_signal(number)
 
 
 class SourceWatch:

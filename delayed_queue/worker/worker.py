@@ -65,7 +65,7 @@ class Worker:
     ) -> None:
         self.options = options
         self.counts = Counts()
-        self.board = board or Board.private(options.slots)
+        self.board = board or Board.new(options.slots)
         self._stop = StopSignal()
         self._wake_channel = WakeChannel()
         consumers = consumers_of(options, handlers)

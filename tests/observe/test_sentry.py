@@ -30,6 +30,10 @@ class Recording(Transport):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[dict[str, Any]] = []
+        self.is_flushed = False
+
+    def flush(self, timeout: float, callback: Any = None) -> None:
+        self.is_flushed = bool(self.events)
 
     def capture_envelope(self, envelope: SentryEnvelope) -> None:
         event: Any = envelope.get_event()
@@ -83,6 +87,13 @@ def test_a_failure_is_sent_once_with_queue_key_and_attempt(
     [raised] = event["exception"]["values"]
     assert (raised["type"], raised["value"]) == ("LookupError", "no such order")
     assert raised["stacktrace"]["frames"][-1]["function"] == "failing"
+
+
+def test_a_worker_that_stops_waits_until_it_is_sent(sent: list[dict[str, Any]]) -> None:
+    handle(failing, "A-1")
+    transport = sentry_sdk.get_client().transport
+    assert isinstance(transport, Recording)
+    assert transport.is_flushed
 
 
 def test_messages_do_not_share_what_they_note(sent: list[dict[str, Any]]) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,14 +23,8 @@ def lease(number: int) -> str:
     return f"{number:0{LEASE_BYTES}d}"
 
 
-@pytest.fixture
-def descriptor() -> Iterator[int]:
-    with tempfile.TemporaryFile() as file:
-        yield file.fileno()
-
-
 def test_an_empty_board_tells_nothing():
-    board = Board.private(SLOTS)
+    board = Board.new(SLOTS)
     assert board.turned_at == 0
     assert board.counters() == dict.fromkeys(COUNTERS, 0)
     assert (board.held(), board.in_flight()) == ([], [])
@@ -42,7 +32,7 @@ def test_an_empty_board_tells_nothing():
 
 def test_each_part_keeps_to_its_place():
     """All at once, from the first slot to the last: nothing overwrites anything."""
-    board = Board.private(SLOTS)
+    board = Board.new(SLOTS)
     before = time.monotonic()
     leases = [lease(each) for each in range(MAX_LEASES)]
     board.hold(leases[2:], suspects=leases[:2])
@@ -61,7 +51,7 @@ def test_each_part_keeps_to_its_place():
 
 
 def test_leases_beyond_its_room_are_left_out():
-    board = Board.private(SLOTS)
+    board = Board.new(SLOTS)
     board.take(SLOTS - 1, 7)
     board.hold([lease(each) for each in range(MAX_LEASES + 3)])
     assert board.held() == [lease(each) for each in range(MAX_LEASES)]
@@ -69,7 +59,7 @@ def test_leases_beyond_its_room_are_left_out():
 
 
 def test_fewer_leases_replace_more():
-    board = Board.private(SLOTS)
+    board = Board.new(SLOTS)
     board.hold([lease(1), lease(2), lease(3)])
     board.hold([lease(4)])
     assert board.held() == [lease(4)]
@@ -80,14 +70,14 @@ def test_fewer_leases_replace_more():
 
 
 def test_a_seat_that_is_left_is_empty():
-    board = Board.private(SLOTS)
+    board = Board.new(SLOTS)
     board.take(3, 9)
     board.take(3, 0)
     assert board.in_flight() == []
 
 
 def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():
-    board = Board.private(SLOTS)
+    board = Board.new(SLOTS)
     board.turn()
     board.hold([lease(1)], suspects=[lease(2)])
     board.isolate(10)
@@ -102,40 +92,24 @@ def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():
     assert board.in_flight() == [InFlight(2, False, False)]
 
 
-def test_two_boards_of_one_file_are_one(descriptor: int):
-    ours, theirs = Board.of_file(descriptor, SLOTS), Board.of_file(descriptor, SLOTS)
-    theirs.hold([lease(1)])
-    theirs.take(2, 5)
-    assert (ours.held(), ours.in_flight()) == ([lease(1)], [InFlight(5, False, False)])
-
-
-WRITER = """
-import os, sys
-import django; django.setup()
-from delayed_queue.worker.board import Board
-board = Board.of_file(int(sys.argv[1]), int(sys.argv[2]))
-board.turn(); board.hold(["x" * 36]); board.take(4, 11); board.mark(4, is_suspect=True)
-os._exit(9)
-"""
-
-
-def test_what_a_process_wrote_outlives_it(descriptor: int):
-    board = Board.of_file(descriptor, SLOTS)
+def test_what_a_process_wrote_outlives_it() -> None:
+    board = Board.new(SLOTS)
     before = time.monotonic()
-    process = subprocess.run(
-        [sys.executable, "-c", WRITER, str(descriptor), str(SLOTS)],
-        pass_fds=[descriptor],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        check=False,
-    )
-    assert process.returncode == 9
+    pid = os.fork()
+    if pid == 0:
+        board.turn()
+        board.hold([lease(1)])
+        board.take(4, 11)
+        board.mark(4, is_suspect=True)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     # One clock for all processes of the machine.
     assert before <= board.turned_at <= time.monotonic()
-    assert (board.held(), board.in_flight()) == (["x" * 36], [InFlight(11, True, False)])
+    assert (board.held(), board.in_flight()) == ([lease(1)], [InFlight(11, True, False)])
 
 
 def remains_of(in_flight: int) -> CrashReport:
-    board = Board.private(SLOTS)
+    board = Board.new(SLOTS)
     for slot in range(in_flight):
         board.take(slot, slot + 1)
         board.mark(slot, is_suspect=False, is_transactional=slot == 1)
@@ -156,7 +130,7 @@ class TestRemains:
         assert not report.leased().is_known
 
     def test_each_lease_counts_once(self):
-        board = Board.private(SLOTS)
+        board = Board.new(SLOTS)
         board.hold([lease(1), lease(2), lease(1)], suspects=[lease(3)])
         report = CrashReport.of(board)
         assert report.lease_ids == (lease(3), lease(1), lease(2))

@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def pool_of(slots: int) -> Pool:
-    return Executor(slots, WakeChannel(), Board.private(slots))
+    return Executor(slots, WakeChannel(), Board.new(slots))
 
 
 def end(pool: Pool, clock: Clock, count: int, seconds: float) -> None:

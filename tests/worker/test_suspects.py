@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def worker_of(*handlers: Handler, alone: float, **more: Any) -> Worker:
     """Return a worker as after a death beside others: suspects are alone for so many seconds."""
     options = WorkerOptions(poll_interval=SOON, shutdown_timeout=SOON, cron=False, **more)
-    board = Board.private(options.slots)
+    board = Board.new(options.slots)
     board.isolate(alone)
     return Worker(options, registry_with(*handlers), board=board)
 

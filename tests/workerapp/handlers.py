@@ -13,16 +13,24 @@ from importlib import import_module
 from typing import Final
 
 from django.db import connection
+from django.dispatch import receiver
 
 from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
+from delayed_queue.observe import signals
 from tests.workerapp.models import Effect
 
 # What tests of the command line say by the environment: a module to import, a mistake that only
 # the processes of a supervisor meet.
 if more := os.environ.get("MORE_HANDLERS"):
     import_module(more)
-if os.environ.get("BREAK_CHILDREN") and "--child" in sys.argv:
-    raise RuntimeError("broken in the child")
+if os.environ.get("BREAK_CHILDREN"):
+
+    @receiver(signals.worker_started)
+    def break_it(**_: object) -> None:
+        sys.stderr.write("broken in the child\n")
+        sys.stderr.flush()
+        os._exit(1)
+
 
 QUICK = RetryPolicy.ladder("100ms 100ms")
 # For outages, each of which may fail an attempt at a message: none may end as a dead letter.

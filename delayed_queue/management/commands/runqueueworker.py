@@ -8,7 +8,7 @@ import signal
 import sys
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -31,7 +31,8 @@ from delayed_queue.worker.supervisor import (
     EXIT_RECYCLE,
     EXIT_REFUSED,
     EXIT_UNAVAILABLE,
-    Link,
+    Child,
+    Reloader,
     Supervisor,
     SupervisorOptions,
     stop_when_orphaned,
@@ -40,12 +41,6 @@ from delayed_queue.worker.worker import Worker
 
 # Allocations between two collections, of which a claim of 500 messages makes some 2,000.
 COLLECT_AFTER: Final = 20_000
-
-# The options that a child is given as its supervisor was.
-_PASSED_ON: Final = (
-    "concurrency", "async_concurrency", "batch_size", "lease", "poll_interval", "max_messages",
-    "shutdown_timeout", "database",
-)  # fmt: skip
 
 
 class Command(QueueCommand):
@@ -123,6 +118,8 @@ class Command(QueueCommand):
             help=_("start the processes again when a source file changes (default with DEBUG)"),
         )  # fmt: skip
         reload.add_argument("--no-reload", action="store_false", dest="reload", help=SUPPRESS)
+        # Of a command that somebody runs anew when a file changes: stop when its input ends.
+        parser.add_argument("--reloaded", action="store_true", help=SUPPRESS)
         parser.add_argument(
             "--health-file", type=Path, metavar="PATH",
             help=_("keep the health of the claim loops in this file, as JSON"),
@@ -133,15 +130,14 @@ class Command(QueueCommand):
         )  # fmt: skip
         parser.add_argument("--worker-id", help=_("name in the log (default: host and pid)"))
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
-        parser.add_argument("--child", type=Link.parse, help=SUPPRESS)
 
     def handle(self, **options: Any) -> None:
         _demand_callbacks(options)
         chosen = _options(options)
-        if options["child"] is not None:
-            self._run_child(chosen, options["child"])
-        elif options["processes"] == 0:
+        if options["processes"] == 0:
             self._run_here(chosen, options)
+        elif _is_reloading(chosen, options):
+            sys.exit(Reloader([sys.executable, *sys.orig_argv[1:], "--reloaded"]).run())
         else:
             self._supervise(chosen, options)
 
@@ -163,7 +159,7 @@ class Command(QueueCommand):
         gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
     def _run_here(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
-        board = Board.private(chosen.slots)
+        board = Board.new(chosen.slots)
         worker = Worker(chosen, board=board)
         place = own_place(board)
         with HealthReporter(
@@ -179,25 +175,32 @@ class Command(QueueCommand):
         if worker.is_used_up:
             sys.exit(EXIT_RECYCLE)
 
-    def _run_child(self, chosen: WorkerOptions, link: Link) -> None:
-        worker = Worker(chosen, board=link.board(), process=link.index)
-        self._spare_the_collector()
+    def _work(self, chosen: WorkerOptions, child: Child, lifeline: int) -> int:
+        """Be one of the supervisor's processes; return the exit code."""
+        worker = Worker(chosen, board=child.board, process=child.index)
         _drain_on_signals(worker)
-        stop_when_orphaned(worker.stop)
-        worker.run()
-        if worker.is_used_up:
-            sys.exit(EXIT_RECYCLE)
+        stop_when_orphaned(worker.stop, lifeline)
+        try:
+            with self.answering(chosen.using):
+                worker.run()
+        except CommandError as error:
+            self.stderr.write(f"CommandError: {error}")
+            return error.returncode
+        return EXIT_RECYCLE if worker.is_used_up else 0
 
     def _supervise(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
         # Made and thrown away: what is wrong with it is said once, here.
         self._greet(options, Worker(chosen))
-        supervisor = Supervisor(_supervision(chosen, options))
+        self._spare_the_collector()
+        supervisor = Supervisor(_supervision(chosen), partial(self._work, chosen))
         with HealthReporter(
             lambda: report_on(supervisor, supervisor.places()),
             supervisor.totals,
             file=options["health_file"], address=options["health_address"],
         ):  # fmt: skip
             supervisor.listen_to_signals()
+            if options["reloaded"]:
+                stop_when_orphaned(supervisor.stop, sys.stdin.fileno())
             code = supervisor.run()
         self._say(options, f"Worker {supervisor} stopped: {supervisor.counts}.")
         if code:
@@ -256,45 +259,28 @@ def _options(options: dict[str, Any]) -> WorkerOptions:
     return WorkerOptions(**{name: value for name, value in given.items() if value is not None})
 
 
-def _supervision(chosen: WorkerOptions, options: dict[str, Any]) -> SupervisorOptions:
-    is_finite = chosen.burst or chosen.max_messages is not None
-    reload = options["reload"]
+def _is_reloading(chosen: WorkerOptions, options: dict[str, Any]) -> bool:
+    if options["reloaded"]:
+        return False
+    if options["reload"] is None:
+        # Not where other code calls the command, which no command line says how to run anew.
+        return settings.DEBUG and not _is_finite(chosen) and "runqueueworker" in sys.argv
+    return bool(options["reload"])
+
+
+def _is_finite(chosen: WorkerOptions) -> bool:
+    return chosen.burst or chosen.max_messages is not None
+
+
+def _supervision(chosen: WorkerOptions) -> SupervisorOptions:
     return SupervisorOptions(
         processes=chosen.processes,
-        arguments=_arguments_of_child(chosen, options),
         slots=chosen.slots,
         using=chosen.using,
         shutdown_timeout=chosen.shutdown_timeout,
-        ends=is_finite,
-        reload=settings.DEBUG and not is_finite if reload is None else reload,
+        ends=_is_finite(chosen),
         worker_id=chosen.worker_id,
     )
-
-
-def _arguments_of_child(chosen: WorkerOptions, options: dict[str, Any]) -> list[str]:
-    """Return the command line of a child: what ours says, in full."""
-    arguments = ["runqueueworker", "--verbosity", str(options["verbosity"])]
-    for queue in chosen.queues:
-        arguments += ["--queue", queue]
-    arguments += _of_sources(chosen)
-    for name in _PASSED_ON:
-        value = options[name]
-        if isinstance(value, timedelta):
-            value = value.total_seconds()
-        if value is not None:
-            arguments += ["--" + name.replace("_", "-"), str(value)]
-    if chosen.burst:
-        arguments.append("--burst")
-    if not chosen.cron:
-        arguments.append("--no-cron")
-    return [*arguments, "--worker-id", chosen.worker_id]
-
-
-def _of_sources(chosen: WorkerOptions) -> list[str]:
-    arguments = ["--callbacks-only"] if chosen.only_sourced else []
-    if chosen.sourced is not None:
-        arguments += ["--topics", ",".join(chosen.sourced)]
-    return arguments
 
 
 def _drain_on_signals(worker: Worker) -> None:

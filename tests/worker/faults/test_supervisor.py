@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
+import psutil
 import pytest
 from django.db.migrations.recorder import MigrationRecorder
 from pytest_django import Settings
@@ -20,7 +25,12 @@ from pytest_django import Settings
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.worker.board import START_SECONDS
-from delayed_queue.worker.supervisor import EXIT_CONFIGURATION, Supervisor, SupervisorOptions
+from delayed_queue.worker.supervisor import (
+    EXIT_CONFIGURATION,
+    Child,
+    Supervisor,
+    SupervisorOptions,
+)
 from tests.support.ledger import offer
 from tests.support.processes import children_of, wait_until, worker
 from tests.support.sampling import sample
@@ -30,6 +40,12 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 # No lease of these tests runs out: what comes back was given back.
 LEASE = ("--lease", "600")
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def attempts() -> dict[str, list[int]]:
@@ -195,6 +211,13 @@ def handle(envelope):
 """
 
 
+def rewrite(module: Path, text: str, seconds: float) -> None:
+    """Change it, so many seconds after it was last changed."""
+    module.write_text(text)
+    later = module.stat().st_mtime + seconds
+    os.utime(module, (later, later))
+
+
 def test_reload_replaces_the_processes_when_a_source_file_changes(tmp_path: Path) -> None:
     module = tmp_path / "reloaded_handlers.py"
     module.write_text(MODULE.format(version="one"))
@@ -204,14 +227,93 @@ def test_reload_replaces_the_processes_when_a_source_file_changes(tmp_path: Path
         queue.offer_or_update("k", 1)
         wait_until(lambda: Effect.objects.filter(key="one").exists())
         (child,) = children_of(process)
-        module.write_text(MODULE.format(version="two"))
-        later = module.stat().st_mtime + 10
-        os.utime(module, (later, later))
+        rewrite(module, MODULE.format(version="two"), 10)
         wait_until(lambda: not is_alive(child), 30)
         queue.offer_or_update("k", 1)
         wait_until(lambda: Effect.objects.filter(key="two").exists(), 30)
         process.send_signal(signal.SIGTERM)
         assert process.ended()[0] == 0
+
+
+def test_a_module_that_does_not_import_is_tried_again_when_it_has_changed(tmp_path: Path) -> None:
+    module = tmp_path / "reloaded_handlers.py"
+    module.write_text(MODULE.format(version="one"))
+    variables = {"MORE_HANDLERS": "reloaded_handlers", "PYTHONPATH": str(tmp_path)}
+    with worker("--queue", "reloaded", "--reload", **variables) as process:
+        wait_until(lambda: process.has_said("Ctrl-C stops it"))
+        rewrite(module, "broken =", 10)
+        wait_until(lambda: process.has_said("SyntaxError"), 30)
+        rewrite(module, MODULE.format(version="two"), 20)
+        DelayedQueue("reloaded").offer_or_update("k", 1)
+        wait_until(lambda: Effect.objects.filter(key="two").exists(), 30)
+        process.send_signal(signal.SIGTERM)
+        assert process.ended()[0] == 0
+
+
+def test_all_end_when_the_one_that_looks_after_files_is_killed() -> None:
+    with worker("--queue", "ledger", "--reload") as process:
+        wait_until(lambda: process.has_said("Ctrl-C stops it"))
+        family = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
+        process.kill()
+        wait_until(lambda: not any(is_alive(pid) for pid in family), 30)
+    assert len(family) >= 1
+
+
+CONNECTED: Final = """
+from django.db import connection
+connection.ensure_connection()
+"""
+
+
+def test_what_was_connected_before_a_fork_is_not_shared(tmp_path: Path) -> None:
+    (tmp_path / "connected.py").write_text(CONNECTED)
+    keys = offer(DelayedQueue("ledger"), 300)
+    variables = {"MORE_HANDLERS": "connected", "PYTHONPATH": str(tmp_path)}
+    with worker("--queue", "ledger", "--processes", "3", "--burst", **variables) as process:
+        code, output = process.ended()
+    assert code == 0
+    assert "database_unavailable" not in output
+    assert Counter(Effect.objects.values_list("key", flat=True)) == Counter(keys)
+
+
+def metrics_of(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+def test_processes_that_are_forked_while_metrics_are_read_work(free_port: int) -> None:
+    """A lock of a metric that was held at that moment would stand in their way for ever."""
+    queue, is_over = DelayedQueue("conduct"), threading.Event()
+
+    def read_on() -> None:
+        while not is_over.is_set():
+            with suppress(OSError):
+                metrics_of(free_port)
+
+    readers = [threading.Thread(target=read_on) for _ in range(2)]
+    with worker("--queue", "conduct", "--health-address", f"127.0.0.1:{free_port}") as process:
+        wait_until(lambda: process.has_said("Ctrl-C stops it"))
+        for each in readers:
+            each.start()
+        for number in range(4):
+            queue.offer_or_update(f"k{number}", "fine")
+            wait_until(lambda: not Message.objects.exists(), 30)
+            for child in children_of(process):
+                os.kill(child, signal.SIGKILL)
+        is_over.set()
+        for each in readers:
+            each.join(30)
+
+
+def test_the_address_is_free_when_the_supervisor_was_killed(free_port: int) -> None:
+    DelayedQueue("conduct").offer_or_update("hangs", "hang once")
+    address = ("--health-address", f"127.0.0.1:{free_port}")
+    with worker("--queue", "conduct", *address, *LEASE) as process:
+        wait_until(Effect.objects.exists)
+        process.kill()
+        process.wait()
+        with socket.create_server(("127.0.0.1", free_port)):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -232,9 +334,13 @@ def test_a_wrong_option_is_said_by_the_supervisor_alone(
     assert "process_died" not in output
 
 
-def supervisor_of(*arguments: str) -> Supervisor:
-    options = SupervisorOptions(1, arguments, 1, "default", timedelta(seconds=1))
-    return Supervisor(options)
+def waiting(child: Child, lifeline: int) -> int:
+    signal.pause()
+    return 0
+
+
+def supervisor_of(work: Callable[[Child, int], int] = waiting) -> Supervisor:
+    return Supervisor(SupervisorOptions(1, 1, "default", timedelta(seconds=1)), work)
 
 
 def test_w6_a_child_whose_loop_stands_still_is_killed(
@@ -244,7 +350,7 @@ def test_w6_a_child_whose_loop_stands_still_is_killed(
     supervisor = supervisor_of()
     (child,) = supervisor.children
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        child.process = process
+        child.pid = process.pid
         child.board.turn()
         supervisor.watch_over(child)
         assert process.poll() is None
@@ -252,7 +358,6 @@ def test_w6_a_child_whose_loop_stands_still_is_killed(
         monkeypatch.setattr(time, "monotonic", lambda: now() + 11)
         supervisor.watch_over(child)
         assert process.wait(10) == -signal.SIGKILL
-    child.close()
 
 
 def test_w6_a_start_is_not_taken_for_standing_still(settings: Settings) -> None:
@@ -261,7 +366,7 @@ def test_w6_a_start_is_not_taken_for_standing_still(settings: Settings) -> None:
     supervisor = supervisor_of()
     (child,) = supervisor.children
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        child.process = process
+        child.pid = process.pid
         child.started_at = time.monotonic() - START_SECONDS + 5
         supervisor.watch_over(child)
         assert process.poll() is None
@@ -269,7 +374,6 @@ def test_w6_a_start_is_not_taken_for_standing_still(settings: Settings) -> None:
         child.started_at = time.monotonic() - START_SECONDS - 1
         supervisor.watch_over(child)
         assert process.wait(10) == -signal.SIGKILL
-    child.close()
     assert place.health().turned_seconds_ago > 10
 
 
@@ -285,17 +389,14 @@ def test_w4_a_stop_while_a_process_starts_is_no_crash() -> None:
 
 def test_w4_a_stop_while_a_child_is_being_started_reaches_it() -> None:
     """The signal's handler runs in the middle of the start, when the child has no id yet."""
-    supervisor = supervisor_of("shell", "-c", "import sys; sys.stdin.read()")
+    supervisor = supervisor_of()
     (child,) = supervisor.children
     start = child.start
 
-    def start_and_be_stopped() -> None:
+    def start_and_be_stopped(work: Callable[[Child], int]) -> None:
         supervisor.stop()
-        start()
+        start(work)
 
     child.start = start_and_be_stopped  # type: ignore[method-assign]
     supervisor.look_after(child)
-    assert child.process is not None
-    assert child.process.wait(20) == -signal.SIGTERM
-    child.reap()
-    child.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == -signal.SIGTERM
