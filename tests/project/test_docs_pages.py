@@ -29,6 +29,7 @@ OF_TASKS = {
     DOCS / "architecture.md", DOCS / "comparison.md", DOCS / "benchmarks-peers.md",
     DOCS / "guides/workers.md", DOCS / "index.md", DOCS / "internals/concurrency.md",
     ROOT / "CHANGELOG.md", ROOT / "README.md", DOCS / "guides/demo.md",
+    DOCS / "guides/rest-api.md", DOCS / "benchmarks-growth.md",
 }  # fmt: skip
 # How the tables of the comparison begin.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")
