@@ -338,7 +338,7 @@ def _shortened(key: str) -> str:
 
 
 def _problems_of(backend: Any) -> Iterator[CheckMessage]:
-    """Yield what is wrong with a backend: E009 to E011."""
+    """Yield what is wrong with a backend: E009 to E011, W010."""
     # Of a missing app the core's check says so: this one is asked only where Django's is loaded.
     if not apps.is_installed("delayed_queue.tasks"):
         return
@@ -361,7 +361,15 @@ def _of_queues(where: str, backend: Any) -> Iterator[CheckMessage]:
             hint="Name the queues of tasks, as in ['default', 'mail'].",
             id="delayed_queue.E011",
         )
+    topics = getattr(settings, "DELAYED_QUEUE", {}).get("API", {}).get("TOPICS", ())
     for queue in sorted(backend.queues):
+        if queue in topics:
+            yield checks.Warning(
+                f"DELAYED_QUEUE['API']['TOPICS'] has {queue!r}, a queue of {where}: who may add "
+                "jobs to it enqueues any task.",
+                hint="Take it away; a task that says http=True is enqueued by POST /v1/tasks.",
+                id="delayed_queue.W010",
+            )
         if queue in registry and not is_served(queue):
             yield checks.Error(
                 f"{where} declares the queue {queue!r}, which {registry.get(queue).path} handles.",

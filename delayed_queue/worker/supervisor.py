@@ -41,8 +41,6 @@ LONGEST_PAUSE_WITH_WORK: Final = 2.0
 LONG_LIFE: Final = 60.0
 # How long a process that is to be forked waits for those who tell of the others.
 QUIET_SECONDS: Final = 2.0
-
-
 # What ends a process, or tells of the end of one.
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
@@ -130,7 +128,9 @@ def _let_go() -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        # Whoever read it may be gone.
+        with suppress(OSError, ValueError):
+            stream.flush()
 
 
 def _settle_in(signals: Iterable[int]) -> None:

@@ -144,6 +144,11 @@ def provoke_e011(settings: Settings) -> None:
     with_tasks(settings, QUEUES=[])
 
 
+def provoke_w010(settings: Settings) -> None:
+    with_tasks(settings)
+    settings.DELAYED_QUEUE = {"API": {**SERVED["API"], "TOPICS": ["mail"]}}
+
+
 def provoke_e012(settings: Settings) -> None:
     with_tasks(settings)
     settings.INSTALLED_APPS = [
@@ -161,7 +166,7 @@ class TestEachId:
         globals()[f"provoke_{name.lower()}"](settings)
         assert ids(check("--deploy")) == {f"delayed_queue.{name}"}
 
-    @pytest.mark.parametrize("name", ["E009", "E010", "E011"])
+    @pytest.mark.parametrize("name", ["E009", "E010", "E011", "W010"])
     def test_of_tasks(self, name: str, settings: Settings) -> None:
         globals()[f"provoke_{name.lower()}"](settings)
         found = {each.id for each in check_backends()}
