@@ -310,10 +310,13 @@ def test_the_address_is_free_when_the_supervisor_was_killed(free_port: int) -> N
     address = ("--health-address", f"127.0.0.1:{free_port}")
     with worker("--queue", "conduct", *address, *LEASE) as process:
         wait_until(Effect.objects.exists)
+        (child,) = children_of(process)
         process.kill()
         process.wait()
         with socket.create_server(("127.0.0.1", free_port)):
-            pass
+            assert is_alive(child)
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: not is_alive(child))
 
 
 @pytest.mark.parametrize(
