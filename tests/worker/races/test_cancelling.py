@@ -309,17 +309,24 @@ def test_one_that_nobody_announced_is_found_after_a_claim_that_lost_its_connecti
     queue: DelayedQueue, held: Held, other: psycopg.Connection[Any]
 ) -> None:
     held.left.set()
-    waiting = (
-        "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database() "
-        "AND query LIKE '%SKIP LOCKED%'"
-    )
+
+    def claims_that_wait() -> list[tuple[int]]:
+        # On another connection: one sees the same sessions until its transaction ends.
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+                "AND datname = current_database() AND query LIKE '%UPDATE delayed_queue%'"
+            )
+            return cursor.fetchall()
+
     with running(holder(held.awaiting)):
         assert held.begun.wait(20)
         with other.transaction():
             other.execute("LOCK TABLE delayed_queue IN ACCESS EXCLUSIVE MODE")
-            wait_until(lambda: other.execute(f"SELECT {waiting}").rowcount > 0)
+            wait_until(claims_that_wait)
             other.execute("DELETE FROM delayed_queue")
-            other.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
+            for each in claims_that_wait():
+                other.execute("SELECT pg_terminate_backend(%s)", each)
         assert held.told.wait(20)
 
 
