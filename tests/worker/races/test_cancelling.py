@@ -310,14 +310,14 @@ def test_one_that_nobody_announced_is_found_after_a_claim_that_lost_its_connecti
 ) -> None:
     held.left.set()
 
-    def claims_that_wait() -> list[tuple[int]]:
+    def claims_that_wait() -> list[Any]:
         # On another connection: one sees the same sessions until its transaction ends.
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
                 "AND datname = current_database() AND query LIKE '%UPDATE delayed_queue%'"
             )
-            return cursor.fetchall()
+            return list(cursor.fetchall())
 
     with running(holder(held.awaiting)):
         assert held.begun.wait(20)
