@@ -92,6 +92,8 @@ def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():
     assert board.in_flight() == [InFlight(2, False, False)]
 
 
+# From Python 3.12 on it says so in a process of several threads, as that of pytest is.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_what_a_process_wrote_outlives_it() -> None:
     board = Board.new(SLOTS)
     before = time.monotonic()

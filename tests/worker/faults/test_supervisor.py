@@ -390,6 +390,8 @@ def test_w4_a_stop_while_a_process_starts_is_no_crash() -> None:
     assert "Traceback" not in output
 
 
+# From Python 3.12 on it says so in a process of several threads, as that of pytest is.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_w4_a_stop_while_a_child_is_being_started_reaches_it() -> None:
     """The signal's handler runs in the middle of the start, when the child has no id yet."""
     supervisor = supervisor_of()
