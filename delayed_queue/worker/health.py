@@ -35,6 +35,8 @@ _JSON: Final = "application/json"
 
 
 TELL_SECONDS: Final = 1.0
+# As TELLING, of those who may wait for the database: nobody who tells of the health waits for them.
+SCRAPING: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +226,12 @@ class _Request(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, b"", "text/plain")
 
     def _healthz(self) -> None:
-        with TELLING:
-            report = self.server.report()
+        report = self.server.report()
         status = HTTPStatus.OK if report.healthy else HTTPStatus.SERVICE_UNAVAILABLE
         self._answer(status, report.as_json().encode(), _JSON)
 
     def _metrics(self, exposition: Exposition) -> None:
-        with TELLING:
+        with SCRAPING:
             try:
                 body, content_type = exposition(accept=self.headers.get("Accept", ""))
             finally:

@@ -28,7 +28,7 @@ from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import COUNTERS, Board, limit_of
 from delayed_queue.worker.crashes import CrashReport, give_back
-from delayed_queue.worker.health import Place, forget_metrics, totals_of
+from delayed_queue.worker.health import SCRAPING, Place, forget_metrics, totals_of
 from delayed_queue.worker.heartbeat import TELLING, Totals
 from delayed_queue.worker.settling import Counts
 
@@ -69,15 +69,15 @@ class Child:
         _let_go()
         # None may come before we know of the child, nor be taken for ours by it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        # One that takes longer waits for the database, and has no lock meanwhile.
-        is_quiet = TELLING.acquire(timeout=QUIET_SECONDS)
+        # Who takes longer waits for the database, and has no lock meanwhile.
+        quiet = [each for each in (TELLING, SCRAPING) if each.acquire(timeout=QUIET_SECONDS)]
         try:
             self.pid = os.fork()
             if self.pid == 0:
                 _live(before, partial(work, self))
         finally:
-            if is_quiet:
-                TELLING.release()
+            for each in quiet:
+                each.release()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def reap(self) -> int | None:
@@ -138,7 +138,10 @@ def _settle_in(signals: Iterable[int]) -> None:
     os.setpgid(0, 0)
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_DFL)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.__stdin__.fileno() if sys.__stdin__ else 0)
+    # Where there was none from the start, its number may be that of another file.
+    if sys.__stdin__ is not None:
+        with suppress(OSError, ValueError), Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), sys.__stdin__.fileno())
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
 
@@ -401,7 +404,7 @@ class Reloader:
             while code is not None and not self._stop.is_set() and not watch.has_changed():
                 self._sleep()
             if self._stop.is_set():
-                return code or 0
+                return max(code or 0, 0)  # one that was told before it listened has not failed
             log(logging.INFO, "reload")
 
     def _run_until(self, has_changed: Callable[[], bool]) -> int | None:
@@ -412,6 +415,8 @@ class Reloader:
             process_group=0,  # Ctrl-C is for us, who pass it on
         )
         with process:
+            if self._stop.is_set():  # while it was being started, so that it was not told
+                process.terminate()
             while process.poll() is None:
                 if has_changed():
                     process.terminate()

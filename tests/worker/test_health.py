@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY, Metric
+from prometheus_client.registry import Collector
 
 from delayed_queue.worker.health import (
     HealthFile,
@@ -173,6 +175,31 @@ class TestServer:
         reports = [HEALTHY, SICK]
         with serving(lambda: reports.pop(0)) as server:
             assert [asked(server, "/healthz")[0].status for _ in range(2)] == [200, 503]
+
+    def test_metrics_that_wait_for_the_database_hold_up_no_probe(self) -> None:
+        waiting, go_on = threading.Event(), threading.Event()
+
+        class Waiting(Collector):
+            def describe(self) -> list[Metric]:
+                return []
+
+            def collect(self) -> Iterator[Metric]:
+                waiting.set()
+                assert go_on.wait(20)
+                yield from ()
+
+        with serving(lambda: HEALTHY) as server:
+            collector = Waiting()
+            REGISTRY.register(collector)
+            scrape = threading.Thread(target=asked, args=(server, "/metrics"))
+            scrape.start()
+            try:
+                assert waiting.wait(20)
+                assert asked(server, "/healthz")[0].status == 200
+            finally:
+                go_on.set()
+                scrape.join(20)
+                REGISTRY.unregister(collector)
 
     def test_metrics_are_those_of_the_process(self) -> None:
         with serving() as server:
