@@ -5,7 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Errors only: setuptools warns of every editable installation.
 INSTALL := $(BIN)/python -m pip install --quiet --quiet
-JOBS ?= auto
+# One more than there are processors: tests wait for processes and servers half of their time.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 ARGS ?=
 # Of `make chaos`: how long faults happen, and the seed of a run to repeat.
 SECONDS ?= 300

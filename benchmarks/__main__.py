@@ -20,11 +20,15 @@ def main() -> None:
     options = _options()
     with benchmark_database(options.database_url or embedded_server()) as connection:
         # Only now: Django's models cannot be imported before there are settings.
+        from benchmarks import groups
         from benchmarks.drains import drains
         from benchmarks.workloads import comparisons
 
         machine = describe(connection)
-        chosen = _chosen([*comparisons(connection), *drains(connection)], options.only)
+        chosen = _chosen(
+            [*comparisons(connection), *groups.comparisons(connection), *drains(connection)],
+            options.only,
+        )
         meter = Meter(connection, options.seconds)
         results = [_measured(meter, each, options.rounds) for each in chosen]
     _write(options, machine, results)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from delayed_queue.messages import OfferOutcome as OfferOutcome
     from delayed_queue.messages import ScheduledMessage as ScheduledMessage
     from delayed_queue.queue.queue import DelayedQueue as DelayedQueue
+    from delayed_queue.retries import Groups as Groups
     from delayed_queue.retries import RetryPolicy as RetryPolicy
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ _HOMES = {
     "DelayedQueueError": "exceptions",
     "DeliveryType": "messages",
     "Envelope": "messages",
+    "Groups": "retries",
     "OfferOutcome": "messages",
     "PeriodicSchedule": "cron.schedules",
     "Reject": "handlers",

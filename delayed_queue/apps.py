@@ -19,6 +19,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.autoreload import autoreload_started
 from django.utils.module_loading import module_has_submodule
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
 from delayed_queue.exceptions import InvalidConfiguration
@@ -50,7 +51,7 @@ _demand_driver()
 
 class DelayedQueueConfig(AppConfig):
     name = "delayed_queue"
-    verbose_name = "Delayed queue"
+    verbose_name = gettext_lazy("Delayed queue")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

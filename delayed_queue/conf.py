@@ -130,7 +130,7 @@ class QueueSettings:
     PREPARE: bool | None = None
     CONCURRENCY: int = 8
     ASYNC_CONCURRENCY: int = 100
-    BATCH_SIZE: int = 100
+    BATCH_SIZE: int = 500
     SHUTDOWN_TIMEOUT: timedelta = timedelta(seconds=30)
     WATCHDOG: timedelta = timedelta(minutes=2)
     HANDLERS_MODULE: str = "handlers"

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, did_you_mean
 from delayed_queue.messages import Envelope, check_claim
-from delayed_queue.retries import RetryPolicy
+from delayed_queue.retries import Groups, RetryPolicy
 
 MAX_ERROR_LENGTH: Final = 10_000
 HandlerFunction = Callable[[Envelope], Any]
@@ -171,6 +171,7 @@ class Handler:
     transactional: bool = False
     batch_size: int | None = None
     claim: str = "fast"
+    groups: Groups | None = None
     # Where messages of the queue differ in how they are handled, judged and settled.
     treatment: Treatment | None = field(default=None, compare=False)
 
@@ -277,6 +278,7 @@ def handler(
     transactional: bool = False,
     batch_size: int | None = None,
     claim: str = "fast",
+    groups: Groups | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as the handler of a queue; return it unchanged.
 
@@ -285,7 +287,8 @@ def handler(
     ``timeout`` has failed: an async one is cancelled, the thread of another is given up.
     ``transactional`` commits what the handler writes together with the message's deletion, a
     batch at a time: exactly once, or not at all. ``batch_size`` is the most that one claim, or
-    one such transaction, takes. ``claim="strict"`` has one worker claim at a time.
+    one such transaction, takes. ``claim="strict"`` has one worker claim at a time. ``groups`` are
+    the limits that messages with a group are held to.
     """
     if callable(queue):
         raise InvalidConfiguration(
@@ -295,6 +298,7 @@ def handler(
     check_kind(queue)
     stored_kind = check_kind(kind_of(queue, chosen) if kind is None else kind)
     _check_treatment(retry, lease, timeout, batch_size, claim)
+    _check_groups(groups, transactional)
 
     def register(function: F) -> F:
         if not callable(function):
@@ -305,7 +309,7 @@ def handler(
         registry.add(
             Handler(
                 queue, function, chosen, stored_kind, retry, lease, timeout, transactional,
-                batch_size, claim,
+                batch_size, claim, groups,
             )
         )  # fmt: skip
         return function
@@ -339,6 +343,16 @@ def _check_treatment(retry: Any, lease: Any, timeout: Any, batch_size: Any, clai
     if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
         raise InvalidConfiguration(f"batch_size must be 1 or more, not {batch_size!r}.")
     check_claim(claim)
+
+
+def _check_groups(groups: Any, transactional: bool) -> None:
+    if groups is not None and not isinstance(groups, Groups):
+        raise InvalidConfiguration(f"groups must be a Groups, not {groups!r}.")
+    if groups is not None and transactional:
+        raise InvalidConfiguration(
+            "A transactional handler leases nothing, and what a limit counts is leases: declare "
+            "groups without transactional=True."
+        )
 
 
 def _check_duration(name: str, duration: Any) -> None:

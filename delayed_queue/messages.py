@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, overload
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 
 MAX_KEY_LENGTH: Final = 200
+MAX_GROUP_LENGTH: Final = 100
 # How messages are claimed: passing over what others are claiming, or one claim at a time.
 CLAIMS: Final = ("fast", "strict")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -80,6 +81,20 @@ def check_key(key: str) -> str:
             f"A key has 1 to {MAX_KEY_LENGTH} characters; this one has {len(key)}: {key[:40]!r}."
         )
     return check_text("key", key)
+
+
+def check_group(group: str | None) -> str | None:
+    """Return the group, or refuse one that is not 1 to 100 storable characters; None is none."""
+    if group is None:
+        return None
+    if not isinstance(group, str):
+        raise InvalidMessage(f"A group must be a str, not {type(group).__name__}: {group!r}.")
+    if not 1 <= len(group) <= MAX_GROUP_LENGTH:
+        raise InvalidMessage(
+            f"A group has 1 to {MAX_GROUP_LENGTH} characters; this one has {len(group)}: "
+            f"{group[:40]!r}."
+        )
+    return check_text("group", group)
 
 
 def check_schedule(schedule_at: datetime | None) -> int | None:
@@ -154,6 +169,7 @@ class ScheduledMessage:
     schedule_at: datetime | None = None
     can_update: bool = True
     headers: Mapping[str, Any] | None = None
+    group: str | None = None
 
 
 class Leases(Protocol):
@@ -205,6 +221,7 @@ class Envelope:
     leased_until_ms: int
     headers: dict[str, Any]
     leases: Leases
+    group: str | None = None
     lease_lost: bool = False
     # Whether somebody asked for its handling to end, though the lease holds.
     is_unwanted: bool = False
@@ -326,6 +343,7 @@ class StoredMessage:
     last_error: str
     data: bytes = field(repr=False)
     decode: Callable[[bytes], Any] = field(repr=False, compare=False)
+    group: str | None = None
 
     @property
     def payload(self) -> Any:

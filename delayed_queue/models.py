@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.db import models
 from django.db.models import F, Func, Q, Value
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.cron.store import ScheduleManager
 from delayed_queue.messages import from_milliseconds, to_milliseconds
 from delayed_queue.queue.store.bulk import BulkRunManager
 from delayed_queue.queue.store.claim import ClaimStore, ConsumeStore
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
-from delayed_queue.queue.store.inspect import InspectStore, PauseStore
+from delayed_queue.queue.store.groups import GroupStore
+from delayed_queue.queue.store.inspect import InspectStore
+from delayed_queue.queue.store.limits import LimitStore
 from delayed_queue.queue.store.offer import OfferStore
 from delayed_queue.queue.store.settle import SettleStore
 from delayed_queue.worker.store import WorkerManager
@@ -28,7 +31,7 @@ else:
 class EpochMillisecondField(_Base):
     """A BIGINT of milliseconds since 1970-01-01T00:00Z, seen from Python as an aware datetime."""
 
-    description = "An instant, stored as epoch milliseconds"
+    description = _("An instant, stored as epoch milliseconds")
 
     def get_internal_type(self) -> str:
         return "BigIntegerField"
@@ -47,7 +50,7 @@ class EpochMillisecondField(_Base):
 class CountsField(_Counts):
     """An array of integers, whose meaning is its writer's."""
 
-    description = "An array of integers"
+    description = _("An array of integers")
 
     def db_type(self, connection: Any) -> str:
         return "integer[]"
@@ -57,7 +60,13 @@ M = TypeVar("M", bound=models.Model)
 
 
 class MessageManager(
-    OfferStore, ClaimStore, ConsumeStore, SettleStore, InspectStore, models.Manager[M]
+    OfferStore,
+    ClaimStore,
+    ConsumeStore,
+    GroupStore,
+    SettleStore,
+    InspectStore,
+    models.Manager[M],
 ):
     """The queue's statements. ``kind`` names the queue, ``using`` the database alias.
 
@@ -96,10 +105,14 @@ class Message(models.Model):
     version_at = EpochMillisecondField(  # type: ignore[misc]
         null=True, blank=True, db_column="versionAt"
     )
+    # Of no version: who writes a new one without naming it leaves it as it was.
+    group = models.CharField(max_length=100, null=True, blank=True, db_collation="C")
 
     objects = MessageManager["Message"]()
 
     class Meta:
+        verbose_name = _("message")
+        verbose_name_plural = _("messages")
         db_table = "delayed_queue"
         constraints = [
             models.UniqueConstraint(
@@ -118,6 +131,20 @@ class Message(models.Model):
                 fields=["lease_id", "id"],
                 name="delayed_queue__LockUuidPlusIdIndex",
                 condition=Q(lease_id__isnull=False),
+            ),
+            # Both partial: messages without a group are in neither. The messages of each group,
+            # in the order in which they fall due.
+            LongNamedIndex(
+                fields=["kind", "group", "scheduled_at", "id"],
+                name="delayed_queue__GroupPlusScheduledAtIndex",
+                condition=Q(group__isnull=False),
+            ),
+            # Those of a group that were begun: leased, or waiting for a retry.
+            LongNamedIndex(
+                fields=["kind", "group", "lease_id", "scheduled_at", "id"],
+                name="delayed_queue__GroupPlusLockUuidIndex",
+                condition=Q(group__isnull=False)
+                & (Q(lease_id__isnull=False) | Q(scheduled_at__gt=F("scheduled_at_initially"))),
             ),
         ]
         permissions = [
@@ -151,9 +178,9 @@ class QueueOverview(Message):
     class Meta:
         proxy = True
         default_permissions = []
-        verbose_name = "overview of the queues"
+        verbose_name = _("overview of the queues")
         # They are sorted by this name; HTML does not show the blank, which comes before letters.
-        verbose_name_plural = " Queues"
+        verbose_name_plural = _(" Queues")
 
 
 class DeadLetter(models.Model):
@@ -171,10 +198,13 @@ class DeadLetter(models.Model):
     created_at = EpochMillisecondField(db_column="createdAt")
     died_at = EpochMillisecondField(db_column="diedAt")
     fingerprint = models.CharField(max_length=16, blank=True, db_default="")
+    group = models.CharField(max_length=100, null=True, blank=True, db_collation="C")
 
     objects = DeadLetterManager["DeadLetter"]()
 
     class Meta:
+        verbose_name = _("dead letter")
+        verbose_name_plural = _("dead letters")
         db_table = "delayed_queue_dead_letter"
         indexes = [
             models.Index(fields=["kind", "died_at", "id"], name="dead_letter_kind_died"),
@@ -187,6 +217,11 @@ class DeadLetter(models.Model):
             ),
             models.Index(fields=["key"], name="dead_letter_key"),
             models.Index(fields=["fingerprint", "kind", "died_at", "id"], name="dead_letter_group"),
+            models.Index(
+                fields=["kind", "group", "died_at"],
+                name="dead_letter_of_group",
+                condition=Q(group__isnull=False),
+            ),
         ]
         permissions = [
             ("redrive_deadletter", "Can redrive dead letters"),
@@ -232,6 +267,8 @@ class BulkRun(models.Model):
     objects = BulkRunManager["BulkRun"]()
 
     class Meta:
+        verbose_name = _("bulk run")
+        verbose_name_plural = _("bulk runs")
         db_table = "delayed_queue_bulk_run"
         constraints = [
             models.UniqueConstraint(
@@ -260,9 +297,11 @@ class Schedule(models.Model):
     """
 
     kind = models.CharField(max_length=100, db_column="pKind")
-    key_prefix = models.CharField(max_length=200, db_column="keyPrefix", db_collation="C")
+    key_prefix = models.CharField(
+        _("key prefix"), max_length=200, db_column="keyPrefix", db_collation="C"
+    )
     queue = models.CharField(max_length=100)
-    codec = models.CharField(max_length=100, db_default="json")
+    codec = models.CharField(_("codec"), max_length=100, db_default="json")
     type = models.CharField(max_length=20, blank=True, db_default="")
     expression = models.TextField(blank=True, db_default="")
     timezone = models.CharField(max_length=100, blank=True, db_default="")
@@ -287,6 +326,8 @@ class Schedule(models.Model):
     objects = ScheduleManager["Schedule"]()
 
     class Meta:
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
         db_table = "delayed_queue_schedule"
         constraints = [
             models.UniqueConstraint(fields=["kind", "key_prefix"], name="schedule_kind_prefix"),
@@ -328,11 +369,15 @@ class Worker(models.Model):
     """
 
     name = models.TextField()
-    host = models.TextField()
+    host = models.TextField(
+        _("host"),
+    )
     pid = models.IntegerField()
     process = models.IntegerField(db_default=0)
     queues = models.JSONField()
-    version = models.TextField()
+    version = models.TextField(
+        _("version"),
+    )
     started_at = EpochMillisecondField(db_column="startedAt")
     heartbeat_at = EpochMillisecondField(db_column="heartbeatAt")
     in_flight = models.BigIntegerField(db_column="inFlight", db_default=0)
@@ -348,6 +393,8 @@ class Worker(models.Model):
     objects = WorkerManager["Worker"]()
 
     class Meta:
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
         db_table = "delayed_queue_worker"
         indexes = [
             models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat"),
@@ -391,26 +438,54 @@ class Sample(models.Model):
         return f"{self.kind} {self.minute}"
 
 
-class PausedQueueManager(PauseStore, models.Manager[M]):
-    """The statements that pause queues, in the manner of MessageManager."""
+class LimitManager(LimitStore, models.Manager[M]):
+    """The statements that pause and limit queues, in the manner of MessageManager."""
+
+    def paused(self, using: str) -> models.QuerySet[M]:
+        """Return the queues that are paused as a whole."""
+        return self.using(using).filter(group="", paused_at__isnull=False)
 
 
-class PausedQueue(models.Model):
-    """A queue that hands out no messages: the row is the switch."""
+class Limit(models.Model):
+    """How a queue is held back, or one of its groups: paused, or limited.
+
+    While a queue has any such row, only claims by group take its messages out. The row without a
+    group (empty) is of the queue: its own pause and rate, and what holds for each of its groups
+    that has no row to say otherwise. NULL says nothing.
+    """
 
     kind = models.CharField(max_length=100, db_column="pKind")
-    paused_at = EpochMillisecondField(db_column="pausedAt")
+    group = models.CharField(max_length=100, blank=True, db_collation="C", db_default="")
+    paused_at = EpochMillisecondField(null=True, blank=True, db_column="pausedAt")  # type: ignore[misc]
     paused_by = models.TextField(blank=True, db_column="pausedBy", db_default="")
     reason = models.TextField(blank=True, db_default="")
+    # Of the queue alone.
+    is_ordered = models.BooleanField(db_column="isOrdered", db_default=False)
+    is_fair = models.BooleanField(db_column="isFair", db_default=True)
+    blocks_on_dead = models.BooleanField(db_column="blocksOnDead", db_default=False)
+    queue_interval = models.FloatField(null=True, db_column="queueInterval")
+    queue_burst = models.IntegerField(null=True, db_column="queueBurst")
+    declared = models.TextField(null=True)
+    # Of each group, or of this one. An interval is of milliseconds, from one permit to the next.
+    concurrency = models.IntegerField(null=True)
+    weight = models.IntegerField(null=True)
+    interval = models.FloatField(null=True)
+    burst = models.IntegerField(null=True)
+    # Until when the permits are spent that were given: of the queue's rate, or of the group's.
+    spent_until = models.FloatField(null=True, db_column="spentUntil")
+    # Dead letters of a group that died before hold it no longer.
+    resumed_at = EpochMillisecondField(null=True, blank=True, db_column="resumedAt")  # type: ignore[misc]
 
-    objects = PausedQueueManager["PausedQueue"]()
+    objects = LimitManager["Limit"]()
 
     class Meta:
-        db_table = "delayed_queue_paused"
+        db_table = "delayed_queue_limit"
         # Not the primary key: Django would give that another index, for LIKE.
-        constraints = [models.UniqueConstraint(fields=["kind"], name="paused_kind")]
+        constraints = [
+            models.UniqueConstraint(fields=["kind", "group"], name="limit_kind_group"),
+        ]
         permissions = [("pause_queue", "Can pause and resume queues")]
         default_permissions = []
 
     def __str__(self) -> str:
-        return self.kind
+        return f"{self.kind}/{self.group}" if self.group else self.kind

@@ -1,11 +1,12 @@
-"""Retry policies of handlers, and which database errors are worth repeating a call for."""
+"""Retry policies and limits of handlers, and the errors worth repeating a call for."""
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -165,3 +166,89 @@ class Backoff:
             waits.append(wait)
             left -= wait
         return waits
+
+
+ORDERS: Final = ("any", "fifo")
+ON_DEAD: Final = ("pass", "block")
+MOST: Final = 10_000
+_RATE: Final = re.compile(r"(\d{1,9})/(s|m|h|d)", re.ASCII)
+
+
+def parse_rate(text: str) -> float:
+    """Return the milliseconds from one permit to the next of ``10/s``, ``600/h`` and the like."""
+    match = _RATE.fullmatch(text) if isinstance(text, str) else None
+    if match is None or int(match[1]) == 0:
+        raise InvalidConfiguration(
+            f"{text!r} is not a rate: write a number above zero and one of s, m, h, d, as in "
+            "'10/s' or '600/h'. To let nothing through, pause the group."
+        )
+    return timedelta(**{_UNITS[match[2]]: 1}) / timedelta(milliseconds=1) / int(match[1])
+
+
+def check_limit(name: str, value: int | None) -> int | None:
+    """Return the number, or refuse one that is not from 1 to 10,000; None is no limit."""
+    if value is not None and (type(value) is not int or not 1 <= value <= MOST):
+        raise InvalidConfiguration(
+            f"{name} must be from 1 to {MOST}, not {value!r}. To have no limit, leave it out; to "
+            "let nothing through, pause the group."
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """How the groups of a queue are held back, and the queue itself.
+
+    ``concurrency``: at most so many messages of a group are leased at a time. ``order="fifo"``: one
+    after the other, in their order; nothing passes one that waits for a retry. ``on_dead="block"``:
+    nor one that is dead, until an operator acts. ``rate``: so many messages of a group are started,
+    as ``"10/s"``, evenly, or up to ``burst`` at once after a rest; ``queue_rate`` and
+    ``queue_burst`` are of all groups together. ``fair``: claims take the groups by turns, else the
+    most overdue first.
+    """
+
+    concurrency: int | None = None
+    order: str = "any"
+    fair: bool = True
+    rate: str | None = None
+    burst: int | None = None
+    queue_rate: str | None = None
+    queue_burst: int | None = None
+    on_dead: str = "pass"
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "burst", "queue_burst"):
+            check_limit(name, getattr(self, name))
+        for name, known in (("order", ORDERS), ("on_dead", ON_DEAD), ("fair", (True, False))):
+            if (value := getattr(self, name)) not in known:
+                choices = ", ".join(map(str, known))
+                raise InvalidConfiguration(f"{name} must be one of {choices}, not {value!r}.")
+        if self.is_ordered and (self.concurrency or 1) > 1:
+            raise InvalidConfiguration(
+                f'order="fifo" is one at a time, so concurrency={self.concurrency} contradicts it. '
+                "Leave concurrency out, or give each thing that is to be in order a group."
+            )
+        _check_rate("rate", self.rate, "burst", self.burst)
+        _check_rate("queue_rate", self.queue_rate, "queue_burst", self.queue_burst)
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.order == "fifo"
+
+    @property
+    def blocks_on_dead(self) -> bool:
+        return self.on_dead == "block"
+
+    def __str__(self) -> str:
+        """Return what differs from nothing, as JSON: equal declarations are equal texts."""
+        plain = asdict(Groups())
+        return json.dumps(
+            {name: each for name, each in asdict(self).items() if each != plain[name]}
+        )
+
+
+def _check_rate(name: str, rate: str | None, of_burst: str, burst: int | None) -> None:
+    if rate is not None:
+        parse_rate(rate)
+    elif burst is not None:
+        raise InvalidConfiguration(f"{of_burst} needs a {name}, as in {name}='10/s'.")

@@ -54,6 +54,7 @@ class QueueModelAdmin(_Base):
 
     operations: tuple[Operation, ...] = ()
     list_per_page = 100
+    empty_value_display = "—"
     list_max_show_all = 0
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # they count every choice over the whole table

@@ -41,15 +41,24 @@ def sparkline(values: Values, css: str, words: str) -> SafeString:
     return _svg(len(values), "dq-spark", words, [_gaps(values), _path(values, css, _top(values))])
 
 
-def chart(lines: Sequence[Line], known: Values, marks: Iterable[Mark], words: str) -> SafeString:
+def chart(lines: Sequence[Line], known: Values, marks: SafeString, words: str) -> SafeString:
     """Return a chart of lines on one scale from zero; grey where nothing is known."""
     top = max(map(_top, (each.values for each in lines)))
     parts = [
         _gaps(known),
-        *map(_mark, marks),
+        marks,
         *(_path(each.values, each.css, top) for each in lines),
     ]
     return _svg(len(known), "dq-chart", words, parts)
+
+
+def drawn(marks: Iterable[Mark]) -> SafeString:
+    """Return the marks of a chart, and of all others over the same time."""
+    return format_html_join(
+        "",
+        '<path class="dq-mark {}" d="M{} -4v{}"><title>{}</title></path>',
+        ((each.css, f"{each.at:.2f}", _HEIGHT + 8, each.words) for each in marks),
+    )
 
 
 def largest(lines: Iterable[Line]) -> float | None:
@@ -94,10 +103,3 @@ def _rects(values: Values) -> Iterator[tuple[float, float, int]]:
         if not is_known:
             left, right = max(places[0] - 0.5, 0), min(places[-1] + 0.5, len(values) - 1)
             yield left, right - left, _HEIGHT + 8
-
-
-def _mark(mark: Mark) -> SafeString:
-    return format_html(
-        '<path class="dq-mark {}" d="M{} -4v{}"><title>{}</title></path>',
-        mark.css, f"{mark.at:.2f}", _HEIGHT + 8, mark.words,
-    )  # fmt: skip

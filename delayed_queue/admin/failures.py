@@ -23,7 +23,7 @@ from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.filters import GROUP, KIND, chosen_kind
 from delayed_queue.admin.operations import Call, Entry, Report, Switch, record
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.messages import from_milliseconds
+from delayed_queue.messages import from_milliseconds, to_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.observe.overview import KindName, name_of
 from delayed_queue.queue.bulk import (
@@ -145,6 +145,14 @@ class RunForm(forms.Form):
         label=_("Spread over"),
         help_text=_("A time, as 2h, in place of a pace."),
     )
+    newer_than = forms.CharField(
+        required=False, max_length=20, label=_("Died since"),
+        help_text=_("So long ago, as 30m or 2d."),
+    )  # fmt: skip
+    older_than = forms.CharField(
+        required=False, max_length=20, label=_("Died before"),
+        help_text=_("So long ago, as 30m or 2d."),
+    )  # fmt: skip
     limit = forms.IntegerField(
         required=False, min_value=1, label=_("At most"), help_text=_("Empty: all of them.")
     )
@@ -165,6 +173,9 @@ class RunForm(forms.Form):
         }
         if "over" in given:
             given["over"] = parse_duration(given["over"])
+        for name, age in (("since", "newer_than"), ("until", "older_than")):
+            if age in given:
+                given[name] = to_milliseconds(timezone.now() - parse_duration(given.pop(age)))
         return BulkPlan(action, kind, fingerprint, **given)
 
 
@@ -176,16 +187,16 @@ def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse
     if not request.user.has_perm(_PERMISSIONS[action]):
         raise PermissionDenied
     fingerprint, kind = request.POST[action].partition(":")[::2]
-    is_confirmed = "confirmed" in request.POST
-    form = RunForm(request.POST if is_confirmed else None)
+    is_confirmed, is_filled = "confirmed" in request.POST, "why" in request.POST
+    form = RunForm(request.POST if is_filled or is_confirmed else None)
     if action != REDRIVE:
         del form.fields["canary"], form.fields["canary_deaths"]
     using = model_admin.get_queryset(request).select_for_update().db
     try:
-        if not form.is_valid():
-            plan = BulkPlan(action, kind, fingerprint)
+        is_valid = form.is_valid()
+        plan = (form.plan if is_valid else BulkPlan)(action, kind, fingerprint)
+        if not is_valid or not is_confirmed:
             return _confirmation(model_admin, request, plan, form, using)
-        plan = form.plan(action, kind, fingerprint)
         _begin(request, plan, form.cleaned_data["why"], using)
     except DelayedQueueError as error:
         text = _("Nothing was begun.")
@@ -268,6 +279,17 @@ class CancelRun(RunSwitch):
     states = (RUNNING, PAUSED)
 
 
+def _field(name: str, words: Any) -> Any:
+    """Return a column of a field, under words of ours."""
+
+    @admin.display(description=words)
+    def column(self: Any, row: Any) -> Any:
+        found = getattr(row, name)
+        return formats.NOTHING if found in (None, "") else found
+
+    return column
+
+
 @admin.register(BulkRun)
 class BulkRunAdmin(RecordAdmin):
     """What was done to many letters: how far it is, who began it and why."""
@@ -276,9 +298,16 @@ class BulkRunAdmin(RecordAdmin):
     name_field = "kind"
     list_display = ("key_column", "queue_column", "state_column", "progress_column", "begun_column")
     readonly_fields = (
-        "state_column", "progress_column", "queue_column", "failure", "reason", "pace_column",
-        "limit", "canary", "skipped", "started_by", "why", "begun_column", "ended",
+        "state_column", "progress_column", "queue_column", "failure", "begins", "pace_column",
+        "most", "first_few", "left_out", "begun_by", "because", "begun_column", "ended",
     )  # fmt: skip
+
+    begins = _field("reason", _("reason"))
+    most = _field("limit", _("limit"))
+    first_few = _field("canary", _("canary"))
+    left_out = _field("skipped", _("skipped"))
+    begun_by = _field("started_by", _("started by"))
+    because = _field("why", _("why"))
 
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).annotate(named=F("action"))
@@ -325,4 +354,4 @@ class BulkRunAdmin(RecordAdmin):
 
     @admin.display(description=_("ended"))
     def ended(self, row: Any) -> Any:
-        return "" if row.ended_at is None else formats.exact(row.ended_at)
+        return formats.NOTHING if row.ended_at is None else formats.exact(row.ended_at)

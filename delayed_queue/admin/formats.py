@@ -117,6 +117,11 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def shortened(text: str, most: int) -> str:
+    words = printable(text)
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
 def block(text: str) -> SafeString:
     """Return the beginning of the text, preformatted."""
     if len(text) <= MAX_SHOWN:
@@ -199,9 +204,10 @@ def show_payload(kind: str, head: bytes, size: int) -> SafeString:
     do anything with bytes that anyone may have written.
     """
     text, note = _readable(kind, head, is_whole=len(head) == size)
-    shown = f"{size:,} bytes{note}"
+    shown = _("%(size)s bytes") % {"size": f"{size:,}"} + note
     if len(text) > MAX_SHOWN or len(head) < size:
-        shown += f"; the first {min(len(text), MAX_SHOWN):,} characters are shown"
+        first = _("; the first %(shown)s characters are shown")
+        shown += first % {"shown": f"{min(len(text), MAX_SHOWN):,}"}
     return format_html("{}{}", quiet(f"{shown}."), block(text[:MAX_SHOWN]))
 
 
@@ -211,12 +217,13 @@ def _readable(kind: str, head: bytes, *, is_whole: bool) -> tuple[str, str]:
         return _as_text(head, is_whole=is_whole)
     if not is_whole:
         text, note = _as_text(head, is_whole=False)
-        return text, f"{note}, too large to be read as JSON here"
+        return text, note + _(", too large to be read as JSON here")
     try:
-        return _pretty(decode(codec_named("json"), head)), " of JSON, indented"
+        return _pretty(decode(codec_named("json"), head)), _(" of JSON, indented")
     except (PayloadNotDecodable, RecursionError) as error:
         text, note = _as_text(head, is_whole=True)
-        return text, f"{note}, not readable as JSON ({error.__cause__ or error})"
+        unreadable = _(", not readable as JSON (%(error)s)")
+        return text, note + unreadable % {"error": error.__cause__ or error}
 
 
 def _pretty(value: Any) -> str:
@@ -239,9 +246,9 @@ def _as_text(head: bytes, *, is_whole: bool) -> tuple[str, str]:
         return _as_hex(head)
     if _CONTROL.search(text, 0, MAX_SHOWN):
         return _as_hex(head)
-    return text, " of text"
+    return text, _(" of text")
 
 
 def _as_hex(head: bytes) -> tuple[str, str]:
     # Two characters and a blank a byte; one byte more than is shown, to tell that there is more.
-    return head[: MAX_SHOWN // 3 + 1].hex(" "), ", shown in hexadecimal"
+    return head[: MAX_SHOWN // 3 + 1].hex(" "), _(", shown in hexadecimal")

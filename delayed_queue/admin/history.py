@@ -14,15 +14,18 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.charts import Line, Mark, chart, largest
+from delayed_queue.admin.charts import Line, Mark, chart, drawn, largest
 from delayed_queue.admin.filters import KIND
 from delayed_queue.admin.formats import human, table
 from delayed_queue.admin.schedule_forms import rule_of
 from delayed_queue.codecs import check_kind
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.models import Schedule
+from delayed_queue.messages import from_milliseconds
+from delayed_queue.models import Limit, Schedule
 from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
 from delayed_queue.observe.overview import EXACT, name_of
+from delayed_queue.queue.groups import HeldGroup
+from delayed_queue.queue.queue import DelayedQueue
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin
@@ -125,6 +128,7 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
     may_see_letters = request.user.has_perm("delayed_queue.view_deadletter")
     figures = [each for each in FIGURES if may_see_letters or each is not _DEAD]
     marks = [*_deploys(found), *_ticks(kind, found, using)]
+    drawn_marks = drawn(marks)
     context = {
         **model_admin.admin_site.each_context(request),
         "title": gettext("History of %(queue)s") % {"queue": name_of(kind).queue},
@@ -136,7 +140,8 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
         "ranges": [(each, urlencode({KIND: kind, RANGE: each}), each == chosen) for each in RANGES],
         "is_sampled": any(each.is_sampled for each in found.steps),
         "gap": _gap(found),
-        "figures": [_figure(each, found, marks) for each in figures],
+        "groups": _groups(kind, using),
+        "figures": [_figure(each, found, drawn_marks) for each in figures],
         "marks": marks,
         "numbers": _numbers(figures, found),
     }
@@ -159,7 +164,7 @@ def _clock(minute: float, *, is_long: bool) -> str:
     return f"{_at(minute):%a %d %b %H:%M}" if is_long else f"{_at(minute):%H:%M}"
 
 
-def _figure(figure: Figure, found: History, marks: Sequence[Mark]) -> dict[str, Any]:
+def _figure(figure: Figure, found: History, marks: SafeString) -> dict[str, Any]:
     lines = [Line(name, css, list(map(of, found.steps))) for name, css, of in figure.lines]
     top, window = largest(lines), found.window
     known = [1.0 if each.is_sampled else None for each in found.steps]
@@ -226,6 +231,50 @@ def _gap(found: History) -> str:
     if last is None or found.window.until - last <= max(2 * found.window.step, 3):
         return ""
     return f"{_at(last):%a %Y-%m-%d %H:%M} UTC"
+
+
+# Why a group is held back, as HeldGroup has it.
+_REASONS: Final = {
+    "paused": _("paused"), "blocked": _("blocked by a dead letter"), "throttled": _("throttled"),
+    "full": _("full"), "waiting": _("waits for a retry"),
+}  # fmt: skip
+_MOST_GROUPS: Final = 100
+
+
+def _groups(kind: str, using: str) -> SafeString | str:
+    """Return the groups of the queue that are held back, as a table; empty where it has no limits.
+
+    Those that have messages, among the first; and all that are paused.
+    """
+    rows = Limit.objects.using(using).filter(kind=kind, paused_at__isnull=False)
+    paused = {each.group: each for each in rows.exclude(group="")[:_MOST_GROUPS]}
+    if Limit.objects.rules(kind, using=using) is None:
+        return ""
+    queue = DelayedQueue(name_of(kind).queue, kind=kind, using=using)
+    held = [each for each in queue.groups.held(_MOST_GROUPS) if each.reason]
+    lines = [_held(each, paused.pop(each.name, None)) for each in held]
+    lines += [[name, _why("paused", each), "—", "—", "—"] for name, each in paused.items()]
+    heads = [_("Group"), _("Why"), _("Until"), _("Due since"), _("Leased")]
+    return table(list(map(str, heads)), lines)
+
+
+def _held(group: HeldGroup, pause: Limit | None) -> list[str]:
+    most = "" if group.concurrency is None else f" / {group.concurrency}"
+    return [
+        group.name, _why(group.reason, pause), _moment(group.until), _moment(group.due_since),
+        f"{group.leased}{most}",
+    ]  # fmt: skip
+
+
+def _why(reason: str, pause: Limit | None) -> str:
+    if pause is None:
+        return str(_REASONS[reason])
+    said = ", ".join(each for each in (pause.paused_by, pause.reason) if each)
+    return f"{_REASONS[reason]}: {said}" if said else str(_REASONS[reason])
+
+
+def _moment(milliseconds: int | None) -> str:
+    return "—" if milliseconds is None else f"{from_milliseconds(milliseconds):%a %H:%M:%S}"
 
 
 def _numbers(figures: Sequence[Figure], found: History) -> SafeString:

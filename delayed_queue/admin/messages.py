@@ -11,7 +11,6 @@ from django.contrib import admin
 from django.contrib.admin.models import CHANGE, DELETION
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
-from django.utils.html import escape as escaped
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
@@ -32,7 +31,7 @@ from delayed_queue.admin.filters import (
 )
 from delayed_queue.admin.formats import human
 from delayed_queue.admin.history import history_view
-from delayed_queue.admin.lists import DatabaseClock, Keyset, MessageRow, RowState, state_of
+from delayed_queue.admin.lists import Keyset, MessageRow, RowState, state_of
 from delayed_queue.admin.operations import (
     Call,
     Entry,
@@ -45,12 +44,12 @@ from delayed_queue.admin.operations import (
     wake,
 )
 from delayed_queue.admin.overview import queues_view
+from delayed_queue.admin.workers import holder_of
 from delayed_queue.conf import get_settings
 from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import Message, MessageManager, QueueOverview, Worker
+from delayed_queue.models import Message, MessageManager, QueueOverview
 from delayed_queue.observe.overview import handler_of
-from delayed_queue.worker.heartbeat import ALIVE
 
 CHANGED: Final = "changed meanwhile"
 _MAX_BIGINT: Final = 2**63
@@ -270,48 +269,6 @@ class Drop(MessageOperation):
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         return _messages().acknowledge(group.lease_id, ids, using=call.using)
-
-
-HOLDER_LENGTH: Final = 8
-
-
-def holder_of(row: Any, using: str, site: str) -> SafeString:
-    """Return which worker holds a message, by the beginning of its lease id."""
-    found = Worker.objects.using(using).annotate(read_at=DatabaseClock())
-    worker = found.filter(holder=(row.lease_id or "")[:HOLDER_LENGTH]).order_by("-id").first()
-    if worker is None:
-        return formats.quiet(
-            _(
-                "Held by no worker that has a row: a consumer of your own code, or a worker that "
-                "has stopped or been silent for a day."
-            )
-        )
-    url = reverse("admin:delayed_queue_worker_change", args=[worker.pk], current_app=site)
-    silence = worker.read_at - worker.heartbeat_at
-    return format_html(
-        '<p class="dq-note">{} <a href="{}">{}</a> {}; {}</p>',
-        _("Held by"), url, worker.name,
-        _("on %(host)s, pid %(pid)s, process %(process)s, at work since %(since)s")
-        % {"host": worker.host, "pid": worker.pid, "process": worker.process,
-           "since": formats.exact(worker.started_at)},
-        _alive_or_what(silence, row),
-    )  # fmt: skip
-
-
-def _alive_or_what(silence: timedelta, row: Any) -> SafeString:
-    """Return that the holder lives, or what becomes of the message when it does not."""
-    if silence < ALIVE:
-        return escaped(_("alive, heartbeat %(span)s ago.") % {"span": human(silence)})
-    when = human(row.scheduled_at - row.read_at)
-    after = (
-        _("its lease ends in %(when)s, then it is due again")
-        if state_of(row) is RowState.LEASED
-        else _("its lease ended %(when)s ago, so it is due again")
-    )
-    return format_html(
-        '<strong class="dq-alarm">{}</strong> {}: {}.',
-        _("silent"), _("for %(span)s") % {"span": human(silence)}, after % {"when": when},
-    )  # fmt: skip
 
 
 MESSAGE_OPERATIONS: Final[tuple[Operation, ...]] = (

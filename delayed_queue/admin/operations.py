@@ -12,6 +12,7 @@ from django import forms
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router, transaction
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.lists import is_id
 from delayed_queue.conf import get_settings
@@ -22,7 +23,9 @@ from delayed_queue.models import Message, MessageManager
 class ReasonForm(forms.Form):
     """The reason for rejecting messages; kept with the dead letter."""
 
-    reason = forms.CharField(max_length=500, widget=forms.Textarea(attrs={"rows": 3}))
+    reason = forms.CharField(
+        label=_("Reason"), max_length=500, widget=forms.Textarea(attrs={"rows": 3})
+    )
 
 
 GONE: Final = "no longer there"

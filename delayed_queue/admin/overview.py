@@ -37,7 +37,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import PausedQueue, PausedQueueManager, Worker
+from delayed_queue.models import Limit, LimitManager, Worker
 from delayed_queue.observe.history import MINUTE, Step, trends
 from delayed_queue.observe.overview import (
     MAX_KINDS,
@@ -62,7 +62,8 @@ class PauseForm(forms.Form):
     """The reason for a pause; shown beside the queue for as long as it is paused."""
 
     reason = forms.CharField(
-        max_length=500, required=False, widget=forms.TextInput(attrs={"size": 60}),
+        label=gettext_lazy("Reason"), max_length=500, required=False,
+        widget=forms.TextInput(attrs={"size": 60}),
         help_text=gettext_lazy("For your colleagues: it is shown beside the queue."),
     )  # fmt: skip
 
@@ -137,7 +138,7 @@ SWITCHES: Final[tuple[Switch, ...]] = (Pause(), Resume())
 def paused_rows(model_admin: QueueModelAdmin, request: HttpRequest) -> QuerySet[Any]:
     """Return the paused queues of the admin's database, with the instant of reading."""
     using = model_admin.get_queryset(request).db
-    rows = PausedQueue.objects.using(using).order_by("kind")
+    rows = Limit.objects.paused(using).order_by("kind")
     return rows.annotate(read_at=DatabaseClock(), key=F("kind"))
 
 
@@ -197,8 +198,8 @@ def _confirmation(
     return TemplateResponse(request, "admin/delayed_queue/confirm_switch.html", context)
 
 
-def _pauses() -> PausedQueueManager[PausedQueue]:
-    return PausedQueue.objects
+def _pauses() -> LimitManager[Limit]:
+    return Limit.objects
 
 
 def _audit(past: str, kind: str, reason: str) -> str:

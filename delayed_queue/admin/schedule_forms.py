@@ -50,11 +50,13 @@ class ClockChange(NamedTuple):
 
     def __str__(self) -> str:
         # Both walls: a date line that moves changes the date, not the hour.
-        way = "forward" if self.after > self.before else "back"
-        return (
-            f"{self.before:%Y-%m-%d %H:%M} becomes {self.after:%Y-%m-%d %H:%M}: the clocks go "
-            f"{way} by {formats.human(self.after - self.before)}"
-        )
+        forward = _("%(before)s becomes %(after)s: the clocks go forward by %(span)s")
+        back = _("%(before)s becomes %(after)s: the clocks go back by %(span)s")
+        facts = {
+            "before": f"{self.before:%Y-%m-%d %H:%M}", "after": f"{self.after:%Y-%m-%d %H:%M}",
+            "span": formats.human(self.after - self.before),
+        }  # fmt: skip
+        return str((forward if self.after > self.before else back) % facts)
 
 
 def declared_entry(kind: str, key_prefix: str) -> CronEntry | None:
@@ -121,11 +123,14 @@ def preview(row: Schedule, now: datetime) -> SafeString:
         lines.insert(place, _change_line(change))
         note = ""
     head = format_html(
-        '<tr><th scope="col">Local ({})</th><th scope="col">UTC</th><th scope="col"></th></tr>',
+        '<tr><th scope="col">{} ({})</th><th scope="col">UTC</th><th scope="col"></th></tr>',
+        _("Local"),
         zone.key,
     )
     body = format_html_join("", "{}", ((line,) for line in lines))
-    paused = "" if row.is_enabled else formats.quiet("Paused: these run only once it is enabled.")
+    paused = (
+        "" if row.is_enabled else formats.quiet(_("Paused: these run only once it is enabled."))
+    )
     table = format_html(
         '<div class="dq-overview"><table class="dq-runs"><thead>{}</thead><tbody>{}</tbody></table>'
         "</div>",
@@ -136,8 +141,9 @@ def preview(row: Schedule, now: datetime) -> SafeString:
 
 def _line(at: datetime, zone: ZoneInfo, now: datetime) -> SafeString:
     return format_html(
-        '<tr class="dq-run"><td class="dq-at" data-label="Local">{}</td>'
+        '<tr class="dq-run"><td class="dq-at" data-label="{}">{}</td>'
         '<td class="dq-at" data-label="UTC">{}</td><td class="dq-quiet" data-label="">{}</td></tr>',
+        _("Local"),
         local(at, zone),
         f"{at:%Y-%m-%d %H:%M:%S}",
         formats.relative(at, now),
@@ -150,8 +156,9 @@ def _change_line(change: ClockChange) -> SafeString:
 
 def _beyond(change: ClockChange | None, zone: ZoneInfo) -> str:
     if change is None:
-        return f"The clocks of {zone.key} do not change within the next 400 days."
-    return f"Next clock change, after these: {change}."
+        unchanged = _("The clocks of %(zone)s do not change within the next 400 days.")
+        return str(unchanged % {"zone": zone.key})
+    return str(_("Next clock change, after these: %(change)s.") % {"change": change})
 
 
 if TYPE_CHECKING:
@@ -163,11 +170,16 @@ _CODEC: Final = "json"
 # The escape itself, not the text of one: a backslash before it would have to be escaped too.
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _TYPES: Final = [("cron", "cron"), ("daily", "daily"), ("periodic", "periodic")]
-_GAPS: Final = [("shift", "shift: as if they had not"), ("skip", "skip: not on that day")]
+_GAPS: Final = [("shift", _("shift: as if they had not")), ("skip", _("skip: not on that day"))]
 _FOLDS: Final = [
-    ("", "default"), ("first", "the first time"), ("second", "the second time"), ("both", "both")
+    ("", _("default")), ("first", _("the first time")), ("second", _("the second time")),
+    ("both", _("both")),
 ]  # fmt: skip
-_MISSED: Final = [("latest", "latest: the last one"), ("skip", "skip: none"), ("all", "all")]
+_MISSED: Final = [
+    ("latest", _("latest: the last one")),
+    ("skip", _("skip: none")),
+    ("all", _("all")),
+]
 
 
 class PayloadField(forms.JSONField):
@@ -199,13 +211,17 @@ def _read(text: str) -> None:
 class ScheduleForm(_Base):
     """A schedule of an operator's own; its queue and prefix stay once it is made."""
 
-    queue = forms.CharField(max_length=100, help_text=_("The queue that its ticks are offered to."))
+    queue = forms.CharField(
+        label=_("Queue"), max_length=100, help_text=_("The queue that its ticks are offered to.")
+    )
     key_prefix = forms.CharField(
+        label=_("Key prefix"),
         max_length=200,
         help_text=_("What the keys of its ticks begin with; for this schedule alone."),
     )
-    type = forms.ChoiceField(choices=_TYPES)
+    type = forms.ChoiceField(label=_("Type"), choices=_TYPES)
     expression = forms.CharField(
+        label=_("Expression"),
         max_length=MAX_EXPRESSION,
         widget=forms.TextInput(attrs={"class": "vTextField", "spellcheck": "false"}),
         help_text=_(
@@ -214,14 +230,19 @@ class ScheduleForm(_Base):
         ),
     )
     timezone = forms.CharField(
+        label=_("Timezone"),
         required=False,
         max_length=100,
         help_text=_("An IANA name such as Europe/Bucharest; empty for settings.TIME_ZONE."),
     )
     gap = forms.ChoiceField(
-        choices=_GAPS, initial="shift", help_text=_("Local times that the clocks jump over.")
+        label=_("Gap"),
+        choices=_GAPS,
+        initial="shift",
+        help_text=_("Local times that the clocks jump over."),
     )
     fold = forms.ChoiceField(
+        label=_("Fold"),
         choices=_FOLDS,
         required=False,
         help_text=_(
@@ -230,12 +251,20 @@ class ScheduleForm(_Base):
         ),
     )
     missed = forms.ChoiceField(
-        choices=_MISSED, initial="latest", help_text=_("Ticks of a time in which nobody wrote any.")
+        label=_("Missed"),
+        choices=_MISSED,
+        initial="latest",
+        help_text=_("Ticks of a time in which nobody wrote any."),
     )
     missed_cap = forms.IntegerField(
-        min_value=1, max_value=1_000_000, initial=100, help_text=_("The most to catch up with all.")
+        label=_("Missed cap"),
+        min_value=1,
+        max_value=1_000_000,
+        initial=100,
+        help_text=_("The most to catch up with all."),
     )
     payload = PayloadField(
+        label=_("Payload"),
         required=False,
         widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "false"}),
         help_text=_("JSON, the same for each tick; empty for null."),

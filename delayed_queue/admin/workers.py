@@ -11,6 +11,7 @@ from django.contrib.admin import SimpleListFilter
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
+from django.utils.html import escape as escaped
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
@@ -20,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.filters import WORKER
-from delayed_queue.admin.lists import DatabaseClock, Keyset, as_read, find
+from delayed_queue.admin.lists import DatabaseClock, Keyset, RowState, as_read, find, state_of
 from delayed_queue.models import Message, Worker
 from delayed_queue.worker.heartbeat import ALIVE, MAX_LEASES
 
@@ -261,3 +262,47 @@ def _count(number: int, *, is_bad: bool = False) -> SafeString:
     if number == 0:
         return _ZERO
     return format_html('<span class="{}">{}</span>', "dq-alarm" if is_bad else "", f"{number:,}")
+
+
+# Who holds a message
+
+HOLDER_LENGTH: Final = 8
+
+
+def holder_of(row: Any, using: str, site: str) -> SafeString:
+    """Return which worker holds a message, by the beginning of its lease id."""
+    found = Worker.objects.using(using).annotate(read_at=DatabaseClock())
+    worker = found.filter(holder=(row.lease_id or "")[:HOLDER_LENGTH]).order_by("-id").first()
+    if worker is None:
+        return formats.quiet(
+            _(
+                "Held by no worker that has a row: a consumer of your own code, or a worker that "
+                "has stopped or been silent for a day."
+            )
+        )
+    url = reverse("admin:delayed_queue_worker_change", args=[worker.pk], current_app=site)
+    silence = worker.read_at - worker.heartbeat_at
+    return format_html(
+        '<p class="dq-note">{} <a href="{}">{}</a> {}; {}</p>',
+        _("Held by"), url, worker.name,
+        _("on %(host)s, pid %(pid)s, process %(process)s, at work since %(since)s")
+        % {"host": worker.host, "pid": worker.pid, "process": worker.process,
+           "since": formats.exact(worker.started_at)},
+        _alive_or_what(silence, row),
+    )  # fmt: skip
+
+
+def _alive_or_what(silence: timedelta, row: Any) -> SafeString:
+    """Return that the holder lives, or what becomes of the message when it does not."""
+    if silence < ALIVE:
+        return escaped(_("alive, heartbeat %(span)s ago.") % {"span": formats.human(silence)})
+    when = formats.human(row.scheduled_at - row.read_at)
+    after = (
+        _("its lease ends in %(when)s, then it is due again")
+        if state_of(row) is RowState.LEASED
+        else _("its lease ended %(when)s ago, so it is due again")
+    )
+    return format_html(
+        '<strong class="dq-alarm">{}</strong> {}: {}.',
+        _("silent"), _("for %(span)s") % {"span": formats.human(silence)}, after % {"when": when},
+    )  # fmt: skip

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from delayed_queue.db.statements import fetch as fetch
     from delayed_queue.db.statements import fetch_all as fetch_all
     from delayed_queue.db.statements import fetch_all_and_notify as fetch_all_and_notify
+    from delayed_queue.db.statements import fetch_all_at_once as fetch_all_at_once
     from delayed_queue.db.statements import fetch_and_notify as fetch_and_notify
     from delayed_queue.db.statements import fetch_and_save as fetch_and_save
     from delayed_queue.db.statements import fetch_at_once as fetch_at_once
@@ -24,8 +25,8 @@ DEFAULT_ALIAS: Final = "default"
 
 
 _RUNNERS: Final = (
-    "execute", "fetch", "fetch_all", "fetch_all_and_notify", "fetch_and_notify", "fetch_and_save",
-    "fetch_at_once", "notify",
+    "execute", "fetch", "fetch_all", "fetch_all_and_notify", "fetch_all_at_once",
+    "fetch_and_notify", "fetch_and_save", "fetch_at_once", "notify",
 )  # fmt: skip
 
 

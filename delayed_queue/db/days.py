@@ -72,17 +72,33 @@ class DailyTable:
         return True
 
     def _keep_partitions(self, today: int, oldest: int, using: str) -> bool:
+        # Two transactions: to attach one locks the rest, and to drop one locks the whole table,
+        # which readers lock first. Who held the one and waited for the other would meet a reader.
+        return self._make_missing(today, using) and self._drop_old(oldest, using)
+
+    def _make_missing(self, today: int, using: str) -> bool:
         with transaction.atomic(using=using):
-            if not fetch(using, TAKE_KEEPING, {"table": self.name})[0][0]:
+            if (days := self._days(using)) is None:
                 return False
-            days = set(column_of(fetch(using, DAYS, {"table": self.name})))
             for day in range(today - 1, today + DAYS_AHEAD):
                 if _name_of(day) not in days:
                     self._make(day, using)
+        return True
+
+    def _drop_old(self, oldest: int, using: str) -> bool:
+        with transaction.atomic(using=using):
+            if (days := self._days(using)) is None:
+                return False
             for each in days:
                 if each < _name_of(oldest):
                     execute(using, _DROP.format(table=self.name, day=each), {})
         return True
+
+    def _days(self, using: str) -> set[int] | None:
+        """Return the days that have a partition, or None while another worker is at it."""
+        if not fetch(using, TAKE_KEEPING, {"table": self.name})[0][0]:
+            return None
+        return set(column_of(fetch(using, DAYS, {"table": self.name})))
 
     def _make(self, day: int, using: str) -> None:
         names = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -117,9 +117,14 @@ def fetch_all_at_once(using: str, statements: Sequence[Statement]) -> list[list[
 def _pipelined(
     connection: BaseDatabaseWrapper, statements: Sequence[Statement], execute_all: AllExecutor
 ) -> list[list[Row]]:
-    connection.ensure_connection()
-    prepare = plan_each_time(connection.alias)
+    prepare = _ready(connection)
     return _directly(connection, lambda raw: execute_all(raw, statements, prepare))
+
+
+def _ready(connection: BaseDatabaseWrapper) -> bool:
+    """Connect, and return whether statements are to be prepared."""
+    connection.ensure_connection()
+    return _plans_each_time(connection)
 
 
 def _own_settings(
@@ -171,8 +176,7 @@ def fetch_all_and_notify(
             notify(using, channel)
         return found
     steps = [*_own_settings(connection, settings), *statements]
-    connection.ensure_connection()
-    prepare = plan_each_time(using)
+    prepare = _ready(connection)
     found = _directly(
         connection, lambda raw: _execute_all_and_notify(raw, steps, channels, prepare)
     )
@@ -241,6 +245,12 @@ def _run(
 
 
 def _directly(connection: BaseDatabaseWrapper, work: Callable[[psycopg.Connection[Row]], T]) -> T:
+    with _direct(connection) as raw:
+        return work(raw)
+
+
+@contextmanager
+def _direct(connection: BaseDatabaseWrapper) -> Iterator[psycopg.Connection[Row]]:
     """Go straight to psycopg, past Django's cursors, and guard what they guard.
 
     Prepared statements and binary values, which they do not offer, are worth half of an offer.
@@ -252,7 +262,7 @@ def _directly(connection: BaseDatabaseWrapper, work: Callable[[psycopg.Connectio
         # Django leaves it None, and then psycopg prepares nothing, whatever is asked of it.
         raw.prepare_threshold = threshold or 0
         try:
-            return work(raw)
+            yield raw
         finally:
             raw.prepare_threshold = threshold
 
@@ -321,6 +331,23 @@ def _commit_and_notify(
     channels: Sequence[str],
     prepare: bool,
 ) -> None:
+    with _under_way(raw, steps, channels, prepare):
+        pass
+
+
+@contextmanager
+def _under_way(
+    raw: psycopg.Connection[Row],
+    steps: Sequence[tuple[_RefusableCursor, str, Mapping[str, Any]]],
+    channels: Sequence[str],
+    prepare: bool,
+    *,
+    is_sent: bool = False,
+) -> Iterator[None]:
+    """Send what is to be committed together, then the NOTIFYs; answers are read at the end.
+
+    ``is_sent``: all is sent at the beginning, whether or not there is a NOTIFY.
+    """
     announcements = [_RefusableCursor(raw) for _ in channels]
     try:
         with raw.pipeline() as pipeline:
@@ -333,6 +360,9 @@ def _commit_and_notify(
             getattr(pipeline, "_enqueue_sync", pipeline.sync)()
             for announcement, channel in zip(announcements, channels, strict=True):
                 announcement.execute(NOTIFY, {"channel": channel}, prepare=prepare)
+            if is_sent and not announcements and hasattr(pipeline, "_communicate_gen"):
+                raw.wait(pipeline._communicate_gen())  # noqa: SLF001 # nor for this
+            yield
     except psycopg.Error as caught:
         _leave_pipeline(raw)
         cursors = [cursor for cursor, _, _ in steps]
@@ -342,7 +372,7 @@ def _commit_and_notify(
             # Before the commit or behind it: no answer to the statements, whatever it says.
             raise psycopg.OperationalError("the session was ended at the commit") from error
         # Answers come in order: with one to a NOTIFY, the commit before it went well.
-        is_stored = is_executed and announcements[0].rownumber is not None
+        is_stored = is_executed and any(each.rownumber is not None for each in announcements[:1])
         if not is_stored or not isinstance(error, _NOTIFY_FAILURES):
             raise error from None
 
@@ -392,6 +422,34 @@ def run(using: str, steps: Sequence[Step], channels: Sequence[str] = ()) -> list
     Then those who listen on the channels are woken.
     """
     return fetch_all_and_notify(using, steps, channels)
+
+
+class Sent:
+    """What ``run()`` does, begun on a connection of its own that is used for nothing else.
+
+    To be made and read by one thread, which may use other connections in between.
+    """
+
+    def __init__(
+        self, connection: BaseDatabaseWrapper, steps: Sequence[Step], channels: Sequence[str] = ()
+    ) -> None:
+        prepare = _ready(connection)
+        with ExitStack() as stack:
+            raw = stack.enter_context(_direct(connection))
+            sent = [(_RefusableCursor(raw), *each) for each in steps]
+            self._cursors = [cursor for cursor, _, _ in sent]
+            stack.enter_context(_under_way(raw, sent, channels, prepare, is_sent=True))
+            self._rest = stack.pop_all()
+
+    def answers(self) -> list[list[Row]]:
+        """Wait for them; raises what ``run()`` would."""
+        self._rest.close()
+        return [cursor.fetchall() for cursor in self._cursors]
+
+
+def can_send(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether statements can be sent on the connection and answered later."""
+    return _can_pipeline(connection)
 
 
 def _leave_pipeline(raw: psycopg.Connection[Any]) -> None:
@@ -454,7 +512,10 @@ def plan_each_time(using: str) -> bool:
     inside a transaction, whose rollback would undo it; so to be called before one that runs
     many statements on a new connection.
     """
-    connection = connections[using]
+    return _plans_each_time(connections[using])
+
+
+def _plans_each_time(connection: BaseDatabaseWrapper) -> bool:
     if not prepares(connection):
         return False
     connection.ensure_connection()

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.urls import URLResolver, get_resolver
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.conf import SETTING, find_problems
 from delayed_queue.exceptions import ExtraNotInstalled, InvalidConfiguration
@@ -22,7 +23,7 @@ from delayed_queue.queue.hooks import hooks
 class HttpConfig(AppConfig):
     name = "delayed_queue.http"
     label = "delayed_queue_http"
-    verbose_name = "Delayed queue: jobs over HTTP"
+    verbose_name = _("Delayed queue: jobs over HTTP")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

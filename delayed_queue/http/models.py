@@ -7,6 +7,7 @@ from typing import TypeVar
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Value
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.http.store.adding import AddStore
 from delayed_queue.http.store.callbacks import AttemptManager, EndpointManager, HostManager
@@ -32,7 +33,7 @@ class Topic(models.Model):
     ``hosts``, whose callbacks have a shard each, as jobs are added.
     """
 
-    name = models.CharField(max_length=80, db_collation="C")
+    name = models.CharField(_("name"), max_length=80, db_collation="C")
     shards = models.IntegerField(
         db_default=1, default=1, validators=[MinValueValidator(1), MaxValueValidator(64)]
     )
@@ -47,6 +48,8 @@ class Topic(models.Model):
     objects = TopicManager["Topic"]()
 
     class Meta:
+        verbose_name = _("topic")
+        verbose_name_plural = _("topics")
         db_table = "delayed_queue_topic"
         # Not unique=True: Django would add another index, for LIKE.
         constraints = [models.UniqueConstraint(fields=["name"], name="topic_name")]
@@ -86,13 +89,13 @@ class ApiToken(models.Model):
     on purpose would protect nothing and cost every request.
     """
 
-    name = models.CharField(max_length=100)
+    name = models.CharField(_("name"), max_length=100)
     prefix = models.CharField(max_length=12)
     digest = models.CharField(max_length=64)
     topics = models.JSONField(db_default=Value([], models.JSONField()))
     verbs = models.JSONField(db_default=Value([], models.JSONField()))
-    rate = models.FloatField(null=True, blank=True)
-    burst = models.IntegerField(null=True, blank=True)
+    rate = models.FloatField(_("rate"), null=True, blank=True)
+    burst = models.IntegerField(_("burst"), null=True, blank=True)
     created_at = EpochMillisecondField(db_column="createdAt")
     expires_at = EpochMillisecondField(null=True, blank=True, db_column="expiresAt")  # type: ignore[misc]
     disabled_at = EpochMillisecondField(null=True, blank=True, db_column="disabledAt")  # type: ignore[misc]
@@ -101,8 +104,9 @@ class ApiToken(models.Model):
     objects = ApiTokenManager["ApiToken"]()
 
     class Meta:
+        verbose_name = _("API token")
+        verbose_name_plural = _("API tokens")
         db_table = "delayed_queue_token"
-        verbose_name = "API token"
         constraints = [
             # Not unique=True: Django would add an index for LIKE to each.
             models.UniqueConstraint(fields=["digest"], name="token_digest"),
@@ -146,7 +150,7 @@ class Endpoint(models.Model):
     """
 
     origin = models.TextField(db_collation="C")
-    prefix = models.TextField(db_collation="C")
+    prefix = models.TextField(_("prefix"), db_collation="C")
     secret = models.TextField()
     previous_secret = models.TextField(blank=True, db_column="previousSecret", db_default="")
     rotated_at = EpochMillisecondField(null=True, blank=True, db_column="rotatedAt")  # type: ignore[misc]
@@ -160,6 +164,8 @@ class Endpoint(models.Model):
     objects = EndpointManager["Endpoint"]()
 
     class Meta:
+        verbose_name = _("endpoint")
+        verbose_name_plural = _("endpoints")
         db_table = "delayed_queue_endpoint"
         constraints = [
             models.UniqueConstraint(fields=["origin", "prefix"], name="endpoint_origin_prefix")
@@ -187,6 +193,8 @@ class Host(models.Model):
     objects = HostManager["Host"]()
 
     class Meta:
+        verbose_name = _("host")
+        verbose_name_plural = _("hosts")
         db_table = "delayed_queue_host"
         constraints = [models.UniqueConstraint(fields=["name"], name="host_name")]
         default_permissions = ["view"]
@@ -239,6 +247,8 @@ class CallbackAttempt(models.Model):
     objects = AttemptManager["CallbackAttempt"]()
 
     class Meta:
+        verbose_name = _("callback attempt")
+        verbose_name_plural = _("callback attempts")
         db_table = "delayed_queue_callback_attempt"
         indexes = [
             models.Index(fields=["key", "id"], name="attempt_key"),

@@ -111,8 +111,14 @@ class Migration(migrations.Migration):
                         blank=True, db_column="versionAt", null=True
                     ),
                 ),
+                (
+                    "group",
+                    models.CharField(blank=True, db_collation="C", max_length=100, null=True),
+                ),
             ],
             options={
+                "verbose_name": "message",
+                "verbose_name_plural": "messages",
                 "db_table": "delayed_queue",
                 "permissions": [
                     ("view_payload", "Can view the payload of messages"),
@@ -132,6 +138,23 @@ class Migration(migrations.Migration):
                         condition=models.Q(("lease_id__isnull", False)),
                         fields=["lease_id", "id"],
                         name="delayed_queue__LockUuidPlusIdIndex",
+                    ),
+                    delayed_queue.models.LongNamedIndex(
+                        condition=models.Q(("group__isnull", False)),
+                        fields=["kind", "group", "scheduled_at", "id"],
+                        name="delayed_queue__GroupPlusScheduledAtIndex",
+                    ),
+                    delayed_queue.models.LongNamedIndex(
+                        condition=models.Q(
+                            ("group__isnull", False),
+                            models.Q(
+                                ("lease_id__isnull", False),
+                                ("scheduled_at__gt", models.F("scheduled_at_initially")),
+                                _connector="OR",
+                            ),
+                        ),
+                        fields=["kind", "group", "lease_id", "scheduled_at", "id"],
+                        name="delayed_queue__GroupPlusLockUuidIndex",
                     ),
                 ],
                 "constraints": [
@@ -174,8 +197,14 @@ class Migration(migrations.Migration):
                 ),
                 ("died_at", delayed_queue.models.EpochMillisecondField(db_column="diedAt")),
                 ("fingerprint", models.CharField(blank=True, db_default="", max_length=16)),
+                (
+                    "group",
+                    models.CharField(blank=True, db_collation="C", max_length=100, null=True),
+                ),
             ],
             options={
+                "verbose_name": "dead letter",
+                "verbose_name_plural": "dead letters",
                 "db_table": "delayed_queue_dead_letter",
                 "permissions": [
                     ("redrive_deadletter", "Can redrive dead letters"),
@@ -197,6 +226,11 @@ class Migration(migrations.Migration):
                     models.Index(fields=["key"], name="dead_letter_key"),
                     models.Index(
                         fields=["fingerprint", "kind", "died_at", "id"], name="dead_letter_group"
+                    ),
+                    models.Index(
+                        condition=models.Q(("group__isnull", False)),
+                        fields=["kind", "group", "died_at"],
+                        name="dead_letter_of_group",
                     ),
                 ],
             },
@@ -259,6 +293,8 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "verbose_name": "bulk run",
+                "verbose_name_plural": "bulk runs",
                 "db_table": "delayed_queue_bulk_run",
                 "default_permissions": ["view"],
                 "indexes": [
@@ -290,10 +326,18 @@ class Migration(migrations.Migration):
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
                 (
                     "key_prefix",
-                    models.CharField(db_collation="C", db_column="keyPrefix", max_length=200),
+                    models.CharField(
+                        verbose_name="key prefix",
+                        db_collation="C",
+                        db_column="keyPrefix",
+                        max_length=200,
+                    ),
                 ),
                 ("queue", models.CharField(max_length=100)),
-                ("codec", models.CharField(db_default="json", max_length=100)),
+                (
+                    "codec",
+                    models.CharField(verbose_name="codec", db_default="json", max_length=100),
+                ),
                 ("type", models.CharField(blank=True, db_default="", max_length=20)),
                 ("expression", models.TextField(blank=True, db_default="")),
                 ("timezone", models.CharField(blank=True, db_default="", max_length=100)),
@@ -335,6 +379,8 @@ class Migration(migrations.Migration):
                 ("interval", models.BigIntegerField(db_column="scheduleInterval", null=True)),
             ],
             options={
+                "verbose_name": "schedule",
+                "verbose_name_plural": "schedules",
                 "db_table": "delayed_queue_schedule",
                 "permissions": [
                     ("pause_schedule", "Can pause and enable schedules"),
@@ -364,11 +410,21 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("name", models.TextField()),
-                ("host", models.TextField()),
+                (
+                    "host",
+                    models.TextField(
+                        verbose_name="host",
+                    ),
+                ),
                 ("pid", models.IntegerField()),
                 ("process", models.IntegerField(db_default=0)),
                 ("queues", models.JSONField()),
-                ("version", models.TextField()),
+                (
+                    "version",
+                    models.TextField(
+                        verbose_name="version",
+                    ),
+                ),
                 (
                     "started_at",
                     delayed_queue.models.EpochMillisecondField(db_column="startedAt"),
@@ -392,6 +448,8 @@ class Migration(migrations.Migration):
                 ("holder", models.CharField(blank=True, db_default="", max_length=8)),
             ],
             options={
+                "verbose_name": "worker",
+                "verbose_name_plural": "workers",
                 "db_table": "delayed_queue_worker",
                 "default_permissions": ["view"],
                 "indexes": [
@@ -401,7 +459,7 @@ class Migration(migrations.Migration):
             },
         ),
         CreateModelOnce(
-            name="PausedQueue",
+            name="Limit",
             fields=[
                 (
                     "id",
@@ -410,18 +468,49 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
-                ("paused_at", delayed_queue.models.EpochMillisecondField(db_column="pausedAt")),
+                (
+                    "group",
+                    models.CharField(blank=True, db_collation="C", db_default="", max_length=100),
+                ),
+                (
+                    "paused_at",
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                        blank=True, db_column="pausedAt", null=True
+                    ),
+                ),
                 (
                     "paused_by",
                     models.TextField(blank=True, db_column="pausedBy", db_default=""),
                 ),
                 ("reason", models.TextField(blank=True, db_default="")),
+                ("is_ordered", models.BooleanField(db_column="isOrdered", db_default=False)),
+                ("is_fair", models.BooleanField(db_column="isFair", db_default=True)),
+                (
+                    "blocks_on_dead",
+                    models.BooleanField(db_column="blocksOnDead", db_default=False),
+                ),
+                ("queue_interval", models.FloatField(db_column="queueInterval", null=True)),
+                ("queue_burst", models.IntegerField(db_column="queueBurst", null=True)),
+                ("declared", models.TextField(null=True)),
+                ("concurrency", models.IntegerField(null=True)),
+                ("weight", models.IntegerField(null=True)),
+                ("interval", models.FloatField(null=True)),
+                ("burst", models.IntegerField(null=True)),
+                ("spent_until", models.FloatField(db_column="spentUntil", null=True)),
+                (
+                    "resumed_at",
+                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                        blank=True, db_column="resumedAt", null=True
+                    ),
+                ),
             ],
             options={
-                "db_table": "delayed_queue_paused",
+                "db_table": "delayed_queue_limit",
                 "permissions": [("pause_queue", "Can pause and resume queues")],
                 "default_permissions": [],
-                "constraints": [models.UniqueConstraint(fields=("kind",), name="paused_kind")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("kind", "group"), name="limit_kind_group")
+                ],
             },
         ),
         CreateTableOfDays(

@@ -57,6 +57,10 @@ class CreateModelOnce(migrations.CreateModel):
             )
         for field in missing:
             schema_editor.add_field(model, field)
+        # Indexes of ours over columns that the table did not have; it keeps its own for the rest.
+        for index in model._meta.indexes:
+            if not {each.name for each in missing}.isdisjoint(index.fields):
+                schema_editor.add_index(model, index)
 
     def database_backwards(
         self,

@@ -9,6 +9,7 @@ from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.conf import SETTING, find_problems
 from delayed_queue.notifications.conf import get_settings
@@ -17,7 +18,7 @@ from delayed_queue.notifications.conf import get_settings
 class NotificationsConfig(AppConfig):
     name = "delayed_queue.notifications"
     label = "delayed_queue_notifications"
-    verbose_name = "Delayed queue: notifications"
+    verbose_name = _("Delayed queue: notifications")
     default_auto_field = "django.db.models.BigAutoField"
 
 

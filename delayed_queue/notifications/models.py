@@ -12,6 +12,7 @@ from typing import Final
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 _COUNTER_BITS: Final = 42
 _lock: Final = threading.Lock()
@@ -57,32 +58,32 @@ MAX_NAME_LENGTH = 100
 
 
 class Channel(models.TextChoices):
-    EMAIL = "email", "email"
+    EMAIL = "email", _("email")
     SMS = "sms", "SMS"
-    WEBHOOK = "webhook", "webhook"
+    WEBHOOK = "webhook", _("webhook")
 
 
 class Priority(models.TextChoices):
     """The priorities, the first before the others."""
 
-    URGENT = "urgent", "urgent"
-    NORMAL = "normal", "normal"
-    BULK = "bulk", "bulk"
+    URGENT = "urgent", _("urgent")
+    NORMAL = "normal", _("normal")
+    BULK = "bulk", _("bulk")
 
 
 class Status(models.TextChoices):
-    ENQUEUED = "ENQUEUED", "enqueued"
-    PROCESSING = "PROCESSING", "processing"
-    SUCCESSFULLY_PROCESSED = "SUCCESSFULLY_PROCESSED", "sent"
-    FAILED = "FAILED", "failed"
-    CANCELLED = "CANCELLED", "cancelled"
-    EXPIRED = "EXPIRED", "expired"
+    ENQUEUED = "ENQUEUED", _("enqueued")
+    PROCESSING = "PROCESSING", _("processing")
+    SUCCESSFULLY_PROCESSED = "SUCCESSFULLY_PROCESSED", _("sent")
+    FAILED = "FAILED", _("failed")
+    CANCELLED = "CANCELLED", _("cancelled")
+    EXPIRED = "EXPIRED", _("expired")
 
 
 class Source(models.TextChoices):
     REST = "rest", "REST"
-    BROKER = "broker", "broker"
-    IMPORT = "import", "import"
+    BROKER = "broker", _("broker")
+    IMPORT = "import", _("import")
 
 
 OPEN_STATUSES = (Status.ENQUEUED, Status.PROCESSING)
@@ -98,7 +99,9 @@ class Notification(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    tenant = models.CharField(max_length=MAX_NAME_LENGTH, help_text="Who asked for it.")
+    tenant = models.CharField(
+        _("tenant"), max_length=MAX_NAME_LENGTH, help_text=_("Who asked for it.")
+    )
     source = models.CharField(max_length=6, choices=Source)
     channel = models.CharField(max_length=7, choices=Channel)
     priority = models.CharField(max_length=6, choices=Priority, default=Priority.NORMAL)
@@ -122,14 +125,16 @@ class Notification(models.Model):
     attempts = models.IntegerField(default=0)
     lease_id = models.UUIDField(null=True, blank=True)
     provider = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
-    provider_id = models.TextField(blank=True, default="", help_text="The provider's own id.")
-    outcome = models.TextField(blank=True, default="", help_text="Why it ended as it did.")
+    provider_id = models.TextField(blank=True, default="", help_text=_("The provider's own id."))
+    outcome = models.TextField(blank=True, default="", help_text=_("Why it ended as it did."))
     error_class = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
     created_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
+        verbose_name = _("notification")
+        verbose_name_plural = _("notifications")
         db_table = "delayed_queue_notification"
         constraints = [
             models.CheckConstraint(
@@ -202,11 +207,11 @@ class Delivery(models.Model):
     class Outcome(models.TextChoices):
         """``unfinished``: whoever made the call died before it wrote how it ended."""
 
-        SENT = "sent", "sent"
-        REFUSED = "refused", "refused for good"
-        FAILED = "failed", "failed, may be tried again"
-        AMBIGUOUS = "ambiguous", "ambiguous: it may have been sent"
-        UNFINISHED = "unfinished", "interrupted: it may have been sent"
+        SENT = "sent", _("sent")
+        REFUSED = "refused", _("refused for good")
+        FAILED = "failed", _("failed, may be tried again")
+        AMBIGUOUS = "ambiguous", _("ambiguous: it may have been sent")
+        UNFINISHED = "unfinished", _("interrupted: it may have been sent")
 
     notification = models.ForeignKey(
         Notification, models.CASCADE, db_constraint=False, related_name="deliveries"
@@ -217,12 +222,12 @@ class Delivery(models.Model):
     provider_id = models.TextField(blank=True, default="")
     outcome = models.CharField(max_length=10, choices=Outcome)
     error_class = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
-    detail = models.TextField(blank=True, default="", help_text="The provider's answer.")
+    detail = models.TextField(blank=True, default="", help_text=_("The provider's answer."))
     duration_ms = models.IntegerField(null=True, blank=True)
 
     class Meta:
         db_table = "delayed_queue_notification_delivery"
-        verbose_name_plural = "deliveries"
+        verbose_name_plural = _("deliveries")
         constraints = [
             models.CheckConstraint(
                 name="delivery_outcome",
@@ -239,16 +244,22 @@ class Delivery(models.Model):
 class Template(models.Model):
     """One version of a template; versions are added, never changed, and the last one counts."""
 
-    name = models.SlugField(max_length=MAX_NAME_LENGTH)
-    channel = models.CharField(max_length=7, choices=Channel)
-    version = models.PositiveIntegerField(editable=False)
-    subject = models.TextField(blank=True, default="", help_text="Of an email; one line.")
-    body = models.TextField(help_text="Text; for a webhook, JSON with variables in its strings.")
-    html = models.TextField(blank=True, default="", help_text="Of an email, beside the text.")
-    category = models.CharField(max_length=50, blank=True, default="")
-    created_at = models.DateTimeField(db_default=Now())
+    name = models.SlugField(_("name"), max_length=MAX_NAME_LENGTH)
+    channel = models.CharField(_("channel"), max_length=7, choices=Channel)
+    version = models.PositiveIntegerField(_("version"), editable=False)
+    subject = models.TextField(
+        _("subject"), blank=True, default="", help_text=_("Of an email; one line.")
+    )
+    body = models.TextField(
+        _("body"), help_text=_("Text; for a webhook, JSON with variables in its strings.")
+    )
+    html = models.TextField(blank=True, default="", help_text=_("Of an email, beside the text."))
+    category = models.CharField(_("category"), max_length=50, blank=True, default="")
+    created_at = models.DateTimeField(_("created at"), db_default=Now())
 
     class Meta:
+        verbose_name = _("template")
+        verbose_name_plural = _("templates")
         db_table = "delayed_queue_notification_template"
         constraints = [
             models.UniqueConstraint(
@@ -265,19 +276,21 @@ class Suppression(models.Model):
     """Somebody who is not to be written to: at all, or in one category."""
 
     class Reason(models.TextChoices):
-        OPT_OUT = "opt-out", "opted out"
-        BOUNCE = "bounce", "address does not exist"
-        COMPLAINT = "complaint", "complained"
+        OPT_OUT = "opt-out", _("opted out")
+        BOUNCE = "bounce", _("address does not exist")
+        COMPLAINT = "complaint", _("complained")
 
-    channel = models.CharField(max_length=7, choices=Channel)
+    channel = models.CharField(_("channel"), max_length=7, choices=Channel)
     recipient_hash = models.BinaryField(max_length=16)
     category = models.CharField(
-        max_length=50, blank=True, default="", help_text="Empty: every category."
+        _("category"), max_length=50, blank=True, default="", help_text=_("Empty: every category.")
     )
-    reason = models.CharField(max_length=9, choices=Reason, default=Reason.OPT_OUT)
-    created_at = models.DateTimeField(db_default=Now())
+    reason = models.CharField(_("reason"), max_length=9, choices=Reason, default=Reason.OPT_OUT)
+    created_at = models.DateTimeField(_("created at"), db_default=Now())
 
     class Meta:
+        verbose_name = _("suppression")
+        verbose_name_plural = _("suppressions")
         db_table = "delayed_queue_notification_suppression"
         constraints = [
             models.UniqueConstraint(
@@ -296,7 +309,7 @@ class DedupeClaim(models.Model):
     tenant = models.CharField(max_length=MAX_NAME_LENGTH)
     key = models.CharField(max_length=250, db_collation="C")
     notification_id = models.UUIDField()
-    until = models.DateTimeField(help_text="From then on the key is free again.")
+    until = models.DateTimeField(help_text=_("From then on the key is free again."))
 
     class Meta:
         db_table = "delayed_queue_notification_dedupe"
@@ -318,18 +331,20 @@ class ParkedRequest(models.Model):
     """
 
     digest = models.BinaryField(max_length=32)
-    origin = models.CharField(max_length=200, help_text="The broker's queue.")
+    origin = models.CharField(_("origin"), max_length=200, help_text=_("The broker's queue."))
     # Whose notification it would have been, and is when it is accepted after all.
-    tenant = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, db_default="")
-    message_id = models.CharField(max_length=200, blank=True, default="")
-    content_type = models.CharField(max_length=200, blank=True, default="")
+    tenant = models.CharField(_("tenant"), max_length=MAX_NAME_LENGTH, blank=True, db_default="")
+    message_id = models.CharField(_("message id"), max_length=200, blank=True, default="")
+    content_type = models.CharField(_("content type"), max_length=200, blank=True, default="")
     body = models.BinaryField()
-    reason = models.CharField(max_length=200)
+    reason = models.CharField(_("reason"), max_length=200)
     errors = models.JSONField(default=list)
-    times = models.IntegerField(default=1)
+    times = models.IntegerField(_("times"), default=1)
     parked_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        verbose_name = _("parked request")
+        verbose_name_plural = _("parked requests")
         db_table = "delayed_queue_notification_parked"
         constraints = [
             models.UniqueConstraint(fields=["digest"], name="notification_parked_digest"),

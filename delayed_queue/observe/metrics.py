@@ -16,10 +16,13 @@ from django.db import DEFAULT_DB_ALIAS, Error
 from delayed_queue.db.resilience import drop_if_lost
 from delayed_queue.exceptions import DelayedQueueError, needing
 from delayed_queue.messages import Envelope
+from delayed_queue.models import Limit
 from delayed_queue.observe import signals
 from delayed_queue.observe.instruments import Headers, ending
 from delayed_queue.observe.overview import QueueDepth, measure
 from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
+from delayed_queue.queue.groups import HeldGroup
+from delayed_queue.queue.queue import DelayedQueue
 
 with needing("metrics", "delayed_queue.observe.metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -30,6 +33,10 @@ with needing("metrics", "delayed_queue.observe.metrics"):
 
 _DURATIONS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LATENESS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3, 5, 10, 30, 60, 300, 900, 3600)
+# Of each queue so many groups have a metric of their own.
+TOP_GROUPS: Final = 10
+# By queue and kind.
+Held = dict[tuple[str, str], list[HeldGroup]]
 _ENDS: Final = {
     "leased": "Messages that workers leased.",
     "acknowledged": "Messages that were handled and deleted.",
@@ -146,15 +153,15 @@ class QueueCollector(Collector):
             "delayed_queue_up", "Whether the database answered.", labels=["database"]
         )
         up.add_metric([self._using], found is not None)
-        depths, snapshot = found or ([], None)
-        return [up, *_families(depths), *_families_of(snapshot)]
+        depths, snapshot, held = found or ([], None, {})
+        return [up, *_families(depths), *_families_of(snapshot), *_families_of_groups(held)]
 
-    def _found(self) -> tuple[list[QueueDepth], Snapshot | None] | None:
+    def _found(self) -> tuple[list[QueueDepth], Snapshot | None, Held] | None:
         try:
             # Nobody else would: outside a request, a lost connection is not replaced.
             drop_if_lost(self._using)
             depths = measure(self._queues, cap=self._cap, using=self._using)[0]
-            return depths, oldest_snapshot(self._using)
+            return depths, oldest_snapshot(self._using), _held(depths, self._using)
         except (Error, DelayedQueueError):
             return None
 
@@ -184,6 +191,38 @@ def _families(found: list[QueueDepth]) -> list[Metric]:
         age.add_metric(labels, 0 if late_by is None else late_by.total_seconds())
         cut.add_metric(labels, any(count.is_cut for count in each.counts.values()))
     return [messages, letters, age, cut]
+
+
+def _held(depths: Sequence[QueueDepth], using: str) -> Held:
+    """Return the groups that are held back of those queues that have limits, the longest first."""
+    names = {each.kind: each.name.queue for each in depths}
+    limited = Limit.objects.using(using).filter(kind__in=names).values_list("kind", flat=True)
+    found: Held = {}
+    for kind in sorted(set(limited)):
+        groups = DelayedQueue(names[kind], kind=kind, using=using).groups.held()
+        found[names[kind], kind] = [each for each in groups if each.reason]
+    return found
+
+
+def _families_of_groups(held: Held) -> list[Metric]:
+    number = GaugeMetricFamily(
+        "delayed_queue_groups_held",
+        "Groups that are held back, of the first hundred that have messages.",
+        labels=["queue", "kind", "reason"],
+    )
+    age = GaugeMetricFamily(
+        "delayed_queue_group_held_seconds",
+        "How late the earliest message is of the groups that are held back the longest.",
+        labels=["queue", "kind", "group", "reason"],
+    )
+    now = time.time()
+    for labels, groups in held.items():
+        for reason, count in Tally(each.reason for each in groups).items():
+            number.add_metric([*labels, reason], count)
+        for each in groups[:TOP_GROUPS]:
+            late = 0.0 if each.due_since is None else max(now - each.due_since / 1000, 0.0)
+            age.add_metric([*labels, each.name, each.reason], late)
+    return [number, age]
 
 
 def _families_of(snapshot: Snapshot | None) -> list[Metric]:

@@ -13,7 +13,7 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.codecs import codec_named, kind_of
 from delayed_queue.handlers import Handler, registry
 from delayed_queue.messages import MAX_MILLISECONDS, MILLISECOND
-from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
+from delayed_queue.models import DeadLetter, Limit, Message, Schedule
 from delayed_queue.observe.store import EstimateRow, estimates
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.inspect import Caps, OverviewRow
@@ -134,7 +134,7 @@ def is_known(name: str, using: str = DEFAULT_DB_ALIAS) -> bool:
         return True
     named = (
         Schedule.objects.using(using).filter(kind__in=kinds),
-        PausedQueue.objects.using(using).filter(kind__in=kinds),
+        Limit.objects.using(using).filter(kind__in=kinds),
     )
     if any(rows.exists() for rows in named) or any(ask(name, using) for ask in hooks.is_queue):
         return True

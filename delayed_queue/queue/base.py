@@ -15,7 +15,8 @@ from delayed_queue.db.statements import HANDLER, check_constraints, plan_each_ti
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND, check_claim, to_milliseconds
-from delayed_queue.models import DeadLetter, Message, PausedQueue, Schedule
+from delayed_queue.models import DeadLetter, Limit, Message, Schedule
+from delayed_queue.queue.store.groups import GroupRow
 from delayed_queue.retries import RetryPolicy
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class QueueBase:
         self._messages = Message.objects
         self._letters = DeadLetter.objects
         self._schedules = Schedule.objects
-        self._pauses = PausedQueue.objects
+        self._limits = Limit.objects
         self.name = check_kind(name)
         self.codec = codec_named(codec)
         self.kind = check_kind(kind_of(name, self.codec) if kind is None else kind)
@@ -85,7 +86,7 @@ class QueueBase:
         return repeat(self.using, call, doubt=doubt, truth=truth)
 
     def _transaction(self, *, durable: bool = False) -> Any:
-        if durable:
+        if durable or not connections[self.using].in_atomic_block:
             drop_if_lost(self.using)
             plan_each_time(self.using)
         return transaction.atomic(using=self.using, durable=durable)
@@ -107,6 +108,20 @@ class QueueBase:
         if schedule is not None:
             delay = schedule - to_milliseconds(self._local_now())
         return delay * MILLISECOND <= self.poll_interval
+
+    def write_limits(self, write: Callable[[int | None], T]) -> T:
+        """Write limits of the queue, and have sleeping pollers look what they let through."""
+        now = self._now()
+        written = self._repeat(lambda: write(now))
+        self._repeat(lambda: self._limits.tidy(self.kind, now=now, using=self.using))
+        self._wake()
+        return written
+
+    def look_at_groups(self, limit: int) -> list[GroupRow]:
+        """Return the first groups that have messages, as a claim would find them."""
+        return self._repeat(
+            lambda: self._messages.groups(self.kind, limit, now=self._now(), using=self.using)
+        )
 
     @property
     def _channel(self) -> str:

@@ -84,6 +84,8 @@ class BulkPlan:
         _check("The deaths of a canary", self.canary_deaths, self.canary or 1)
         if self.canary and self.action == DROP:
             raise InvalidConfiguration("What is dropped cannot die again: no canary for a drop.")
+        if self._since > self._until:
+            raise InvalidConfiguration("A run takes what died since a time until a later one.")
         if self.over is not None and not timedelta(0) < self.over <= MAX_SPREAD:
             raise InvalidConfiguration(
                 "A run is spread over more than no time, and a year at most."

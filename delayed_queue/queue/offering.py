@@ -18,6 +18,7 @@ from delayed_queue.messages import (
     ScheduledMessage,
     begin_replacing,
     check_delay,
+    check_group,
     check_key,
     check_schedule,
     encode_headers,
@@ -114,6 +115,10 @@ class PreparedOffer(NamedTuple):
     schedule_at: int | None
     headers: str | None
     can_update: bool
+    group: str | None
+
+    def offered(self, kind: str) -> Offered:
+        return Offered(self.key, kind, self.payload, self.schedule_at, 0, self.headers, self.group)
 
 
 class Offering(QueueBase):
@@ -127,14 +132,16 @@ class Offering(QueueBase):
         *,
         delay: timedelta | None = None,
         headers: Mapping[str, Any] | None = None,
+        group: str | None = None,
     ) -> OfferOutcome:
         """Put the message, or replace payload and schedule of the one stored under its key.
 
         An update ends a lease on the stored message and starts its attempts anew. The same
         payload bytes and first schedule are IGNORED, even while leased. Without ``schedule_at``
-        or ``delay`` the message is due at once; ``delay`` counts from the database's now.
+        or ``delay`` the message is due at once; ``delay`` counts from the database's now. ``group``
+        names whose limits it is held to.
         """
-        return self._offer(key, payload, schedule_at, delay, headers, can_update=True)
+        return self._offer(key, payload, schedule_at, delay, headers, group, can_update=True)
 
     def offer_if_not_exists(
         self,
@@ -144,9 +151,10 @@ class Offering(QueueBase):
         *,
         delay: timedelta | None = None,
         headers: Mapping[str, Any] | None = None,
+        group: str | None = None,
     ) -> OfferOutcome:
         """Put the message unless its key is stored already; then it is IGNORED, untouched."""
-        return self._offer(key, payload, schedule_at, delay, headers, can_update=False)
+        return self._offer(key, payload, schedule_at, delay, headers, group, can_update=False)
 
     def _offer(
         self,
@@ -155,31 +163,25 @@ class Offering(QueueBase):
         schedule_at: datetime | None,
         delay: timedelta | None,
         headers: Mapping[str, Any] | None,
+        group: str | None,
         *,
         can_update: bool,
     ) -> OfferOutcome:
         schedule, wait = self._times(schedule_at, delay)
         is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
         check_key(key)
+        check_group(group)
         own = begin_replacing(self.name, (key,)) if can_update else None
         data, sealed = encode(self.codec, payload), encode_headers(headers_for(self.name, headers))
         now, channel = self._now(), self._channel if is_announced else None
         offer = partial(
-            self._messages.offer,
-            self.kind,
-            key,
-            data,
-            can_update=can_update,
-            schedule_at=schedule,
-            delay=wait,
-            headers=sealed,
-            now=now,
-            channel=channel,
-            using=self.using,
-        )
+            self._messages.offer, self.kind, key, data, can_update=can_update,
+            schedule_at=schedule, delay=wait, headers=sealed, group=group, now=now,
+            channel=channel, using=self.using,
+        )  # fmt: skip
 
         def truth(lost: Lost) -> bool | None:
-            offers = [Offered(key, self.kind, data, schedule, wait, sealed)]
+            offers = [Offered(key, self.kind, data, schedule, wait, sealed, group)]
             return self._offer_again(lost, offers, now, channel, can_update=can_update).get(key)
 
         created = self._repeat(offer, truth=truth)
@@ -214,13 +216,14 @@ class Offering(QueueBase):
         )
         written = {row.key: True for row in created}
         if again:
-            keys, _, payloads, schedules, _, headers = map(list, zip(*again, strict=True))
+            keys, _, payloads, schedules, _, headers, groups = map(list, zip(*again, strict=True))
             written |= self._messages.offer_batch(
                 self.kind,
                 keys,
                 payloads,
                 schedules,
                 headers,
+                groups,
                 can_update=can_update,
                 now=self._now(),
                 channel=channel,
@@ -261,7 +264,7 @@ class Offering(QueueBase):
 
     def _offer_group(self, group: list[PreparedOffer], channel: str | None) -> dict[str, bool]:
         """Offer messages of distinct keys; wake the channel's listeners in the same round trip."""
-        _, keys, payloads, schedules, headers, can_update = zip(*group, strict=True)
+        _, keys, payloads, schedules, headers, can_update, groups = zip(*group, strict=True)
         now = self._now()
         own = begin_replacing(self.name, keys) if can_update[0] else None
         offer = partial(
@@ -271,6 +274,7 @@ class Offering(QueueBase):
             list(payloads),
             list(schedules),
             list(headers),
+            list(groups),
             can_update=can_update[0],
             now=now,
             channel=channel,
@@ -278,10 +282,7 @@ class Offering(QueueBase):
         )
 
         def truth(lost: Lost) -> dict[str, bool]:
-            offers = [
-                Offered(each.key, self.kind, each.payload, each.schedule_at, 0, each.headers)
-                for each in group
-            ]
+            offers = [each.offered(self.kind) for each in group]
             return self._offer_again(lost, offers, now, channel, can_update=can_update[0])
 
         created = self._repeat(offer, truth=truth)
@@ -317,6 +318,7 @@ def _prepared(queue: str, codec: Codec, position: int, message: Any) -> Prepared
         check_schedule(message.schedule_at),
         encode_headers(headers_for(queue, message.headers)),
         bool(message.can_update),
+        check_group(message.group),
     )
 
 

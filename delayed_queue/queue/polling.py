@@ -6,10 +6,11 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from typing import Final
 
 from asgiref.sync import sync_to_async
 from django.db import Error, OperationalError
@@ -21,9 +22,15 @@ from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
 from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
 from delayed_queue.observe.logs import log_poll
-from delayed_queue.queue.base import QueueBase, nothing
+from delayed_queue.queue.base import QueueBase, T, nothing
+from delayed_queue.queue.groups import GroupClaim, GroupClaimer, GroupWalk
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow, RankedRow
 from delayed_queue.retries import RetryPolicy
+
+# How many claims by group one poll makes that find nothing; the next goes on behind them.
+MOST_LOOKS: Final = 20
+# For so long a poller believes that a queue has no limits.
+TRUST_SECONDS: Final = 1.0
 
 
 class Leasing(QueueBase):
@@ -157,6 +164,11 @@ TakenRow = LeasedRow | RankedRow | ConsumedRow
 class Polling(Leasing):
     """The consumer's side of a queue."""
 
+    # How far claims by group have come, while the queue is known to have limits.
+    _walk: GroupWalk | None = None
+    # Until when it is believed that the queue has no limits, by the monotonic clock.
+    _unlimited_until = 0.0
+
     def try_poll(self) -> Envelope | None:
         """Lease the earliest due message, or return None when none is due."""
         batch = self.try_poll_many(1)
@@ -183,7 +195,17 @@ class Polling(Leasing):
         # A new lease for each try: one whose answer was lost may have leased messages that
         # nobody has seen, and acknowledging this batch must not delete them.
         lease_id = str(uuid.uuid4())
-        return lease_id, self._messages.claim(
+        rows: list[LeasedRow] = []
+        if self._walk is not None:
+            rows = self._claim_by_group(limit, lease_id)
+        if self._walk is None:
+            rows = self._claim_plainly(limit, lease_id)
+            if not rows and self._has_limits():
+                rows = self._claim_by_group(limit, lease_id)
+        return lease_id, rows
+
+    def _claim_plainly(self, limit: int, lease_id: str) -> list[LeasedRow]:
+        return self._messages.claim(
             self.kind,
             limit,
             lease_id,
@@ -192,6 +214,57 @@ class Polling(Leasing):
             now=self._now(),
             using=self.using,
         )
+
+    def _has_limits(self) -> bool:
+        """Return whether plain claims find nothing because the queue has limits.
+
+        Asked once a second at most: else an empty poll is one statement.
+        """
+        if time.monotonic() < self._unlimited_until:
+            return False
+        rules = self._limits.rules(self.kind, now=self._now(), using=self.using)
+        if rules is None:
+            self._unlimited_until = time.monotonic() + TRUST_SECONDS
+        return rules is not None and not rules.is_paused
+
+    def write_limits(self, write: Callable[[int | None], T]) -> T:
+        """Write limits as anybody does, and know of them at once."""
+        written = super().write_limits(write)
+        self._unlimited_until = 0.0
+        return written
+
+    def _claim_by_group(self, limit: int, lease_id: str) -> list[LeasedRow]:
+        """Lease of groups that are not held back; on from where the last claim has ended.
+
+        Gives up after so many claims that found nothing: there may be any number of groups.
+        """
+        walk = self._walk = self._walk or GroupWalk()
+        for _ in range(MOST_LOOKS):
+            claim = self.make_group_claim(walk, limit, lease_id, lease_id)
+            if not claim.is_limited:
+                self._walk = None
+            if claim.rows or not claim.has_more:
+                return claim.rows
+        return []
+
+    def make_group_claim(
+        self,
+        walk: GroupWalk,
+        limit: int,
+        lease_id: str,
+        retaken_id: str,
+        wait: int | None = None,
+    ) -> GroupClaim:
+        """Make one claim by group, in a transaction of its own or the caller's.
+
+        Others of the queue are waited for, ``wait`` milliseconds at most.
+        """
+        claim = GroupClaimer(
+            self._messages, walk, self.kind, limit, (lease_id, retaken_id),
+            self.lease_duration // MILLISECOND, self.using, self._now(), wait,
+        )  # fmt: skip
+        with self._transaction():
+            return claim()
 
     def open_rows(self, rows: Sequence[LeasedRow | RankedRow], lease_id: str) -> list[Envelope]:
         """Decode leased rows into envelopes; dead-letter those that do not decode (Q22)."""
@@ -218,6 +291,7 @@ class Polling(Leasing):
             row.leased_until,
             json.loads(row.headers) if row.headers else {},
             self,
+            row.group,
         )
 
     def _dead_letter_undecodable(
@@ -301,6 +375,11 @@ class Polling(Leasing):
         """Take out the earliest due message that decodes; dead-letter the ones before it."""
         while True:
             rows = self._messages.consume(self.kind, 1, now=self._now(), using=self.using)
+            if not rows and self._has_limits():
+                raise InvalidConfiguration(
+                    f"The queue {self.name!r} has limits, so its messages are leased, not "
+                    "consumed: what a limit counts is leases. Use try_poll()."
+                )
             if not rows:
                 return None, None
             lease_id = str(uuid.uuid4())

@@ -29,6 +29,7 @@ from delayed_queue.messages import (
     from_milliseconds,
 )
 from delayed_queue.queue.base import nothing
+from delayed_queue.queue.groups import GroupService
 from delayed_queue.queue.offering import Offering, outcome_of, redrive_again
 from delayed_queue.queue.polling import Polling, seconds_of
 from delayed_queue.queue.store.inspect import StoredRow
@@ -85,6 +86,11 @@ class DelayedQueue(Offering, Polling):
 
         return CronService(Ticks(self, self._schedules))
 
+    @property
+    def groups(self) -> GroupService:
+        """What holds the groups of this queue back."""
+        return GroupService(self, self._limits)
+
     # What operators do
 
     def read(self, key: str) -> StoredMessage | None:
@@ -109,6 +115,7 @@ class DelayedQueue(Offering, Polling):
             last_error=row.last_error or "",
             data=row.payload,
             decode=partial(decode, self.codec),
+            group=row.group,
         )
 
     def contains_message(self, key: str) -> bool:
@@ -228,7 +235,7 @@ class DelayedQueue(Offering, Polling):
         connection, False may also mean that an earlier try did it.
         """
         return self._repeat(
-            lambda: self._pauses.pause(
+            lambda: self._limits.pause(
                 self.kind,
                 reason=storable(reason),
                 by=storable(by),
@@ -239,14 +246,14 @@ class DelayedQueue(Offering, Polling):
 
     def resume(self) -> bool:
         """Hand out messages again, to sleeping consumers too; return whether it was paused."""
-        resumed = self._repeat(lambda: self._pauses.resume(self.kind, using=self.using))
+        resumed = self._repeat(lambda: self._limits.resume(self.kind, using=self.using))
         # Also when it was not: an earlier try whose answer was lost has woken nobody.
         self._wake()
         return resumed
 
     def is_paused(self) -> bool:
         """Return whether the queue hands out nothing."""
-        return self._repeat(lambda: self._pauses.is_paused(self.kind, using=self.using))
+        return self._repeat(lambda: self._limits.is_paused(self.kind, using=self.using))
 
     # With the prefix
 

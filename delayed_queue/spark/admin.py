@@ -13,6 +13,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.lists import find
 from delayed_queue.spark.jobs.console import cell, span
@@ -24,13 +25,15 @@ else:
     _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
 
 _PLOTS: Final = {
-    "lateness": "Lateness by kind",
-    "throughput": "Throughput",
-    "backlog": "Backlog, and when it falls due",
-    "reasons": "Why messages died",
+    "lateness": _("Lateness by kind"),
+    "throughput": _("Throughput"),
+    "backlog": _("Backlog, and when it falls due"),
+    "reasons": _("Why messages died"),
 }
 _LISTED: Final = 30
-_BACKLOG: Final = ("Due then", "Within 1 h", "Within 6 h", "Within 24 h", "Later")
+_BACKLOG: Final = (
+    _("Due then"), _("Within 1 h"), _("Within 6 h"), _("Within 24 h"), _("Later"),
+)  # fmt: skip
 _SPANS: Final = ("p50", "p95", "p99", "max")
 
 
@@ -99,7 +102,7 @@ class PipelineReportAdmin(_Base):
         rows = self.get_queryset(request).order_by("-id").values_list("id", "created_at")
         context = {
             **self.admin_site.each_context(request),
-            "title": "Pipeline report",
+            "title": _("Pipeline report"),
             "opts": self.opts,
             "media": self.media,
             "report": report,
@@ -133,21 +136,21 @@ def _kind(each: Mapping[str, Any]) -> dict[str, Any]:
         "kind": each["kind"],
         "counts": [
             (label, cell(each[name]))
-            for label, name in (("Ended", "messages"), ("Done", "done"), ("Dead", "dead"))
+            for label, name in ((_("Ended"), "messages"), (_("Done"), "done"), (_("Dead"), "dead"))
         ],
         "has_dead": each["dead"] > 0,
         "rates": [
             (label, f"{each[name]:.2%}")
-            for label, name in (("Failed", "failure_rate"), ("Again", "redelivery_rate"))
+            for label, name in ((_("Failed"), "failure_rate"), (_("Again"), "redelivery_rate"))
         ],
         "spans": [
-            *_spans("Late", each["lateness_seconds"]),
-            *_spans("Took", each["latency_seconds"]),
+            *_spans(_("Late"), each["lateness_seconds"]),
+            *_spans(_("Took"), each["latency_seconds"]),
         ],
     }
 
 
-def _spans(what: str, found: Mapping[str, float] | None) -> list[tuple[str, str]]:
+def _spans(what: Any, found: Mapping[str, float] | None) -> list[tuple[str, str]]:
     return [(f"{what} {each}", "—" if found is None else span(found[each])) for each in _SPANS]
 
 

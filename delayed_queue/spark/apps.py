@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.conf import register_section, section
 from delayed_queue.exceptions import InvalidConfiguration
@@ -37,5 +38,5 @@ def spark_settings() -> SparkSettings:
 class SparkConfig(AppConfig):
     name = "delayed_queue.spark"
     label = "delayed_queue_spark"
-    verbose_name = "Delayed queue: Spark"
+    verbose_name = _("Delayed queue: Spark")
     default_auto_field = "django.db.models.BigAutoField"

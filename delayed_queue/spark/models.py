@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q, Value
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.models import EpochMillisecondField
 
@@ -122,6 +123,8 @@ class PipelineReport(models.Model):
     plots = models.JSONField(db_default=Value({}, models.JSONField()))
 
     class Meta:
+        verbose_name = _("pipeline report")
+        verbose_name_plural = _("pipeline reports")
         db_table = "delayed_queue_report"
         default_permissions = ["view"]
 

@@ -15,9 +15,11 @@ from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
 from django.db.models.functions import Greatest
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.filters import (
@@ -46,7 +48,8 @@ _PAGE: Final = 50
 # Beyond it nobody pages: a count would read the whole table.
 _MOST_LISTED: Final = 1000
 _STATES: Final = {
-    "": ("leased", "not finished"), "FAILED": ("alarm", "failed"), "SUCCESSFUL": ("due", "done"),
+    "": ("leased", _("not finished")), "FAILED": ("alarm", _("failed")),
+    "SUCCESSFUL": ("due", _("done")),
 }  # fmt: skip
 
 
@@ -62,10 +65,10 @@ class Uncounted(Paginator):  # type: ignore[type-arg] # not at run time
 class StatusFilter(admin.SimpleListFilter):
     """Failed ones have an index of their own; of the others there is no end."""
 
-    title, parameter_name = "status", "status"
+    title, parameter_name = _("status"), "status"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("FAILED", "failed")]
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, Any]]:
+        return [("FAILED", _("failed"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(status="FAILED") if self.value() == "FAILED" else queryset
@@ -74,7 +77,7 @@ class StatusFilter(admin.SimpleListFilter):
 class TaskFilter(admin.SimpleListFilter):
     """By the path of the task: those that there are, found by a loose index scan."""
 
-    title, parameter_name = "task", "task"
+    title, parameter_name = _("task"), "task"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         names = TaskResult.objects.names(MAX_KINDS, using=model_admin.get_queryset(request).db)
@@ -91,23 +94,34 @@ class TaskResultAdmin(_Base):
     list_display = ("path", "short_id", "queue", "state", "attempts", "duration", "progress")
     list_filter = (StatusFilter, TaskFilter)
     search_fields = ("task",)
-    search_help_text = "The whole path of a task, or the id of a result."
+    search_help_text = _("The whole path of a task, or the id of a result.")
     ordering = ("-id",)
     sortable_by = ()
     list_per_page = _PAGE
     list_max_show_all = 0
+    empty_value_display = "—"
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     paginator = Uncounted
     actions = ("cancel_tasks", "retry_now", "run_again")
     fields = (
-        "id", "task", "queue", "state", "attempts", "enqueued_at", "scheduled_at", "started_at",
-        "finished_at", "duration", "worker_ids", "progress", "arguments", "value", "failures",
+        "state", "progress", "id", "task", "queue", "times", "duration", "attempts", "workers",
+        "arguments", "value", "failures",
     )  # fmt: skip
     readonly_fields = fields
 
     class Media:
         css = {"all": ["delayed_queue/admin.css"]}
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Head the list by what is in it: nothing needs to be selected."""
+        return super().changelist_view(request, {"title": _("Tasks"), **(extra_context or {})})
+
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        context |= {"title": kwargs["obj"].task, "subtitle": None}
+        return super().render_change_form(request, context, *args, **kwargs)
 
     # What may be seen
 
@@ -147,34 +161,51 @@ class TaskResultAdmin(_Base):
         found: QuerySet[Any] = super().get_queryset(request)
         return found.defer("payload", "return_value", "errors")
 
-    @admin.display(description="task")
+    @admin.display(description=_("task"))
     def path(self, row: TaskResult) -> SafeString:
         return formats.dotted(row.task)
 
-    @admin.display(description="id")
+    @admin.display(description=_("id"))
     def short_id(self, row: TaskResult) -> SafeString:
         return format_html('<span title="{}">{}…</span>', row.pk, str(row.pk)[:13])
 
-    @admin.display(description="status")
+    @admin.display(description=_("status"))
     def state(self, row: TaskResult) -> SafeString:
         look, words = _STATES[row.status]
         return format_html('<span class="dq-state dq-{}">{}</span>', look, words)
 
-    @admin.display(description="queue")
+    @admin.display(description=_("queue"))
     def queue(self, row: TaskResult) -> str:
         return _queue_label(row.kind)
 
-    @admin.display(description="attempts")
+    @admin.display(description=_("attempts"))
     def attempts(self, row: TaskResult) -> int:
         return len(row.worker_ids)
 
-    @admin.display(description="took")
+    @admin.display(description=_("took"))
     def duration(self, row: TaskResult) -> str:
         began: Any = row.last_attempted_at
         ended: Any = row.finished_at
         return "—" if began is None or ended is None else _span(ended - began)
 
-    @admin.display(description="progress")
+    @admin.display(description=_("timeline"))
+    def times(self, row: TaskResult) -> SafeString:
+        is_later, is_retried = row.scheduled_at != row.enqueued_at, len(row.worker_ids) > 1
+        events: list[tuple[Any, Any]] = [
+            (row.enqueued_at, _("enqueued")),
+            (row.scheduled_at if is_later else None, _("scheduled")),
+            (row.started_at, _("first attempt began")),
+            (row.last_attempted_at if is_retried else None, _("last attempt began")),
+            (row.finished_at, _("finished")),
+            (row.cancelled_at, _("cancelled")),
+        ]
+        return formats.timeline(events, timezone.now())
+
+    @admin.display(description=_("workers"))
+    def workers(self, row: TaskResult) -> str:
+        return ", ".join(row.worker_ids) or "—"
+
+    @admin.display(description=_("progress"))
     def progress(self, row: TaskResult) -> str:
         share = row.metadata.get("progress")
         # Whatever a task has put there itself is no progress.
@@ -182,38 +213,40 @@ class TaskResultAdmin(_Base):
             return "—"
         return f"{share:.0%} {row.metadata.get('message', '')}"
 
-    @admin.display(description="arguments")
+    @admin.display(description=_("arguments"))
     def arguments(self, row: TaskResult) -> SafeString:
         return formats.block(bytes(row.payload).decode(errors="replace"))
 
-    @admin.display(description="return value")
+    @admin.display(description=_("return value"))
     def value(self, row: TaskResult) -> SafeString:
+        if row.status != TaskResult.Status.SUCCESSFUL:
+            return formats.NOTHING
         return formats.block(json.dumps(row.return_value, ensure_ascii=False, indent=2))
 
-    @admin.display(description="errors")
+    @admin.display(description=_("errors"))
     def failures(self, row: TaskResult) -> SafeString:
         blocks = ((formats.error_block(each["traceback"]),) for each in row.errors)
         return format_html_join("", "{}", blocks) or formats.NOTHING
 
     # What may be done
 
-    @admin.action(description="Cancel", permissions=["cancel"])
+    @admin.action(description=_("Cancel"), permissions=["cancel"])
     def cancel_tasks(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        self._do(request, queryset, "cancelled", _cancel)
+        self._do(request, queryset, _("cancelled"), _cancel)
 
-    @admin.action(description="Retry now: what waits, and dead letters", permissions=["rerun"])
+    @admin.action(description=_("Retry now: what waits, and dead letters"), permissions=["rerun"])
     def retry_now(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        self._do(request, queryset, "to be run now", _retry)
+        self._do(request, queryset, _("to be run now"), _retry)
 
-    @admin.action(description="Run again with the same arguments", permissions=["rerun"])
+    @admin.action(description=_("Run again with the same arguments"), permissions=["rerun"])
     def run_again(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        self._do(request, queryset, "enqueued again", _again)
+        self._do(request, queryset, _("enqueued again"), _again)
 
     def _do(
         self,
         request: HttpRequest,
         queryset: QuerySet[Any],
-        done: str,
+        done: Any,
         call: Callable[[TaskResult], bool],
     ) -> None:
         rows = list(queryset[:_PAGE])
@@ -224,7 +257,8 @@ class TaskResultAdmin(_Base):
             # A task that imports no more, or a backend that is gone; it says so.
             except Exception as error:
                 self.message_user(request, f"{row.pk}: {error}", messages.ERROR)
-        self.message_user(request, f"{count} of {len(rows)} {done}.")
+        said = _("%(count)s of %(all)s %(done)s.")
+        self.message_user(request, said % {"count": count, "all": len(rows), "done": done})
 
 
 class TaskKindFilter(KindFilter):
@@ -240,8 +274,8 @@ class TaskKindFilter(KindFilter):
 
 class Cancel(MessageOperation):
     name = "cancel"
-    label = "Cancel"
-    help = "Take a waiting task away; a running one is told, and ends as soon as it can."
+    label = _("Cancel")
+    help = _("Take a waiting task away; a running one is told, and ends as soon as it can.")
     permission = "delayed_queue_tasks.cancel_task"
     past = "Cancelled"
 
@@ -281,17 +315,17 @@ class TaskUnderWayAdmin(MessageAdmin):
         annotated: QuerySet[Any] = found.annotate(payload_tail=_tail_of("payload"))
         return annotated
 
-    @admin.display(description="task")
+    @admin.display(description=_("task"))
     def path(self, row: Any) -> SafeString:
         found = _PATH.search(bytes(row.payload_tail).decode(errors="replace"))
-        return formats.dotted(found[1]) if found else formats.quiet("in its payload")
+        return formats.dotted(found[1]) if found else formats.quiet(_("in its payload"))
 
-    @admin.display(description="so far")
+    @admin.display(description=_("so far"))
     def result(self, row: Any) -> SafeString:
         """Link to what is recorded of it by now: attempts, errors, progress."""
         found = TaskResult.objects.filter(pk=row.key).first() if is_id(row.key) else None
         if found is None:
-            return formats.quiet("nothing is recorded before its first attempt ends")
+            return formats.quiet(_("nothing is recorded before its first attempt ends"))
         name = "admin:delayed_queue_tasks_taskresult_change"
         url = reverse(name, args=[found.pk], current_app=self.admin_site.name)
         page = cast("TaskResultAdmin", self.admin_site.get_model_admin(TaskResult))
@@ -323,7 +357,8 @@ def task_kinds(using: str) -> list[str]:
 
 def _queue_label(kind: str) -> str:
     name, priority = split_kind(kind)
-    return f"{name}, priority {priority}" if priority else name
+    facts = {"queue": name, "priority": priority}
+    return str(_("%(queue)s, priority %(priority)s") % facts) if priority else name
 
 
 def _cancel_message(message: Message) -> bool:

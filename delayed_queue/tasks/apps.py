@@ -10,6 +10,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, register
 from django.core.signals import setting_changed
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.apps import import_modules
 from delayed_queue.handlers import registry
@@ -19,7 +20,7 @@ from delayed_queue.queue.hooks import hooks
 class TasksConfig(AppConfig):
     name = "delayed_queue.tasks"
     label = "delayed_queue_tasks"
-    verbose_name = "Delayed queue: tasks"
+    verbose_name = _("Delayed queue: tasks")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

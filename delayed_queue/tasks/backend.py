@@ -39,6 +39,7 @@ from delayed_queue.tasks.policies import (
     Policy,
     QueueTask,
     check_policy,
+    group_of,
     not_json,
     policy_of,
     refused,
@@ -111,11 +112,14 @@ class DelayedQueueBackend(BaseTaskBackend):
         result = self._result(task, id_at(moment), enqueued_at, *_call(task, args, kwargs))
         said = policy_of(task)
         key = unique_key(task, said, result.args, result.kwargs)
+        group = group_of(task, said, result.args, result.kwargs)
         try:
             if key is not None:
-                return self._enqueue_unique(_shortened(key), said, result)
+                return self._enqueue_unique(_shortened(key), said, result, group)
             run_after = _aware(task.run_after)
-            self._queue(task).offer_if_not_exists(result.id, _payload(result), run_after)
+            self._queue(task).offer_if_not_exists(
+                result.id, _payload(result), run_after, group=group
+            )
         except PayloadNotEncodable as error:
             raise not_json(task, error, (args, kwargs)) from error
         return result
@@ -129,7 +133,8 @@ class DelayedQueueBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         self._check_transaction(task)
-        if policy_of(task).unique is not None:
+        its = policy_of(task)
+        if its.unique is not None:
             raise InvalidTask(f"{task.module_path} is unique: enqueue each by itself.")
         (moment, enqueued_at), said = _times(task), _said(task, self.alias)
         calls = [_call(task, *_split(each)) for each in arguments]
@@ -138,9 +143,12 @@ class DelayedQueueBackend(BaseTaskBackend):
             said["enqueued"] = to_milliseconds(enqueued_at)
         run_after = _aware(task.run_after)
         messages = [
-            ScheduledMessage(each, {**said, "args": args, "kwargs": kwargs}, run_after)
+            ScheduledMessage(
+                each, {**said, "args": args, "kwargs": kwargs}, run_after,
+                group=group_of(task, its, args, kwargs),
+            )
             for each, (args, kwargs) in zip(ids, calls, strict=True)
-        ]
+        ]  # fmt: skip
         try:
             self._queue(task).offer_batch(messages)
         except PayloadNotEncodable as error:
@@ -189,7 +197,7 @@ class DelayedQueueBackend(BaseTaskBackend):
 
     # One that is unique
 
-    def _enqueue_unique(self, key: str, said: Policy, result: Any) -> Any:
+    def _enqueue_unique(self, key: str, said: Policy, result: Any, group: str | None) -> Any:
         """Enqueue unless one lives of that key; its result, or where it is replaced, its id."""
         from delayed_queue.tasks.models import TaskResult
 
@@ -205,7 +213,7 @@ class DelayedQueueBackend(BaseTaskBackend):
             payload = _payload(result) | {"id": result.id}
             queue = self._queue(result.task)
             run_after = _aware(result.task.run_after)
-            queue.offer_or_update(key, payload, run_after)
+            queue.offer_or_update(key, payload, run_after, group=group)
             if self.supports_get_result:
                 TaskResult.objects.note_enqueued(
                     using=using, id=result.id, task=result.task.module_path, backend=self.alias,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q, Value
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.models import EpochMillisecondField, Message
 from delayed_queue.tasks.store import PriorityManager, ResultManager
@@ -45,8 +46,9 @@ class TaskResult(models.Model):
     objects = ResultManager["TaskResult"]()
 
     class Meta:
+        verbose_name = _("task")
+        verbose_name_plural = _("tasks")
         db_table = "delayed_queue_task_result"
-        verbose_name = "task"
         indexes = [
             models.Index(fields=["task", "id"], name="task_result_task"),
             models.Index(fields=["id"], name="task_result_failed", condition=Q(status="FAILED")),
@@ -69,10 +71,10 @@ class TaskUnderWay(Message):
     """The messages of queues of tasks, as the admin lists them by the names of their tasks."""
 
     class Meta:
+        verbose_name = _("task under way")
+        verbose_name_plural = _("tasks under way")
         proxy = True
         default_permissions = []
-        verbose_name = "task under way"
-        verbose_name_plural = "tasks under way"
 
 
 class TaskPriority(models.Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from hashlib import md5
 from itertools import count
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from delayed_queue.db.days import DAY_MS
 from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
-from delayed_queue.retries import RetryPolicy, parse_duration
+from delayed_queue.retries import Groups, RetryPolicy, parse_duration
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LONGEST: Final = timedelta(days=3650)
@@ -26,12 +26,14 @@ class Options:
     """``results``: how long results are kept, in whole days; None writes none.
 
     ``retry``, ``timeout``: of tasks that say nothing else. ``database``: the alias of the queue.
+    ``groups``: by queue, the limits of groups of tasks.
     """
 
     results: timedelta | None = timedelta(days=7)
     retry: RetryPolicy = RetryPolicy.never()  # noqa: RUF009 - it is frozen
     timeout: timedelta | None = None
     database: str = "default"
+    groups: Mapping[str, Groups] = field(default_factory=dict)
 
     @classmethod
     def of(cls, configured: Any) -> Options:
@@ -78,11 +80,18 @@ def _database(key: str, value: Any) -> str:
     return value
 
 
+def _groups(key: str, value: Any) -> Mapping[str, Groups]:
+    if not isinstance(value, Mapping) or not all(isinstance(x, Groups) for x in value.values()):
+        raise InvalidConfiguration(f"{key} is {value!r}: it must map names of queues to Groups.")
+    return value
+
+
 _RULES: Final[dict[str, Callable[[str, Any], Any]]] = {
     "RESULTS": _results,
     "RETRY": _retry,
     "TIMEOUT": _timeout,
     "DATABASE": _database,
+    "GROUPS": _groups,
 }
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from dataclasses import replace as changed_to
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, TypeVar
@@ -14,7 +15,8 @@ from django.utils import timezone
 
 from delayed_queue.cron.registry import cron as declare
 from delayed_queue.cron.rules import MissedTicks
-from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, did_you_mean
+from delayed_queue.messages import check_group
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.tasks._api import AnyTask, InvalidTask, Task, normalize_json
 from delayed_queue.tasks.options import kind_of_priority
@@ -41,7 +43,8 @@ class Policy:
     timedelta. ``retry``: a RetryPolicy, in the place of the first two. ``transactional``: what the
     task writes is committed together with the removal of its message. ``unique``: a template as
     ``"user-{0}"`` or a function of the arguments; of one name one task lives. ``replace``: a second
-    one takes its place. ``http``: callers of the HTTP API may enqueue it.
+    one takes its place. ``group``: the same, names whose limits it is held to. ``http``: callers of
+    the HTTP API may enqueue it.
     """
 
     max_attempts: int | None = None
@@ -52,6 +55,7 @@ class Policy:
     unique: str | Callable[..., str] | None = None
     replace: bool = False
     http: bool = False
+    group: str | Callable[..., str] | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -71,6 +75,12 @@ class QueueTask(AnyTask):
     unique: Any = None
     replace: bool = False
     http: bool = False
+    group: Any = None
+
+    def using(self, *, group: Any = None, **changes: Any) -> Any:
+        """Return the task with other defaults; ``group`` is a template or a function, too."""
+        changed = AnyTask.using(self, **changes)
+        return changed if group is None else changed_to(changed, group=group)
 
 
 _NAMES: Final = tuple(each.name for each in fields(Policy))
@@ -104,6 +114,11 @@ def policy_of(task: Any) -> Policy:
 def check_policy(task: Any) -> None:
     """Raise InvalidTask that names what the task says and cannot be."""
     said = policy_of(task)
+    if said.group is not None and task.priority:
+        raise InvalidTask(
+            f"The task {task.module_path} has a group and priority={task.priority}: limits of "
+            "groups are of one priority. Leave one of them out, or give the urgent another queue."
+        )
     for wrong in _wrongs(said):
         raise InvalidTask(f"The task {task.module_path} {wrong}")
     if said.transactional and inspect.iscoroutinefunction(task.func):
@@ -133,6 +148,8 @@ def _wrong_retries(said: Policy) -> Iterator[str]:
         yield "has retry beside max_attempts or backoff: write one or the other."
     if said.unique is not None and not (isinstance(said.unique, str) or callable(said.unique)):
         yield f"has unique={said.unique!r}: write a template as 'user-{{0}}', or a function."
+    if said.group is not None and not (isinstance(said.group, str) or callable(said.group)):
+        yield f"has group={said.group!r}: write a template as 'customer-{{0}}', or a function."
     if said.replace and said.unique is None:
         yield "has replace=True and no unique: nothing says what it is to replace."
 
@@ -143,22 +160,34 @@ def _is_time(seconds: Any) -> bool:
 
 def unique_key(task: Any, said: Policy, args: Any, kwargs: Any) -> str | None:
     """Return the name of which one task lives, if the task has such; raises InvalidTask."""
-    if said.unique is None:
+    name = _name_of("unique", task, said.unique, args, kwargs)
+    return None if name is None else f"{task.module_path}:{name}"
+
+
+def group_of(task: Any, said: Policy, args: Any, kwargs: Any) -> str | None:
+    """Return the group whose limits the task is held to, if it has one; raises InvalidTask."""
+    name = _name_of("group", task, said.group, args, kwargs)
+    try:
+        return check_group(name)
+    except InvalidMessage as error:
+        raise InvalidTask(f"group of {task.module_path}: {error}") from error
+
+
+def _name_of(what: str, task: Any, made_by: Any, args: Any, kwargs: Any) -> str | None:
+    if made_by is None:
         return None
     try:
-        if isinstance(said.unique, str):
-            name = said.unique.format(*args, **kwargs)
-        else:
-            name = said.unique(*args, **kwargs)
+        made = made_by.format if isinstance(made_by, str) else made_by
+        name = made(*args, **kwargs)
     # The project's own code, or a template that does not fit the arguments.
     except Exception as error:
         raise InvalidTask(
-            f"unique of {task.module_path} cannot be made of args={args!r} and kwargs={kwargs!r}: "
+            f"{what} of {task.module_path} cannot be made of args={args!r} and kwargs={kwargs!r}: "
             f"{type(error).__name__}: {error}."
         ) from error
     if not isinstance(name, str) or not name:
-        raise InvalidTask(f"unique of {task.module_path} returned {name!r}: return some text.")
-    return f"{task.module_path}:{name}"
+        raise InvalidTask(f"{what} of {task.module_path} returned {name!r}: return some text.")
+    return name
 
 
 def refused(task: Any, error: Exception, queues: Set[str]) -> InvalidTask:

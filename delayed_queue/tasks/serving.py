@@ -30,7 +30,7 @@ from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
 from delayed_queue.observe.logs import described, log
 from delayed_queue.queue.queue import DelayedQueue
-from delayed_queue.retries import RetryPolicy
+from delayed_queue.retries import Groups, RetryPolicy
 from delayed_queue.tasks import running
 from delayed_queue.tasks.models import TaskPriority, TaskResult
 from delayed_queue.tasks.options import kind_of_priority
@@ -45,23 +45,85 @@ from delayed_queue.tasks.results import (
 from delayed_queue.tasks.running import Known, Run, names_of, worker
 from delayed_queue.tasks.store import RESULTS_BY_DAY, acknowledging, recording
 
-
-class TaskQueue(DelayedQueue):
-    """Messages of a priority other than 0 have a kind of their own."""
-
-    def __init__(self, name: str, priority: int, using: str) -> None:
-        super().__init__(name, kind=kind_of_priority(name, priority), using=using)
-
-    @property
-    def _channel(self) -> str:
-        return channel_of(kind_of_priority(self.name, 0))
-
-
 BACKEND: Final = "delayed_queue.tasks.DelayedQueueBackend"
 # A task says itself how often it is tried; the handler is not to know better.
 _UNLIMITED: Final = RetryPolicy((timedelta(seconds=5),), MAX_ATTEMPTS)
-_known: Final[dict[tuple[str, str, int, str], Known]] = {}
 _LONGEST_KNOWN: Final = 10_000
+# How often the keeper looks whether something is to be done.
+TURN_SECONDS: Final = 0.5
+# Progress is written once a second; what runs for less than this is not looked for.
+PROGRESS_SECONDS: Final = 1.0
+
+# What this process knows: backends by alias, what serves each queue, what is the same of all runs
+# of a task, and the keeper beside each worker.
+_backends: Final[dict[str, Any]] = {}
+servings: Final[dict[str, Serving]] = {}
+_known: Final[dict[tuple[str, str, int, str], Known]] = {}
+_keepers: Final[dict[int, Keeper]] = {}
+
+
+# The queues that TASKS declares
+
+
+def is_ours(configured: Any) -> bool:
+    """Return whether an entry of TASKS names this backend, or one that is made of it."""
+    path: Any = configured.get("BACKEND") if isinstance(configured, dict) else None
+    if path == BACKEND:
+        return True
+    from delayed_queue.tasks.backend import DelayedQueueBackend
+
+    try:
+        found = import_string(path)
+    except (ImportError, TypeError, AttributeError):
+        return False
+    return isinstance(found, type) and issubclass(found, DelayedQueueBackend)
+
+
+def declared() -> Iterator[tuple[str, Any]]:
+    """Yield alias and backend of each entry of TASKS that is ours."""
+    if not _backends:
+        for alias, configured in (getattr(settings, "TASKS", None) or {}).items():
+            if is_ours(configured):
+                # Of our own: Django makes one for each thread, and makes them anew when it hears,
+                # after us, that the settings have changed.
+                made = import_string(configured["BACKEND"])
+                _backends[alias] = made(alias=alias, params=configured)
+    yield from list(_backends.items())
+
+
+def serve_declared() -> None:
+    """Register a handler for each declared queue that has none."""
+    for _, backend in declared():
+        for queue in sorted(backend.queues):
+            serving = servings.setdefault(queue, Serving(queue))
+            if queue not in registry:
+                registry.add(_handler(serving, backend.settings.groups.get(queue)))
+
+
+def forget_declared() -> None:
+    for queue in servings:
+        if queue in registry and is_served(queue):
+            registry.remove(queue)
+    servings.clear()
+    _backends.clear()
+    _known.clear()
+    priorities.forget()
+
+
+def is_served(queue: str) -> bool:
+    """Return whether tasks of the queue are run, and not something else by a handler's."""
+    return isinstance(registry.get(queue).treatment, Serving)
+
+
+def _handler(serving: Serving, groups: Groups | None) -> Handler:
+    codec = codec_named("json")
+    return Handler(
+        serving.queue, serving.call, codec, kind_of_priority(serving.queue, 0), _UNLIMITED,
+        groups=groups, treatment=serving,
+    )  # fmt: skip
+
+
+# The messages of a queue
 
 
 class Serving:
@@ -211,66 +273,18 @@ def _backend(alias: str) -> Any:
     return backend
 
 
-def is_ours(configured: Any) -> bool:
-    """Return whether an entry of TASKS names this backend, or one that is made of it."""
-    path: Any = configured.get("BACKEND") if isinstance(configured, dict) else None
-    if path == BACKEND:
-        return True
-    from delayed_queue.tasks.backend import DelayedQueueBackend
-
-    try:
-        found = import_string(path)
-    except (ImportError, TypeError, AttributeError):
-        return False
-    return isinstance(found, type) and issubclass(found, DelayedQueueBackend)
+# Its priorities
 
 
-def declared() -> Iterator[tuple[str, Any]]:
-    """Yield alias and backend of each entry of TASKS that is ours."""
-    if not _backends:
-        for alias, configured in (getattr(settings, "TASKS", None) or {}).items():
-            if is_ours(configured):
-                # Of our own: Django makes one for each thread, and makes them anew when it hears,
-                # after us, that the settings have changed.
-                made = import_string(configured["BACKEND"])
-                _backends[alias] = made(alias=alias, params=configured)
-    yield from list(_backends.items())
+class TaskQueue(DelayedQueue):
+    """Messages of a priority other than 0 have a kind of their own."""
 
+    def __init__(self, name: str, priority: int, using: str) -> None:
+        super().__init__(name, kind=kind_of_priority(name, priority), using=using)
 
-_backends: Final[dict[str, Any]] = {}
-servings: Final[dict[str, Serving]] = {}
-
-
-def serve_declared() -> None:
-    """Register a handler for each declared queue that has none."""
-    for _, backend in declared():
-        for queue in sorted(backend.queues):
-            serving = servings.setdefault(queue, Serving(queue))
-            if queue not in registry:
-                registry.add(_handler(serving))
-
-
-def forget_declared() -> None:
-    for queue in servings:
-        if queue in registry and is_served(queue):
-            registry.remove(queue)
-    servings.clear()
-    _backends.clear()
-    _known.clear()
-    priorities.forget()
-
-
-def is_served(queue: str) -> bool:
-    """Return whether tasks of the queue are run, and not something else by a handler's."""
-    return isinstance(registry.get(queue).treatment, Serving)
-
-
-def _handler(serving: Serving) -> Handler:
-    codec = codec_named("json")
-    return Handler(
-        serving.queue, serving.call, codec, kind_of_priority(serving.queue, 0), _UNLIMITED,
-        treatment=serving,
-    )  # fmt: skip
+    @property
+    def _channel(self) -> str:
+        return channel_of(kind_of_priority(self.name, 0))
 
 
 class Priorities:
@@ -303,10 +317,7 @@ class Priorities:
 priorities: Final = Priorities()
 
 
-# How often it looks whether something is to be done.
-TURN_SECONDS: Final = 0.5
-# Progress is written once a second; what runs for less than this is not looked for.
-PROGRESS_SECONDS: Final = 1.0
+# What goes on beside a worker
 
 
 class Keeper:
@@ -372,9 +383,6 @@ def keep_days(using: str, now: datetime | None = None) -> bool:
     except Error as error:
         log(logging.WARNING, "task_days_failed", error=described(error))
         return False
-
-
-_keepers: Final[dict[int, Keeper]] = {}
 
 
 def _begin(sender: Any, **kwargs: object) -> None:

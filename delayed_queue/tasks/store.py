@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.days import DailyTable
-from delayed_queue.db.sql import CLOCK, column_of
+from delayed_queue.db.sql import CLOCK, column_of, rows_of
 from delayed_queue.db.statements import Step, execute, fetch
 from delayed_queue.queue.store.fragments import TELL_HOLDER
 from delayed_queue.queue.store.inspect import walking
@@ -138,24 +138,21 @@ SELECT
     stored."finishedAt", stored."cancelledAt", stored."returnValue"::text, stored.errors::text,
     stored."workerIds"::text, stored.metadata::text,
     message.id, message."pKind", message."pKey", message.payload, message."scheduledAtInitially",
-    message."createdAt", message.attempts, message."lockUuid",
+    message."createdAt", message."lockUuid",
     message."lockUuid" IS NOT NULL AND message."scheduledAt" > (SELECT now FROM clock),
     letter.id, letter."pKind", letter."pKey", letter.payload, letter."scheduledAtInitially",
-    letter."createdAt", letter.attempts, letter.reason, letter."lastError", letter."diedAt"
+    letter.reason, letter."lastError", letter."diedAt"
 FROM (SELECT %(id)s::uuid AS id) AS asked
 LEFT JOIN delayed_queue_task_result AS stored ON stored.id = %(id)s::uuid
 LEFT JOIN LATERAL (
     SELECT
-        id, "pKind", "pKey", payload, "scheduledAtInitially", "createdAt", attempts, "lockUuid",
-        "scheduledAt"
+        id, "pKind", "pKey", payload, "scheduledAtInitially", "createdAt", "lockUuid", "scheduledAt"
     FROM delayed_queue
     WHERE "pKey" = COALESCE(stored."pKey", asked.id::text)
     LIMIT 300
 ) AS message ON true
 LEFT JOIN LATERAL (
-    SELECT
-        id, "pKind", "pKey", payload, "scheduledAtInitially", "createdAt", attempts, reason,
-        "lastError", "diedAt"
+    SELECT id, "pKind", "pKey", payload, "scheduledAtInitially", reason, "lastError", "diedAt"
     FROM delayed_queue_dead_letter
     WHERE "pKey" = COALESCE(stored."pKey", asked.id::text)
     ORDER BY id DESC
@@ -332,7 +329,6 @@ class FoundRow(NamedTuple):
     message_payload: bytes | None
     message_scheduled_at: int | None
     message_created_at: int | None
-    message_attempts: int | None
     lease_id: str | None
     is_leased: bool | None
     letter_id: int | None
@@ -340,8 +336,6 @@ class FoundRow(NamedTuple):
     letter_key: str | None
     letter_payload: bytes | None
     letter_scheduled_at: int | None
-    letter_created_at: int | None
-    letter_attempts: int | None
     reason: str | None
     last_error: str | None
     died_at: int | None
@@ -370,26 +364,24 @@ def _recorded(
     )
     now = time.monotonic()
     return {
-        "ids": _array(ids), "leases": _array(set(leases)), "messages": _array(messages),
-        "results": _array(results), "tasks": _texts(tasks, _quoted_name),
-        "backends": _texts(backends, _quoted_name),
+        "ids": _array(ids), "leases": _array([*set(leases)]), "messages": _array(messages),
+        "results": _array(results), "tasks": _array(tasks, _quoted_name),
+        "backends": _array(backends, _quoted_name),
         "began": _array([int((now - each) * 1000) for each in began]),
         "ended": _array([each and int((now - each) * 1000) for each in ended]),
-        "values": _texts(values, _quoted), "errors": _texts(errors, _quoted),
-        "metadata": _texts(metadata, _quoted), "workers": workers, "now": None,
+        "values": _array(values, _quoted), "errors": _array(errors, _quoted),
+        "metadata": _array(metadata, _quoted), "workers": workers, "now": None,
     }  # fmt: skip
 
 
-def _array(values: Iterable[Any]) -> str:
-    """Return an array of numbers or ids as PostgreSQL reads it, which psycopg takes longer for."""
-    return "{" + ",".join(["NULL" if each is None else str(each) for each in values]) + "}"
+def _array(values: Sequence[Any], written: Callable[[Any], str] = str) -> str | None:
+    """Return an array as PostgreSQL reads it, which psycopg takes longer for.
 
-
-def _texts(values: Sequence[str | None], quoted: Callable[[str], str]) -> str | None:
-    """Return an array of texts; None of nothing but NULL, which unnest() fills up with."""
+    None of nothing but NULL, which unnest() fills up with.
+    """
     if values.count(None) == len(values):
         return None
-    return "{" + ",".join(["NULL" if each is None else quoted(each) for each in values]) + "}"
+    return "{" + ",".join(["NULL" if each is None else written(each) for each in values]) + "}"
 
 
 def _quoted(text: str) -> str:
@@ -412,8 +404,7 @@ class ResultManager(models.Manager[M]):
 
     def find(self, task_id: UUID, *, using: str = DEFAULT_DB_ALIAS) -> list[FoundRow]:
         """Return all there is of a task, a row for each message and dead letter under its key."""
-        rows = fetch(using, FIND_RESULT, {"id": str(task_id), "now": None})
-        return list(map(FoundRow._make, rows))
+        return rows_of(FoundRow, fetch(using, FIND_RESULT, {"id": str(task_id), "now": None}))
 
     def lock_key(self, key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[tuple[str, bytes]]:
         """Return kind and payload of what is under the key, locked for the transaction."""
@@ -426,11 +417,10 @@ class ResultManager(models.Manager[M]):
         *, using: str = DEFAULT_DB_ALIAS,
     ) -> bool | None:  # fmt: skip
         """Return True if the task was taken away, False if its worker was told; None: no more."""
-        params = {
+        rows = fetch(using, CANCEL, {
             "message": message, "created_at": created_at, "id": task_id, "task": task,
             "backend": backend, "errors": errors, "now": None,
-        }  # fmt: skip
-        rows = fetch(using, CANCEL, params)
+        })  # fmt: skip
         return rows[0][0] if rows else None
 
     def cancelled_among(self, ids: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> set[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
@@ -18,10 +18,11 @@ from delayed_queue.tasks.backend import DelayedQueueBackend
 from delayed_queue.tasks.serving import Serving, TaskQueue, declared, priorities, servings
 from delayed_queue.testing.draining import Drained, mended
 
-_END = "failed"
+_END: Final = "failed"
+_LIMIT: Final = 1_000
 
 
-def drain(*queues: str, limit: int = 1000) -> Drained:
+def drain(*queues: str, limit: int = _LIMIT) -> Drained:
     """Run tasks that are due until none is left, as a worker would; return how they ended.
 
     Of all declared queues, or of those named, the most urgent first. Inside a test's transaction
@@ -109,15 +110,24 @@ class ImmediateBackend(DelayedQueueBackend):
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         result = super().enqueue(task, args, kwargs)
-        # Where QUEUES is empty, tasks of any queue are run.
-        servings.setdefault(task.queue_name, Serving(task.queue_name))
-        drain(task.queue_name)
-        if self.supports_get_result and not connections[self.settings.database].needs_rollback:
-            result.refresh()
+        self._run(task, [result])
         return result
 
     async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         return await sync_to_async(self.enqueue, thread_sensitive=True)(task, args, kwargs)
+
+    def enqueue_many(self, task: Any, arguments: Iterable[Any]) -> Sequence[Any]:
+        results = super().enqueue_many(task, arguments)
+        self._run(task, results)
+        return results
+
+    def _run(self, task: Any, results: Sequence[Any]) -> None:
+        # Where QUEUES is empty, tasks of any queue are run.
+        servings.setdefault(task.queue_name, Serving(task.queue_name))
+        drain(task.queue_name, limit=_LIMIT + len(results))
+        if self.supports_get_result and not connections[self.settings.database].needs_rollback:
+            for each in results:
+                each.refresh()
 
 
 __all__ = ["Drained", "ImmediateBackend", "drain"]

@@ -109,4 +109,5 @@ def _as_model(letter: Letter) -> DeadLetter:
         created_at=from_milliseconds(letter.created_at),
         died_at=from_milliseconds(letter.died_at),
         fingerprint=fingerprint(letter.reason, letter.last_error),
+        group=letter.group,
     )

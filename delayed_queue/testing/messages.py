@@ -12,6 +12,7 @@ from delayed_queue.models import Message, MessageManager
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow
 from delayed_queue.queue.store.inspect import StatsRow, StoredRow
 from delayed_queue.queue.store.settle import ExtendedRow
+from delayed_queue.testing.limits import InMemoryGroups
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ else:
     _Messages = object
 
 
-class InMemoryMessages(_Messages):
+class InMemoryMessages(InMemoryGroups, _Messages):
     """The statements of MessageManager."""
 
     def __init__(self, store: InMemoryStore) -> None:
@@ -38,6 +39,7 @@ class InMemoryMessages(_Messages):
         schedule_at: int | None = None,
         delay: int = 0,
         headers: str | None = None,
+        group: str | None = None,
         now: int | None = None,
         channel: str | None = None,
         using: str = DEFAULT_DB_ALIAS,
@@ -51,7 +53,9 @@ class InMemoryMessages(_Messages):
             if old is not None and (old.payload, old.scheduled_at_initially) == (payload, due_at):
                 return None
             row_id = self._store.new_id() if old is None else old.id
-            self._store.put(Row(row_id, kind, key, payload, due_at, due_at, at, headers))
+            self._store.put(
+                Row(row_id, kind, key, payload, due_at, due_at, at, headers, group=group)
+            )
         if channel is not None:
             self.notify(channel)
         return old is None
@@ -63,6 +67,7 @@ class InMemoryMessages(_Messages):
         payloads: list[bytes],
         schedules: list[int | None],
         headers: list[str | None],
+        groups: list[str | None],
         *,
         can_update: bool,
         now: int | None = None,
@@ -72,11 +77,11 @@ class InMemoryMessages(_Messages):
         at = instant(now)
         written: dict[str, bool] = {}
         with self._store.lock:
-            offers = zip(keys, payloads, schedules, headers, strict=True)
-            for key, payload, schedule_at, text in offers:
+            offers = zip(keys, payloads, schedules, headers, groups, strict=True)
+            for key, payload, schedule_at, text, group in offers:
                 created = self.offer(
                     kind, key, payload, can_update=can_update, schedule_at=schedule_at,
-                    headers=text, now=at,
+                    headers=text, group=group, now=at,
                 )  # fmt: skip
                 if created is not None:
                     written[key] = created
@@ -114,7 +119,7 @@ class InMemoryMessages(_Messages):
         )
         return LeasedRow(
             row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at, until,
-            row.attempts + 1, row.headers,
+            row.attempts + 1, row.headers, row.lease_id is not None, row.group,
         )  # fmt: skip
 
     def consume(
@@ -128,7 +133,7 @@ class InMemoryMessages(_Messages):
             ConsumedRow(
                 row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at,
                 row.scheduled_at, row.attempts + 1, row.headers, row.lease_id is not None,
-                row.created_at, row.first_error, row.last_error,
+                row.created_at, row.first_error, row.last_error, row.group,
             )
             for row in taken
         ]  # fmt: skip
@@ -141,7 +146,7 @@ class InMemoryMessages(_Messages):
                 Row(
                     row.id, kind, row.key, row.payload, row.due_at, row.scheduled_at,
                     row.created_at, row.headers, lease_id, row.attempts, row.due_at,
-                    row.first_error, row.last_error,
+                    row.first_error, row.last_error, row.group,
                 )
             )  # fmt: skip
 
@@ -228,7 +233,7 @@ class InMemoryMessages(_Messages):
             return None
         return StoredRow(
             row.scheduled_at, row.scheduled_at_initially, row.created_at, row.lease_id,
-            row.attempts, row.headers, row.last_error, row.payload, instant(now),
+            row.attempts, row.headers, row.last_error, row.payload, instant(now), row.group,
         )  # fmt: skip
 
     def has_key(self, kind: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
@@ -289,5 +294,5 @@ def _letter(letter_id: int, row: Row, reason: str, error: str | None, at: int) -
         letter_id, row.kind, row.key, row.payload, row.headers, row.attempts, reason,
         error if row.first_error is None else row.first_error,
         row.last_error if error is None else error,
-        row.scheduled_at_initially, row.created_at, at,
+        row.scheduled_at_initially, row.created_at, at, row.group,
     )  # fmt: skip

@@ -14,9 +14,10 @@ from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.messages import Envelope, to_milliseconds
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import RetryPolicy
+from delayed_queue.testing.limits import InMemoryLimits
 from delayed_queue.testing.messages import InMemoryMessages
 from delayed_queue.testing.stores import InMemoryStore, ManualClock
-from delayed_queue.testing.tables import InMemoryLetters, InMemoryPauses, InMemorySchedules
+from delayed_queue.testing.tables import InMemoryLetters, InMemorySchedules
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class InMemoryQueue(DelayedQueue):
         self._messages = InMemoryMessages(self.store)
         self._letters = InMemoryLetters(self.store)
         self._schedules = InMemorySchedules(self.store)
-        self._pauses = InMemoryPauses(self.store)
+        self._limits = InMemoryLimits(self.store)
 
     def _now(self) -> int:
         return to_milliseconds(self._local_now())

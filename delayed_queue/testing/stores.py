@@ -78,6 +78,11 @@ class Row:
     due_at: int | None = None
     first_error: str | None = None
     last_error: str | None = None
+    group: str | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        return self.lease_id is not None or self.scheduled_at > self.scheduled_at_initially
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,29 @@ class Letter:
     scheduled_at_initially: int
     created_at: int
     died_at: int
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRow:
+    """A row of the limits' table."""
+
+    paused_at: int | None = None
+    declared: str | None = None
+    is_ordered: bool = False
+    is_fair: bool = True
+    blocks_on_dead: bool = False
+    queue_interval: float | None = None
+    queue_burst: int | None = None
+    concurrency: int | None = None
+    weight: int | None = None
+    interval: float | None = None
+    burst: int | None = None
+    spent_until: float | None = None
+    resumed_at: int | None = None
+
+
+NO_LIMITS: Final = LimitRow()
 
 
 class InMemoryStore:
@@ -110,7 +138,7 @@ class InMemoryStore:
         self.rows: dict[int, Row] = {}
         self.letters: dict[int, Letter] = {}
         self.schedules: dict[tuple[str, str], ScheduleRow] = {}
-        self.paused: frozenset[str] = frozenset()
+        self.limits: dict[tuple[str, str], LimitRow] = {}
         self.new_id = count(1).__next__
         self._ids: dict[tuple[str, str], int] = {}
         self._wake_channels: set[WakeChannel] = set()
@@ -144,10 +172,16 @@ class InMemoryStore:
         ]
 
     def earliest_due(self, kind: str, limit: int, now: int) -> list[Row]:
-        if kind in self.paused:
+        if self.has_limits(kind):
             return []
         due = (row for row in self.of_kind(kind) if row.scheduled_at <= now)
         return heapq.nsmallest(limit, due, key=lambda row: (row.scheduled_at, row.id))
+
+    def has_limits(self, kind: str) -> bool:
+        return any(each == kind for each, _ in self.limits)
+
+    def limit_of(self, kind: str, group: str = "") -> LimitRow:
+        return self.limits.get((kind, group), NO_LIMITS)
 
     def under_lease(self, lease_id: str | None, ids: Sequence[int]) -> list[Row]:
         rows = (self.rows.get(row_id) for row_id in dict.fromkeys(ids))
@@ -161,13 +195,13 @@ class InMemoryStore:
                 raise RuntimeError("A durable transaction cannot be nested within another.")
             before = (
                 self.rows.copy(), self.letters.copy(), self._ids.copy(), self.schedules.copy(),
-                self.paused,
+                self.limits.copy(),
             )  # fmt: skip
             self._depth += 1
             try:
                 yield
             except BaseException:
-                self.rows, self.letters, self._ids, self.schedules, self.paused = before
+                self.rows, self.letters, self._ids, self.schedules, self.limits = before
                 raise
             finally:
                 self._depth -= 1

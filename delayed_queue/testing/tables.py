@@ -1,4 +1,4 @@
-"""Dead letters, pauses and schedules of an in-memory queue."""
+"""Dead letters and schedules of an in-memory queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.cron.store import ScheduleManager, ScheduleRow, TickRow
-from delayed_queue.models import DeadLetter, PausedQueue, PausedQueueManager, Schedule
+from delayed_queue.models import DeadLetter, Schedule
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.dead_letters import DeadLetterManager, ListedRow, RedrivenRow
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
@@ -58,10 +58,13 @@ class InMemoryLetters(_Letters):
         if active is not None and not overwrite:
             return None
         row_id = self._store.new_id() if active is None else active.id
-        first = letter.scheduled_at_initially if _keeps_schedule(letter.kind) else at
+        first = letter.scheduled_at_initially if _keeps_schedule(letter) else at
         self._store.put(
-            Row(row_id, letter.kind, letter.key, letter.payload, at, first, at, letter.headers)
-        )
+            Row(
+                row_id, letter.kind, letter.key, letter.payload, _old_place(letter, at), first, at,
+                letter.headers, group=letter.group,
+            )
+        )  # fmt: skip
         del self._store.letters[letter.id]
         return active is None
 
@@ -118,46 +121,15 @@ def _name(row: Row | Letter) -> tuple[str, str]:
     return row.key, (family and family.name_of(row.kind)) or row.kind
 
 
-def _keeps_schedule(kind: str) -> bool:
+def _old_place(letter: Letter, at: int) -> int:
+    return at if letter.group is None else min(at, letter.scheduled_at_initially + 1)
+
+
+def _keeps_schedule(letter: Letter) -> bool:
+    if letter.group is not None:
+        return True
     family = hooks.kind_family
-    return family is not None and re.search(family.keeps_schedule, kind) is not None
-
-
-if TYPE_CHECKING:
-    _Pauses = PausedQueueManager[PausedQueue]  # for its signatures, as in messages.py
-else:
-    _Pauses = object
-
-
-class InMemoryPauses(_Pauses):
-    """The statements of PausedQueueManager; nobody asks a store for the reason."""
-
-    def __init__(self, store: InMemoryStore) -> None:
-        self._store = store
-
-    def pause(
-        self,
-        kind: str,
-        *,
-        reason: str = "",
-        by: str = "",
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> bool:
-        with self._store.lock:
-            is_new = kind not in self._store.paused
-            self._store.paused |= {kind}
-        return is_new
-
-    def resume(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        with self._store.lock:
-            was_paused = kind in self._store.paused
-            self._store.paused -= {kind}
-        return was_paused
-
-    def is_paused(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        with self._store.lock:
-            return kind in self._store.paused
+    return family is not None and re.search(family.keeps_schedule, letter.kind) is not None
 
 
 if TYPE_CHECKING:

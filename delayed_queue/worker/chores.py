@@ -13,7 +13,7 @@ from django.db import Error, connections
 
 from delayed_queue.conf import get_settings
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import BulkRun, DeadLetter
+from delayed_queue.models import BulkRun, DeadLetter, Limit
 from delayed_queue.observe.logs import described, log
 from delayed_queue.observe.store import SAMPLES_BY_DAY
 from delayed_queue.queue.bulk import step
@@ -72,10 +72,15 @@ class Chores:
         return time.monotonic() >= self._prunes_at
 
     def _prune(self) -> None:
-        """Delete what was kept long enough: dead letters a batch at a time, samples a day."""
+        """Delete what was kept long enough: dead letters a batch at a time, samples a day.
+
+        And rows of limits that hold nothing back any more.
+        """
         pause = _PRUNE_INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311 - to spread a herd
         self._prunes_at = time.monotonic() + pause
         self._prune_letters(get_settings().DEAD_LETTER_RETENTION)
+        for kind in set(Limit.objects.using(self._using).values_list("kind", flat=True)):
+            Limit.objects.tidy(kind, using=self._using)
         if (kept := get_settings().SAMPLE_RETENTION) is not None:
             SAMPLES_BY_DAY.keep(kept, using=self._using)
 

@@ -6,30 +6,49 @@ import logging
 import threading
 import time
 import uuid
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from django.db import Error, connections
 
-from delayed_queue.db.resilience import repeat
-from delayed_queue.db.sql import Row, rows_of, value_of
+from delayed_queue.db.resilience import is_conflict, repeat, through_conflicts
+from delayed_queue.db.sql import Row, first_row, rows_of, value_of
+from delayed_queue.db.statements import run
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Manner, Snooze, Treatment
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe.logs import log
+from delayed_queue.queue.groups import GroupClaim, GroupWalk
 from delayed_queue.queue.store.claim import (
     LeasedRow,
     RankedRow,
+    claiming,
     earliest_first,
     most_urgent_first,
 )
+from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.worker.consumers import Consumer
+
+# For how long a claim by group waits for another one of its queue, which takes milliseconds; but a
+# poll in somebody's transaction lasts to the end of that.
+TURN_WAIT_MS: Final = 250
+# How many claims by group are made in a row that find nothing, before the worker does something
+# else: each has looked at some groups.
+MOST_LOOKS: Final = 4
+_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 # Of a claim that asks nobody whether it is alone.
 _ALONE: Final = ((True,),)
+
+
+def waited_too_long(error: Exception) -> bool:
+    """Return whether the wait for another transaction's lock was given up."""
+    return getattr(error.__cause__, "sqlstate", None) == _LOCK_NOT_AVAILABLE
 
 
 class NotBegun(Snooze):
@@ -56,6 +75,8 @@ class Claim:
         "envelopes",
         "failures",
         "is_async",
+        "is_being_written",
+        "is_in_doubt",
         "is_suspect",
         "judged",
         "lease_id",
@@ -83,6 +104,10 @@ class Claim:
         self.is_suspect = is_suspect
         # Whether other claims have members of the lease: those of suspects are one each.
         self.shares_lease = is_suspect
+        # Whether an exchange that has not ended writes about it.
+        self.is_being_written = False
+        # Whether one that never ended did, so that what is gone may have been settled by it.
+        self.is_in_doubt = False
         # The monotonic time before which it is not settled, as somebody else holds its message.
         self.deferred_until = 0.0
         self.call: Callable[[Envelope], Any] = consumer.call
@@ -146,6 +171,8 @@ class Claim:
     @property
     def has_unwritten(self) -> bool:
         """Whether something is to be settled, and may be by now."""
+        if self.is_being_written:
+            return False
         is_handled = len(self.done) > self.acknowledged or len(self.failures) > self.judged
         return is_handled and self.deferred_until <= time.monotonic()
 
@@ -164,7 +191,7 @@ class Claim:
         apart = Claim(
             self.consumer, self.lease_id, [envelope], self.leased_at, is_suspect=self.is_suspect
         )
-        apart.shares_lease = True
+        apart.shares_lease, apart.is_in_doubt = True, self.is_in_doubt
         apart.is_async, apart.timeout, apart.call = self.is_async, self.timeout, self.call
         apart.failures = [each for each in self.failures if each[0] is envelope]
         if apart.failures:
@@ -198,11 +225,17 @@ class Turn(NamedTuple):
     """The answer to a claim: ``is_alone`` is False where another worker was claiming.
 
     ``next_due_in`` are milliseconds; None where nothing falls due soon, or nobody asked.
+    ``has_more``: it may be that more is to be had at once, though less was found than asked for.
     """
 
     claimed: Sequence[LeasedRow | RankedRow]
     next_due_in: int | None
     is_alone: bool
+    has_more: bool = False
+
+
+# Not now: another worker is claiming, or one has to claim in another manner.
+_NOT_NOW: Final = Turn((), None, is_alone=False)
 
 
 def new_lease_id(holder: str = "") -> str:
@@ -210,24 +243,92 @@ def new_lease_id(holder: str = "") -> str:
     return holder + str(uuid.uuid4())[len(holder) :]
 
 
+def by_turns(rows: list[LeasedRow]) -> list[LeasedRow]:
+    """Return the earliest of each group before the second of any: they are begun in this order."""
+    before: Counter[str | None] = Counter()
+    ranked = []
+    for row in earliest_first(rows):
+        ranked.append((before[row.group], row))
+        before[row.group] += 1
+    ranked.sort(key=itemgetter(0))
+    return [row for _, row in ranked]
+
+
 class ClaimPlan:
     """A claim about to be made: of which consumer, under which leases, by which statements."""
 
     def __init__(self, consumer: Consumer, limit: int, holder: str = "") -> None:
         self.consumer = consumer
+        self._walk = consumer.walk
         self.poll = consumer.begin_poll(limit)
         self.lease_id, self.retaken_id = new_lease_id(holder), new_lease_id(holder)
         self._asked = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id)
         self.steps = list(self._asked.values())
 
     def read(self, answers: Sequence[list[Row]]) -> Turn:
-        """Return what its statements, the last of a round trip, were answered."""
+        """Return what its statements, the last of a round trip, were answered.
+
+        Of a queue with limits the claim is made here.
+        """
         of_statement = dict(zip(self._asked, answers[-len(self._asked) :], strict=True))
-        return Turn(
-            self._claimed(of_statement["claimed"]),
-            value_of(of_statement.get("next_due_in", ())),
-            value_of(of_statement.get("is_alone", _ALONE)),
-        )
+        next_due_in = value_of(of_statement.get("next_due_in", ()))
+        rules = first_row(RulesRow, of_statement.get("rules", ()))
+        if self._walk is not None:
+            return self._claim_by_group(self._walk, rules, next_due_in)
+        claimed = self._claimed(of_statement["claimed"])
+        if rules is not None and not claimed and not rules.is_paused:
+            self.consumer.walk = GroupWalk()
+            return _NOT_NOW
+        return Turn(claimed, next_due_in, value_of(of_statement.get("is_alone", _ALONE)))
+
+    def _claim_by_group(
+        self, walk: GroupWalk, rules: RulesRow | None, next_due_in: int | None
+    ) -> Turn:
+        if rules is None:
+            self.consumer.walk = None
+            return _NOT_NOW
+        if rules.is_paused:
+            return Turn((), next_due_in, is_alone=True)
+        rows: list[LeasedRow] = []
+        permits, has_more = [] if next_due_in is None else [next_due_in], False
+        for kind in self.poll.kinds:
+            limit = self.poll.limit - len(rows)
+            if kind != self.consumer.queue.kind:
+                rows += self._claim_plainly(kind, limit)
+            elif limit > 0:
+                claim = self._claim_of_groups(walk, limit)
+                if claim is None:
+                    return Turn(rows, None, is_alone=bool(rows), has_more=True)
+                self.consumer.is_rated = claim.is_rated
+                rows, has_more = rows + claim.rows, claim.has_more
+                permits += [] if claim.permit_in is None else [claim.permit_in]
+        if has_more and not rows:
+            return _NOT_NOW
+        return Turn(by_turns(rows), min(permits, default=None), True, has_more)
+
+    def _claim_plainly(self, kind: str, limit: int) -> list[LeasedRow]:
+        """Claim what a treatment keeps in another kind: nothing there has a group."""
+        queue = self.consumer.queue
+        lease = queue.lease_duration // MILLISECOND
+        step = claiming(kind, limit, self.lease_id, self.retaken_id, lease)
+        return rows_of(LeasedRow, run(queue.using, [step])[0])
+
+    def _claim_of_groups(self, walk: GroupWalk, limit: int) -> GroupClaim | None:
+        """Return the first of a few claims that found something; None where it was not its turn."""
+        make = partial(
+            self.consumer.queue.make_group_claim, walk, limit, self.lease_id, self.retaken_id,
+            TURN_WAIT_MS,
+        )  # fmt: skip
+        try:
+            for _ in range(MOST_LOOKS):
+                claim = through_conflicts(make)
+                if claim.rows or not claim.has_more:
+                    break
+        except Error as error:
+            if waited_too_long(error) or is_conflict(error):
+                return None
+            raise
+        return claim
 
     def _claimed(self, answer: list[Row]) -> Sequence[LeasedRow | RankedRow]:
         if self.poll.kinds:

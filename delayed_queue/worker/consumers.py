@@ -20,6 +20,7 @@ from delayed_queue.models import Message
 from delayed_queue.observe.history import Tally
 from delayed_queue.observe.instruments import awrap, wrap
 from delayed_queue.observe.logs import log
+from delayed_queue.queue.groups import GroupWalk
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import (
     NO_FLOOR,
@@ -29,6 +30,7 @@ from delayed_queue.queue.store.claim import (
     looking_ahead_ranked,
     trying_alone,
 )
+from delayed_queue.queue.store.limits import reading_rules
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.scanning import (
@@ -46,6 +48,8 @@ CRASHED: Final = "crashed: attempts used up without an answer"
 BATCH_SECONDS: Final = 0.25
 # What part of the slots a dynamic queue may take before it has shown that it gives them back soon.
 FIRST_WINDOW: Final = 1 / 8
+# For what part of the time for which a worker leases ahead it does so of a queue with limits.
+LIMITED_AHEAD: Final = 0.25
 # Of how many messages, at most, the moving average is.
 AVERAGED: Final = 16
 
@@ -114,6 +118,10 @@ class Consumer:
     share: FairShare = field(default_factory=FairShare)
     transactions: TransactionLoad = field(default_factory=TransactionLoad)
     schedule: ScanSchedule = field(init=False)
+    # How far claims by group have come, while the queue is known to have limits; and whether one
+    # of these is a rate: a permit is for a message that starts now.
+    walk: GroupWalk | None = field(init=False, default=None)
+    is_rated: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
         self.is_async = self.handler.is_async
@@ -141,7 +149,9 @@ class Consumer:
         """Return the poll to make now; of several kinds always from the start of each."""
         treatment = self.handler.treatment
         kinds = () if treatment is None else tuple(treatment.kinds())
-        return self.schedule.begin(limit, kinds if len(kinds) > 1 else ())
+        if self.walk is not None:
+            kinds = kinds or (self.queue.kind,)
+        return self.schedule.begin(limit, kinds if self.walk is not None or len(kinds) > 1 else ())
 
     def end_poll(self, poll: Poll, result: PollResult) -> None:
         """Note what a poll found: when the next is worth it, and how overdue the queue is."""
@@ -151,17 +161,42 @@ class Consumer:
             self.share.overdue_since = result.latest
 
     def claim_steps(self, poll: Poll, lease_id: str, retaken_id: str) -> dict[str, Step]:
-        """Return, by what it answers, each statement of a poll that leases what it finds."""
+        """Return, by what it answers, each statement of a poll that leases what it finds.
+
+        Of a queue with limits those before the claim, which is a transaction of its own.
+        """
+        if self.walk is not None:
+            return {"rules": reading_rules(self.queue.kind), **self._ahead(poll)}
         claim = self._claim(poll, lease_id, retaken_id)
         if not poll.asks_ahead:
             return {"claimed": claim}
-        horizon = self.queue.poll_interval // MILLISECOND
-        if poll.kinds:
-            return {"next_due_in": looking_ahead_ranked(poll.kinds, horizon), "claimed": claim}
-        ahead = looking_ahead(self.queue.kind, horizon)
         # Only before a sleep is it worth knowing why nothing was found.
         turn = {"is_alone": trying_alone(self.queue.kind)} if self.is_strict else {}
-        return {**turn, "next_due_in": ahead, "claimed": claim}
+        rules = {"rules": reading_rules(self.queue.kind)}
+        return {**turn, **rules, **self._ahead(poll), "claimed": claim}
+
+    def _ahead(self, poll: Poll) -> dict[str, Step]:
+        horizon = self.queue.poll_interval // MILLISECOND
+        if not poll.asks_ahead:
+            return {}
+        if poll.kinds:
+            return {"next_due_in": looking_ahead_ranked(poll.kinds, horizon)}
+        return {"next_due_in": looking_ahead(self.queue.kind, horizon)}
+
+    @property
+    def ahead_share(self) -> float:
+        """For how much of the usual time to lease ahead: briefly where others wait for their turn.
+
+        And not where there is a rate.
+        """
+        if self.walk is None:
+            return 1.0
+        return 0.0 if self.is_rated else LIMITED_AHEAD
+
+    def note_slot(self) -> None:
+        """A lease has ended: where leases are limited, something else may be leased now."""
+        if self.walk is not None:
+            self.schedule.wake()
 
     def _claim(self, poll: Poll, lease_id: str, retaken_id: str) -> Step:
         lease = self.queue.lease_duration // MILLISECOND
@@ -208,6 +243,14 @@ def consumer_of(handler: Handler, options: WorkerOptions, *, is_dynamic: bool = 
     limit = min(options.batch_size, handler.batch_size or options.batch_size)
     call, acall = wrap(handler), awrap(handler)
     return Consumer(handler, queue, queue.retry_policy, call, limit, acall, is_dynamic)
+
+
+def declare_groups(consumers: Iterable[Consumer]) -> None:
+    """Write the limits that handlers declare, where they declare others than the last time."""
+    for consumer in consumers:
+        consumer.queue.groups.declare(consumer.handler.groups)
+        if consumer.handler.groups is not None:
+            consumer.walk = GroupWalk()
 
 
 def shortest_lease(consumers: list[Consumer]) -> float:

@@ -57,6 +57,8 @@ class Dispatcher:
             self._open_loop()
         self.runs_ended: deque[TransactionalRun] = deque()
         self._runs: set[TransactionalRun] = set()
+        # Claims that are being made: there is no room any more for what they may bring.
+        self._plans: set[ClaimPlan] = set()
         self._suspects: deque[Work] = deque()
         # Transactional consumers that have met suspects, and how many messages to take one by one.
         self._suspect_runs: deque[tuple[Consumer, int]] = deque()
@@ -98,7 +100,10 @@ class Dispatcher:
     @property
     def room_left(self) -> int:
         most = self._options.max_messages
-        return 2**31 - 1 if most is None else max(most - self._claimed, 0)
+        if most is None:
+            return 2**31 - 1
+        asked = sum(plan.poll.limit for plan in self._plans)
+        return max(most - self._claimed - asked, 0)
 
     @property
     def in_flight(self) -> int:
@@ -121,7 +126,7 @@ class Dispatcher:
         now = time.monotonic()
         load = self._load()
         for consumer in self._in_turn():
-            if now < consumer.schedule.next_at:
+            if now < consumer.schedule.next_at or self._waits_for_plan(consumer):
                 continue
             if consumer.handler.transactional:
                 self._start_runs(consumer)
@@ -129,8 +134,19 @@ class Dispatcher:
             limit = self._room(consumer, load)
             if limit > 0:
                 self._note_turn(consumer)
-                return ClaimPlan(consumer, limit, self.holder)
+                plan = ClaimPlan(consumer, limit, self.holder)
+                self._plans.add(plan)
+                return plan
         return None
+
+    def end_plan(self, plan: ClaimPlan) -> None:
+        """Have no room kept any more for what a claim may bring: it has been made, or failed."""
+        self._plans.discard(plan)
+
+    def _waits_for_plan(self, consumer: Consumer) -> bool:
+        """Return whether a claim is being made beside which the consumer cannot make another."""
+        is_alone = consumer.is_strict or consumer.walk is not None
+        return is_alone and any(plan.consumer is consumer for plan in self._plans)
 
     def _in_turn(self) -> Iterator[Consumer]:
         """Yield the consumers in the order they are to claim in.
@@ -174,6 +190,10 @@ class Dispatcher:
             found[self.pool_of(claim)] += claim.unhandled
             if claim.consumer.is_dynamic:
                 found[claim.consumer] += claim.unhandled
+        for plan in self._plans:
+            found[self.pool_of(plan.consumer)] += plan.poll.limit
+            if plan.consumer.is_dynamic:
+                found[plan.consumer] += plan.poll.limit
         return found
 
     def _room(self, consumer: Consumer, load: Counter[Pool | Consumer]) -> int:
@@ -181,7 +201,10 @@ class Dispatcher:
         if consumer.is_dynamic:
             room = pool.share(consumer.limit, load[pool], load[consumer], consumer.share.window)
         else:
-            room = pool.room(consumer.limit, load[pool])
+            room = pool.room(consumer.limit, load[pool], consumer.ahead_share)
+        if consumer.walk is not None and consumer.is_rated:
+            # A permit is for a message that is started now.
+            room = min(room, max(pool.capacity - load[pool], 0))
         return min(room, self.room_left)
 
     def next_poll_at(self) -> float:
@@ -215,7 +238,9 @@ class Dispatcher:
             plan.consumer.schedule.wait_for_turn()
             return 0
         latest = rows[-1].due_at if rows else None
-        plan.consumer.end_poll(plan.poll, PollResult(len(rows), latest, turn.next_due_in))
+        plan.consumer.end_poll(
+            plan.poll, PollResult(len(rows), latest, turn.next_due_in, has_more=turn.has_more)
+        )
         self._claimed += len(rows)
         if rows:
             _note_lateness(plan.consumer, rows)

@@ -22,9 +22,11 @@ from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
 
-# How far ahead of a pool a worker leases: what it begins within this time, but two batches at
-# most. More would keep messages from idle workers, less would leave it waiting for claims.
+# How far ahead of a pool a worker leases: what it begins within this time, but so many batches at
+# most: two that are being claimed, and two that are worked off meanwhile. More would keep messages
+# from idle workers, less would leave it waiting for claims.
 AHEAD_SECONDS: Final = 0.1
+BATCHES_AHEAD: Final = 4
 # What a message is believed to take before one has ended: so long that a few slots lease nothing
 # ahead, since nobody knows yet how long it would wait.
 FIRST_SECONDS: Final = 1.0
@@ -99,18 +101,22 @@ class Pool:
         """Let what is begun end, for so long; then leave it."""
         raise NotImplementedError
 
-    def ahead(self, batch_size: int, unhandled: int) -> int:
+    def ahead(self, batch_size: int, unhandled: int, share: float = 1.0) -> int:
         """Return how many messages may be leased beyond what the pool handles at a time."""
         if batch_size == 1:  # one by one was asked for
             return 0
         if unhandled and self.stalls_in() <= 0:  # nobody knows when it has a slot to give
             return 0
         each = max(self.seconds_each, 1e-9)  # by a coarse clock it may be none
-        return min(int(self.capacity * AHEAD_SECONDS / each), 2 * batch_size)
+        begun_soon = int(self.capacity * AHEAD_SECONDS * share / each)
+        return min(begun_soon, BATCHES_AHEAD * batch_size)
 
-    def room(self, batch_size: int, unhandled: int) -> int:
-        """Return how many messages to claim now: none rather than few, unless it is idle."""
-        ahead = self.ahead(batch_size, unhandled)
+    def room(self, batch_size: int, unhandled: int, share: float = 1.0) -> int:
+        """Return how many messages to claim now: none rather than few, unless it is idle.
+
+        ``share``: of the time for which messages are leased ahead.
+        """
+        ahead = self.ahead(batch_size, unhandled, share)
         free = min(self.capacity + ahead - unhandled, batch_size)
         # Not in small change: a claim costs much the same for one message as for fifty. But while
         # half of what was leased ahead is there yet, so that no slot has to wait for it.

@@ -18,6 +18,7 @@ MAX_COUNTS: Final = {
     "async_concurrency": 10_000,
     "batch_size": 10_000,
     "processes": 1000,
+    "claims": 2,
     "max_messages": 10**18,
 }
 
@@ -37,7 +38,8 @@ class WorkerOptions:
     due. ``max_messages``: stop after that many deliveries. ``cron``: keep the schedules of code
     and operators too, unless ``burst``. ``processes``: how many a supervisor is to start.
     ``sourced``: the queues to take of those that sources name; None takes all, unless ``queues``
-    are named. ``only_sourced``: no others.
+    are named. ``only_sourced``: no others. ``claims``: how many may be made at a time, 1 or 2;
+    None is 2, but 1 where one thread handles.
     """
 
     queues: tuple[str, ...] = ()
@@ -55,12 +57,15 @@ class WorkerOptions:
     processes: int = 1
     sourced: tuple[str, ...] | None = None
     only_sourced: bool = False
+    claims: int | None = None
 
     def __post_init__(self) -> None:
         _check_count("concurrency", self.concurrency)
         _check_count("async_concurrency", self.async_concurrency)
         _check_count("batch_size", self.batch_size)
         _check_count("processes", self.processes, 0)
+        if self.claims is not None:
+            _check_count("claims", self.claims)
         if self.max_messages is not None:
             _check_count("max_messages", self.max_messages)
         if self.lease is not None:
@@ -74,6 +79,14 @@ class WorkerOptions:
             raise InvalidConfiguration(f"A queue is named twice: {', '.join(self.queues)}.")
         if self.only_sourced and self.queues:
             raise InvalidConfiguration("Either queues are named, or none but sourced ones wanted.")
+
+    @property
+    def most_claims(self) -> int:
+        """How many claims may be made at a time.
+
+        What two bring may pass each other, and one thread is to handle what is due first, first.
+        """
+        return self.claims or min(self.concurrency, 2)
 
     @property
     def slots(self) -> int:

@@ -57,10 +57,12 @@ class PollResult:
     latest: int | None = None
     next_due_in: int | None = None
     seconds: float | None = None
+    # Whether it was told so.
+    has_more: bool = False
 
     def is_full(self, poll: Poll) -> bool:
         """Return whether there may be more right now."""
-        return self.found == poll.limit
+        return self.has_more or self.found == poll.limit
 
 
 class ScanSchedule:

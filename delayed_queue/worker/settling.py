@@ -39,7 +39,6 @@ Rows = list[Row]
 LOCK_WAIT_MS: Final = 250
 # How long a message that somebody held is not asked for.
 PAUSE_SECONDS: Final = 1.0
-_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 class _Failure(NamedTuple):
@@ -74,17 +73,15 @@ class Settler:
     """Turns what handlers answered into statements, and their answers into counts and signals.
 
     Nothing is noted before the commit: after an outage the same is written again, not handled
-    again. ``is_in_doubt`` says that the last commit may have happened although no answer came;
-    then what is gone is taken for settled by it, and not for lost.
+    again. Then what is gone of a claim that is in doubt is taken for settled, and not for lost.
     """
 
     def __init__(self, sender: Any, counts: Counts) -> None:
         self._sender = sender
         self._counts = counts
-        self.is_in_doubt = False
 
     def settlements(self, claims: Iterable[Claim]) -> list[Settlement]:
-        """Return what there is to write: at most two statements for all that went well.
+        """Return what to write about claims that have something: two statements for what went well.
 
         And one for each queue whose treatment has something to write about it.
         """
@@ -92,8 +89,6 @@ class Settler:
         plain: list[Claim] = []
         failures: list[tuple[Claim, Envelope, BaseException]] = []
         for claim in claims:
-            if not claim.has_unwritten:
-                continue
             if len(claim.done) > claim.acknowledged:
                 treatment = claim.consumer.handler.treatment
                 (plain if treatment is None else treated.setdefault(treatment, [])).append(claim)
@@ -171,17 +166,19 @@ class Settler:
     def _note_done(self, parts: list[tuple[Claim, list[int]]], rows: Rows) -> None:
         wanted = sum(len(ids) for _, ids in parts)
         # Nearly always all are deleted; only otherwise is it worth asking which.
-        are_all_deleted = self.is_in_doubt or len(rows) == wanted
-        deleted = None if are_all_deleted else set(column_of(rows))
+        deleted = None if len(rows) == wanted else set(column_of(rows))
+        # Of a message that came back meanwhile, the later claim is the one that held it.
+        holders = {each: claim for claim, ids in parts for each in ids} if deleted else {}
         for claim, ids in parts:
             claim.acknowledged += len(ids)
             done = ids
-            if deleted is not None:
-                settled = {each.message_id for each in claim.envelopes if each.is_settled}
-                done = [each for each in ids if each in deleted or each in settled]
+            if deleted is not None and not claim.is_in_doubt:
+                done = [each.message_id for each in claim.members(ids) if each.is_settled]
+                done += [each for each in ids if each in deleted and holders[each] is claim]
             self._counts.done += len(done)
             self._counts.lost += len(ids) - len(done)
             claim.consumer.tally.done += len(done)
+            claim.consumer.note_slot()
             _note_times(claim)
             self._announce_done(claim, done)
 
@@ -210,8 +207,9 @@ class Settler:
         written = set(column_of(rows))
         for claim, envelope, error, verdict in alike:
             claim.judged += 1
+            claim.consumer.note_slot()
             _note_times(claim)
-            if envelope.message_id in written or self.is_in_doubt:
+            if envelope.message_id in written or claim.is_in_doubt:
                 self.count_failure(claim.consumer, envelope, error, verdict)
             else:
                 self._counts.lost += 1
@@ -296,8 +294,8 @@ class LockDeferral:
         self._using = using
         self._keeper = keeper
 
-    def begin(self) -> int:
-        """Set apart what is held now; return 0, the number of messages this has claimed."""
+    def begin(self) -> None:
+        """Set apart what is held now."""
         claims = self._keeper.claims()
         held = self._held(claims)
         log(logging.INFO, "messages_held", count=len(held))
@@ -307,7 +305,6 @@ class LockDeferral:
                 self._keeper.watch(apart)
             if claim.is_settled:
                 self._keeper.forget(claim)
-        return 0
 
     def try_again(self) -> None:
         """Ask of what was deferred long enough whether it is still held."""
@@ -326,8 +323,3 @@ class LockDeferral:
     def _held(self, claims: list[Claim]) -> set[int]:
         ids = [message_id for claim in claims for message_id in claim.unwritten_ids()]
         return set(Message.objects.held(ids, using=self._using))
-
-
-def waited_too_long(error: Exception) -> bool:
-    """Return whether the wait for another transaction's lock was given up."""
-    return getattr(error.__cause__, "sqlstate", None) == _LOCK_NOT_AVAILABLE

@@ -26,8 +26,7 @@ from django.utils.autoreload import iter_all_python_module_files
 
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.observe.logs import log
-from delayed_queue.worker.board import COUNTERS, Board, limit_of
-from delayed_queue.worker.crashes import CrashReport, give_back
+from delayed_queue.worker.board import COUNTERS, Board, CrashReport, give_back, limit_of
 from delayed_queue.worker.health import SCRAPING, Place, forget_metrics, totals_of
 from delayed_queue.worker.heartbeat import TELLING, Totals
 from delayed_queue.worker.settling import Counts

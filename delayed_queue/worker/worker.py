@@ -14,33 +14,29 @@ from django.db import Error, connections
 
 from delayed_queue.conf import get_settings
 from delayed_queue.cron.keeper import CronKeeper, CronThread
-from delayed_queue.db.resilience import through_conflicts
-from delayed_queue.db.statements import keep_plans, run
+from delayed_queue.db.statements import keep_plans
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
 from delayed_queue.observe.logs import described, log
-from delayed_queue.queue.store.claim import limiting_waits
-from delayed_queue.queue.store.settle import returning_leases
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
-from delayed_queue.worker.consumers import Consumer, DynamicQueues, consumers_of, shortest_lease
+from delayed_queue.worker.consumers import (
+    Consumer,
+    DynamicQueues,
+    consumers_of,
+    declare_groups,
+    shortest_lease,
+)
 from delayed_queue.worker.database import Outage, check_schema
 from delayed_queue.worker.dispatcher import Dispatcher
+from delayed_queue.worker.exchanges import Exchanges
 from delayed_queue.worker.executor import GATHER_SECONDS
 from delayed_queue.worker.heartbeat import Heartbeat, Snapshot
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.settling import (
-    LOCK_WAIT_MS,
-    Counts,
-    LockDeferral,
-    Settlement,
-    Settler,
-    channels_of,
-    waited_too_long,
-)
+from delayed_queue.worker.settling import Counts, Settler
 from delayed_queue.worker.transactions import TransactionalRun
 
 # How often a worker that never sleeps asks for notifications, which are for its other queues.
@@ -79,15 +75,15 @@ class Worker:
             self, options, consumers, self.dynamic, self._keeper, self._wake_channel, self.board
         )  # fmt: skip
         self._settler = Settler(self, self.counts)
-        self._deferral = LockDeferral(options.using, self._keeper)
         self._cron = CronThread(CronKeeper(options.using), options.using)
         self._process = process
         self._heartbeat = Heartbeat(options.using, self.describe)
-        # Leases asked for by a claim whose answer never came, of others and of suspects.
-        self._unanswered: list[ClaimPlan] = []
-        self._exchanged_at = self._heard_at = 0.0
+        self._heard_at = 0.0
         self._stuck = 0
         self._outage = Outage(options.using, is_finite=options.burst)
+        self._exchanges = Exchanges(
+            options, self.dispatcher, self._keeper, self._settler, self._outage, self.board
+        )  # fmt: skip
 
     def __str__(self) -> str:
         return self.options.worker_id
@@ -143,6 +139,7 @@ class Worker:
         """Work until stopped, drained (burst), or done with max_messages."""
         keep_plans()
         try:
+            self._exchanges.start()
             self.dispatcher.start()
             self._keeper.start()
             self._heartbeat.start()
@@ -162,6 +159,7 @@ class Worker:
             try:
                 if self._outage.is_at_start:
                     self._check_schema()
+                    declare_groups(self.dispatcher.consumers)
                 with Listener(self._kinds(), self.options.using, hears_leases=True) as listener:
                     # Of leases that were ended before it listens, nobody tells it any more.
                     self._keeper.check(listener.touched_leases())
@@ -194,19 +192,23 @@ class Worker:
 
     def _turn(self, listener: Listener) -> None:
         self.board.turn()
+        self._count()
         self._give_up_late_ones()
         self._note_runs()
         self.dispatcher.tend()
         if not self._stop.is_set():
             self._tend_dynamic(listener)
-        claimed = self._exchange(self._plan())
+        goes_on = self._exchanges.turn(self._plan)
         now = time.monotonic()
         if now - self._heard_at > HEARING_SECONDS:
             self._heard_at = now
             if listener.heard():
                 self._hear(listener)
-        if not claimed and not self._is_over():
+        if not goes_on and not self._is_over():
             self._sleep(listener)
+
+    def _count(self) -> None:
+        self.board.count((*self.counts.numbers, self.in_flight))
 
     def _give_up_late_ones(self) -> None:
         self._stuck = self.dispatcher.executor.give_up_late_ones()
@@ -232,69 +234,10 @@ class Worker:
         return is_quiet and not self._has_work()
 
     def _has_work(self) -> bool:
-        return bool(self._keeper.claims()) or self.dispatcher.has_runs
+        has_claims = bool(self._keeper.claims()) or self.dispatcher.has_runs
+        return has_claims or self._exchanges.has_work
 
-    # One round trip
-
-    def _exchange(self, plan: ClaimPlan | None) -> int:
-        """Write what was handled and make the claim; return how many messages it brought."""
-        self._deferral.try_again()
-        settlements = self._settler.settlements(self._keeper.claims())
-        is_idle = not settlements and not self._unanswered
-        if plan is None and (is_idle or self._is_gathering()):
-            return 0
-        self._tell_board(plan)
-        try:
-            return through_conflicts(lambda: self._run(settlements, plan))
-        except (Error, ResourceUnavailable) as error:
-            if waited_too_long(error):
-                self._unanswered = []  # they may be what is held; their leases run out
-                return self._deferral.begin()
-            self._settler.is_in_doubt |= bool(settlements)
-            if plan is not None:
-                self._unanswered.append(plan)
-            raise
-
-    def _run(self, settlements: list[Settlement], plan: ClaimPlan | None) -> int:
-        returned = [(each.lease_id, each.retaken_id) for each in self._unanswered]
-        steps = [returning_leases(*zip(*returned, strict=True))] if returned else []
-        steps += [each.step for each in settlements]
-        # Claims pass over what others hold, but these would wait for it.
-        waits = [limiting_waits(LOCK_WAIT_MS)] if steps else []
-        if plan is not None:
-            steps += plan.steps
-        answers = run(self.options.using, [*waits, *steps], channels_of(settlements))[len(waits) :]
-        self._exchanged_at = time.monotonic()
-        if self._outage.is_on:
-            self._outage.end()
-        self._unanswered = []
-        self._note(settlements, answers[len(returned) > 0 :])
-        return 0 if plan is None else self.dispatcher.accept(plan, answers)
-
-    def _is_gathering(self) -> bool:
-        """Return whether more results are about to come that can be written together."""
-        is_recent = time.monotonic() - self._exchanged_at < GATHER_SECONDS
-        return is_recent and any(pool.waiting() for pool in self.dispatcher.pools)
-
-    def _tell_board(self, plan: ClaimPlan | None) -> None:
-        """Say what will be held if this process dies before the next round trip."""
-        asked = self._unanswered if plan is None else [plan, *self._unanswered]
-        held = [each.lease_id for each in asked]
-        suspects = [each.retaken_id for each in asked]
-        for claim in self._keeper.claims():
-            (suspects if claim.is_suspect else held).append(claim.lease_id)
-        # Once each: suspects of one lease are a claim each, and the board's room is limited.
-        self.board.hold(list(dict.fromkeys(held)), list(dict.fromkeys(suspects)))
-        self.board.count((*self.counts.numbers, self.in_flight))
-
-    def _note(self, settlements: list[Settlement], answers: list[list[tuple[object, ...]]]) -> None:
-        for settlement, rows in zip(settlements, answers, strict=False):
-            settlement.note(rows)
-        self._settler.is_in_doubt = False
-        if settlements:
-            for claim in self._keeper.claims():
-                if claim.is_settled:
-                    self._keeper.forget(claim)
+    # Transactions
 
     def _note_runs(self) -> None:
         """Count what the transactions did that ended."""
@@ -331,7 +274,7 @@ class Worker:
         if self.dispatcher.runs_ended:
             return 0
         if any(claim.has_unwritten for claim in self._keeper.claims()):
-            return GATHER_SECONDS if self._is_gathering() else 0
+            return GATHER_SECONDS if self._exchanges.is_gathering() else 0
         if self.dispatcher.executor.rouse_if_stalled():
             return GATHER_SECONDS
         return max(min(self._naps()), 0)
@@ -343,7 +286,7 @@ class Worker:
             *(min(each / 4, 1.0) for each in timeouts if each is not None),
             self.options.poll_interval.total_seconds(),
             get_settings().WATCHDOG.total_seconds() / 4,
-            self._deferral.nap(),
+            self._exchanges.nap(),
             *(pool.nap() for pool in self.dispatcher.pools),
             self.dispatcher.next_poll_at() - now,
             self.dynamic.next_at - now,
@@ -363,8 +306,9 @@ class Worker:
         """Give back what was not started, finish what was, give back what does not finish."""
         self._cron.stop()
         try:
+            self._exchanges.finish()
             self._give_back_unstarted()
-            if self._has_work() or self._unanswered:
+            if self._has_work():
                 self._finish(self.options.shutdown_timeout)
             for claim in self._keeper.claims():
                 self._give_back(claim, list(claim.in_flight()), refund=0)
@@ -375,7 +319,9 @@ class Worker:
             self._keeper.stop()
             self._heartbeat.stop()
             self.dispatcher.stop(1.0 if not self._has_work() else 0.0)
-            self._tell_board(None)
+            self._exchanges.tell_board()
+            self._exchanges.close()
+            self._count()
             connections[self.options.using].close()
 
     def _give_back_unstarted(self) -> None:
@@ -392,7 +338,7 @@ class Worker:
                 self.board.turn()
                 self._give_up_late_ones()
                 self._note_runs()
-                self._exchange(None)
+                self._exchanges.settle()
                 left = deadline - time.monotonic()
                 if not self._has_work() or left <= 0:
                     return

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
+from django.apps import apps
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import OutputWrapper
-from django.db import connection
+from django.db import ProgrammingError, connection
 from django.test.utils import override_settings
 from django.urls import reverse
 
@@ -259,6 +260,22 @@ def start_server() -> str:
     return f"PostgreSQL {version} ({where}), database {found['NAME']}"
 
 
+def check_tables() -> None:
+    """Raise where a table lacks what this version has: until a release, none are migrated."""
+    try:
+        for model in apps.get_models():
+            model._default_manager.order_by().first()
+    except ProgrammingError as error:
+        embedded = settings.EMBEDDED_POSTGRES
+        way = "Drop that database"
+        if embedded:
+            way = f"`python manage.py queuedb stop`, remove {embedded.home}"
+        raise DemoError(
+            "The database was made by another version of the project, before the first release: "
+            f"{str(error).splitlines()[0]}. {way}, and run this again."
+        ) from error
+
+
 def database_url() -> str:
     """Return the URL of the database in use; in tests that is not the one the settings name."""
     embedded = settings.EMBEDDED_POSTGRES
@@ -392,6 +409,7 @@ class Stage:
         """Start and migrate the database, and clear what the acts left in it before."""
         self.console.step("database", start_server())
         call_command("migrate", verbosity=0, interactive=False)
+        check_tables()
         self.enter(alone())
         for act in acts:
             act.clear()

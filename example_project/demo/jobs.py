@@ -279,7 +279,9 @@ PAYMENTS: Final = 80
 LADDER: Final = "1s 1s 2s 3s"
 ATTEMPTS: Final = 5
 DEAF: Final = 6
-FAULTS: Final = ("500", "503 2", "302", "reset", "hang", "404")
+# By turns of the host, which opens its circuit breaker, and of this call alone, which closes it:
+# of a host that only fails, each further call waits twice as long.
+FAULTS: Final = (("500", "503 2", "reset", "hang"), ("302", "404"))
 # The clocks of the receiver and of the queue are the same, but an answer takes its way.
 TRAVEL_SECONDS: Final = 0.05
 
@@ -301,7 +303,7 @@ class Upstreams:
         for number in range(PAYMENTS):
             payment = f"payment-{number:02}"
             times = ATTEMPTS if number < DEAF else self.dice.choice((0, 0, 0, 1, 2, 3))
-            self.faults[payment] = self.dice.choices(FAULTS, k=times)
+            self.faults[payment] = [self.dice.choice(FAULTS[turn % 2]) for turn in range(times)]
             job = {
                 "jobId": payment, "topic": UPSTREAMS_TOPIC, "ladder": LADDER,
                 "body": {"payment": payment}, "url": self.receiver.at(UPSTREAMS_PATH),

@@ -39,7 +39,7 @@ CUSTOMERS: Final = 8
 # A short lease, so that what the killed worker held comes back while one watches.
 SERVING: Final = (
     *(part for each in (sales_queue, invoices_queue, queue) for part in ("--queue", each.name)),
-    "--concurrency", "4", "--lease", "5", "--poll-interval", "1", "--shutdown-timeout", "5",
+    "--concurrency", "8", "--lease", "5", "--poll-interval", "1", "--shutdown-timeout", "5",
 )  # fmt: skip
 # Shares of the time: of the edit; from when on a worker is killed that has two messages in flight;
 # and from when on one will do.

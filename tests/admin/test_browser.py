@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
+from pytest_django import Settings
 
 from tests.support import gallery
 from tests.support.browser import Browser, chromium
@@ -28,6 +29,7 @@ THEMES = ("light", "dark") if PICTURES else ("light",)
 BUTTONS = {
     "confirm": ("delayed_queue_message-change", ".dq-operations .dq-danger"),
     "pause": ("queues", ".dq-switch [name=pause]"),
+    "run": ("failures-queues", "[name=redrive]"),
 }
 # How far the page, or a box in it that scrolls, reaches beyond what is seen of it.
 HIDDEN = """
@@ -40,8 +42,15 @@ HIDDEN = """
 """
 
 
+@pytest.fixture(params=["en", "de"])
+def language(request: pytest.FixtureRequest, settings: Settings) -> str:
+    """Both: German words are longer."""
+    settings.LANGUAGE_CODE = request.param
+    return str(request.param)
+
+
 @pytest.fixture
-def browser(live_server: Any) -> Iterator[Browser]:
+def browser(live_server: Any, language: str) -> Iterator[Browser]:
     gallery.furnish()
     client = Client()
     client.force_login(get_user_model().objects.create_superuser("operator"))
@@ -51,13 +60,15 @@ def browser(live_server: Any) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_of_a_page_lies_beyond_its_edge(browser: Browser, live_server: Any, width: int):
+def test_nothing_of_a_page_lies_beyond_its_edge(
+    browser: Browser, live_server: Any, language: str, width: int
+):
     hidden = {}
     for theme in THEMES:
         browser.look(width=width, theme=theme)
         for name, load in pages(browser, live_server.url).items():
             load()
-            keep(browser, f"{width}-{theme}-{name}")
+            keep(browser, f"{language}-{width}-{theme}-{name}")
             assert browser.evaluate("innerWidth") == width
             if found := browser.evaluate(HIDDEN):
                 hidden[name, theme] = found

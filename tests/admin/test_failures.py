@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -70,8 +71,9 @@ def test_counts_stop_and_say_so():
 ADMIN = "/admin/delayed_queue/bulkrun/"
 
 
-def begin(client: Client, action: str, target: str, **data: str) -> Any:
-    return client.post(FAILURES, {action: target, "confirmed": "yes", **data})
+def begin(client: Client, action: str = "", target: str = "", **data: str) -> Any:
+    asked = {action: target} if action else {}
+    return client.post(FAILURES, {**asked, "confirmed": "yes", **data})
 
 
 def test_a_failure_is_redriven_from_its_line_after_a_page_that_counts(admin_client: Client):
@@ -79,6 +81,9 @@ def test_a_failure_is_redriven_from_its_line_after_a_page_that_counts(admin_clie
     target = f"{'a' * 16}:orders|json"
     asked = admin_client.post(FAILURES, {"redrive": target}).content.decode()
     assert "<strong>3</strong> dead letters of orders" in asked
+    # What Enter in a field presses: it must begin nothing.
+    first = asked.partition('class="dq-confirm"')[2].partition("<button")[2].partition(">")[0]
+    assert "confirmed" not in first
     assert not BulkRun.objects.exists()
 
     response = begin(admin_client, "redrive", target, pace="50", canary="1", why="mended")
@@ -91,13 +96,30 @@ def test_a_failure_is_redriven_from_its_line_after_a_page_that_counts(admin_clie
     assert "is in progress" in told(again)[0]
 
 
+def test_a_failure_is_counted_and_redriven_by_when_it_died(admin_client: Client):
+    for hours in (-1, -30, -80):
+        DeadLetterFactory.create(fingerprint="a", died_at=from_now(hours=hours))
+    data = {"redrive": "a:orders|json", "newer_than": "2d", "older_than": "2h", "why": "night"}
+    asked = admin_client.post(FAILURES, data).content.decode()
+    assert "<strong>1</strong> dead letters" in asked
+    assert 'value="2d"' in asked
+    assert not BulkRun.objects.exists()
+
+    assert "not a duration" in told(begin(admin_client, **{**data, "newer_than": "soon"}))[-1]
+    assert "until a later" in told(begin(admin_client, **{**data, "newer_than": "1h"}))[-1]
+    begin(admin_client, **data)
+    assert BulkRun.objects.get().total == 1
+
+
 def test_a_run_is_paused_resumed_and_cancelled(admin_client: Client):
     DeadLetterFactory.create(fingerprint="a")
     begin(admin_client, "drop", "a:orders|json")
     for action, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         post(admin_client, ADMIN, action, tokens(page(admin_client, ADMIN)), confirmed="yes")
         assert BulkRun.objects.get().state == state
-    assert page(admin_client, f"{ADMIN}{BulkRun.objects.get().pk}/change/")
+    shown = page(admin_client, f"{ADMIN}{BulkRun.objects.get().pk}/change/")
+    assert not re.search(r'<div class="readonly">(-|None|)</div>', shown)
+    assert shown.count('<div class="readonly"><span class="dq-quiet">—</span></div>') == 3
 
 
 @pytest.mark.parametrize("pace", ["0", "1000000", "x"])

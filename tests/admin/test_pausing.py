@@ -14,7 +14,7 @@ from django.test import Client
 
 from delayed_queue import DelayedQueue
 from delayed_queue.db.wakeups import channel_of
-from delayed_queue.models import PausedQueue
+from delayed_queue.models import Limit
 from tests.admin.support import QUEUES, operator, page, told
 from tests.support.concurrency import raw_connection
 from tests.support.factories import MessageFactory
@@ -41,7 +41,7 @@ def switch(client: Client, name: str, value: Any, **data: str) -> Any:
 
 
 def paused_id() -> int:
-    return PausedQueue.objects.get(kind=KIND).pk
+    return Limit.objects.get(kind=KIND).pk
 
 
 def test_w12_pausing_asks_first(admin_client: Client, queue: DelayedQueue):
@@ -113,7 +113,7 @@ def test_w12_the_first_pause_stands_and_the_second_is_told(
     assert told(switch(admin_client, "pause", KIND, reason="second")) == [
         "Left alone 1 queue, paused already: orders."
     ]
-    assert PausedQueue.objects.get().reason == "first"
+    assert Limit.objects.get().reason == "first"
     assert not LogEntry.objects.exists()
 
 
@@ -191,7 +191,7 @@ def test_w12_posts_need_the_csrf_token(queue: DelayedQueue):
 )  # fmt: skip
 def test_w12_nonsense_is_refused(admin_client: Client, data: dict[str, str]):
     assert admin_client.post(QUEUES, {**data, "confirmed": "yes"}).status_code == 400
-    assert not PausedQueue.objects.exists()
+    assert not Limit.objects.exists()
 
 
 @pytest.mark.parametrize("value", ["x", "-1", str(2**63), "9" * 30])
@@ -226,7 +226,7 @@ def test_w12_a_row_that_another_holds_is_not_waited_for(admin_client: Client, qu
     queue.pause()
     seen = paused_id()
     with raw_connection() as other, other.transaction():
-        other.execute("SELECT FROM delayed_queue_paused WHERE id = %s FOR UPDATE", [seen])
+        other.execute("SELECT FROM delayed_queue_limit WHERE id = %s FOR UPDATE", [seen])
         response = switch(admin_client, "resume", seen)
 
     assert told(response) == [

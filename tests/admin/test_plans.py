@@ -33,7 +33,7 @@ PAGE: Final = 101
 IN_FLIGHT: Final = 10_000
 DEAD_KEYS: Final = "dead_letter_key"
 TABLES: Final = (
-    "delayed_queue, delayed_queue_dead_letter, delayed_queue_worker, delayed_queue_paused, "
+    "delayed_queue, delayed_queue_dead_letter, delayed_queue_worker, delayed_queue_limit, "
     "delayed_queue_sample"
 )
 
@@ -81,7 +81,7 @@ FROM generate_series(1, 1000) AS n,
     (SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now) AS clock
 """  # noqa: S608
 FILL_PAUSES: Final = """
-INSERT INTO delayed_queue_paused ("pKind", "pausedAt", reason)
+INSERT INTO delayed_queue_limit ("pKind", "pausedAt", reason)
 SELECT 'paused-' || n || '|json', 0, 'maintenance' FROM generate_series(1, 50) AS n
 """
 
@@ -201,7 +201,7 @@ def test_a_page_deep_in_one_millisecond_costs_no_more(operator: Client):
 def test_queues_page_reads_no_further_than_its_caps(operator: Client):  # Q32
     found = statements(operator, QUEUES)
     small, kinds, letter_kinds = found[:3]
-    (overview,) = (each for each in found if "oldest_due_age" in each)
+    (overview,) = (each for each in found if "held AS MATERIALIZED" in each)
     (throughput,) = (each for each in found if "jsonb_array_elements_text" in each)
     (estimates,) = (each for each in found if "TABLESAMPLE" in each)
 

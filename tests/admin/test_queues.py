@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from itertools import count as counter
 
 import pytest
+from croniter import croniter
 from django.db import connection
 from django.test import Client
 
+from delayed_queue import DelayedQueue, Groups, ScheduledMessage
 from delayed_queue.admin import overview
-from delayed_queue.models import Message, PausedQueue, Sample, Schedule, Worker
+from delayed_queue.models import Limit, Message, Sample, Schedule, Worker
 from delayed_queue.observe.overview import MAX_KINDS, cap_for
 from delayed_queue.observe.store import last_sampled
 from tests.admin.lists import keys_of
@@ -108,7 +111,7 @@ def test_the_title_says_what_is_wrong(admin_client: Client):
     assert "<h1>All queues in order</h1>" in page(admin_client, QUEUES)
     MessageFactory.create(kind="late|json", scheduled_at=from_now(hours=-2))
     MessageFactory.create(kind="stopped|json", scheduled_at=from_now(hours=-2))
-    PausedQueue.objects.create(kind="stopped|json", paused_at=from_now(hours=-1))
+    Limit.objects.create(kind="stopped|json", paused_at=from_now(hours=-1))
     DeadLetterFactory.create_batch(2, kind="late|json")
     now = from_now()
     Worker.objects.create(name="w", host="h", pid=1, queues=[], version="1", started_at=now,
@@ -132,6 +135,8 @@ def test_beyond_ten_thousand_counts_are_estimated(
         Message.objects.bulk_create(MessageFactory.build_batch(count, kind=kind, due=True))
     lines = {each.queue: each for each in admin_client.get(QUEUES).context["lines"]}
     assert lines["big"].due == "≈ 600"
+    # Of what is not counted the oldest is known all the same.
+    assert lines["big"].lateness
     assert lines["small"].due == "90"
 
 
@@ -197,6 +202,41 @@ def test_schedules_and_deploys_are_marked(admin_client: Client):
     assert html.count(" quarterly</title>") == 4 * html.count("<figure")
     every_two_hours = page(admin_client, f"{QUEUES}history/?kind=orders|json&range=7d")
     assert "too-often" not in every_two_hours
+
+
+def test_ticks_of_frequent_schedules_are_not_worked_out_by_croniter(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    for each in range(10):
+        Schedule.objects.create(
+            kind="orders|json", queue="orders", key_prefix=f"often-{each}", type="cron",
+            expression=f"*/{each + 1} * * * *", timezone="UTC",
+        )  # fmt: skip
+    get_next, calls = croniter.get_next, counter()
+    monkeypatch.setattr(
+        croniter, "get_next", lambda *given, **more: (next(calls), get_next(*given, **more))[1]
+    )
+    html = page(admin_client, f"{QUEUES}history/?kind=orders|json&range=7d")
+    assert "often" not in html
+    # Of each expression that is new one, of each schedule its days: not its 61 ticks.
+    assert next(calls) <= 3 * 10
+
+
+def test_g9_the_page_of_a_queue_lists_its_groups_that_are_held_back(admin_client: Client):
+    url, queue = f"{QUEUES}history/?kind=orders|json", DelayedQueue("orders")
+    queue.offer_batch(
+        [ScheduledMessage(key, None, group=key[0]) for key in ("a1", "a2", "b1", "c1")]
+    )
+    assert "held back" not in page(admin_client, url)
+    queue.groups.set(Groups(concurrency=1))
+    queue.groups.limit("c", rate="1/d")
+    queue.groups.pause("b", "moving <house>", by="ana")
+    queue.groups.pause("nobody-yet")
+    assert len(queue.try_poll_many(5)) == 2
+    queue.offer_or_update("c2", None, group="c")
+    html = page(admin_client, url)
+    for cell in ("a</td>", "full", "1 / 1", "paused: ana, moving &lt;house&gt;", "nobody-yet"):
+        assert cell in html
 
 
 def test_a_history_is_only_for_those_who_may_see_messages(admin_client: Client):

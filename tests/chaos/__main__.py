@@ -74,16 +74,17 @@ def quiet_unless_broken() -> Iterator[Logs]:
 
 def soaked(server: EmbeddedPostgres, options: argparse.Namespace) -> Findings:
     """Run the soak; return what the referee found."""
-    from tests.chaos import audit
+    from tests.chaos import audit, groups
     from tests.chaos.director import Director
-    from tests.chaos.producer import Producer
+    from tests.chaos.producer import GROUPED, Producer
     from tests.support.proxies import proxied
 
     audit.install()
+    groups.install()
     with ExitStack() as stack:
         proxy = stack.enter_context(proxied())
         workers, consumers = started(stack, proxy, options)
-        producer = Producer(["soak", "exact"], options.seed)
+        producer = Producer(["soak", "exact", *GROUPED], options.seed)
         director = Director(workers, consumers, proxy, server)
         producer.start()
         director.run(drawn(options.seed, options.seconds), options.seconds)
@@ -98,7 +99,8 @@ def started(
 ) -> tuple[list[Program], list[Program]]:
     from tests.support.programs import running, working
 
-    queues = ("--queue", "soak", "--queue", "exact")
+    names = ("soak", "exact", "limited", "ordered")
+    queues = [each for name in names for each in ("--queue", name)]
     worker = (*queues, "--lease", LEASE, "--concurrency", "4", "--batch-size", "20")
     workers = [working(*worker, url=proxy.url) for _ in range(options.workers)]
     consumer = ("-m", "tests.support.consumer", "exact")
@@ -120,7 +122,7 @@ def drain(director: Director) -> None:
 
 
 def judged(producer: Producer, director: Director, codes: list[int]) -> Findings:
-    from tests.chaos.referee import Findings, judge_exact, judge_leased
+    from tests.chaos.referee import Findings, judge_exact, judge_groups, judge_leased
 
     findings = Findings()
     findings.counts["producer: calls"] = producer.calls
@@ -129,6 +131,8 @@ def judged(producer: Producer, director: Director, codes: list[int]) -> Findings
         findings.counts[f"fault: {name}"] = director.happened[name]
     judge_leased("soak", producer.confirmed["soak"], director.killed, findings)
     judge_exact("exact", producer.confirmed["exact"], findings)
+    judge_groups("limited", 2, findings)
+    judge_groups("ordered", 1, findings, is_ordered=True)
     findings.expect("worker did not end with 0", {str(each) for each in codes if each})
     return findings
 

@@ -15,7 +15,14 @@ from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.exceptions import ResourceUnavailable
 
 KEYS: Final = 300
+# Queues whose messages have groups, of which there are so many.
+GROUPED: Final = ("limited", "ordered")
+GROUPS: Final = 12
 LONGEST_DELAY: Final = 1.5
+
+
+def group_of(queue: DelayedQueue, key: str) -> str | None:
+    return f"group-{int(key[1:]) % GROUPS}" if queue.name in GROUPED else None
 
 
 class Producer(threading.Thread):
@@ -66,15 +73,25 @@ class Producer(threading.Thread):
 
     def _update(self, queue: DelayedQueue) -> None:
         key, version, delay = self._message()
-        self._note(queue, version, queue.offer_or_update(key, version, delay=delay))
+        self._note(
+            queue,
+            version,
+            queue.offer_or_update(key, version, delay=delay, group=group_of(queue, key)),
+        )
 
     def _insert(self, queue: DelayedQueue) -> None:
         key, version, delay = self._message()
-        self._note(queue, version, queue.offer_if_not_exists(key, version, delay=delay))
+        self._note(
+            queue,
+            version,
+            queue.offer_if_not_exists(key, version, delay=delay, group=group_of(queue, key)),
+        )
 
     def _batch(self, queue: DelayedQueue) -> None:
         found = [self._message()[:2] for _ in range(30)]
-        outcomes = queue.offer_batch([ScheduledMessage(key, version) for key, version in found])
+        outcomes = queue.offer_batch(
+            [ScheduledMessage(key, version, group=group_of(queue, key)) for key, version in found]
+        )
         for (_, version), outcome in zip(found, outcomes, strict=True):
             self._note(queue, version, outcome)
 

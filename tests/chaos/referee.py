@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
+from tests.chaos import groups
 from tests.chaos.audit import Event, events
 from tests.workerapp.models import Effect
 
@@ -92,6 +93,14 @@ def judge_exact(queue: str, confirmed: set[str], found: Findings) -> None:
     twice = {version for version, times in effects.items() if times > 1}
     found.expect(f"{queue}: handled twice", twice)
     found.expect(f"{queue}: handled, and not settled", set(effects) - past.settled.keys())
+
+
+def judge_groups(queue: str, limit: int, found: Findings, *, is_ordered: bool = False) -> None:
+    """Judge a queue with limits: never more of a group leased, and in order nothing passed."""
+    verdict = groups.judge(DelayedQueue(queue).kind, limit, is_ordered=is_ordered)
+    found.counts[f"{queue}: leases"] = verdict.leases
+    found.counts[f"{queue}: most of a group at a time"] = verdict.most
+    found.expect(f"{queue}: leased beyond the limit of its group", set(verdict.violations))
 
 
 def _judge_ends(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from datetime import UTC, datetime
+from itertools import count, islice, pairwise
 
 import pytest
+from croniter import croniter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayed_queue import CronSchedule
 from delayed_queue.exceptions import InvalidConfiguration
 from tests.cron.instants import MINUTE, SECOND, local, utc
+
+_FIELDS = st.sampled_from(["*", "*/7", "5", "1-4", "3,1", "0", "l", "2-2", "9-2", "59/3", "5#2"])
 
 
 class TestCron:
@@ -171,6 +175,31 @@ class TestCron:
     def test_refuses_what_it_cannot_keep(self, wrong, reason):
         with pytest.raises(InvalidConfiguration, match=reason):
             CronSchedule("30 1 * * *", **wrong)
+
+    @given(
+        st.lists(_FIELDS, min_size=5, max_size=6),
+        st.datetimes(datetime(2024, 1, 1), datetime(2027, 1, 1)),  # noqa: DTZ001
+    )
+    def test_has_the_times_that_croniter_has(self, fields, wall):
+        try:
+            schedule = CronSchedule(" ".join(fields))
+        except InvalidConfiguration:
+            return
+        ours = list(islice(schedule.times_after(wall.replace(tzinfo=UTC)), 30))
+        theirs = croniter(schedule.canonical_expression, wall.replace(microsecond=0))
+        assert ours == [theirs.get_next(datetime).replace(tzinfo=UTC) for _ in ours]
+
+    @pytest.mark.parametrize(
+        ("expression", "days"), [("* * * * *", 2), ("* * * * * *", 1), ("*/5 9-17 * * 1-5", 2)]
+    )
+    def test_asks_croniter_for_days_alone(self, expression, days, monkeypatch):
+        schedule, calls = CronSchedule(expression), count()
+        get_next = croniter.get_next
+        monkeypatch.setattr(
+            croniter, "get_next", lambda *given, **more: (next(calls), get_next(*given, **more))[1]
+        )
+        assert len(list(islice(schedule.times_after(utc("2026-02-09 23:58")), 90))) == 90
+        assert next(calls) == days
 
     @settings(max_examples=settings().max_examples * 3)
     @given(

@@ -71,6 +71,19 @@ def demo(*arguments):
     return report["acts"]["orders"], err.getvalue()
 
 
+def test_a_database_of_another_version_is_named_and_what_to_do():
+    def rename(old, new):
+        with connection.cursor() as cursor:
+            cursor.execute(f'ALTER TABLE delayed_queue_schedule RENAME "{old}" TO "{new}"')
+
+    rename("missed", "forgotten")
+    try:
+        with pytest.raises(CommandError, match=r"another version.*missed.*run this again"):
+            call_command("demo", "orders", stdout=io.StringIO(), stderr=io.StringIO())
+    finally:
+        rename("forgotten", "missed")
+
+
 @pytest.mark.slow
 def test_every_order_of_the_file_ends_as_it_should_though_a_worker_is_killed(tmp_path):
     path = tmp_path / "orders.jsonl"

@@ -116,6 +116,7 @@ def test_a_drop_by_reason_is_carried_out_by_workers():
         (("queuedead", "drop", "orders", "--canary", "1"), "no canary", 1),
         (("queuedead", "drop", "orders", "--older-than", "soon"), "not a duration", 1),
         (("queuedead", "redrive", "orders", "--over", "1h", "--pace", "9"), "not both", 1),
+        (("queuedead", "export", "orders", "--newer-than", "1h", "--older-than", "2h"), "later", 1),
         (("queuedead", "show", "999"), "no dead letter 999", 1),
         (("queuedead", "cancel", "999"), "no run 999", 1),
         (("queuepause", "ordrs"), "Did you mean 'orders'?", 2),

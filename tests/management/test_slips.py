@@ -28,6 +28,7 @@ LEAST: dict[str, list[str]] = {
     "queueendpoint": ["list"],
     "queuehealth": [],
     "queuemessages": ["find", "orders"],
+    "queuegroups": ["list", "orders"],
     "queuepause": ["orders"],
     "queuepipeline": ["doctor"],
     "queueresume": ["orders"],

@@ -19,6 +19,7 @@ from delayed_queue.observe import store
 from delayed_queue.observe.history import MAX_COUNTED, Deploy, Sampler, Tally, quantile, read
 from delayed_queue.observe.store import SAMPLES_BY_DAY, CountsRow, DepthRow, Window
 from delayed_queue.worker.heartbeat import ALIVE
+from tests.support.concurrency import calling, raw_connection
 from tests.support.factories import DeadLetterFactory, MessageFactory
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
@@ -222,10 +223,37 @@ class TestDays:
             assert SAMPLES_BY_DAY.keep(timedelta(days=8), now=now + timedelta(days=9))
             assert Sample.objects.count() == 2
         finally:
-            with connection.cursor() as cursor:
-                cursor.execute(DAYS_MADE)
-                for (name,) in cursor.fetchall():
-                    cursor.execute(f"DROP TABLE {name}")
+            drop_days()
+
+    def test_who_reads_while_days_come_and_go_is_waited_for_and_meets_no_deadlock(self) -> None:
+        """A reader locks the table, then its partitions; so must who makes and drops these."""
+        now = datetime(2026, 3, 10, 12, tzinfo=UTC)
+        later = now + timedelta(days=9)
+        try:
+            assert SAMPLES_BY_DAY.keep(timedelta(days=8), now=now)
+            with raw_connection() as reader, reader.transaction():
+                reader.execute("LOCK TABLE ONLY delayed_queue_sample IN ACCESS SHARE MODE")
+                with calling(lambda: SAMPLES_BY_DAY.keep(timedelta(days=1), now=later)) as call:
+                    wait_until(lambda: waits_for_a_lock(call.pid))
+                    # Of all partitions, the rest among them.
+                    reader.execute("SELECT count(*) FROM delayed_queue_sample")
+                    reader.execute("COMMIT")
+                    assert call.answer()
+        finally:
+            drop_days()
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s", [pid])
+        return bool(cursor.fetchone() == ("Lock",))
+
+
+def drop_days() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(DAYS_MADE)
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"DROP TABLE {name}")
 
 
 class TestWorker:

@@ -24,7 +24,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from delayed_queue import DelayedQueue, Envelope, Reject, ScheduledMessage, Snooze
 from delayed_queue.apps import check_instruments
 from delayed_queue.models import Message
-from delayed_queue.observe.metrics import PrometheusInstrument, QueueCollector, exposition
+from delayed_queue.observe.metrics import (
+    TOP_GROUPS,
+    PrometheusInstrument,
+    QueueCollector,
+    exposition,
+)
 from delayed_queue.observe.overview import MAX_KINDS
 from delayed_queue.worker.health import HealthReport, HealthServer
 from delayed_queue.worker.options import WorkerOptions
@@ -165,6 +170,24 @@ class TestCollector:
             CollectorRegistry(auto_describe=True).register(QueueCollector())
         assert len(captured) == 0
 
+    def test_the_groups_held_back_the_longest_are_named(
+        self, scrape: Callable[..., Samples]
+    ) -> None:
+        queue = DelayedQueue("orders")
+        for number in range(12):
+            MessageFactory.create(due=True, group=f"group-{number:02}")
+        MessageFactory.create(due=True, kind="other|json", group="free")
+        assert scrape().of("groups_held", reason="paused", queue="orders") is None
+        for number in range(12):
+            queue.groups.pause(f"group-{number:02}")
+        found, labels = scrape(), {"queue": "orders", "kind": "orders|json"}
+        assert found.of("groups_held", reason="paused", **labels) == 12
+        held = [name for name, _ in found if name == "delayed_queue_group_held_seconds"]
+        assert len(held) == TOP_GROUPS
+        age = found.of("group_held_seconds", reason="paused", group="group-00", **labels)
+        assert age is not None
+        assert age > 0
+
     def test_queues_are_counted_by_state(self, scrape: Callable[..., Samples]) -> None:
         MessageFactory.create_batch(3, due=True)
         MessageFactory.create_batch(2, scheduled=True)
@@ -213,7 +236,7 @@ class TestCollector:
             MessageFactory.create(kind=f"kind-{number}|json")
         with CaptureQueriesContext(connection) as captured:
             found = scrape()
-        assert len(captured) <= 4
+        assert len(captured) <= 5
         assert len([1 for name, _ in found if name == "delayed_queue_dead_letters"]) == MAX_KINDS
 
     def test_a_django_view_can_serve_it(self) -> None:

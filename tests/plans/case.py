@@ -17,7 +17,10 @@ WORKERS: Final = "delayed_queue_worker_pkey"
 HEARTBEATS: Final = "worker_heartbeat"
 TOKENS: Final = "token_digest"
 TOKEN_IDS: Final = "delayed_queue_token_pkey"
-PAUSES: Final = "paused_kind"
+PAUSES: Final = "limit_kind_group"
+GROUPS: Final = "delayed_queue__GroupPlusScheduledAtIndex"
+BEGUN: Final = "delayed_queue__GroupPlusLockUuidIndex"
+DEAD_OF_GROUP: Final = "dead_letter_of_group"
 RATES: Final = "rate_name"
 ENDPOINT: Final = "delayed_queue_endpoint_pkey"
 ENDPOINTS: Final = "endpoint_origin_prefix"
@@ -94,6 +97,7 @@ class Case:
                 "is_leased",
                 "job",
                 "cutoff",
+                "since",
                 "age",
             )
             if name in self.params

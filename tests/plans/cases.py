@@ -36,6 +36,7 @@ from tests.plans.case import (
     of_ids,
 )
 from tests.plans.conftest import NOW, ROWS
+from tests.plans.group_cases import GROUP_CASES
 from tests.plans.job_cases import jobs, topics
 from tests.plans.lease_cases import claims, leases
 from tests.plans.pipeline_cases import PIPELINE_CASES
@@ -43,7 +44,9 @@ from tests.plans.task_cases import tasks
 
 
 def offers() -> list[Case]:
-    one = {"payload": b"y", "schedule_at": None, "delay": 0, "headers": None, "now": NOW}
+    one = {"payload": b"y", "schedule_at": None, "delay": 0, "headers": None, "now": NOW} | {
+        "group": None
+    }
     many: dict[str, Any] = {
         "kind": "bulk|json",
         # Half of them stored already, in neither input nor key order.
@@ -52,6 +55,7 @@ def offers() -> list[Case]:
         "payloads": [b"y"] * 1000,
         "schedules": [None] * 1000,
         "headers": ['{"a": 1}'] * 1000,
+        "groups": [None, "a"] * 500,
         "now": NOW,
     }
     return [
@@ -64,7 +68,7 @@ def offers() -> list[Case]:
             Case(
                 "STORED_OFFERS",
                 {
-                    **{each: many[each][:n] for each in ("keys", "payloads", "headers")},
+                    **{each: many[each][:n] for each in ("keys", "payloads", "headers", "groups")},
                     "kinds": ["bulk|json"] * n,
                     "now": None,
                 },
@@ -97,8 +101,8 @@ def inspections() -> list[Case]:
         Case("NOTIFY", {"channel": "delayed_queue_x"}, set(), rows=0),
         Case("TELL_HOLDERS", {"lease_ids": ["lease-1700"]}, set(), rows=0),
         Case("LIMIT_WAITS", {"milliseconds": 1000}, set(), rows=0),
-        # A row for each of the five kinds, and one look behind the last.
-        Case("KINDS", {"limit": 100}, {DUE}, n=6, rows=1),
+        # A row for each of the seven kinds, and one look behind the last.
+        Case("KINDS", {"limit": 100}, {DUE}, n=8, rows=1),
         Case("DEAD_LETTER_KINDS", {"limit": 100}, {DEAD_DIED}, n=4, rows=1),
         *(
             Case(
@@ -343,10 +347,10 @@ def workers() -> list[Case]:
 
 
 def pauses() -> list[Case]:
-    one = {"kind": "paused-1000|json"}
+    one = {"kind": "paused-1000|json", "group": ""}
     return [
         *(
-            Case("PAUSE", {"kind": kind, "by": "", "reason": "", "now": NOW}, {PAUSES})
+            Case("PAUSE", {"kind": kind, "group": "", "by": "", "reason": "", "now": NOW}, {PAUSES})
             for kind in (one["kind"], "bulk|json")
         ),
         Case("RESUME", one, {PAUSES}),
@@ -378,6 +382,6 @@ def rates() -> list[Case]:
 CASES: Final = [
     *offers(), *claims(), *leases(), *inspections(), *letters(),
     *samples(), *schedules(), *workers(),
-    *pauses(), *rates(), *callbacks(), *tasks(), *topics(),
+    *pauses(), *GROUP_CASES, *rates(), *callbacks(), *tasks(), *topics(),
     *tokens(), *jobs(), *PIPELINE_CASES,
 ]  # fmt: skip

@@ -17,7 +17,7 @@ NOW: Final = 1_800_000_000_000
 ROWS: Final = 200_000
 _TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_schedule, delayed_queue_worker, "
-    "delayed_queue_paused, delayed_queue_bulk_run, delayed_queue_topic, "
+    "delayed_queue_limit, delayed_queue_bulk_run, delayed_queue_topic, "
     "delayed_queue_idempotency_key, "
     "delayed_queue_rate, delayed_queue_token, delayed_queue_slot, delayed_queue_endpoint, "
     "delayed_queue_host, delayed_queue_callback_attempt, "
@@ -123,9 +123,39 @@ SELECT
 FROM (SELECT i * 7919::bigint %% 10000 AS n FROM generate_series(1, 10000) AS i) AS scrambled
 """
 _PAUSES: Final = """
-INSERT INTO delayed_queue_paused ("pKind", "pausedAt", "pausedBy", reason)
+INSERT INTO delayed_queue_limit ("pKind", "pausedAt", "pausedBy", reason)
 SELECT 'paused-' || n || '|json', %(now)s, 'operator', 'maintenance'
 FROM generate_series(1, 2000) AS n
+"""
+# A queue that is full: of each of 200 groups a hundred messages, of which 90 are due, one is leased
+# and one waits for a retry; the others come later. Every tenth group has limits of its own. And one
+# group alone, of 5,000 messages.
+_GROUPED: Final = """
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid",
+    "group"
+)
+SELECT
+    'grouped-' || n, 'grouped|json', convert_to(repeat('x', 100), 'UTF8'),
+    %(now)s + CASE WHEN n / 200 < 90 THEN n - 100000 ELSE n END,
+    %(now)s + CASE WHEN n / 200 < 92 THEN n - 100000 ELSE n END,
+    %(now)s - 1000000,
+    CASE WHEN n / 200 = 90 THEN 'held-' || n END,
+    'group-' || lpad((n %% 200)::text, 3, '0')
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
+UNION ALL
+SELECT
+    'one-' || n, 'one|json', convert_to(repeat('x', 100), 'UTF8'), %(now)s - n, %(now)s - n,
+    %(now)s - 1000000, NULL, 'one'
+FROM generate_series(1, 5000) AS n
+"""
+_LIMITS: Final = """
+INSERT INTO delayed_queue_limit ("pKind", "group", concurrency, "blocksOnDead", "spentUntil")
+SELECT kind, '', CASE WHEN kind = 'grouped|json' THEN 2 END, true, NULL
+FROM unnest(ARRAY['grouped|json', 'one|json']) AS kind
+UNION ALL
+SELECT 'grouped|json', 'group-' || lpad(n::text, 3, '0'), 5, false, %(now)s
+FROM generate_series(0, 199, 10) AS n
 """
 # The kinds of messages are topics too, in four shards; and answers, a second apart.
 _TOPICS: Final = """
@@ -225,7 +255,9 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
                     _SCHEDULES,
                     _TICKS,
                     _WORKERS,
+                    _GROUPED,
                     _PAUSES,
+                    _LIMITS,
                     _RUNS,
                     _TOPICS,
                     _ANSWERS,

@@ -147,5 +147,6 @@ def adding(n: int) -> dict[str, Any]:
     return {
         "topic": "bulk", "shards": 4, "hosts": "", "places": kinds_of_topic("bulk", 4),
         "keys": ids, "kinds": ["bulk#1|json"] * n, "payloads": [b"y"] * n,
-        "schedules": [None] * n, "delays": [0] * n, "headers": ['{"a": 1}'] * n, "now": NOW,
+        "schedules": [None] * n, "delays": [0] * n, "headers": ['{"a": 1}'] * n,
+        "groups": [None] * n, "now": NOW,
     }  # fmt: skip

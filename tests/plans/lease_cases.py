@@ -138,7 +138,7 @@ def given_back() -> list[Case]:
     restored = {
         "id": 10**9, "key": "restored", "kind": "due|json", "payload": b"y", "due_at": NOW,
         "scheduled_at": NOW, "lease_id": "mine", "created_at": NOW, "attempts": 1,
-        "headers": None, "first_error": None, "last_error": None,
+        "headers": None, "group": None, "first_error": None, "last_error": None,
     }  # fmt: skip
     return [
         *of_ids("RELEASE", PRIMARY, (1, 100), **release),

@@ -36,7 +36,7 @@ SCHEMA = DOCS / "internals/schema.md"
 # The models whose tables that page has, in its order.
 DOCUMENTED: Any = (
     models.Message, models.DeadLetter, models.BulkRun, models.Schedule, models.Worker,
-    models.Sample, models.PausedQueue,
+    models.Sample, models.Limit,
     http.Rate, http.ApiToken, http.Topic, http.IdempotencyKey, http.Endpoint,
     http.Host, http.Slot, http.CallbackAttempt,
     spark.OfferLedger, spark.OfferStage, spark.ArchiveManifest, spark.PipelineReport,

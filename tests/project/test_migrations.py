@@ -41,7 +41,7 @@ TABLES: Final = [
     "delayed_queue_dead_letter",
     "delayed_queue_schedule",
     "delayed_queue_worker",
-    "delayed_queue_paused",
+    "delayed_queue_limit",
     "delayed_queue_endpoint",
     "delayed_queue_host",
     "delayed_queue_slot",

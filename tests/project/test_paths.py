@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -60,9 +61,9 @@ class Tracer:
             self.is_on = False
 
     def fewest(self, path: Callable[[], object]) -> int:
-        """Return the fewest of three times: now and then something is looked up anew meanwhile."""
+        """Return the fewest of ten times: now and then something is looked up anew meanwhile."""
         counts = []
-        for _ in range(3):
+        for _ in range(10):
             self.files.clear()
             with self.on():
                 path()
@@ -110,7 +111,7 @@ def test_a_message_in_a_running_worker(tracer: Tracer) -> None:
 def test_a_job_posted(tracer: Tracer) -> None:
     token = create_token("tests", verbs=VERBS, topics=["orders"])
     client = Client(headers={"Authorization": f"Bearer {token}"})
-    ids = iter("abcd")
+    ids = map(str, count())
 
     def post() -> None:
         job = {"jobId": next(ids), "topic": "orders", "body": {"n": 1}}
@@ -132,7 +133,7 @@ def test_a_schedule_installed(tracer: Tracer) -> None:
 
 
 def test_a_message_that_spark_offers(tracer: Tracer, known: str) -> None:
-    jobs = (job(name, now=0) for name in "abcd")
+    jobs = (job(f"job-{number}", now=0) for number in count())
     files = tracer.files_of(lambda: offer(next(jobs), [rows(["a"])]))
     assert files == figure("a message that Spark offers")
     assert Message.objects.exists()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from gettext import GNUTranslations
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from django.core.management import load_command_class
@@ -19,8 +20,9 @@ from delayed_queue.models import Message
 from tests.support.factories import MessageFactory
 
 ROOM = Path(delayed_queue.__file__).parent
-MESSAGES = ROOM / "locale/de/LC_MESSAGES"
 WINGS = ("http", "notifications", "spark", "tasks")
+# By the folder whose texts they have: of a wing those that the core has not.
+CATALOGUES = ("", *WINGS)
 MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext"}
 _TRANSLATE = re.compile(r"""{% translate (["'])(.*?)\1 %}""")
 _BLOCK = re.compile(r"{% blocktranslate.*? %}(.*?){% endblocktranslate %}")
@@ -29,12 +31,17 @@ _ENTRY = re.compile(r'^(msgid|msgid_plural|msgstr(?:\[\d\])?) ((?:".*"\n?)+)', r
 _PLACE = re.compile(r"%(?:\(\w+\))?[srd]")
 
 
-def wanted() -> Iterator[str]:
-    """Yield what the core's modules and templates have translated."""
-    for path in ROOM.rglob("*.py"):
-        if path.relative_to(ROOM).parts[0] not in WINGS:
+def wanted(room: str) -> set[str]:
+    """Return what the modules and templates of the core, or of a wing, have translated."""
+    found = set(_wanted(ROOM / room, () if room else WINGS))
+    return found - wanted("") if room else found
+
+
+def _wanted(folder: Path, but: tuple[str, ...]) -> Iterator[str]:
+    for path in folder.rglob("*.py"):
+        if path.relative_to(folder).parts[0] not in but:
             yield from marked(ast.parse(path.read_text(encoding="utf-8")))
-    for path in (ROOM / "templates").rglob("*.html"):
+    for path in (folder / "templates").rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         yield from (match[2] for match in _TRANSLATE.finditer(text))
         for match in _BLOCK.finditer(text):
@@ -49,11 +56,15 @@ def marked(module: ast.Module) -> Iterator[str]:
                     yield str(argument.value)
 
 
-def written() -> dict[str, str]:
+def _messages(room: str) -> Path:
+    return ROOM / room / "locale/de/LC_MESSAGES"
+
+
+def written(room: str) -> dict[str, str]:
     """Return the translations as people edit them; of a plural each form by its original."""
     found: dict[str, str] = {}
     originals: list[str] = []
-    for name, text in _ENTRY.findall((MESSAGES / "django.po").read_text(encoding="utf-8")):
+    for name, text in _ENTRY.findall((_messages(room) / "django.po").read_text(encoding="utf-8")):
         value = "".join(map(ast.literal_eval, text.splitlines()))
         if name == "msgid":
             originals = []
@@ -64,9 +75,9 @@ def written() -> dict[str, str]:
     return found
 
 
-def compiled() -> tuple[dict[str, str], set[str]]:
+def compiled(room: str) -> tuple[dict[str, str], set[str]]:
     """Return what is compiled, and the originals that have a plural."""
-    with (MESSAGES / "django.mo").open("rb") as file:
+    with (_messages(room) / "django.mo").open("rb") as file:
         # There is no other way to list what is compiled.
         catalogue = GNUTranslations(file)._catalog  # type: ignore[attr-defined] # noqa: SLF001
     plurals = {key[0] for key in catalogue if isinstance(key, tuple)}
@@ -74,28 +85,51 @@ def compiled() -> tuple[dict[str, str], set[str]]:
     return singles, plurals
 
 
-def test_each_text_is_translated_and_no_other_is():
-    texts = written()
-    assert texts.keys() - {""} == set(wanted())
-    assert all(texts.values())
+@pytest.mark.parametrize("room", CATALOGUES)
+class TestCatalogue:
+    def test_each_text_is_translated_and_no_other_is(self, room: str) -> None:
+        texts = written(room)
+        assert texts.keys() - {""} == wanted(room)
+        assert all(texts.values())
+
+    def test_each_translation_has_the_places_of_its_text(self, room: str) -> None:
+        texts = {text: said for text, said in written(room).items() if text}
+        wrong = {
+            text: said
+            for text, said in texts.items()
+            if sorted(_PLACE.findall(text)) != sorted(_PLACE.findall(said))
+        }
+        assert wrong == {}
+
+    def test_what_is_compiled_is_what_is_written(self, room: str) -> None:
+        texts, (said, plurals) = written(room), compiled(room)
+        assert said.keys() <= texts.keys()
+        assert {text: texts[text] for text in said} == said
+        assert plurals <= texts.keys()
+        assert len(texts) - len(said) == 2 * len(plurals), "both forms of each"
+
+    def test_what_the_admin_and_the_commands_show_is_translated(self, room: str) -> None:
+        """Labels, helps and columns in Python, and every word of a template."""
+        folder, found = ROOM / room, {}
+        modules = [*(folder / "admin").rglob("*.py"), *folder.glob("admin.py")]
+        modules += folder.glob("models.py")
+        # The commands of wings are for developers, and in English.
+        modules += [] if room else (folder / "management").rglob("*.py")
+        for path in modules:
+            found[path.name] = list(unmarked(ast.parse(path.read_text(encoding="utf-8"))))
+        for path in (folder / "templates/admin").rglob("*.html"):
+            bare = _MARKUP.sub(" ", path.read_text(encoding="utf-8"))
+            found[path.name] = [each for each in bare.splitlines() if _SPOKEN.search(each)]
+        assert {name: texts for name, texts in found.items() if texts} == {}
 
 
-def test_each_translation_has_the_places_of_its_text():
-    texts = {text: said for text, said in written().items() if text}
-    wrong = {
-        text: said
-        for text, said in texts.items()
-        if sorted(_PLACE.findall(text)) != sorted(_PLACE.findall(said))
-    }
-    assert wrong == {}
-
-
-def test_what_is_compiled_is_what_is_written():
-    texts, (said, plurals) = written(), compiled()
-    assert said.keys() <= texts.keys()
-    assert {text: texts[text] for text in said} == said
-    assert plurals <= texts.keys()
-    assert len(texts) - len(said) == 2 * len(plurals), "both forms of each"
+def test_a_text_of_several_catalogues_is_translated_alike() -> None:
+    """Django merges the catalogues of all apps into one."""
+    said: dict[str, set[str]] = {}
+    for room in CATALOGUES:
+        for text, translation in written(room).items():
+            said.setdefault(text, set()).add(translation)
+    assert {text: found for text, found in said.items() if text and len(found) > 1} == {}
 
 
 @pytest.mark.parametrize(
@@ -107,10 +141,22 @@ def test_the_help_of_a_command_is_in_the_language_of_the_project(language: str, 
         assert said in parser.format_help()
 
 
-_SHOWN = {"label", "help", "warning", "title", "hint", "description", "help_text"}
+_SHOWN = {
+    "label",
+    "help",
+    "warning",
+    "title",
+    "hint",
+    "description",
+    "help_text",
+    "search_help_text",
+    "list_heading",
+    "verbose_name",
+    "verbose_name_plural",
+}
 _SPOKEN = re.compile(r"[A-Za-z]{3,}")
 _MARKUP = re.compile(
-    r"{% block bodyclass %}.*?{% endblock %}|&\w+;"
+    r"{% block bodyclass %}.*?{% endblock %}|&\w+;|{#.*?#}"
     r"|{% blocktranslate.*?{% endblocktranslate %}|{%.*?%}|{{.*?}}|<code>.*?</code>|<[^>]*>",
     re.S,
 )
@@ -130,17 +176,6 @@ def unmarked(module: ast.Module) -> Iterator[str]:
                 yield f"{name}={value.value!r}"
 
 
-def test_what_the_admin_and_the_commands_show_is_translated():
-    """Labels, helps and columns in Python, and every word of a template."""
-    found = {}
-    for path in [*(ROOM / "admin").rglob("*.py"), *(ROOM / "management").rglob("*.py")]:
-        found[path.name] = list(unmarked(ast.parse(path.read_text(encoding="utf-8"))))
-    for path in (ROOM / "templates").rglob("*.html"):
-        bare = _MARKUP.sub(" ", path.read_text(encoding="utf-8"))
-        found[path.name] = [each for each in bare.splitlines() if _SPOKEN.search(each)]
-    assert {name: texts for name, texts in found.items() if texts} == {}
-
-
 @pytest.mark.django_db
 def test_the_pages_are_in_the_language_of_the_project(admin_client: Client, settings: Settings):
     settings.LANGUAGE_CODE = "de"
@@ -151,7 +186,12 @@ def test_the_pages_are_in_the_language_of_the_project(admin_client: Client, sett
         f"message/{Message.objects.get().pk}/change/": ("Verwerfen", "Zeitachse"),
         "worker/": ("Kein Worker hat sich gezeigt",),
         "queueoverview/history/?kind=orders|json": ("Verlauf von orders", "Laufzeit"),
+        "../delayed_queue_http/topic/add/": ("Wartezeiten nach Fehlschlägen",),
+        "../delayed_queue_notifications/": ("Auf einen Blick", "beginnen Sie hier"),
+        "../delayed_queue_notifications/notification/dashboard/": ("Wartet am längsten", "E-Mail"),
+        "../delayed_queue_spark/pipelinereport/": ("Noch gibt es keinen Bericht",),
+        "../delayed_queue_tasks/taskresult/": ("Der ganze Pfad eines Tasks",),
     }
     for url, words in shown.items():
-        html = admin_client.get(f"/admin/delayed_queue/{url}").content.decode()
+        html = admin_client.get(urljoin("/admin/delayed_queue/", url)).content.decode()
         assert [each for each in words if each not in html] == [], url

@@ -58,6 +58,11 @@ def test_its_rows_and_indexes_stay_and_our_columns_are_added() -> None:
     assert (envelope.key, envelope.payload, envelope.attempt) == ("theirs", "text", 1)
     assert envelope.acknowledge()
     assert queue.offer_or_update("ours", "text") is OfferOutcome.CREATED
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT indexname FROM pg_indexes WHERE tablename = 'delayed_queue'")
+        indexes = {name for (name,) in cursor.fetchall()}
+    # Theirs stay as they are, and those over columns of ours are made.
+    assert {each.name for each in Message._meta.indexes} <= indexes
 
 
 def test_a_table_that_is_not_a_queue_is_refused_untouched() -> None:

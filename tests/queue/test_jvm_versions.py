@@ -18,6 +18,7 @@ from delayed_queue import (
     DelayedQueue,
     DeliveryType,
     Envelope,
+    Groups,
     OfferOutcome,
     RetryPolicy,
     ScheduledMessage,
@@ -265,3 +266,19 @@ def ways_to_write_a_job() -> Iterator[str]:
     assert bury_job("orders", "1", popped.lease_token) is Answer.DONE
     assert kick_job("orders", "1")
     yield "kicked"
+
+
+def test_g1_their_new_version_stays_in_its_group_and_their_lease_takes_a_slot(
+    queue: DelayedQueue, jvm: JvmService, clock: ManualClock
+):
+    """The column is of no version: they neither know nor reset it."""
+    queue.offer_or_update("key-1", "old", group="customer")
+    clock.advance(MILLISECOND)
+    assert jvm.offer("key-1", "new") == "Updated"
+    stored = queue.read("key-1")
+    assert stored is not None
+    assert (stored.payload, stored.group) == ("new", "customer")
+    queue.groups.set(Groups(concurrency=1))
+    assert jvm.poll(HOUR) is not None
+    queue.offer_or_update("key-2", "text", group="customer")
+    assert queue.try_poll() is None

@@ -334,6 +334,9 @@ class TestErrors:
         monkeypatch.delenv("DELAYED_QUEUE_DSN", raising=False)
         call_command("queuepipeline", "bundle")
         assert capsys.readouterr().out.strip() == str(bundle())
+        for asked in (("--format", "json", "bundle"), ("bundle", "--format", "json")):
+            call_command("queuepipeline", *asked)
+            assert json.loads(capsys.readouterr().out) == {"path": str(bundle())}
         with psycopg.connect(os.environ["DELAYED_QUEUE_DSN"]) as connection:
             assert connection.execute("SELECT count(*) FROM delayed_queue").fetchone() == (0,)
         with pytest.raises(SystemExit) as ended:

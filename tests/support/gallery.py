@@ -11,19 +11,22 @@ from uuid import UUID
 
 from django.apps import apps
 from django.contrib import admin
+from django.contrib.auth.models import User
+from django.test import RequestFactory
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 
 from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host, Topic
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.models import Message, PausedQueue, Sample, Schedule, Worker
+from delayed_queue.models import Limit, Message, Sample, Schedule, Worker
 from delayed_queue.notifications import models as notifications
 from delayed_queue.observe.store import last_sampled
 from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.spark.models import PipelineReport
-from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.options import id_at
+from delayed_queue.tasks.models import TaskResult, TaskUnderWay
+from delayed_queue.tasks.options import id_at, kind_of_priority
+from delayed_queue.tasks.serving import servings
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from tests.notifications.factories import enqueue
 from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
@@ -40,12 +43,6 @@ TRACEBACK: Final = (
 )
 FAILED: Final = "attempts exhausted: example_project.gateway.GatewayTimeout"
 LADDER: Final = "15s 3m 10m 30m 1h 3h 6h"
-# The models of which operators make rows themselves.
-ADDED: Final = (
-    "delayed_queue_schedule", "delayed_queue_topic", "delayed_queue_apitoken",
-    "delayed_queue_endpoint", "delayed_queue_notification_template",
-    "delayed_queue_notification_suppression",
-)  # fmt: skip
 PIXEL: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg"
     "=="
@@ -78,7 +75,7 @@ def _queues() -> None:
                 kind=f"{queue}|json", key=key, reason=FAILED, first_error=TRACEBACK
             )
     BulkPlan("redrive", f"{QUEUES[0]}|json", pace=50, canary=3).start(by="operator@example.org")
-    PausedQueue.objects.create(
+    Limit.objects.create(
         kind=f"{QUEUES[0]}|json", paused_at=from_now(hours=-3), paused_by="operator@example.org",
         reason="The gateway is being moved; it is back at four, says the provider's status page.",
     )  # fmt: skip
@@ -268,9 +265,18 @@ def _tasks() -> None:
         )  # fmt: skip
 
 
+def _tasks_under_way() -> None:
+    for number, state in enumerate(("due", "scheduled", "leased") * 10):
+        at = to_milliseconds(timezone.now()) - number
+        MessageFactory.create(
+            kind=kind_of_priority(next(iter(servings)), 0), key=id_at(at), **{state: True},
+            payload=b'{"args": [4711], "task": "shop.tasks.send_the_monthly_statement"}',
+        )  # fmt: skip
+
+
 PARTS: Final = (
     _queues, _workers, _samples, _schedules, _topics, _callbacks, _hosts, _pipeline, _shop,
-    _notifications, _tasks,
+    _notifications, _tasks, _tasks_under_way,
 )  # fmt: skip
 
 
@@ -282,24 +288,67 @@ def pages() -> dict[str, str]:
     for span, queue in (("1h", QUEUES[3]), ("24h", QUEUES[0])):
         query = urlencode({"kind": f"{queue}|json", "range": span})
         found[f"history-{span}"] = f"{reverse('admin:delayed_queue_history')}?{query}"
-    registered = [each._meta for each in apps.get_models() if admin.site.is_registered(each)]
-    models = [each.model for each in registered if each.app_label != "auth" and not each.proxy]
-    for app in {model._meta.app_label for model in models}:
+    for app in {model._meta.app_label for model, _ in _shown()}:
         found[f"app-{app}"] = reverse("admin:app_list", args=[app])
-    for model in models:
-        found |= _pages_of(model)
+    for model, model_admin in _shown():
+        found |= _pages_of(model, model_admin)
     return found
 
 
-def _pages_of(model: Any) -> dict[str, str]:
-    name = f"{model._meta.app_label}_{model._meta.model_name}"
-    row = model._default_manager.order_by("pk").first()
-    assert row is not None, f"no {name} to show"
-    found = {
-        f"{name}-{page}": reverse(f"admin:{name}_{page}", args=[row.pk])
-        for page in ("change", "history")
+def list_of(model: Any) -> str:
+    """Return the path of a model's list; of tasks under way that of one queue."""
+    path = reverse(f"admin:{_name_of(model)}_changelist")
+    query = urlencode({"kind": kind_of_priority(next(iter(servings)), 0)})
+    return f"{path}?{query}" if model is TaskUnderWay else path
+
+
+def operations() -> list[tuple[str, Any]]:
+    """Return what the pages of lists offer to do, each with the path of its list."""
+    return [
+        (list_of(model), each)
+        for model, model_admin in _shown()
+        for each in getattr(model_admin, "operations", ())
+    ]
+
+
+def _shown() -> list[tuple[Any, Any]]:
+    models = [each for each in apps.get_models() if admin.site.is_registered(each)]
+    return [
+        (each, admin.site.get_model_admin(each))
+        for each in models
+        if each._meta.app_label != "auth" and each._meta.model_name != "queueoverview"
+    ]
+
+
+def _name_of(model: Any) -> str:
+    return f"{model._meta.app_label}_{model._meta.model_name}"
+
+
+def forbidden() -> set[str]:
+    """Return the names of the addresses that nobody may open: forms for what is not made there."""
+    return {
+        f"{_name_of(model)}_{page}"
+        for model, model_admin in _shown()
+        for page in ("add", "delete")
+        if not _may(model_admin, page)
     }
-    found[f"{name}-list"] = reverse(f"admin:{name}_changelist")
-    if name in ADDED:
+
+
+def _may(model_admin: Any, page: str) -> bool:
+    # Of the shop's rows the page that asks is Django's own, with keys as long as ours can be.
+    if page == "delete" and model_admin.opts.app_label == "example_project":
+        return False
+    request = RequestFactory().get("/")
+    request.user = User(is_superuser=True, is_active=True)
+    return bool(getattr(model_admin, f"has_{page}_permission")(request))
+
+
+def _pages_of(model: Any, model_admin: Any) -> dict[str, str]:
+    name, row = _name_of(model), model_admin.get_queryset(RequestFactory().get("/")).first()
+    assert row is not None, f"no {name} to show"
+    of_one = ["change", "history"] + ["delete"] * _may(model_admin, "delete")
+    found = {f"{name}-{page}": reverse(f"admin:{name}_{page}", args=[row.pk]) for page in of_one}
+    found[f"{name}-list"] = list_of(model)
+    if _may(model_admin, "add"):
         found[f"{name}-add"] = reverse(f"admin:{name}_add")
     return found

@@ -56,6 +56,19 @@ def test_tasks_are_listed_found_and_shown(root: Client, work: Any) -> None:
     assert "ValueError: why" in root.get(reverse(DETAIL, args=[failed.pk])).content.decode()
 
 
+def test_a_task_says_when_what_happened(root: Client, work: Any) -> None:
+    later = work.thrice.enqueue()
+    drain()
+    row = TaskResult.objects.get(pk=later.id)
+    shown = text_of(root.get(reverse(DETAIL, args=[row.pk])))
+    moments = ["enqueued", "first attempt began", "last attempt began", "finished"]
+    places = [shown.index(each) for each in moments]
+    assert places == sorted(places)
+    assert f"{row.finished_at:%Y-%m-%d %H:%M:%S}" in shown
+    assert "null" not in shown.partition("field-value")[2][:400]
+    assert "Select task" not in text_of(root.get(reverse(LIST)))
+
+
 def test_arguments_are_for_those_who_may_see_payloads(client: Client, work: Any) -> None:
     result = work.add.enqueue(1, other=987654)
     drain()

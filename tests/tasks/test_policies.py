@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from delayed_queue import RetryPolicy
+from delayed_queue import Groups, RetryPolicy
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.tasks import policy
 from delayed_queue.tasks._api import InvalidTask, TaskResultStatus, task
 from delayed_queue.tasks.models import TaskPriority, TaskResult
+from delayed_queue.tasks.options import Options
 from tests.support.processes import wait_until
 from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks
@@ -212,3 +213,45 @@ class TestPriorities:
         assert not TaskPriority.objects.exists()
         consumer = worker_of_tasks().consumers[0]
         assert consumer.begin_poll(1).kinds == ()
+
+
+class TestGroups:
+    def test_a_group_is_made_of_the_arguments_or_named(self, work: Any) -> None:
+        grouped = work.add.using(group="customer-{0}")
+        grouped.enqueue(1, 2)
+        grouped.using(group="customer-42").enqueue(3, 4)
+        grouped.get_backend().enqueue_many(grouped, [(5, 6), (7, 8)])
+        work.add.enqueue(0, 0)
+        groups = Message.objects.order_by("id").values_list("group", flat=True)
+        assert list(groups) == ["customer-1", "customer-42", "customer-5", "customer-7", None]
+
+    def test_limits_of_the_options_hold_for_the_tasks_of_a_queue(
+        self, settings: Any, work: Any
+    ) -> None:
+        settings.TASKS = configured(GROUPS={"default": Groups(concurrency=1)})
+        for _ in range(10):
+            for customer in (1, 2):
+                work.serve.using(group="customer-{0}").enqueue(customer)
+        with running(worker_of_tasks(concurrency=4)):
+            wait_until(lambda: not Message.objects.exists())
+        assert work.most_at_a_time == {1: 1, 2: 1}
+
+    @pytest.mark.parametrize(
+        ("said", "says"),
+        [
+            ({"group": "x{5}"}, "cannot be made"),
+            ({"group": ""}, "return some text"),
+            ({"group": "x" * 101}, "1 to 100"),
+            ({"group": 5}, "write a template"),
+            ({"group": "a", "priority": 5}, "one priority"),
+        ],
+    )
+    def test_groups_that_cannot_be_are_refused(
+        self, work: Any, said: dict[str, Any], says: str
+    ) -> None:
+        with pytest.raises(InvalidTask, match=says):
+            work.add.using(**said).enqueue(1, 2)
+
+    def test_options_that_are_no_limits_are_refused(self, settings: Any) -> None:
+        with pytest.raises(InvalidConfiguration, match="GROUPS"):
+            Options.of({"GROUPS": {"default": 2}})

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.messages import WARNING, get_messages
 from django.db import connection
 from django.test import Client
+from django.utils import timezone
 
 from delayed_queue.cron.registry import crontab
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
@@ -18,7 +20,7 @@ from delayed_queue.handlers import registry
 from delayed_queue.models import DeadLetter
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.tasks import cron
-from delayed_queue.tasks._api import TaskResultStatus
+from delayed_queue.tasks._api import TaskResultStatus, task_backends
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.testing import drain
 from tests.cron.schedules import FORM, SCHEDULES, errors
@@ -62,12 +64,43 @@ class TestDrain:
         with pytest.raises(HandlerNotFound, match="Did you mean 'second'"):
             drain("secnd")
 
-    def test_the_immediate_mode_takes_the_same_way(self, settings: Any, work: Any) -> None:
-        settings.TASKS = configured()
-        settings.TASKS["default"]["BACKEND"] = "delayed_queue.tasks.testing.ImmediateBackend"
-        settings.TASKS = dict(settings.TASKS)
+
+@pytest.mark.django_db
+class TestImmediately:
+    """A task is run where it is enqueued, as of Django's own immediate backend."""
+
+    @pytest.fixture
+    def backend(self, settings: Any) -> Any:
+        named = "delayed_queue.tasks.testing.ImmediateBackend"
+        settings.TASKS = {"default": configured()["default"] | {"BACKEND": named}}
+        return task_backends["default"]
+
+    def test_a_task_takes_the_same_way_as_in_a_worker(self, work: Any) -> None:
         assert work.add.enqueue(1, 2).return_value == 3
         assert TaskResult.objects.count() == 1
+
+    def test_many_are_run_before_the_call_returns(self, work: Any, backend: Any) -> None:
+        results = backend.enqueue_many(work.add, [(1, 2), {"one": 3}, 4])
+        assert [each.return_value for each in results] == [3, 3, 4]
+        assert [each.status for each in backend.enqueue_many(work.afail, ["a", "b"])] == [
+            TaskResultStatus.FAILED,
+            TaskResultStatus.FAILED,
+        ]
+        assert list(backend.enqueue_many(work.add, [])) == []
+
+    def test_more_are_run_than_drain_runs_of_itself(self, work: Any, backend: Any) -> None:
+        backend.enqueue_many(work.add, range(1_001))
+        assert len(work.said) == 1_001
+
+    def test_a_coroutine_enqueues_many(self, work: Any, backend: Any) -> None:
+        results = async_to_sync(backend.aenqueue_many)(work.aadd, [1, 2])
+        assert [each.return_value for each in results] == [1, 2]
+
+    def test_those_of_later_wait(self, work: Any, backend: Any) -> None:
+        later = work.add.using(run_after=timezone.now() + timedelta(hours=1))
+        found = [later.enqueue(1), *backend.enqueue_many(later, [2, 3])]
+        assert {each.status for each in found} == {TaskResultStatus.READY}
+        assert work.said == []
 
 
 @pytest.mark.django_db(transaction=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import Counter
 from datetime import timedelta
 from typing import Any, Final
 
@@ -169,3 +170,19 @@ def receive(order: int, *, gift: bool = False) -> str:
 @policy(http=True)
 def receive_with_context(context: Any, order: int) -> str:
     return f"{context.attempt}: {order}"
+
+
+# How many of each customer run, and ran at a time.
+running_now: Counter[int] = Counter()
+most_at_a_time: Counter[int] = Counter()
+_counting = threading.Lock()
+
+
+@task
+def serve(customer: int) -> None:
+    with _counting:
+        running_now[customer] += 1
+        most_at_a_time[customer] = max(most_at_a_time[customer], running_now[customer])
+    threading.Event().wait(0.01)
+    with _counting:
+        running_now[customer] -= 1

@@ -12,10 +12,9 @@ from django.db import transaction
 
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.models import MessageManager
+from delayed_queue.models import LimitManager, MessageManager
 from delayed_queue.queue import queue as queues
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
-from delayed_queue.queue.store.inspect import PauseStore
 from delayed_queue.testing import (
     InMemoryQueue,
     InMemoryStore,
@@ -23,9 +22,10 @@ from delayed_queue.testing import (
     assert_not_offered,
     assert_offered,
 )
+from delayed_queue.testing.limits import InMemoryLimits
 from delayed_queue.testing.messages import InMemoryMessages
 from delayed_queue.testing.stores import START
-from delayed_queue.testing.tables import InMemoryLetters, InMemoryPauses
+from delayed_queue.testing.tables import InMemoryLetters
 from tests.queue.contract.support import HOUR, MINUTE, SECOND, TIMEOUT, in_thread, watched_stop
 
 
@@ -34,7 +34,7 @@ from tests.queue.contract.support import HOUR, MINUTE, SECOND, TIMEOUT, in_threa
     [
         (InMemoryMessages, MessageManager, "_messages"),
         (InMemoryLetters, DeadLetterManager, "_letters"),
-        (InMemoryPauses, PauseStore, "_pauses"),
+        (InMemoryLimits, LimitManager, "_limits"),
     ],
 )
 def test_the_stores_have_every_statement_that_queues_use(

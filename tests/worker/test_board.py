@@ -12,9 +12,9 @@ from delayed_queue.worker.board import (
     LEASE_BYTES,
     MAX_LEASES,
     Board,
+    CrashReport,
     InFlight,
 )
-from delayed_queue.worker.crashes import CrashReport
 
 SLOTS = 5
 

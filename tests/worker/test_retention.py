@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 from django.conf import LazySettings
 
-from delayed_queue.models import DeadLetter
+from delayed_queue import DelayedQueue
+from delayed_queue.models import DeadLetter, Limit
 from delayed_queue.worker.chores import Chores
 from tests.support.concurrency import raw_connection
 from tests.support.factories import DeadLetterFactory, from_now
@@ -80,3 +81,12 @@ def test_letters_that_somebody_holds_are_left_for_the_next_turn(chores: Chores) 
         other.execute("SELECT FROM delayed_queue_dead_letter WHERE id = %s FOR UPDATE", [held.pk])
         chores.look()
         wait_until(lambda: [key for _, key in letters()] == ["held"])
+
+
+def test_limits_that_hold_nothing_back_any_more_go(chores: Chores) -> None:
+    queue = DelayedQueue("orders")
+    queue.groups.limit("a", concurrency=2)
+    for group, spent_until in (("spent", 1.0), ("spending", 2.0**60)):
+        Limit.objects.create(kind=queue.kind, group=group, spent_until=spent_until)
+    chores.look()
+    wait_until(lambda: {each.group for each in Limit.objects.all()} == {"a", "spending"})

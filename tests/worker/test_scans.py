@@ -61,7 +61,7 @@ def late_transaction(queue: DelayedQueue, key: str) -> Iterator[Any]:
     try:
         params = {
             "kind": queue.kind, "key": key, "payload": b"1", "schedule_at": None, "delay": 0,
-            "headers": None, "now": None,
+            "headers": None, "group": None, "now": None,
         }  # fmt: skip
         wrapper.connection.execute("BEGIN")
         wrapper.connection.execute(OFFER_IF_NOT_EXISTS, params)

@@ -15,7 +15,7 @@ from typing import Final
 from django.db import connection
 from django.dispatch import receiver
 
-from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
+from delayed_queue import Envelope, Groups, Reject, RetryPolicy, Snooze, handler
 from delayed_queue.observe import signals
 from tests.workerapp.models import Effect
 
@@ -67,6 +67,20 @@ def record_lease(envelope: Envelope) -> None:
     """Write which version was handled under which lease, and take a while to return."""
     record_payload(envelope, f"@{envelope.lease_id}")
     threading.Event().wait(0.03)
+
+
+@handler("limited", retry=PATIENT, groups=Groups(concurrency=2))
+def record_limited(envelope: Envelope) -> None:
+    record(envelope)
+    threading.Event().wait(0.01)
+
+
+@handler("ordered", retry=PATIENT, groups=Groups(order="fifo"))
+def record_ordered(envelope: Envelope) -> None:
+    """Fail now and then: what waits for a retry is not to be passed."""
+    record(envelope)
+    if envelope.message_id % 7 == 0 and envelope.attempt == 1:
+        raise ValueError("once")
 
 
 @handler("stuck", retry=QUICK)

@@ -59,9 +59,9 @@ CONTENDERS: Final = (
         name="ours-best",
         peer=OURS,
         supervises=True,
-        settings="batch size 500, concurrency 1",
+        settings="batch size 500, concurrency 1, two claims",
         jobs={1: 80_000, 4: 150_000},
-        options={"arguments": (*BOTH, "--batch-size", "500", "--concurrency", "1")},
+        options={"arguments": (*BOTH, "--concurrency", "1", "--claims", "2")},
     ),
     Contender(
         name="ours-1",

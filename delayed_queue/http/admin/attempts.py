@@ -15,6 +15,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
@@ -34,9 +35,9 @@ def result_of(row: CallbackAttempt) -> SafeString:
     if not row.failure:
         return format_html('<span class="dq-state dq-due">{}</span>', row.status)
     words = f"{row.failure} {row.status}" if row.status else row.failure
-    doubt = " may have arrived" if row.is_ambiguous else ""
+    doubt = _("may have arrived") if row.is_ambiguous else ""
     return format_html(
-        '<span class="dq-state dq-alarm">{}</span><span class="dq-quiet">{}</span>', words, doubt
+        '<span class="dq-state dq-alarm">{}</span> <span class="dq-quiet">{}</span>', words, doubt
     )
 
 
@@ -52,16 +53,16 @@ def attempts_of_job(kind: str, key: str, request: HttpRequest, site: str) -> Saf
         return SafeString("")
     if not request.user.has_perm("delayed_queue_http.view_callbackattempt"):
         return formats.quiet(
-            "Hidden: needs the permission delayed_queue_http.view_callbackattempt."
+            _("Hidden: needs the permission delayed_queue_http.view_callbackattempt.")
         )
     using = router.db_for_read(CallbackAttempt)
     found = CallbackAttempt.objects.using(using).filter(key=key, topic=place.topic)
     rows = list(found.order_by("-started_at")[:MOST_SHOWN])
-    return _table(rows, site) if rows else formats.quiet("None yet.")
+    return _table(rows, site) if rows else formats.quiet(_("None yet."))
 
 
 def _table(rows: Sequence[CallbackAttempt], site: str) -> SafeString:
-    heads = ("attempt", "began", "took", "result", "address")
+    heads = (_("attempt"), _("began"), _("took"), _("result"), _("address"))
     return formats.table(heads, (_cells(each, site) for each in rows))
 
 
@@ -85,7 +86,7 @@ _TOPIC: Final = "topic"
 class TopicFilter(SimpleListFilter):
     """One topic, named in the link that leads here."""
 
-    title = "topic"
+    title = _("topic")
     parameter_name = _TOPIC
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
@@ -105,7 +106,7 @@ class CallbackAttemptAdmin(RecordAdmin):
     name_field = "key"
     list_filter = (TopicFilter,)
     search_fields = ("=key",)
-    search_help_text = "The whole id of a job; in every topic."
+    search_help_text = _("The whole id of a job; in every topic.")
     list_display = (
         "key_column", "topic_column", "attempt_column", "result_column", "duration_column",
         "address_column", "at_column",
@@ -119,62 +120,62 @@ class CallbackAttemptAdmin(RecordAdmin):
     def keyset_of(self, request: HttpRequest) -> Keyset:
         return _OF_ONE_KEY if request.GET.get("q") else _NEWEST_FIRST
 
-    @admin.display(description="job")
+    @admin.display(description=_("job"))
     def key_column(self, row: CallbackAttempt) -> SafeString:
         return formats.key_label(row.key)
 
-    @admin.display(description="job")
+    @admin.display(description=_("job"))
     def job_column(self, row: CallbackAttempt) -> SafeString:
         url = reverse(
             "admin:delayed_queue_http_callbackattempt_changelist", current_app=self.admin_site.name
         )
         query = urlencode({"q": row.key})
-        return format_html('{} · <a href="{}?{}">all attempts</a>', row.key, url, query)
+        return format_html('{} · <a href="{}?{}">{}</a>', row.key, url, query, _("all attempts"))
 
-    @admin.display(description="topic")
+    @admin.display(description=_("topic"))
     def topic_column(self, row: CallbackAttempt) -> str:
         return row.topic
 
-    @admin.display(description="attempt")
+    @admin.display(description=_("attempt"))
     def attempt_column(self, row: CallbackAttempt) -> int:
         return row.attempt
 
-    @admin.display(description="result")
+    @admin.display(description=_("result"))
     def result_column(self, row: CallbackAttempt) -> SafeString:
         return result_of(row)
 
-    @admin.display(description="why")
+    @admin.display(description=_("why"))
     def detail_column(self, row: CallbackAttempt) -> str | SafeString:
         return formats.printable(row.detail) if row.detail else formats.NOTHING
 
-    @admin.display(description="took")
+    @admin.display(description=_("took"))
     def duration_column(self, row: CallbackAttempt) -> str:
         return took(row)
 
-    @admin.display(description="url")
+    @admin.display(description=_("url"))
     def url_column(self, row: CallbackAttempt) -> SafeString:
         return format_html("<code>{}</code>", row.url) if row.url else formats.NOTHING
 
-    @admin.display(description="address")
+    @admin.display(description=_("address"))
     def address_column(self, row: CallbackAttempt) -> SafeString:
         return format_html("<code>{}</code>", row.address) if row.address else formats.NOTHING
 
-    @admin.display(description="endpoint")
+    @admin.display(description=_("endpoint"))
     def endpoint_column(self, row: CallbackAttempt) -> SafeString:
         if row.endpoint_id is None:
             return formats.NOTHING
         name = "admin:delayed_queue_http_endpoint_change"
         url = reverse(name, args=[row.endpoint_id], current_app=self.admin_site.name)
-        return format_html('<a href="{}">endpoint {}</a>', url, row.endpoint_id)
+        return format_html('<a href="{}">{} {}</a>', url, _("endpoint"), row.endpoint_id)
 
-    @admin.display(description="webhook-id")
+    @admin.display(description=_("webhook-id"))
     def webhook_column(self, row: CallbackAttempt) -> SafeString:
         return format_html("<code>{}</code>", row.webhook_id)
 
-    @admin.display(description="began")
+    @admin.display(description=_("began"))
     def at_column(self, row: Any) -> SafeString:
         return formats.moment(row.started_at, formats.relative(row.started_at, row.read_at))
 
-    @admin.display(description="answer")
+    @admin.display(description=_("answer"))
     def excerpt_column(self, row: CallbackAttempt) -> SafeString:
         return formats.block(row.excerpt) if row.excerpt else formats.NOTHING

@@ -13,12 +13,15 @@ from django.db import router
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm, RecordAdmin
 from delayed_queue.admin.lists import KeysetChangeList
 from delayed_queue.admin.operations import Call, Report, Switch
 from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.http.admin.tokens import at_once
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
 from delayed_queue.http.callbacks.endpoints import ROTATION
 from delayed_queue.http.callbacks.operating import (
@@ -50,23 +53,25 @@ class OpenForm(forms.Form):
     """For how long nothing is sent to a host, and why."""
 
     minutes = forms.IntegerField(
+        label=_("Minutes"),
         min_value=1, max_value=LONGEST_PAUSE // _MINUTE, initial=30,
-        help_text="Then one job is sent to it, and the others when that was received.",
+        help_text=_("Then one job is sent to it, and the others when that was received."),
     )  # fmt: skip
     reason = forms.CharField(
+        label=_("Reason"),
         max_length=400, required=False, widget=forms.TextInput(attrs={"size": 60}),
-        help_text="For your colleagues: it is shown beside the host.",
+        help_text=_("For your colleagues: it is shown beside the host."),
     )  # fmt: skip
 
 
 class Close(Switch):
     """Send to hosts again, without waiting for the end of their pause."""
 
-    name, label, past, left = "close", "Send again", "Sending again to", "sent to already"
+    name, label, past, left = "close", _("Send again"), "Sending again to", "sent to already"
     noun = "host"
-    help = "Send to the host again now, deferred jobs included, and forget its failures."
+    help = _("Send to the host again now, deferred jobs included, and forget its failures.")
     permission = "delayed_queue_http.close_host"
-    warning = (
+    warning = _(
         "Workers send to these hosts again within a second, and deferred jobs come from three "
         "seconds on, 500 a second. A host that still fails is suspended again by its failures, "
         "which count as attempts of its jobs."
@@ -88,11 +93,11 @@ class Close(Switch):
 class Open(Switch):
     """Send nothing to hosts for a while, as if they had failed."""
 
-    name, label, past, left = "open", "Suspend", "Suspended", "suspended for longer"
+    name, label, past, left = "open", _("Suspend"), "Suspended", "suspended for longer"
     noun = "host"
-    help = "Send nothing to the host for a while; its jobs are deferred, and lose no attempt."
+    help = _("Send nothing to the host for a while; its jobs are deferred, and lose no attempt.")
     permission = "delayed_queue_http.close_host"
-    warning = (
+    warning = _(
         "Workers send nothing more to these hosts, from a second on. Their jobs are deferred, for "
         "up to twice that time, unless you have them sent again before."
     )
@@ -182,39 +187,39 @@ class HostAdmin(Completed):
     def complete(self, rows: Sequence[Any], using: str) -> None:
         add_waiting(rows, using)
 
-    @admin.display(description="host")
+    @admin.display(description=_("host"))
     def key_column(self, row: Host) -> SafeString:
         return formats.key_label(row.name)
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state_column(self, row: Any) -> SafeString:
         return breaker_state(row)
 
-    @admin.display(description="jobs that wait")
+    @admin.display(description=_("jobs that wait"))
     def waiting_column(self, row: Any) -> str:
         return str(row.waiting)
 
-    @admin.display(description="since")
+    @admin.display(description=_("since"))
     def since_column(self, row: Any) -> SafeString:
         if row.opened_at is None:
             return formats.NOTHING
         return formats.moment(row.opened_at, formats.relative(row.opened_at, row.read_at))
 
-    @admin.display(description="probed")
+    @admin.display(description=_("probed"))
     def again_column(self, row: Any) -> SafeString:
         if row.open_until is None:
             return formats.NOTHING
         return formats.moment(row.open_until, formats.relative(row.open_until, row.read_at))
 
-    @admin.display(description="suspensions in a row")
+    @admin.display(description=_("suspensions in a row"))
     def openings_column(self, row: Host) -> int:
         return row.openings
 
-    @admin.display(description="why")
+    @admin.display(description=_("why"))
     def reason_column(self, row: Host) -> str:
-        return formats.printable(row.reason)[:120]
+        return formats.shortened(row.reason, 120)
 
-    @admin.display(description="why")
+    @admin.display(description=_("why"))
     def reason_shown(self, row: Host) -> SafeString:
         return formats.block(row.reason) if row.reason else formats.NOTHING
 
@@ -225,11 +230,12 @@ def breaker_state(row: Any) -> SafeString:
     ``row`` has the instant of reading; None stands for a host that never failed.
     """
     if row is None or row.open_until is None:
-        return format_html('<span class="dq-state dq-due">{}</span>', "sending")
+        return format_html('<span class="dq-state dq-due">{}</span>', _("sending"))
     if row.open_until > row.read_at:
         until = formats.moment(row.open_until, f"{row.open_until.astimezone(UTC):%H:%M:%S} UTC")
-        return format_html('<span class="dq-state dq-alarm">{}</span> until {}', "suspended", until)
-    return format_html('<span class="dq-state dq-expired">{}</span>', "probing")
+        words = format_html('<span class="dq-state dq-alarm">{}</span>', _("suspended"))
+        return format_html("{} {} {}", words, _("until"), until)
+    return format_html('<span class="dq-state dq-expired">{}</span>', _("probing"))
 
 
 _PORTS: Final = {"http": 80, "https": 443}
@@ -239,16 +245,26 @@ class EndpointForm(_Form):
     """A url to register, and the limits of what is below it."""
 
     url = forms.CharField(
-        label="Prefix",
+        label=_("Prefix"),
         widget=forms.TextInput(attrs={"size": 60}),
-        help_text="As in https://example.com/hooks; the longest that matches a job's url counts.",
+        help_text=_(
+            "As in https://example.com/hooks; the longest that matches a job's url counts."
+        ),
     )
     per_second = forms.FloatField(
-        label="Rate", required=False, min_value=0.001, help_text="Calls per second; empty: any."
+        label=_("Rate"),
+        required=False,
+        min_value=0.001,
+        help_text=_("Calls per second; empty: any."),
     )
-    burst = forms.IntegerField(initial=1, min_value=1, help_text="Calls at once within the rate.")
+    burst = forms.IntegerField(
+        label=_("Burst"), initial=1, min_value=1, help_text=_("Calls at once within the rate.")
+    )
     concurrency = forms.IntegerField(
-        required=False, min_value=1, help_text="Calls on the wire at a time; empty: any number."
+        label=_("Concurrency"),
+        required=False,
+        min_value=1,
+        help_text=_("Calls on the wire at a time; empty: any number."),
     )
 
     class Meta:
@@ -275,9 +291,9 @@ class EndpointForm(_Form):
 
 
 class Enable(Switch):
-    name, label, past, left = "enable", "Enable", "Enabled", "not disabled"
+    name, label, past, left = "enable", _("Enable"), "Enabled", "not disabled"
     noun = "endpoint"
-    help = "Send to it again, deferred jobs included."
+    help = _("Send to it again, deferred jobs included.")
     permission = "delayed_queue_http.disable_endpoint"
 
     def fits(self, row: Any) -> bool:
@@ -291,11 +307,11 @@ class Enable(Switch):
 
 
 class Disable(Switch):
-    name, label, past, left = "disable", "Disable", "Disabled", "disabled already"
+    name, label, past, left = "disable", _("Disable"), "Disabled", "disabled already"
     noun = "endpoint"
-    help = "Send nothing more to it; its jobs wait."
+    help = _("Send nothing more to it; its jobs wait.")
     permission = "delayed_queue_http.disable_endpoint"
-    warning = "Nothing more is sent to these endpoints; their jobs wait until they are enabled."
+    warning = _("Nothing more is sent to these endpoints; their jobs wait until they are enabled.")
 
     def fits(self, row: Any) -> bool:
         return row.disabled_at is None
@@ -306,11 +322,11 @@ class Disable(Switch):
 
 
 class Rotate(Switch):
-    name, label, past = "rotate", "Rotate the secret", "Rotated the secret of"
+    name, label, past = "rotate", _("Rotate the secret"), "Rotated the secret of"
     noun = "endpoint"
-    help = "Make a new secret, shown once; the old one's signature goes along for 24 h."
+    help = _("Make a new secret, shown once; the old one's signature goes along for 24 h.")
     permission = "delayed_queue_http.rotate_endpoint"
-    warning = (
+    warning = _(
         "Each endpoint gets a new secret, which is shown once. For 24 hours calls carry the "
         "signatures of both; then receivers that know only the old one refuse them."
     )
@@ -366,50 +382,50 @@ class EndpointAdmin(Completed, MadeByForm):
 
     # Columns
 
-    @admin.display(description="endpoint")
+    @admin.display(description=_("endpoint"))
     def key_column(self, row: Any) -> SafeString:
         return formats.key_label(row.prefix)
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state_column(self, row: Any) -> SafeString:
         if row.disabled_at is None:
-            return format_html('<span class="dq-state dq-due">{}</span>', "enabled")
+            return format_html('<span class="dq-state dq-due">{}</span>', _("enabled"))
         since = formats.moment(row.disabled_at, formats.relative(row.disabled_at, row.read_at))
         return format_html(
-            '<span class="dq-state dq-alarm">disabled</span> {} <span class="dq-quiet">{}</span>',
-            since, row.disabled_reason,
+            '<span class="dq-state dq-alarm">{}</span> {} <span class="dq-quiet">{}</span>',
+            _("disabled"), since, row.disabled_reason,
         )  # fmt: skip
 
-    @admin.display(description="host")
+    @admin.display(description=_("host"))
     def breaker_column(self, row: Any) -> SafeString:
         if row.host is None:
             return breaker_state(None)
         row.host.read_at = row.read_at
-        why = row.host.reason[:80] if row.host.open_until is not None else ""
+        why = formats.shortened(row.host.reason, 80) if row.host.open_until is not None else ""
         return format_html('{} <span class="dq-quiet">{}</span>', breaker_state(row.host), why)
 
-    @admin.display(description="rate")
+    @admin.display(description=_("rate"))
     def rate_column(self, row: Any) -> str:
         if row.per_second is None:
-            return "any"
-        return f"{formats.per_second(row.per_second)}, {row.burst:,} at once"
+            return str(_("any"))
+        return f"{formats.per_second(row.per_second)}, {at_once(row.burst)}"
 
-    @admin.display(description="on the wire")
+    @admin.display(description=_("on the wire"))
     def concurrency_column(self, row: Any) -> str:
-        return "any" if row.concurrency is None else f"{row.concurrency:,}"
+        return str(_("any")) if row.concurrency is None else f"{row.concurrency:,}"
 
-    @admin.display(description="secret")
+    @admin.display(description=_("secret"))
     def rotated_column(self, row: Any) -> SafeString:
         at = row.rotated_at or row.created_at
-        return formats.moment(at, f"made {formats.relative(at, row.read_at)}")
+        return formats.moment(at, f"{_('made')} {formats.relative(at, row.read_at)}")
 
-    @admin.display(description="timeline")
+    @admin.display(description=_("timeline"))
     def times(self, row: Any) -> SafeString:
         events = [
-            (row.created_at, "made"),
-            (row.rotated_at, "secret rotated"),
-            (row.rotated_at and row.rotated_at + ROTATION, "old secret ends"),
-            (row.disabled_at, "disabled"),
+            (row.created_at, _("made")),
+            (row.rotated_at, _("secret rotated")),
+            (row.rotated_at and row.rotated_at + ROTATION, _("old secret ends")),
+            (row.disabled_at, _("disabled")),
         ]
         return formats.timeline(events, row.read_at)
 
@@ -426,5 +442,5 @@ class EndpointAdmin(Completed, MadeByForm):
         if change:
             obj.save(update_fields=["per_second", "burst", "concurrency"])
             return
-        text = format_html("The secret, shown only now: <code>{}</code>.", form.secret)
+        text = format_html(gettext("The secret, shown only now: <code>{}</code>."), form.secret)
         self.message_user(request, text, messages.WARNING)

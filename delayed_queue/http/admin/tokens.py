@@ -12,6 +12,8 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm
@@ -34,12 +36,12 @@ else:
     _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
 
 _WHAT: Final = {
-    "add": "add: add jobs",
-    "read": "read: look at jobs, topics and metrics",
-    "delete": "delete: delete jobs",
-    "consume": "consume: pop jobs and say how they ended",
-    "manage": "manage: kick, replay, pause and resume",
-    "metrics": "metrics: read the metrics of all queues",
+    "add": _("add: add jobs"),
+    "read": _("read: look at jobs, topics and metrics"),
+    "delete": _("delete: delete jobs"),
+    "consume": _("consume: pop jobs and say how they ended"),
+    "manage": _("manage: kick, replay, pause and resume"),
+    "metrics": _("metrics: read the metrics of all queues"),
 }
 
 
@@ -47,24 +49,32 @@ class TokenForm(_Form):
     """The form that says what a new token may do."""
 
     verbs = forms.MultipleChoiceField(
-        choices=[(each, _WHAT[each]) for each in VERBS], widget=forms.CheckboxSelectMultiple
+        label=_("Verbs"),
+        choices=[(each, _WHAT[each]) for each in VERBS],
+        widget=forms.CheckboxSelectMultiple,
     )
     topics = forms.CharField(
+        label=_("Topics"),
         widget=forms.Textarea(attrs={"rows": 3, "cols": 40}),
-        help_text="One on a line: a topic, or the beginning of some and a star. A star alone is "
-        "all that the setting TOPICS serves.",
+        help_text=_("One on a line: a topic, or the beginning of some and a star. A star alone is "
+        "all that the setting TOPICS serves."),
     )  # fmt: skip
     days = forms.IntegerField(
-        min_value=1, max_value=3650, required=False, help_text="How long it is valid; empty: on."
+        label=_("Days"),
+        min_value=1,
+        max_value=3650,
+        required=False,
+        help_text=_("How long it is valid; empty: on."),
     )
 
     class Meta:
         model = ApiToken
         fields = ("name", "rate", "burst")
+        labels = {"name": _("Name"), "rate": _("Rate"), "burst": _("Burst")}
         help_texts = {
-            "name": "Who will use it.",
-            "rate": "Requests per second; empty: the setting RATE.",
-            "burst": "Requests at once; empty: the setting BURST.",
+            "name": _("Who will use it."),
+            "rate": _("Requests per second; empty: the setting RATE."),
+            "burst": _("Requests at once; empty: the setting BURST."),
         }
 
     def clean(self) -> dict[str, Any]:
@@ -90,10 +100,10 @@ class Revoke(Operation):
     """Disable tokens; there is no way back."""
 
     name = "revoke"
-    label = "Revoke"
-    help = "Disable the token for good."
+    label = _("Revoke")
+    help = _("Disable the token for good.")
     permission = "delayed_queue_http.revoke_apitoken"
-    warning = (
+    warning = _(
         "Whoever uses these tokens is let in no more, from a few seconds on, for good. Make new "
         "tokens first where the work is to go on."
     )
@@ -110,6 +120,11 @@ class Revoke(Operation):
             entries = [Entry(row, "Revoked.") for row in rows if _revoke(row, now, call, report)]
             record(call, CHANGE, entries)
         return report
+
+
+def at_once(burst: int) -> str:
+    """Return how many may come at once, in words."""
+    return str(_("%(number)s at once") % {"number": f"{burst:,}"})
 
 
 def _revoke(row: Any, now: datetime, call: Call, report: Report) -> bool:
@@ -137,56 +152,58 @@ class ApiTokenAdmin(MadeByForm):
         "used_column", "times",
     )  # fmt: skip
 
-    @admin.display(description="token")
+    @admin.display(description=_("token"))
     def key_column(self, row: Any) -> SafeString:
         return formats.key_label(row.name)
 
-    @admin.display(description="begins with")
+    @admin.display(description=_("begins with"))
     def prefix_column(self, row: Any) -> SafeString:
         return format_html("<code>{}…</code>", row.prefix)
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state_column(self, row: Any) -> SafeString:
         if row.disabled_at is not None:
-            return format_html('<span class="dq-state dq-alarm">{}</span>', "revoked")
+            return format_html('<span class="dq-state dq-alarm">{}</span>', _("revoked"))
         if row.expires_at is not None and row.expires_at <= row.read_at:
-            return format_html('<span class="dq-state dq-expired">{}</span>', "expired")
-        return format_html('<span class="dq-state dq-due">{}</span>', "in force")
+            return format_html('<span class="dq-state dq-expired">{}</span>', _("expired"))
+        return format_html('<span class="dq-state dq-due">{}</span>', _("in force"))
 
-    @admin.display(description="may")
+    @admin.display(description=_("may"))
     def verbs_column(self, row: Any) -> str:
         return ", ".join(row.verbs)
 
-    @admin.display(description="topics")
+    @admin.display(description=_("topics"))
     def topics_column(self, row: Any) -> str:
-        return ", ".join("all served" if each == EVERYTHING else each for each in row.topics)
+        return ", ".join(
+            str(_("all served")) if each == EVERYTHING else each for each in row.topics
+        )
 
-    @admin.display(description="rate")
+    @admin.display(description=_("rate"))
     def rate_column(self, row: Any) -> str:
         if row.rate is None:
-            return "default"
-        burst = "" if row.burst is None else f", {row.burst:,} at once"
+            return str(_("default"))
+        burst = "" if row.burst is None else f", {at_once(row.burst)}"
         return formats.per_second(row.rate) + burst
 
-    @admin.display(description="last used")
+    @admin.display(description=_("last used"))
     def used_column(self, row: Any) -> SafeString:
         if row.last_used_at is None:
             return formats.NOTHING
         return formats.moment(row.last_used_at, formats.relative(row.last_used_at, row.read_at))
 
-    @admin.display(description="expires")
+    @admin.display(description=_("expires"))
     def expires_column(self, row: Any) -> SafeString:
         if row.expires_at is None:
             return formats.NOTHING
         return formats.moment(row.expires_at, formats.relative(row.expires_at, row.read_at))
 
-    @admin.display(description="timeline")
+    @admin.display(description=_("timeline"))
     def times(self, row: Any) -> SafeString:
         events = [
-            (row.created_at, "made"),
-            (row.last_used_at, "last used"),
-            (row.expires_at, "expires"),
-            (row.disabled_at, "revoked"),
+            (row.created_at, _("made")),
+            (row.last_used_at, _("last used")),
+            (row.expires_at, _("expires")),
+            (row.disabled_at, _("revoked")),
         ]
         return formats.timeline(events, row.read_at)
 
@@ -200,6 +217,7 @@ class ApiTokenAdmin(MadeByForm):
         """Store it, and show the token this once: only its hash is kept."""
         obj.save(force_insert=True)
         text = format_html(
-            "The token, shown only now: <code>{}</code>. Hand it over in a safe way.", form.token
+            gettext("The token, shown only now: <code>{}</code>. Hand it over in a safe way."),
+            form.token,
         )
         self.message_user(request, text, messages.WARNING)

@@ -17,6 +17,8 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
+from django.utils.text import format_lazy
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm
@@ -31,7 +33,7 @@ from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, MAX_TTR, check_ladder, 
 from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, topic_kind
 from delayed_queue.http.models import Topic
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import PausedQueue
+from delayed_queue.models import Limit
 from delayed_queue.observe.overview import Count, QueueDepth, depths
 
 if TYPE_CHECKING:
@@ -42,29 +44,34 @@ else:
 # A count goes no further: a page has up to a hundred topics.
 _CAP: Final = 1000
 _SECOND: Final = timedelta(seconds=1)
-_STATES: Final = ("ready", "delayed", "reserved", "dead")
+_STATES: Final = {
+    "ready": _("ready"), "delayed": _("delayed"), "reserved": _("reserved"), "dead": _("dead"),
+}  # fmt: skip
 
 
 class TopicForm(_Form):
     """The form of a topic's settings; its name stays once it is made."""
 
     ladder = forms.CharField(
+        label=_("Ladder"),
         required=False, widget=forms.TextInput(attrs={"size": 60}),
-        help_text=f"The waits after failures. Empty: {DEFAULT_LADDER}.",
+        help_text=format_lazy("{} {}.", _("The waits after failures. Empty:"), DEFAULT_LADDER),
     )  # fmt: skip
     jitter = forms.FloatField(
+        label=_("Jitter"),
         min_value=0, max_value=1, initial=0.0,
-        help_text="Spreads each wait: 0.2 is ± 20 %.",
+        help_text=_("Spreads each wait: 0.2 is ± 20 %."),
     )  # fmt: skip
     hold = forms.FloatField(
-        label="TTR", min_value=1, max_value=MAX_TTR / _SECOND, required=False,
-        help_text="Seconds that a consumer may hold a job. Empty: LEASE_DURATION.",
+        label=_("TTR"), min_value=1, max_value=MAX_TTR / _SECOND, required=False,
+        help_text=_("Seconds that a consumer may hold a job. Empty: LEASE_DURATION."),
     )  # fmt: skip
     shards = forms.IntegerField(
+        label=_("Shards"),
         min_value=1,
         max_value=64,
         initial=1,
-        help_text="Fewer only while those that would go hold no job, dead ones included.",
+        help_text=_("Fewer only while those that would go hold no job, dead ones included."),
     )
 
     class Meta:
@@ -118,10 +125,10 @@ class Pause(Operation):
     """Stop handing out the jobs of topics, pulled ones and calls alike."""
 
     name = "pause"
-    label = "Pause"
-    help = "Hand out no job of the topic until it is resumed."
+    label = _("Pause")
+    help = _("Hand out no job of the topic until it is resumed.")
     permission = "delayed_queue.pause_queue"
-    warning = (
+    warning = _(
         "No consumer is handed a job of these topics and no url is called until they are "
         "resumed. Jobs can be added and deleted, and those in flight are finished."
     )
@@ -146,8 +153,8 @@ class Resume(Operation):
     """Hand out the jobs of topics again."""
 
     name = "resume"
-    label = "Resume"
-    help = "Hand out jobs of the topic again."
+    label = _("Resume")
+    help = _("Hand out jobs of the topic again.")
     permission = "delayed_queue.pause_queue"
 
     def fits(self, row: Any) -> bool:
@@ -194,7 +201,7 @@ def add_counts(rows: Sequence[Any], using: str) -> None:
         using=using)
     }  # fmt: skip
     first = [topic_kind(name) for name in kinds]
-    pauses = {each.kind: each for each in PausedQueue.objects.using(using).filter(kind__in=first)}
+    pauses = {each.kind: each for each in Limit.objects.paused(using).filter(kind__in=first)}
     for row in rows:
         row.counts = _summed([found[kind] for kind in kinds[row.name]])
         row.pause = pauses.get(topic_kind(row.name))
@@ -247,60 +254,64 @@ class TopicAdmin(MadeByForm):
 
     # Columns
 
-    @admin.display(description="topic")
+    @admin.display(description=_("topic"))
     def key_column(self, row: Any) -> SafeString:
         return formats.key_label(row.name)
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state_column(self, row: Any) -> SafeString:
         if row.pause is None:
-            return format_html('<span class="dq-state dq-due">{}</span>', "open")
-        who = f"by {row.pause.paused_by}" if row.pause.paused_by else ""
+            return format_html('<span class="dq-state dq-due">{}</span>', _("open"))
+        who = str(_("by %(by)s") % {"by": row.pause.paused_by}) if row.pause.paused_by else ""
         why = ": ".join(filter(None, [who, row.pause.reason]))
         return format_html(
-            '<span class="dq-state dq-expired">paused</span> <span class="dq-quiet">{}</span>', why
+            '<span class="dq-state dq-expired">{}</span> <span class="dq-quiet">{}</span>',
+            _("paused"),
+            why,
         )
 
-    @admin.display(description="ready")
+    @admin.display(description=_("ready"))
     def ready_column(self, row: Any) -> str:
         return str(row.counts["ready"])
 
-    @admin.display(description="delayed")
+    @admin.display(description=_("delayed"))
     def delayed_column(self, row: Any) -> str:
         return str(row.counts["delayed"])
 
-    @admin.display(description="reserved")
+    @admin.display(description=_("reserved"))
     def reserved_column(self, row: Any) -> str:
         return str(row.counts["reserved"])
 
-    @admin.display(description="dead")
+    @admin.display(description=_("dead"))
     def dead_column(self, row: Any) -> SafeString:
         count = row.counts["dead"]
         name = "dq-alarm" if count.value else "dq-quiet"
         return format_html('<span class="{}">{}</span>', name, str(count))
 
-    @admin.display(description="ladder")
+    @admin.display(description=_("ladder"))
     def ladder_column(self, row: Any) -> SafeString:
         if not row.ladder:
-            return format_html('<span class="dq-quiet">{}</span>', "default")
+            return format_html('<span class="dq-quiet">{}</span>', _("default"))
         return format_html('<span class="dq-at">{}</span>', row.ladder)
 
-    @admin.display(description="shards")
+    @admin.display(description=_("shards"))
     def shards_column(self, row: Any) -> int:
         return int(row.shards)
 
     # The detail page
 
-    @admin.display(description="jobs")
+    @admin.display(description=_("jobs"))
     def holds(self, row: Any) -> SafeString:
         """List the kinds with links to their messages and dead letters, and the counts of all."""
-        counts = ", ".join(f"{count} {state}" for state, count in row.counts.items())
+        counts = ", ".join(f"{count} {_STATES[state]}" for state, count in row.counts.items())
         kinds = kinds_of_topic(row.name, row.shards, hosts=row.hosts)
         links = format_html_join("", "<br>{}: {} · {}", map(self._links, kinds))
         name = "admin:delayed_queue_http_callbackattempt_changelist"
         attempts = reverse(name, current_app=self.admin_site.name)
         query = urlencode({"topic": row.name})
-        return format_html('{} · <a href="{}?{}">callbacks</a>{}', counts, attempts, query, links)
+        return format_html(
+            '{} · <a href="{}?{}">{}</a>{}', counts, attempts, query, _("callbacks"), links
+        )
 
     def _links(self, kind: str) -> tuple[SafeString, SafeString, SafeString]:
         query, site = urlencode({KIND: kind}), self.admin_site.name
@@ -308,19 +319,21 @@ class TopicAdmin(MadeByForm):
         letters = reverse("admin:delayed_queue_deadletter_changelist", current_app=site)
         return (
             formats.kind_label(kind),
-            format_html('<a href="{}?{}">jobs</a>', messages, query),
-            format_html('<a href="{}?{}">dead jobs</a>', letters, query),
+            format_html('<a href="{}?{}">{}</a>', messages, query, _("jobs")),
+            format_html('<a href="{}?{}">{}</a>', letters, query, _("dead jobs")),
         )
 
-    @admin.display(description="waits after failures")
+    @admin.display(description=_("waits after failures"))
     def steps(self, row: Any) -> SafeString:
         policy = policy_named(row.ladder, row.jitter)
         waits = ", ".join(formats.human(each) for each in policy.delays)
         total = formats.human(sum(policy.delays, timedelta(0)))
-        jitter = f", each ± {row.jitter:.0%}" if row.jitter else ""
-        ttr = "" if row.ttr is None else f" A consumer holds a job for {_held(row.ttr)}."
-        text = f"{waits}{jitter}: {policy.max_attempts} attempts over {total}.{ttr}"
-        return format_html("{}", text)
+        jitter = _(", each ± %(jitter)s") % {"jitter": f"{row.jitter:.0%}"} if row.jitter else ""
+        held = {"span": "" if row.ttr is None else _held(row.ttr)}
+        ttr = "" if row.ttr is None else _("A consumer holds a job for %(span)s.") % held
+        tries = _("%(number)s attempts over %(span)s.")
+        facts = tries % {"number": policy.max_attempts, "span": total}
+        return format_html("{}{}: {} {}", waits, jitter, facts, ttr)
 
     # Making and changing
 

@@ -41,6 +41,7 @@ from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.adding import find_job
 from delayed_queue.http.jobs.dead import (
     MAX_KICK,
+    DeadJob,
     dead_groups,
     dead_jobs,
     delete_dead_job,
@@ -51,7 +52,7 @@ from delayed_queue.http.jobs.dead import (
     latest_runs,
     replay,
 )
-from delayed_queue.http.jobs.jobs import Answer, DeadJob, JobState
+from delayed_queue.http.jobs.jobs import Answer, JobState
 from delayed_queue.http.jobs.kinds import parse_kind
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.http.store.callbacks import LoggedRow
@@ -176,8 +177,8 @@ def _plan_of(request: ApiRequest, body: NewBulkRun) -> BulkPlan:
     try:
         return BulkPlan(
             body.action, body.queue, body.group, reason=body.reason, key_from=body.keyFrom,
-            key_before=body.keyBefore, pace=body.pace, over=over, limit=body.limit,
-            canary=body.canary, canary_deaths=body.canaryDeaths,
+            key_before=body.keyBefore, since=body.since, until=body.until, pace=body.pace,
+            over=over, limit=body.limit, canary=body.canary, canary_deaths=body.canaryDeaths,
         )  # fmt: skip
     except InvalidConfiguration as error:
         raise Problem(400, "invalid_request", "Invalid request", str(error)) from None

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from django.http import HttpResponse
 from ninja import Path, Query, Schema
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from delayed_queue.db.sql import Page
 from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.api.bodies import Problem, as_json
+from delayed_queue.http.jobs.dead import DeadGroup, DeadJob
 from delayed_queue.http.jobs.inspecting import TopicStats
-from delayed_queue.http.jobs.jobs import Answer, DeadGroup, DeadJob, Job
+from delayed_queue.http.jobs.jobs import Answer, Job, check_run_at
 from delayed_queue.http.jobs.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
 from delayed_queue.messages import MAX_KEY_LENGTH
 from delayed_queue.models import BulkRun
@@ -39,6 +40,10 @@ OfJob = Annotated[str, Query(**_JOB)]
 After = Annotated[int, Query(ge=0, le=MAX_ID)]
 Limit = Annotated[int, Query(ge=1, le=100)]
 Body = Annotated[Any, Field(description="Any JSON.")]
+# In milliseconds, of an ISO 8601 text with a zone.
+Instant = Annotated[
+    int, BeforeValidator(check_run_at), WithJsonSchema({"type": "string", "format": "date-time"})
+]
 
 
 class AddedReply(Schema):
@@ -161,6 +166,8 @@ class NewBulkRun(Schema):
     reason: Annotated[str, Field(min_length=1, max_length=200, pattern=_PRINTABLE)] | None = None
     keyFrom: Annotated[str, Field(min_length=1, max_length=200, pattern=_PRINTABLE)] | None = None
     keyBefore: Annotated[str, Field(min_length=1, max_length=200, pattern=_PRINTABLE)] | None = None
+    since: Instant | None = None
+    until: Instant | None = None
     pace: Annotated[int, Field(ge=1, le=MAX_PACE)] | None = None
     overSeconds: Annotated[int, Field(ge=1, le=int(MAX_SPREAD.total_seconds()))] | None = None
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] | None = None

@@ -29,7 +29,7 @@ from delayed_queue.http.jobs.kinds import (
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import DeadLetter, Message, PausedQueue
+from delayed_queue.models import DeadLetter, Limit, Message
 
 # How long a process goes by what it has read of a topic. What must not be stale, the number of
 # shards where a job is stored or looked for, statements compare or read themselves.
@@ -166,9 +166,9 @@ def _check_empty(kinds: list[str], using: str) -> None:
 
 def _pause_alike(before: TopicRow, after: TopicRow, using: str) -> None:
     """Pause the new shards of a topic that is paused."""
-    if PausedQueue.objects.is_paused(topic_kind(before.name), using=using):
+    if Limit.objects.is_paused(topic_kind(before.name), using=using):
         for kind in _beyond(after, before):
-            PausedQueue.objects.pause(kind, reason="as the topic's first shard", using=using)
+            Limit.objects.pause(kind, reason="as the topic's first shard", using=using)
 
 
 def _remember(row: TopicRow, using: str) -> TopicRow:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -14,14 +16,7 @@ from delayed_queue.db.statements import Step
 from delayed_queue.http.jobs.adding import BATCH, find_row, last_line
 from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic
 from delayed_queue.http.jobs.consuming import wake
-from delayed_queue.http.jobs.jobs import (
-    Answer,
-    DeadGroup,
-    DeadJob,
-    initial_retry,
-    read_headers,
-    url_of,
-)
+from delayed_queue.http.jobs.jobs import Answer, initial_retry, read_headers, url_of
 from delayed_queue.http.jobs.kinds import check_topic, parse_kind, topic_of
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.dead import DeadJobRow
@@ -34,6 +29,37 @@ from delayed_queue.queue.offering import redrive_again
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, GroupRow
 
 MAX_KICK: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Dead jobs of one queue that failed alike; ``id`` is the fingerprint of the failure."""
+
+    id: str
+    topic: str
+    queue: str
+    failure: str
+    count: int
+    is_capped: bool
+    first_at: datetime
+    last_at: datetime
+    newest_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadJob:
+    """A job that was given up on, as its dead letter has it."""
+
+    id: int
+    job_id: str
+    topic: str
+    body: Any = field(repr=False)
+    url: str | None = field(repr=False)
+    retry: int
+    reason: str
+    last_error: str = field(repr=False)
+    created_at: datetime
+    died_at: datetime
 
 
 def dead_jobs(

@@ -19,7 +19,7 @@ from delayed_queue.http.jobs.dead import dead_jobs
 from delayed_queue.http.jobs.jobs import Job, JobState
 from delayed_queue.http.jobs.kinds import check_topic, topic_kind
 from delayed_queue.http.models import Topic
-from delayed_queue.models import PausedQueue
+from delayed_queue.models import Limit
 from delayed_queue.observe.overview import Count, QueueDepth, depths
 
 # How many jobs of a kind are looked at for those of one state.
@@ -96,7 +96,7 @@ def peek(
 
 def is_paused(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Return whether the topic hands out no jobs."""
-    return repeat(using, partial(PausedQueue.objects.is_paused, topic_kind(topic), using=using))
+    return repeat(using, partial(Limit.objects.is_paused, topic_kind(topic), using=using))
 
 
 def pause_topic(
@@ -110,7 +110,7 @@ def _pause(topic: str, reason: str, by: str, using: str) -> bool:
     with transaction.atomic(using=using):
         # Held, so that no shard is added meanwhile that is not paused.
         paused = [
-            PausedQueue.objects.pause(kind, reason=reason, by=by, using=using)
+            Limit.objects.pause(kind, reason=reason, by=by, using=using)
             for kind in kinds_of(hold_topic(topic, using=using))
         ]
     return any(paused)
@@ -126,5 +126,5 @@ def resume_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
 def _resume(topic: str, using: str) -> tuple[list[str], bool]:
     with transaction.atomic(using=using):
         kinds = kinds_of(hold_topic(topic, using=using))
-        resumed = [PausedQueue.objects.resume(kind, using=using) for kind in kinds]
+        resumed = [Limit.objects.resume(kind, using=using) for kind in kinds]
     return kinds, any(resumed)

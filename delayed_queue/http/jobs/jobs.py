@@ -217,37 +217,6 @@ class PoppedJob:
     message_id: int = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class DeadGroup:
-    """Dead jobs of one queue that failed alike; ``id`` is the fingerprint of the failure."""
-
-    id: str
-    topic: str
-    queue: str
-    failure: str
-    count: int
-    is_capped: bool
-    first_at: datetime
-    last_at: datetime
-    newest_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeadJob:
-    """A job that was given up on, as its dead letter has it."""
-
-    id: int
-    job_id: str
-    topic: str
-    body: Any = field(repr=False)
-    url: str | None = field(repr=False)
-    retry: int
-    reason: str
-    last_error: str = field(repr=False)
-    created_at: datetime
-    died_at: datetime
-
-
 def job_from(
     fields: Mapping[str, Any],
     *,

@@ -30,7 +30,7 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("name", models.CharField(db_collation="C", max_length=80)),
+                ("name", models.CharField(verbose_name="name", db_collation="C", max_length=80)),
                 (
                     "shards",
                     models.IntegerField(
@@ -72,6 +72,8 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "verbose_name": "topic",
+                "verbose_name_plural": "topics",
                 "db_table": "delayed_queue_topic",
                 "constraints": [models.UniqueConstraint(fields=("name",), name="topic_name")],
             },
@@ -113,13 +115,13 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("name", models.CharField(max_length=100)),
+                ("name", models.CharField(verbose_name="name", max_length=100)),
                 ("prefix", models.CharField(max_length=12)),
                 ("digest", models.CharField(max_length=64)),
                 ("topics", models.JSONField(db_default=models.Value([], models.JSONField()))),
                 ("verbs", models.JSONField(db_default=models.Value([], models.JSONField()))),
-                ("rate", models.FloatField(blank=True, null=True)),
-                ("burst", models.IntegerField(blank=True, null=True)),
+                ("rate", models.FloatField(verbose_name="rate", blank=True, null=True)),
+                ("burst", models.IntegerField(verbose_name="burst", blank=True, null=True)),
                 (
                     "created_at",
                     delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
@@ -144,8 +146,9 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "db_table": "delayed_queue_token",
                 "verbose_name": "API token",
+                "verbose_name_plural": "API tokens",
+                "db_table": "delayed_queue_token",
                 "permissions": [("revoke_apitoken", "Can revoke API tokens")],
                 "default_permissions": ["view", "add"],
                 "constraints": [
@@ -183,6 +186,8 @@ class Migration(migrations.Migration):
                 ("url", models.TextField(blank=True, db_default="")),
             ],
             options={
+                "verbose_name": "callback attempt",
+                "verbose_name_plural": "callback attempts",
                 "db_table": "delayed_queue_callback_attempt",
                 "default_permissions": ["view"],
                 "indexes": [
@@ -201,7 +206,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("origin", models.TextField(db_collation="C")),
-                ("prefix", models.TextField(db_collation="C")),
+                ("prefix", models.TextField(verbose_name="prefix", db_collation="C")),
                 ("secret", models.TextField()),
                 (
                     "previous_secret",
@@ -246,6 +251,8 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "verbose_name": "endpoint",
+                "verbose_name_plural": "endpoints",
                 "db_table": "delayed_queue_endpoint",
                 "permissions": [
                     ("rotate_endpoint", "Can rotate the secrets of endpoints"),
@@ -291,6 +298,8 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "verbose_name": "host",
+                "verbose_name_plural": "hosts",
                 "db_table": "delayed_queue_host",
                 "permissions": [("close_host", "Can close and open the breakers of hosts")],
                 "default_permissions": ["view"],

@@ -56,11 +56,12 @@ offered AS MATERIALIZED (
         job.payload,
         COALESCE(job.schedule_at, now + job.delay) AS due_at,
         job.headers,
+        job.grouped,
         now AS created_at
     FROM unnest(
         %(keys)b::text[], %(kinds)b::text[], %(payloads)b::bytea[], %(schedules)b::bigint[],
-        %(delays)b::bigint[], %(headers)s::jsonb[]
-    ) AS job (key, kind, payload, schedule_at, delay, headers)
+        %(delays)b::bigint[], %(headers)s::jsonb[], %(groups)s::text[]
+    ) AS job (key, kind, payload, schedule_at, delay, headers, grouped)
     CROSS JOIN clock
     CROSS JOIN topic
 )"""
@@ -68,9 +69,9 @@ offered AS MATERIALIZED (
 _COLUMNS: Final[LiteralString] = """
     INSERT INTO delayed_queue AS stored (
         id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt"
+        "versionAt", "group"
     )
-    SELECT id, key, kind, payload, due_at, due_at, created_at, headers, created_at
+    SELECT id, key, kind, payload, due_at, due_at, created_at, headers, created_at, grouped
     FROM offered"""
 
 # Add jobs whose ids no job of the topic has, in any kind, dead ones included. The first column
@@ -236,7 +237,7 @@ def _adding(
     topic: TopicRow, jobs: Sequence[Offered], places: Sequence[str], *, can_update: bool
 ) -> tuple[str, dict[str, Any]]:
     columns: list[Row] = list(zip(*jobs, strict=True))
-    names = ("keys", "kinds", "payloads", "schedules", "delays", "headers")
+    names = ("keys", "kinds", "payloads", "schedules", "delays", "headers", "groups")
     arrays = {name: list(column) for name, column in zip(names, columns, strict=True)}
     shared = {
         "topic": topic.name, "shards": topic.shards, "hosts": topic.hosts,

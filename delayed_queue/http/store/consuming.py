@@ -49,7 +49,7 @@ WHERE id = ANY (ARRAY(
             WHERE "pKind" = queue.kind
                 AND "scheduledAt" <= (SELECT now FROM clock)
                 AND NOT EXISTS (
-                    SELECT 1 FROM delayed_queue_paused WHERE "pKind" = queue.kind
+                    SELECT 1 FROM delayed_queue_limit WHERE "pKind" = queue.kind
                 )
             ORDER BY "scheduledAt", id
             LIMIT (SELECT %(limit)s::integer)

@@ -77,7 +77,7 @@ KICK_JOBS: Final[LiteralString] = (
     + PLACES
     + """,
 locked AS MATERIALIZED (
-    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
+    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group"
     FROM delayed_queue_dead_letter AS letter
     WHERE id = ANY (%(ids)b::bigint[])
         AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
@@ -96,7 +96,7 @@ locked AS MATERIALIZED (
 ),
 newest AS MATERIALIZED (
     SELECT DISTINCT ON ("pKey")
-        id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
+        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group"
     FROM locked
     ORDER BY "pKey", id DESC
 ),"""

@@ -84,6 +84,10 @@ class Command(QueueCommand):
             "--batch-size", type=_count("batch_size"), help=_("most messages per claim")
         )
         parser.add_argument(
+            "--claims", type=_count("claims"),
+            help=_("claims of a process at a time where batches fill, 1 or 2 (2; of one thread 1)"),
+        )  # fmt: skip
+        parser.add_argument(
             "--lease",
             type=span(MILLISECOND, MAX_LEASE),
             metavar="SECONDS",
@@ -247,6 +251,7 @@ def _options(options: dict[str, Any]) -> WorkerOptions:
         "concurrency": options["concurrency"],
         "async_concurrency": options["async_concurrency"],
         "batch_size": options["batch_size"],
+        "claims": options["claims"],
         "lease": options["lease"],
         "poll_interval": options["poll_interval"],
         "max_messages": options["max_messages"],

@@ -17,6 +17,8 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.lists import AFTER, KeysetChangeList
 from delayed_queue.db.sql import Page
@@ -61,7 +63,7 @@ class ShownOnly(Base):
     paginator = CappedPaginator
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
-    list_heading = ""
+    list_heading: Any = ""
 
     class Media:
         css = {"all": ["delayed_queue/admin.css", "notifications/pages.css"]}
@@ -99,11 +101,11 @@ RECIPIENT: Final = "recipient"
 class StatusFilter(SimpleListFilter):
     """By state; the rows are chosen by the list itself, from an index."""
 
-    title = "state"
+    title = _("state")
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
-        return [(each.value, each.label.capitalize()) for each in Status]
+        return [(each.value, str(capfirst(each.label))) for each in Status]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if self.value() not in (None, *Status.values):
@@ -114,12 +116,12 @@ class StatusFilter(SimpleListFilter):
 class RecipientFilter(SimpleListFilter):
     """By recipient: shown once one was looked for; the URL has the hash, never the address."""
 
-    title = "recipient"
+    title = _("recipient")
     parameter_name = RECIPIENT
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
         chosen = request.GET.get(RECIPIENT)
-        return [] if chosen is None else [(chosen, "The one looked for")]
+        return [] if chosen is None else [(chosen, str(_("The one looked for")))]
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         yield from super().choices(changelist)

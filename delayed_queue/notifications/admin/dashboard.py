@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import human, moment, per_second, relative
 from delayed_queue.notifications import managing, monitor
 from delayed_queue.notifications.admin.base import badge, may
-from delayed_queue.notifications.models import Channel, Status
+from delayed_queue.notifications.models import Channel, Priority, Status
 from delayed_queue.notifications.monitor import DispatchQueue, ProviderFigures
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse
         raise PermissionDenied
     context = {
         **model_admin.admin_site.each_context(request),
-        "title": "Notifications at a glance",
+        "title": _("Notifications at a glance"),
         "opts": model_admin.opts,
         "media": model_admin.media,
         "may_find": may(request, "view_recipient"),
@@ -78,7 +79,7 @@ def _is_late(queue: DispatchQueue) -> bool:
 def _row_of(queue: DispatchQueue) -> dict[str, Any]:
     depth = queue.depth
     return {
-        "priority": queue.priority,
+        "priority": Priority(queue.priority).label,
         "channel": Channel(queue.channel).label,
         "kind": depth.kind,
         "due": depth.due,
@@ -95,15 +96,15 @@ def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
     at = figures.last_failure_at
     return {
         "counts": [
-            ("Sent", f"{figures.sent:,}"),
-            ("Failed", f"{figures.failed:,}"),
-            ("In doubt", f"{figures.doubtful:,}"),
-            ("Refused", f"{figures.refused:,}"),
-            ("Half within", _milliseconds(figures.median_ms)),
-            ("95 % within", _milliseconds(figures.slow_ms)),
+            (_("Sent"), f"{figures.sent:,}"),
+            (_("Failed"), f"{figures.failed:,}"),
+            (_("In doubt"), f"{figures.doubtful:,}"),
+            (_("Refused"), f"{figures.refused:,}"),
+            (_("Half within"), _milliseconds(figures.median_ms)),
+            (_("95 % within"), _milliseconds(figures.slow_ms)),
         ],
         "last_error": figures.last_error,
-        "name": figures.name or "dispatcher lost",
+        "name": figures.name or _("dispatcher lost"),
         # What a lost dispatcher leaves in doubt is no provider's failure.
         "share": f"{figures.share_failing:.1%}" if figures.name else "—",
         "percent": round(figures.share_failing * 100) if figures.name else 0,

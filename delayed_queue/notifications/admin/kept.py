@@ -15,9 +15,10 @@ from django.http import HttpRequest
 from django.template import TemplateSyntaxError
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.notifications.admin.base import APP, ShownOnly, may
+from delayed_queue.notifications.admin.base import ShownOnly, may
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.managing import suppress
 from delayed_queue.notifications.models import ParkedRequest, Suppression, Template
@@ -58,7 +59,7 @@ class TemplateAdmin(ShownOnly):
     """The last version of a name and channel counts."""
 
     form = TemplateForm
-    list_heading = "Templates"
+    list_heading = _("Templates")
     list_display = ("name", "channel", "version", "subject", "category", "created_at")
     list_filter = ("channel",)
     search_fields = ("name",)
@@ -81,11 +82,11 @@ class TemplateAdmin(ShownOnly):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return [] if obj is None else self.get_fields(request, obj)
 
-    @admin.display(description="body")
+    @admin.display(description=_("body"))
     def body_shown(self, row: Template) -> SafeString:
         return formats.block(row.body)
 
-    @admin.display(description="HTML")
+    @admin.display(description=_("HTML"))
     def html_shown(self, row: Template) -> SafeString:
         return formats.block(row.html) if row.html else formats.NOTHING
 
@@ -102,7 +103,7 @@ class SuppressionForm(forms.ModelForm):  # type: ignore[type-arg] # not subscrip
 
     recipient = forms.CharField(
         max_length=2048,
-        help_text="Only its hash is kept.",
+        help_text=_("Only its hash is kept."),
         widget=forms.TextInput(attrs={"class": "vTextField"}),
     )
 
@@ -129,13 +130,13 @@ class SuppressionAdmin(ShownOnly):
     """Newest first; nobody can read back whom they are about."""
 
     form = SuppressionForm
-    list_heading = "Suppressions"
+    list_heading = _("Suppressions")
     list_display = ("id", "channel", "category_column", "reason", "created_at")
     ordering = ("-id",)
 
-    @admin.display(description="category")
+    @admin.display(description=_("category"))
     def category_column(self, row: Suppression) -> str:
-        return row.category or "everything"
+        return row.category or str(_("everything"))
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request, "add_suppression")
@@ -163,7 +164,7 @@ MAX_SHOWN = 20_000
 class ParkedRequestAdmin(ShownOnly):
     """The latest first."""
 
-    list_heading = "Parked requests"
+    list_heading = _("Parked requests")
     list_display = ("reason", "origin", "tenant", "times", "size_column", "parked_column")
     ordering = ("-parked_at", "-id")
     actions = ("retry_selected",)
@@ -192,24 +193,26 @@ class ParkedRequestAdmin(ShownOnly):
             found.shows_body = may(request, "view_parked_body")
         return found
 
-    @admin.display(description="size")
+    @admin.display(description=_("size"))
     def size_column(self, row: Any) -> str:
-        return f"{row.size:,} bytes"
+        return str(_("%(size)s bytes") % {"size": f"{row.size:,}"})
 
-    @admin.display(description="last parked")
+    @admin.display(description=_("last parked"))
     def parked_column(self, row: Any) -> SafeString:
         return formats.moment(row.parked_at, formats.relative(row.parked_at, row.read_at))
 
-    @admin.display(description="errors")
+    @admin.display(description=_("errors"))
     def errors_shown(self, row: ParkedRequest) -> SafeString:
-        items = ((each["path"] or "the message", each["message"]) for each in row.errors)
+        items = ((each["path"] or _("the message"), each["message"]) for each in row.errors)
         lines = format_html_join("", "<li><code>{}</code> {}</li>", items)
         return format_html('<ul class="nt-errors">{}</ul>', lines)
 
-    @admin.display(description="body")
+    @admin.display(description=_("body"))
     def body_shown(self, row: Any) -> SafeString:
         if not row.shows_body:
-            return formats.quiet(f"Hidden: needs the permission {APP}.view_parked_body.")
+            return formats.quiet(
+                _("Hidden: needs the permission delayed_queue_notifications.view_parked_body.")
+            )
         text = bytes(row.body[:MAX_SHOWN]).decode("utf-8", "backslashreplace")
         return formats.block(text.replace("\x00", "\\x00"))
 
@@ -223,14 +226,15 @@ class ParkedRequestAdmin(ShownOnly):
         LogEntry.objects.log_actions(user.pk, rows, CHANGE, message, single_object=True)
         return True
 
-    @admin.action(description="Put through the intake again", permissions=["retry"])
+    @admin.action(description=_("Put through the intake again"), permissions=["retry"])
     def retry_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Accept those that are valid by now, for a template that was missing, say."""
         if not self.has_retry_permission(request):
             raise PermissionDenied
         chosen = list(queryset.values_list("pk", flat=True))
         accepted = sum(self._retry(request, pk) for pk in chosen)
-        self.message_user(request, f"Accepted: {accepted}.", messages.SUCCESS)
+        said = _("Accepted: %(number)s.") % {"number": accepted}
+        self.message_user(request, said, messages.SUCCESS)
         if left := len(chosen) - accepted:
-            text = f"Still refused: {left}."
+            text = _("Still refused: %(number)s.") % {"number": left}
             self.message_user(request, text, messages.WARNING)

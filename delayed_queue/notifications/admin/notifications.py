@@ -20,6 +20,7 @@ from django.urls import path, reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from delayed_queue.admin import formats
@@ -59,11 +60,11 @@ def timeline_of(
     row: Notification, deliveries: Sequence[Delivery], now: datetime, *, with_details: bool
 ) -> SafeString:
     """Return what happened in order, with now in its place and what is still to come behind."""
-    events: list[Any] = [(row.created_at, f"accepted from {row.tenant}")]
+    events: list[Any] = [(row.created_at, _("accepted from %(tenant)s") % {"tenant": row.tenant})]
     if row.status == Status.PROCESSING:
-        events.append((row.started_at, f"attempt {row.attempts} began"))
+        events.append((row.started_at, _("attempt %(number)s began") % {"number": row.attempts}))
     if row.expires_at is not None and row.status in OPEN_STATUSES:
-        events.append((row.expires_at, "too late from here on"))
+        events.append((row.expires_at, _("too late from here on")))
     if row.status == Status.ENQUEUED:
         events.append(_next_attempt(row, now))
     events += [(each.at, _call(each, with_details)) for each in deliveries]
@@ -73,25 +74,30 @@ def timeline_of(
     return formats.timeline(events, now)
 
 
-def _next_attempt(row: Notification, now: datetime) -> tuple[datetime, str]:
+def _next_attempt(row: Notification, now: datetime) -> tuple[datetime, Any]:
     """Return when a dispatcher may take it, by its message; without one, none ever will."""
     stored = queue_of(row.priority, row.channel).read(str(row.pk))
     if stored is None:
-        return now, "it has no message: it will be failed within minutes"
+        return now, _("it has no message: it will be failed within minutes")
     if stored.state is MessageState.LEASED:
-        return stored.scheduled_at, "a dispatcher has its message until here"
-    return stored.scheduled_at, f"attempt {row.attempts + 1} from here on"
+        return stored.scheduled_at, _("a dispatcher has its message until here")
+    return stored.scheduled_at, _("attempt %(number)s from here on") % {"number": row.attempts + 1}
 
 
 def _call(delivery: Delivery, with_details: bool) -> SafeString:
-    took = "" if delivery.duration_ms is None else f" in {delivery.duration_ms:,} ms"
+    took = (
+        ""
+        if delivery.duration_ms is None
+        else _(" in %(milliseconds)s ms") % {"milliseconds": f"{delivery.duration_ms:,}"}
+    )
     told = " · ".join(
         each for each in (delivery.error_class, delivery.detail if with_details else "") if each
     )
     return format_html(
-        'attempt {}, {} <span class="dq-state {}" title="{}">{}</span>{} {}',
+        '{} {}, {} <span class="dq-state {}" title="{}">{}</span>{} {}',
+        _("attempt"),
         delivery.attempt,
-        delivery.provider or "a dispatcher that died",
+        delivery.provider or _("a dispatcher that died"),
         _CLASSES[delivery.outcome],
         Delivery.Outcome(delivery.outcome).label,
         delivery.outcome,
@@ -102,7 +108,13 @@ def _call(delivery: Delivery, with_details: bool) -> SafeString:
 
 TEXTS: Final = ("recipient", "recipient_hash", "subject", "body", "html")
 MAX_DELIVERIES: Final = 200
-HIDDEN: Final = "Hidden: needs the permission delayed_queue_notifications.view_recipient."
+_WAITING: Final = _("Left alone: %(number)s. Only what waits can be.")
+_FAILED: Final = _("Left alone: %(number)s. Only what has failed and is not too late can be.")
+_NOT_SENT: Final = _(
+    "Left alone: %(number)s. Only what has failed and is not too late, and was certainly not sent, "
+    "can be."
+)
+HIDDEN: Final = _("Hidden: needs the permission delayed_queue_notifications.view_recipient.")
 
 
 @admin.register(Notification)
@@ -116,14 +128,17 @@ class NotificationAdmin(ShownOnly):
     list_display_links = ("id_column",)
     list_filter = (StatusFilter, RecipientFilter)
     search_fields = ("=id",)
-    search_help_text = "An id, exactly as the API answered it."
+    search_help_text = _("An id, exactly as the API answered it.")
     change_list_template = "admin/delayed_queue_notifications/notification/change_list.html"
     change_form_template = "admin/delayed_queue_notifications/notification/detail.html"
     actions = ("cancel_selected", "retry_selected", "retry_doubtful_selected")
     fieldsets = (
         (None, {"fields": ("state", "about", "asked", "attempts_column", "provider_column")}),
-        ("Timeline", {"fields": ("timeline",)}),
-        ("Contents", {"fields": ("recipient_shown", "subject_shown", "body_shown", "html_shown")}),
+        (_("Timeline"), {"fields": ("timeline",)}),
+        (
+            _("Contents"),
+            {"fields": ("recipient_shown", "subject_shown", "body_shown", "html_shown")},
+        ),
     )
 
     def get_urls(self) -> Any:
@@ -146,7 +161,8 @@ class NotificationAdmin(ShownOnly):
         channel = request.POST.get("channel", "")
         recipient = request.POST.get("recipient", "").strip()
         if channel not in Channel.values or not recipient:
-            self.message_user(request, "Choose a channel and a recipient.", messages.WARNING)
+            text = _("Choose a channel and a recipient.")
+            self.message_user(request, text, messages.WARNING)
             return HttpResponseRedirect(self.list_url())
         if problem := problem_with(channel, recipient):
             # An empty list would read as "nothing was sent to them".
@@ -184,34 +200,35 @@ class NotificationAdmin(ShownOnly):
 
     def list_title(self, request: HttpRequest) -> str:
         status = request.GET.get("status")
-        label = Status(status).label.capitalize() if status in Status.values else "All"
-        return f"{label} notifications"
+        if status not in Status.values:
+            return str(_("All notifications"))
+        return str(_("Notifications: %(state)s") % {"state": Status(status).label})
 
-    @admin.display(description="id")
+    @admin.display(description=_("id"))
     def id_column(self, row: Notification) -> SafeString:
         # The beginning is the time, the same for all of a minute: the end tells them apart.
         return format_html('<code title="{}">…{}</code>', row.id, str(row.id)[-12:])
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def status_column(self, row: Notification) -> SafeString:
         return badge(row.status)
 
-    @admin.display(description="channel")
+    @admin.display(description=_("channel"))
     def channel_column(self, row: Notification) -> SafeString:
         return format_html(
             '{} <span class="dq-quiet">{}</span>', row.get_channel_display(), row.priority
         )
 
-    @admin.display(description="about")
+    @admin.display(description=_("about"))
     def about_column(self, row: Notification) -> SafeString:
-        template = f"{row.template} v{row.template_version}" if row.template else "written out"
+        template = f"{row.template} v{row.template_version}" if row.template else _("written out")
         return format_html('{} <span class="dq-quiet">{}</span>', template, row.category)
 
-    @admin.display(description="attempts")
+    @admin.display(description=_("attempts"))
     def attempts_column(self, row: Notification) -> str:
         return f"{row.attempts:,}"
 
-    @admin.display(description="outcome")
+    @admin.display(description=_("outcome"))
     def provider_column(self, row: Notification) -> SafeString:
         words = [each for each in (row.provider, row.outcome, row.code_untold) if each]
         if not words:
@@ -220,7 +237,7 @@ class NotificationAdmin(ShownOnly):
         # An outcome is ours; what the provider said is on the page of the delivery.
         return format_html('{} <span class="dq-quiet">{}</span>', first, " · ".join(rest))
 
-    @admin.display(description="accepted")
+    @admin.display(description=_("accepted"))
     def age_column(self, row: Any) -> SafeString:
         return formats.moment(row.created_at, formats.relative(row.created_at, row.read_at))
 
@@ -253,46 +270,46 @@ class NotificationAdmin(ShownOnly):
     ) -> HttpResponse:
         obj = kwargs["obj"]
         context.update(
-            title=f"Notification {obj.id}",
+            title=_("Notification %(id)s") % {"id": obj.id},
             subtitle=None,
             may_cancel=obj.status == Status.ENQUEUED and may(request, "cancel_notification"),
             may_retry=obj.status == Status.FAILED and may(request, "retry_notification"),
         )
         return super().render_change_form(request, context, *args, **kwargs)
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state(self, row: Notification) -> SafeString:
         return badge(row.status)
 
-    @admin.display(description="about")
+    @admin.display(description=_("about"))
     def about(self, row: Notification) -> SafeString:
         return format_html("{}, {}", self.channel_column(row), self.about_column(row))
 
-    @admin.display(description="asked for by")
+    @admin.display(description=_("asked for by"))
     def asked(self, row: Any) -> SafeString:
         # Often made of a customer's name or address.
-        shown = row.dedupe_key if row.shows_texts else "(hidden)"
-        key = f", dedupe key {shown}" if row.dedupe_key else ""
-        return format_html("{} by {}{}", row.tenant, row.get_source_display(), key)
+        shown = row.dedupe_key if row.shows_texts else _("(hidden)")
+        key = _(", dedupe key %(key)s") % {"key": shown} if row.dedupe_key else ""
+        return format_html("{}, {}{}", row.tenant, row.get_source_display(), key)
 
-    @admin.display(description="what happened")
+    @admin.display(description=_("what happened"))
     def timeline(self, row: Any) -> SafeString:
         deliveries = list(row.deliveries.order_by("-id")[:MAX_DELIVERIES])
         return timeline_of(row, deliveries, row.read_at, with_details=row.shows_texts)
 
-    @admin.display(description="recipient")
+    @admin.display(description=_("recipient"))
     def recipient_shown(self, row: Any) -> SafeString:
         return formats.key_label(row.recipient) if row.shows_texts else formats.quiet(HIDDEN)
 
-    @admin.display(description="subject")
+    @admin.display(description=_("subject"))
     def subject_shown(self, row: Any) -> SafeString:
         return self._text(row, lambda: row.subject)
 
-    @admin.display(description="text")
+    @admin.display(description=_("text"))
     def body_shown(self, row: Any) -> SafeString:
         return self._text(row, lambda: row.body)
 
-    @admin.display(description="HTML")
+    @admin.display(description=_("HTML"))
     def html_shown(self, row: Any) -> SafeString:
         return self._text(row, lambda: row.html)
 
@@ -304,15 +321,15 @@ class NotificationAdmin(ShownOnly):
 
     # Operations
 
-    @admin.action(description="Cancel", permissions=["cancel"])
+    @admin.action(description=_("Cancel"), permissions=["cancel"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         self._operate(request, "cancel", _ticked(request))
 
-    @admin.action(description="Retry what was not sent", permissions=["retry"])
+    @admin.action(description=_("Retry what was not sent"), permissions=["retry"])
     def retry_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         self._operate(request, "retry", _ticked(request), even_in_doubt=False)
 
-    @admin.action(description="Retry, even what may have been sent", permissions=["retry"])
+    @admin.action(description=_("Retry, even what may have been sent"), permissions=["retry"])
     def retry_doubtful_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         self._operate(request, "retry", _ticked(request))
 
@@ -336,15 +353,17 @@ class NotificationAdmin(ShownOnly):
         again = partial(managing.retry, even_in_doubt=even_in_doubt)
         act = managing.cancel if operation == "cancel" else again
         done = [id_ for id_ in ids if self._act(request, act, operation, id_)]
-        past = "Cancelled" if operation == "cancel" else "Put back into the queue"
+        is_cancel = operation == "cancel"
         if done:
-            self.message_user(request, f"{past}: {len(done)}.", messages.SUCCESS)
+            past = (
+                _("Cancelled: %(number)s.")
+                if is_cancel
+                else _("Put back into the queue: %(number)s.")
+            )
+            self.message_user(request, past % {"number": len(done)}, messages.SUCCESS)
         if left := len(ids) - len(done):
-            failed = "has failed and is not too late"
-            failed += "" if even_in_doubt else ", and was certainly not sent,"
-            wanted = "waits" if operation == "cancel" else failed
-            text = f"Left alone: {left}. Only what {wanted} can be."
-            self.message_user(request, text, messages.WARNING)
+            why = _WAITING if is_cancel else _FAILED if even_in_doubt else _NOT_SENT
+            self.message_user(request, why % {"number": left}, messages.WARNING)
 
     @transaction.atomic
     def _act(

@@ -74,7 +74,12 @@ class Migration(migrations.Migration):
                         serialize=False,
                     ),
                 ),
-                ("tenant", models.CharField(help_text="Who asked for it.", max_length=100)),
+                (
+                    "tenant",
+                    models.CharField(
+                        verbose_name="tenant", help_text="Who asked for it.", max_length=100
+                    ),
+                ),
                 (
                     "source",
                     models.CharField(
@@ -144,6 +149,8 @@ class Migration(migrations.Migration):
                 ("ended_at", models.DateTimeField(blank=True, null=True)),
             ],
             options={
+                "verbose_name": "notification",
+                "verbose_name_plural": "notifications",
                 "db_table": "delayed_queue_notification",
                 "permissions": [
                     ("view_recipient", "Can view recipients and contents of notifications"),
@@ -224,20 +231,42 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("digest", models.BinaryField(max_length=32)),
-                ("origin", models.CharField(help_text="The broker's queue.", max_length=200)),
-                ("tenant", models.CharField(blank=True, db_default="", max_length=100)),
-                ("message_id", models.CharField(blank=True, default="", max_length=200)),
-                ("content_type", models.CharField(blank=True, default="", max_length=200)),
+                (
+                    "origin",
+                    models.CharField(
+                        verbose_name="origin", help_text="The broker's queue.", max_length=200
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.CharField(
+                        verbose_name="tenant", blank=True, db_default="", max_length=100
+                    ),
+                ),
+                (
+                    "message_id",
+                    models.CharField(
+                        verbose_name="message id", blank=True, default="", max_length=200
+                    ),
+                ),
+                (
+                    "content_type",
+                    models.CharField(
+                        verbose_name="content type", blank=True, default="", max_length=200
+                    ),
+                ),
                 ("body", models.BinaryField()),
-                ("reason", models.CharField(max_length=200)),
+                ("reason", models.CharField(verbose_name="reason", max_length=200)),
                 ("errors", models.JSONField(default=list)),
-                ("times", models.IntegerField(default=1)),
+                ("times", models.IntegerField(verbose_name="times", default=1)),
                 (
                     "parked_at",
                     models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
                 ),
             ],
             options={
+                "verbose_name": "parked request",
+                "verbose_name_plural": "parked requests",
                 "db_table": "delayed_queue_notification_parked",
                 "permissions": [
                     ("view_parked_body", "Can view the bodies of parked requests"),
@@ -264,6 +293,7 @@ class Migration(migrations.Migration):
                 (
                     "channel",
                     models.CharField(
+                        verbose_name="channel",
                         choices=[("email", "email"), ("sms", "SMS"), ("webhook", "webhook")],
                         max_length=7,
                     ),
@@ -272,12 +302,17 @@ class Migration(migrations.Migration):
                 (
                     "category",
                     models.CharField(
-                        blank=True, default="", help_text="Empty: every category.", max_length=50
+                        verbose_name="category",
+                        blank=True,
+                        default="",
+                        help_text="Empty: every category.",
+                        max_length=50,
                     ),
                 ),
                 (
                     "reason",
                     models.CharField(
+                        verbose_name="reason",
                         choices=[
                             ("opt-out", "opted out"),
                             ("bounce", "address does not exist"),
@@ -289,10 +324,15 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                    models.DateTimeField(
+                        verbose_name="created at",
+                        db_default=django.db.models.functions.datetime.Now(),
+                    ),
                 ),
             ],
             options={
+                "verbose_name": "suppression",
+                "verbose_name_plural": "suppressions",
                 "db_table": "delayed_queue_notification_suppression",
                 "default_permissions": ["view", "add", "delete"],
                 "constraints": [
@@ -312,23 +352,30 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("name", models.SlugField(max_length=100)),
+                ("name", models.SlugField(verbose_name="name", max_length=100)),
                 (
                     "channel",
                     models.CharField(
+                        verbose_name="channel",
                         choices=[("email", "email"), ("sms", "SMS"), ("webhook", "webhook")],
                         max_length=7,
                     ),
                 ),
-                ("version", models.PositiveIntegerField(editable=False)),
+                ("version", models.PositiveIntegerField(verbose_name="version", editable=False)),
                 (
                     "subject",
-                    models.TextField(blank=True, default="", help_text="Of an email; one line."),
+                    models.TextField(
+                        verbose_name="subject",
+                        blank=True,
+                        default="",
+                        help_text="Of an email; one line.",
+                    ),
                 ),
                 (
                     "body",
                     models.TextField(
-                        help_text="Text; for a webhook, JSON with variables in its strings."
+                        verbose_name="body",
+                        help_text="Text; for a webhook, JSON with variables in its strings.",
                     ),
                 ),
                 (
@@ -337,13 +384,23 @@ class Migration(migrations.Migration):
                         blank=True, default="", help_text="Of an email, beside the text."
                     ),
                 ),
-                ("category", models.CharField(blank=True, default="", max_length=50)),
+                (
+                    "category",
+                    models.CharField(
+                        verbose_name="category", blank=True, default="", max_length=50
+                    ),
+                ),
                 (
                     "created_at",
-                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                    models.DateTimeField(
+                        verbose_name="created at",
+                        db_default=django.db.models.functions.datetime.Now(),
+                    ),
                 ),
             ],
             options={
+                "verbose_name": "template",
+                "verbose_name_plural": "templates",
                 "db_table": "delayed_queue_notification_template",
                 "default_permissions": ["view", "add"],
                 "constraints": [

@@ -10,10 +10,12 @@ from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, rows_of, value_of
 from delayed_queue.queue.store.fragments import (
     ATTEMPTS,
-    DELIVERED,
     FIRST_ERROR,
     HEADERS,
+    KIND_LOCK,
     LAST_ERROR,
+    LEASED,
+    LEASING,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 # start would read them all again.
 # Whether the queue is paused does not depend on the row: it is asked once, before the first.
 # Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n;
-# paused_kind, or the one page of that table.
+# limit_kind_group, or the one page of that table.
 _SELECTED: Final[LiteralString] = """
         SELECT id
         FROM (
@@ -39,7 +41,7 @@ _SELECTED: Final[LiteralString] = """
             WHERE "pKind" = %(kind)s
                 AND "scheduledAt" >= %(floor)s::bigint
                 AND "scheduledAt" <= (SELECT now FROM clock)
-                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)"""
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_limit WHERE "pKind" = %(kind)s)"""
 _IN_ORDER: Final[LiteralString] = """
             ORDER BY "scheduledAt", id
             LIMIT (SELECT %(limit)s::integer)
@@ -47,11 +49,6 @@ _IN_ORDER: Final[LiteralString] = """
         ) AS due
         LIMIT %(limit)s::integer"""
 _EARLIEST_DUE: Final[LiteralString] = _SELECTED + _IN_ORDER
-
-# The lock of a strict claim: one per kind, until the end of the transaction, so that it asks
-# nothing of a pooler and dies with its holder. The number keeps it apart from an application's
-# own advisory locks; kinds with one hash would wait for each other, and nothing worse.
-_LOCK: Final[LiteralString] = "hashtextextended(%(kind)s::text, 7310600482201519)"
 
 # Only once nobody else is claiming: waited for, or else no row is found. An InitPlan that is run
 # before the first row is read. The snapshot is older than the lock, which does no harm: a row
@@ -62,10 +59,10 @@ _ALONE: Final[LiteralString] = (
                 AND (
                     SELECT CASE
                         WHEN %(waits)s::boolean THEN pg_advisory_xact_lock("""
-    + _LOCK
+    + KIND_LOCK
     + """) IS NOT NULL
                         ELSE pg_try_advisory_xact_lock("""
-    + _LOCK
+    + KIND_LOCK
     + """)
                     END
                 )"""
@@ -78,39 +75,19 @@ _ALONE: Final[LiteralString] = (
 # worker: it gets a lease id of its own, by which a worker keeps it apart.
 # The rows come in no order: sorting them is cheaper for the caller than a CTE is here.
 # Reads: as _EARLIEST_DUE, then the primary key.
-_LEASE: Final[LiteralString] = (
-    CLOCK
-    + """
-UPDATE delayed_queue
-SET "lockUuid" = CASE
-        WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
-    END,
-    "dueAt" = "scheduledAt",
-    "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
-    """
-    + DELIVERED
-    + """
-WHERE id = ANY (ARRAY("""
-)
-_LEASED: Final[LiteralString] = """
-))
-RETURNING
-    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
-    headers::text, "lockUuid" = %(retaken_id)s::varchar
-"""
-CLAIM: Final[LiteralString] = _LEASE + _EARLIEST_DUE + _LEASED
+CLAIM: Final[LiteralString] = LEASING + _EARLIEST_DUE + LEASED
 
 # The same, and no two at a time: of two claims of two that meet two messages, CLAIM may give
 # each one, because each passes over what the other has just locked; here one gets both and the
 # other none (N6). Still one statement. Reads: as CLAIM.
-CLAIM_STRICT: Final[LiteralString] = _LEASE + _SELECTED + _ALONE + _IN_ORDER + _LEASED
+CLAIM_STRICT: Final[LiteralString] = LEASING + _SELECTED + _ALONE + _IN_ORDER + LEASED
 
 # The same for several kinds by rank: what is due in one is taken before anything
 # of the next. One descent for each kind, and no more rows than the limit. A pause of the
 # first kind holds for all of them.
 # Reads: as CLAIM, for each kind.
 CLAIM_RANKED: Final[LiteralString] = (
-    _LEASE
+    LEASING
     + """
         SELECT due.id
         FROM unnest(%(kinds)b::text[]) WITH ORDINALITY AS asked (kind, rank)
@@ -121,7 +98,7 @@ CLAIM_RANKED: Final[LiteralString] = (
                 FROM delayed_queue
                 WHERE "pKind" = asked.kind
                     AND "scheduledAt" <= (SELECT now FROM clock)
-                    AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)"""
+                    AND NOT EXISTS (SELECT 1 FROM delayed_queue_limit WHERE "pKind" = %(kind)s)"""
     + _IN_ORDER
     + """
         ) AS due
@@ -131,7 +108,7 @@ CLAIM_RANKED: Final[LiteralString] = (
 RETURNING
     id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
     headers::text, "lockUuid" = %(retaken_id)s::varchar,
-    array_position(%(kinds)b::text[], "pKind"::text)
+    array_position(%(kinds)b::text[], "pKind"::text), "group"
 """
 )
 
@@ -140,7 +117,7 @@ RETURNING
 TRY_ALONE: Final[LiteralString] = (
     """
 SELECT pg_try_advisory_xact_lock("""
-    + _LOCK
+    + KIND_LOCK
     + """)
 """
 )
@@ -222,6 +199,7 @@ class LeasedRow(NamedTuple):
     attempts: int
     headers: str | None
     is_retaken: bool = False
+    group: str | None = None
 
 
 class RankedRow(NamedTuple):
@@ -237,6 +215,7 @@ class RankedRow(NamedTuple):
     headers: str | None
     is_retaken: bool
     rank: int
+    group: str | None
 
 
 # Below any time: a claim from the start of the queue.
@@ -392,7 +371,7 @@ RETURNING
     + FIRST_ERROR
     + ", "
     + LAST_ERROR
-    + """
+    + """, "group"
 """
 )
 
@@ -402,12 +381,13 @@ RETURNING
 RESTORE: Final[LiteralString] = """
 INSERT INTO delayed_queue (
     id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "lockUuid",
-    "createdAt", attempts, headers, "dueAt", "firstError", "lastError", "versionAt"
+    "createdAt", attempts, headers, "dueAt", "firstError", "lastError", "versionAt",
+    "group"
 )
 VALUES (
     %(id)s, %(key)s, %(kind)s, %(payload)s::bytea, %(due_at)s, %(scheduled_at)s, %(lease_id)s,
     %(created_at)s, %(attempts)s, %(headers)s::jsonb, %(due_at)s, %(first_error)s, %(last_error)s,
-    %(created_at)s
+    %(created_at)s, %(group)s
 )
 """
 
@@ -427,6 +407,7 @@ class ConsumedRow(NamedTuple):
     created_at: int
     first_error: str | None
     last_error: str | None
+    group: str | None
 
 
 class ConsumeStore:

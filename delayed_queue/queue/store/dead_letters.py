@@ -35,7 +35,7 @@ REDRIVE: Final[LiteralString] = (
     CLOCK
     + """,
 locked AS MATERIALIZED (
-    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially"
+    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group"
     FROM delayed_queue_dead_letter
     WHERE id = ANY (%(ids)b::bigint[])
         AND COALESCE("pKind" = %(kind)s::text, true)
@@ -50,7 +50,8 @@ families AS MATERIALIZED (
 ),
 newest AS MATERIALIZED (
     SELECT DISTINCT ON ("pKey", family)
-        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", family, keeps_schedule
+        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group", family,
+        keeps_schedule
     FROM locked
     JOIN families USING ("pKind")
     ORDER BY "pKey", family, id DESC

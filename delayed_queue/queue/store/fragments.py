@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
+from delayed_queue.db.sql import CLOCK
+
 # Our columns belong to the version of the message that "versionAt" names by its "createdAt". A
 # service of another language that writes a new version names none of them; what they say of the
 # version before is then read as absent (Q4, Q36). NULL: nothing was written there yet.
@@ -34,6 +36,34 @@ TAKEN_OVER: Final[LiteralString] = (
 # What a claim sets beside the lease: one more delivery.
 DELIVERED: Final[LiteralString] = """attempts = """ + ATTEMPTS + """ + 1, """ + TAKEN_OVER
 
+# The lock of claims that are made one at a time: one per kind, until the end of the transaction,
+# so that it asks nothing of a pooler and dies with its holder. The number keeps it apart from an
+# application's own advisory locks; kinds with one hash would wait for each other, and nothing
+# worse.
+KIND_LOCK: Final[LiteralString] = "hashtextextended(%(kind)s::text, 7310600482201519)"
+
+# Lease the rows whose ids stand between the two.
+LEASING: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "lockUuid" = CASE
+        WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
+    END,
+    "dueAt" = "scheduledAt",
+    "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
+    """
+    + DELIVERED
+    + """
+WHERE id = ANY (ARRAY("""
+)
+LEASED: Final[LiteralString] = """
+))
+RETURNING
+    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
+    headers::text, "lockUuid" = %(retaken_id)s::varchar, "group"
+"""
+
 # Tell who holds the lease of a row that it ends: all workers listen, and the one that holds it
 # asks what is left of it. Sent at the commit, once for a lease, and only where there is one:
 # NOTIFY takes a lock of the whole database. Not while somebody lets the notifications pile up,
@@ -53,6 +83,7 @@ SET payload = EXCLUDED.payload,
     "scheduledAtInitially" = EXCLUDED."scheduledAtInitially",
     "createdAt" = EXCLUDED."createdAt",
     headers = EXCLUDED.headers,
+    "group" = EXCLUDED."group",
     "lockUuid" = NULLIF("""
     + TELL_HOLDER
     + """, ''),
@@ -70,6 +101,12 @@ WHERE stored.payload <> EXCLUDED.payload
 """
 
 
+# One of a group goes before what came later, which it may have held up: as one that was begun, for
+# which it is due behind its first schedule, and those in their old order.
+_OLD_PLACE: Final[LiteralString] = """
+        CASE WHEN "group" IS NULL THEN now ELSE LEAST(now, "scheduledAtInitially" + 1) END"""
+
+
 def offering_again(first_schedule: LiteralString) -> LiteralString:
     """Return the CTE of messages made of the newest letters, due now, as first attempts.
 
@@ -81,11 +118,14 @@ def offering_again(first_schedule: LiteralString) -> LiteralString:
 offered AS (
     INSERT INTO delayed_queue AS stored (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt"
+        "versionAt", "group"
     )
-    SELECT "pKey", "pKind", payload, now, """
+    SELECT "pKey", "pKind", payload, """
+        + _OLD_PLACE
+        + """,
+        CASE WHEN "group" IS NULL THEN """
         + first_schedule
-        + """, now, headers, now
+        + """ ELSE "scheduledAtInitially" END, now, headers, now, "group"
     FROM newest
     CROSS JOIN clock"""
     )

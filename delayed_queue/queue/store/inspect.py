@@ -1,4 +1,4 @@
-"""Read, count and drop messages; pause queues."""
+"""Read, count and drop messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELECT
     + HEADERS
     + """)::text, """
     + LAST_ERROR
-    + """, payload, now
+    + """, payload, now, "group"
 FROM delayed_queue
 CROSS JOIN clock
 WHERE "pKey" = %(key)s
@@ -67,34 +67,8 @@ FROM dropped
 )
 
 
-# A count up to a cap, so that it costs no more however full the queue is (Q32); the limits are
-# doubled for the reason given at EARLIEST_DUE.
-_CAPPED: Final[LiteralString] = """(
-        SELECT count(*)
-        FROM (
-            SELECT 1
-            FROM (
-                SELECT 1
-                FROM {rows}
-                LIMIT (SELECT {cap})
-            ) AS first
-            LIMIT %(cap)s::integer
-        ) AS capped
-    )"""
-_DUE: Final[LiteralString] = """delayed_queue
-                WHERE "pKind" = {kind}
-                    AND "scheduledAt" <= (SELECT now FROM clock)
-                ORDER BY "scheduledAt", id"""
-_DEAD: Final[LiteralString] = """delayed_queue_dead_letter
-                WHERE "pKind" = {kind}
-                ORDER BY "diedAt", id"""
-
-
-def _counting(rows: LiteralString, kind: LiteralString, cap: LiteralString) -> LiteralString:
-    return _CAPPED.format(rows=rows.format(kind=kind), cap=cap)
-
-
-# Counts that each stop at the cap. Leases are counted among the first
+# Counts that each stop at the cap, so that they cost no more however full the queue is (Q32). Their
+# limits are doubled for the reason given at EARLIEST_DUE. Leases are counted among the first
 # messages that are not due, and in the lock index, which holds the rows in flight of all queues:
 # the larger count is right or, like "scheduled" plus "leased", has reached the cap.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
@@ -102,8 +76,23 @@ def _counting(rows: LiteralString, kind: LiteralString, cap: LiteralString) -> L
 STATS: Final[LiteralString] = (
     CLOCK
     + """,
-later AS MATERIALIZED (
-    SELECT count(*) FILTER (WHERE "lockUuid" IS NULL) AS scheduled, count("lockUuid") AS leased
+due (number, oldest_at) AS MATERIALIZED (
+    SELECT count(*), min("scheduledAt")
+    FROM (
+        SELECT "scheduledAt"
+        FROM (
+            SELECT "scheduledAt"
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND "scheduledAt" <= (SELECT now FROM clock)
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT %(cap)s::integer)
+        ) AS first
+        LIMIT %(cap)s::integer
+    ) AS capped
+),
+later (scheduled, leased) AS MATERIALIZED (
+    SELECT count(*) FILTER (WHERE "lockUuid" IS NULL), count("lockUuid")
     FROM (
         SELECT "lockUuid"
         FROM (
@@ -116,43 +105,45 @@ later AS MATERIALIZED (
         ) AS first
         LIMIT %(cap)s::integer
     ) AS capped
+),
+held (number) AS MATERIALIZED (
+    SELECT count(*)
+    FROM (
+        SELECT "pKind", "scheduledAt"
+        FROM (
+            SELECT "pKind", "scheduledAt"
+            FROM delayed_queue
+            WHERE "lockUuid" IS NOT NULL
+            ORDER BY "lockUuid", id
+            LIMIT (SELECT %(cap)s::integer)
+        ) AS first
+        LIMIT %(cap)s::integer
+    ) AS of_all_queues
+    WHERE "pKind" = %(kind)s
+        AND "scheduledAt" > (SELECT now FROM clock)
+),
+dead (number) AS MATERIALIZED (
+    SELECT count(*)
+    FROM (
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue_dead_letter
+            WHERE "pKind" = %(kind)s
+            ORDER BY "diedAt", id
+            LIMIT (SELECT %(cap)s::integer)
+        ) AS first
+        LIMIT %(cap)s::integer
+    ) AS capped
 )
 SELECT
-    """
-    + _counting(_DUE, "%(kind)s", "%(cap)s::integer")
-    + """ AS due,
-    later.scheduled,
-    GREATEST(
-        later.leased,
-        (
-            SELECT count(*)
-            FROM (
-                SELECT "pKind", "scheduledAt"
-                FROM (
-                    SELECT "pKind", "scheduledAt"
-                    FROM delayed_queue
-                    WHERE "lockUuid" IS NOT NULL
-                    ORDER BY "lockUuid", id
-                    LIMIT (SELECT %(cap)s::integer)
-                ) AS first
-                LIMIT %(cap)s::integer
-            ) AS held
-            WHERE "pKind" = %(kind)s
-                AND "scheduledAt" > (SELECT now FROM clock)
-        )
-    ) AS leased,
-    """
-    + _counting(_DEAD, "%(kind)s", "%(cap)s::integer")
-    + """ AS dead,
-    (
-        SELECT (SELECT now FROM clock) - "scheduledAt"
-        FROM delayed_queue
-        WHERE "pKind" = %(kind)s
-            AND "scheduledAt" <= (SELECT now FROM clock)
-        ORDER BY "scheduledAt", id
-        LIMIT 1
-    ) AS oldest_due_age
-FROM later
+    due.number, later.scheduled, GREATEST(later.leased, held.number), dead.number,
+    clock.now - due.oldest_at
+FROM clock
+CROSS JOIN due
+CROSS JOIN later
+CROSS JOIN held
+CROSS JOIN dead
 """
 )
 
@@ -202,7 +193,8 @@ KINDS: Final[LiteralString] = walking("delayed_queue", '"pKind"', '"scheduledAt"
 # count of leases may be too small. "read" is how many messages that are not yet due were looked
 # at, leased ones too: when it has reached the cap, there may be more scheduled ones behind. Of
 # these the index alone is read, and the leases are taken off: where not all leases were seen,
-# "scheduled" may be too large. Each count of each kind has a cap of its own, none above %(cap)s.
+# "scheduled" may be too large. Each count of each kind has a cap of its own, none above %(cap)s; of
+# what is due the oldest is read whatever the cap, since its age is told.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
 # dead_letter_kind_died.
 OVERVIEW: Final[LiteralString] = (
@@ -227,28 +219,27 @@ held AS MATERIALIZED (
     GROUP BY kind
 )
 SELECT
-    queue.kind,
-    """
-    + _counting(_DUE, "queue.kind", "queue.due_cap")
-    + """ AS due,
-    GREATEST(later.read - seen.leased, 0) AS scheduled,
-    later.read,
-    seen.leased,
-    """
-    + _counting(_DEAD, "queue.kind", "queue.dead_cap")
-    + """ AS dead,
-    (
-        SELECT (SELECT now FROM clock) - "scheduledAt"
-        FROM delayed_queue
-        WHERE "pKind" = queue.kind
-            AND "scheduledAt" <= (SELECT now FROM clock)
-        ORDER BY "scheduledAt", id
-        LIMIT 1
-    ) AS oldest_due_age,
-    seen.number AS held
+    queue.kind, due.number, GREATEST(later.read - seen.leased, 0), later.read, seen.leased,
+    dead.number, clock.now - due.oldest_at, seen.number
 FROM unnest(
     %(kinds)s::text[], %(due_caps)s::integer[], %(later_caps)s::integer[], %(dead_caps)s::integer[]
 ) AS queue (kind, due_cap, later_cap, dead_cap)
+CROSS JOIN clock
+CROSS JOIN LATERAL (
+    SELECT count(*) AS number, min("scheduledAt") AS oldest_at
+    FROM (
+        SELECT "scheduledAt"
+        FROM (
+            SELECT "scheduledAt"
+            FROM delayed_queue
+            WHERE "pKind" = queue.kind
+                AND "scheduledAt" <= (SELECT now FROM clock)
+            ORDER BY "scheduledAt", id
+            LIMIT (SELECT GREATEST(queue.due_cap, 1))
+        ) AS first
+        LIMIT %(cap)s::integer
+    ) AS capped
+) AS due
 CROSS JOIN LATERAL (
     SELECT count(*) AS read
     FROM (
@@ -262,7 +253,7 @@ CROSS JOIN LATERAL (
             LIMIT (SELECT queue.later_cap)
         ) AS first
         LIMIT %(cap)s::integer
-    ) AS ahead
+    ) AS capped
 ) AS later
 CROSS JOIN LATERAL (
     SELECT
@@ -270,6 +261,20 @@ CROSS JOIN LATERAL (
         COALESCE(sum(leased) FILTER (WHERE kind = queue.kind), 0)::bigint AS leased
     FROM held
 ) AS seen
+CROSS JOIN LATERAL (
+    SELECT count(*) AS number
+    FROM (
+        SELECT id
+        FROM (
+            SELECT id
+            FROM delayed_queue_dead_letter
+            WHERE "pKind" = queue.kind
+            ORDER BY "diedAt", id
+            LIMIT (SELECT queue.dead_cap)
+        ) AS first
+        LIMIT %(cap)s::integer
+    ) AS capped
+) AS dead
 """
 )
 
@@ -286,6 +291,7 @@ class StoredRow(NamedTuple):
     last_error: str | None
     payload: bytes
     now: int
+    group: str | None
 
 
 class StatsRow(NamedTuple):
@@ -370,56 +376,3 @@ class InspectStore:
     def notify(self, channel: str, *, using: str = db.DEFAULT_ALIAS) -> None:
         """Wake the listeners of a channel, at the commit of the open transaction if any."""
         db.notify(using, channel)
-
-
-# The first pause stands, with its reason. Reads: paused_kind.
-PAUSE: Final[LiteralString] = (
-    CLOCK
-    + """
-INSERT INTO delayed_queue_paused ("pKind", "pausedAt", "pausedBy", reason)
-SELECT %(kind)s, now, %(by)s, %(reason)s
-FROM clock
-ON CONFLICT ("pKind") DO NOTHING
-"""
-)
-
-# Reads: paused_kind.
-RESUME: Final[LiteralString] = """
-DELETE FROM delayed_queue_paused
-WHERE "pKind" = %(kind)s
-"""
-
-# Reads: paused_kind.
-IS_PAUSED: Final[LiteralString] = """
-SELECT EXISTS (
-    SELECT 1
-    FROM delayed_queue_paused
-    WHERE "pKind" = %(kind)s
-)
-"""
-
-
-class PauseStore:
-    """The statements that pause queues."""
-
-    def pause(
-        self,
-        kind: str,
-        *,
-        reason: str = "",
-        by: str = "",
-        now: int | None = None,
-        using: str = db.DEFAULT_ALIAS,
-    ) -> bool:
-        """Pause the queue; return False, and change nothing, when it is paused already."""
-        params = {"kind": kind, "reason": reason, "by": by, "now": now}
-        return db.execute(using, PAUSE, params) > 0
-
-    def resume(self, kind: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
-        """Resume the queue; return whether it was paused."""
-        return db.execute(using, RESUME, {"kind": kind}) > 0
-
-    def is_paused(self, kind: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
-        """Return whether the queue hands out nothing."""
-        found: bool = value_of(db.fetch(using, IS_PAUSED, {"kind": kind}))
-        return found

@@ -14,7 +14,7 @@ _SOURCE: Final[LiteralString] = (
     + """
 INSERT INTO delayed_queue AS stored (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-    "versionAt"
+    "versionAt", "group"
 )
 SELECT
     %(key)s,
@@ -24,7 +24,8 @@ SELECT
     COALESCE(%(schedule_at)s::bigint, now + %(delay)s::bigint),
     now,
     %(headers)s::jsonb,
-    now
+    now,
+    %(group)s::varchar
 FROM clock"""
 )
 
@@ -59,9 +60,9 @@ RETURNING true AS created
 _BATCH_SOURCE: Final[LiteralString] = """
 INSERT INTO delayed_queue AS stored (
     id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-    "versionAt"
+    "versionAt", "group"
 )
-SELECT id, key, %(kind)s, payload, due_at, due_at, created_at, headers, created_at
+SELECT id, key, %(kind)s, payload, due_at, due_at, created_at, headers, created_at, grouped
 FROM (
     SELECT
         nextval('delayed_queue_id_seq') AS id,
@@ -69,10 +70,12 @@ FROM (
         offered.payload,
         COALESCE(offered.schedule_at, (SELECT now FROM clock)) AS due_at,
         (SELECT now FROM clock) AS created_at,
-        offered.headers
+        offered.headers,
+        offered.grouped
     FROM unnest(
-        %(keys)b::text[], %(payloads)b::bytea[], %(schedules)b::bigint[], %(headers)s::jsonb[]
-    ) AS offered (key, payload, schedule_at, headers)
+        %(keys)b::text[], %(payloads)b::bytea[], %(schedules)b::bigint[], %(headers)s::jsonb[],
+        %(groups)s::text[]
+    ) AS offered (key, payload, schedule_at, headers, grouped)
 ) AS numbered
 ORDER BY key COLLATE "C"
 """
@@ -111,19 +114,21 @@ SELECT
     offered.key,
     COALESCE(
         stored.payload = offered.payload
-        AND stored.headers IS NOT DISTINCT FROM offered.headers,
+        AND stored.headers IS NOT DISTINCT FROM offered.headers
+        AND stored."group" IS NOT DISTINCT FROM offered.grouped,
         false
     ),
     stored."scheduledAtInitially",
     stored."createdAt",
     COALESCE(%(now)s::bigint, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 FROM unnest(
-    %(keys)b::text[], %(kinds)b::text[], %(payloads)b::bytea[], %(headers)s::jsonb[]
-) WITH ORDINALITY AS offered (key, kind, payload, headers, place)
+    %(keys)b::text[], %(kinds)b::text[], %(payloads)b::bytea[], %(headers)s::jsonb[],
+    %(groups)s::text[]
+) WITH ORDINALITY AS offered (key, kind, payload, headers, grouped, place)
 LEFT JOIN LATERAL (
     SELECT payload, """
     + HEADERS
-    + """ AS headers, "scheduledAtInitially", "createdAt"
+    + """ AS headers, "scheduledAtInitially", "createdAt", "group"
     FROM delayed_queue
     WHERE "pKey" = offered.key
         AND "pKind" = offered.kind
@@ -147,6 +152,7 @@ class Offered(NamedTuple):
     schedule_at: int | None
     delay: int
     headers: str | None
+    group: str | None = None
 
 
 class FoundOffer(NamedTuple):
@@ -172,6 +178,7 @@ class OfferStore:
         schedule_at: int | None = None,
         delay: int = 0,
         headers: str | None = None,
+        group: str | None = None,
         now: int | None = None,
         channel: str | None = None,
         using: str = db.DEFAULT_ALIAS,
@@ -183,7 +190,7 @@ class OfferStore:
         statement = OFFER_OR_UPDATE if can_update else OFFER_IF_NOT_EXISTS
         params = {
             "kind": kind, "key": key, "payload": payload, "schedule_at": schedule_at,
-            "delay": delay, "headers": headers, "now": now,
+            "delay": delay, "headers": headers, "group": group, "now": now,
         }  # fmt: skip
         if channel is None:
             rows = db.fetch(using, statement, params)
@@ -199,6 +206,7 @@ class OfferStore:
         payloads: list[bytes],
         schedules: list[int | None],
         headers: list[str | None],
+        groups: list[str | None],
         *,
         can_update: bool,
         now: int | None = None,
@@ -212,7 +220,7 @@ class OfferStore:
         statement = OFFER_BATCH_OR_UPDATE if can_update else OFFER_BATCH_IF_NOT_EXISTS
         params = {
             "kind": kind, "keys": keys, "payloads": payloads, "schedules": schedules,
-            "headers": headers, "now": now,
+            "headers": headers, "groups": groups, "now": now,
         }  # fmt: skip
         channels = [] if channel is None else [channel]
         (rows,) = db.fetch_all_and_notify(using, [(statement, params)], channels)
@@ -226,8 +234,9 @@ class OfferStore:
         using: str = db.DEFAULT_ALIAS,
     ) -> list[FoundOffer]:
         """Return for each offer what is stored under its key."""
-        keys, kinds, payloads, _, _, headers = map(list, zip(*offers, strict=True))
+        keys, kinds, payloads, _, _, headers, groups = map(list, zip(*offers, strict=True))
         params = {
-            "keys": keys, "kinds": kinds, "payloads": payloads, "headers": headers, "now": now
+            "keys": keys, "kinds": kinds, "payloads": payloads, "headers": headers,
+            "groups": groups, "now": now,
         }  # fmt: skip
         return rows_of(FoundOffer, db.fetch(using, STORED_OFFERS, params))

@@ -194,18 +194,18 @@ dead_lettered AS (
     + """ AS "firstError", """
     + LAST_ERROR
     + """ AS "lastError",
-        "scheduledAtInitially", "createdAt"
+        "scheduledAtInitially", "createdAt", "group"
 ),
 kept AS (
     INSERT INTO delayed_queue_dead_letter (
         "pKind", "pKey", payload, headers, attempts, reason, "firstError", "lastError",
-        "scheduledAtInitially", "createdAt", "diedAt", fingerprint
+        "scheduledAtInitially", "createdAt", "diedAt", fingerprint, "group"
     )
     SELECT
         "pKind", "pKey", payload, headers, attempts, %(reason)s,
         COALESCE("firstError", %(error)s::text),
         COALESCE(%(error)s::text, "lastError"),
-        "scheduledAtInitially", "createdAt", (SELECT now FROM clock), %(fingerprint)s::text
+        "scheduledAtInitially", "createdAt", (SELECT now FROM clock), %(fingerprint)s::text, "group"
     FROM dead_lettered
 )
 SELECT id
@@ -220,7 +220,7 @@ FROM dead_lettered
 LEASED_MEMBERS: Final[LiteralString] = """
 SELECT
     id, "pKey", payload, "scheduledAtInitially", COALESCE("dueAt", "scheduledAt"), "scheduledAt",
-    attempts, headers::text
+    attempts, headers::text, "group"
 FROM delayed_queue
 WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" = %(lease_id)s
@@ -266,6 +266,7 @@ class MemberRow(NamedTuple):
     leased_until: int
     attempts: int
     headers: str | None
+    group: str | None
 
 
 def acknowledging_leases(lease_ids: Sequence[str]) -> Step:

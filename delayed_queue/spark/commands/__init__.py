@@ -214,5 +214,9 @@ def _add_common(parser: ArgumentParser) -> None:
     group.add_argument(
         "--conf", type=pair, action="append", metavar="NAME=VALUE", help="a setting of Spark"
     )
-    parser.add_argument("--format", choices=["text", "json"], default="text", help="of the answer")
+    # As management/base.py has it, which knows Django.
+    parser.add_argument(
+        "--format", choices=["table", "json"], default="table",
+        help="json: everything, for programs (default: table)",
+    )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="with Spark's log, and stacks")

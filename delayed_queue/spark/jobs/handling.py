@@ -376,7 +376,7 @@ class Settler:
         return Envelope(
             row.key, decode(self._codec, row.payload), self._queue, row.attempts, lease_id, row.id,
             row.scheduled_at, row.due_at, row.leased_until,
-            json.loads(row.headers) if row.headers else {}, self._leases,
+            json.loads(row.headers) if row.headers else {}, self._leases, row.group,
         )  # fmt: skip
 
     def _settle(self, message_id: int, lease_id: str, verdict: Verdict) -> None:

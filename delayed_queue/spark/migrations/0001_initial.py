@@ -175,7 +175,12 @@ class Migration(migrations.Migration):
                     models.JSONField(db_default=models.Value({}, models.JSONField())),
                 ),
             ],
-            options={"db_table": "delayed_queue_report", "default_permissions": ["view"]},
+            options={
+                "verbose_name": "pipeline report",
+                "verbose_name_plural": "pipeline reports",
+                "db_table": "delayed_queue_report",
+                "default_permissions": ["view"],
+            },
         ),
         END_TURN,
     ]

@@ -116,7 +116,7 @@ WHERE "lockUuid" = %(lease_id)s
 # many they are: a task reads them where it runs, not through the driver. "cutoff" is when a query
 # that takes what is there began, so that it ends although more arrives, and NULL for one that
 # goes on. Two limits as in _EARLIEST_DUE.
-# Reads: delayed_queue__KindPlusScheduledAtIndex in order, then the primary key; paused_kind.
+# Reads: delayed_queue__KindPlusScheduledAtIndex in order, then the primary key; limit_kind_group.
 LEASE_DUE: Final[LiteralString] = (
     CLOCK
     + """,
@@ -135,7 +135,7 @@ leased AS (
             FROM delayed_queue
             WHERE "pKind" = %(kind)s
                 AND "scheduledAt" <= (SELECT LEAST(now, %(cutoff)s::bigint) FROM clock)
-                AND NOT EXISTS (SELECT 1 FROM delayed_queue_paused WHERE "pKind" = %(kind)s)
+                AND NOT EXISTS (SELECT 1 FROM delayed_queue_limit WHERE "pKind" = %(kind)s)
             ORDER BY "scheduledAt", id
             LIMIT (SELECT %(limit)s::integer)
             FOR UPDATE SKIP LOCKED

@@ -86,6 +86,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "task",
+                "verbose_name_plural": "tasks",
                 "db_table": "delayed_queue_task_result",
                 "permissions": [
                     ("cancel_task", "Can cancel tasks"),

@@ -16,7 +16,7 @@ from delayed_queue import DelayedQueue, Reject, handler
 from delayed_queue.handlers import registry
 from delayed_queue.http.api.docs import IDEMPOTENCY_KEY
 from delayed_queue.http.models import CallbackAttempt, Topic
-from delayed_queue.models import DeadLetter, Message, PausedQueue
+from delayed_queue.models import DeadLetter, Limit, Message
 from tests.http.api.calls import JOB, get, post
 
 pytestmark = [
@@ -52,7 +52,7 @@ def internal(transactional_db: None, settings: Settings) -> DelayedQueue:
 def traces() -> list[Any]:
     """Return all that a call could have changed."""
     return [list(each.objects.order_by("pk").values()) for each in
-            (Message, DeadLetter, Topic, PausedQueue)]  # fmt: skip
+            (Message, DeadLetter, Topic, Limit)]  # fmt: skip
 
 
 def calls_of_topics(client: Client) -> list[tuple[str, str]]:

@@ -115,7 +115,11 @@ class TestDead:
         assert post(caller, "/dead/runs/preview", some).json() == {"total": 1, "isCapped": False}
         none = {**wanted, "reason": "no such reason"}
         assert post(caller, "/dead/runs/preview", none).json() == {"total": 0, "isCapped": False}
-        begun = post(caller, "/dead/runs", {**wanted, "why": "mended"})
+        ago = {"since": "1970-01-01T00:00+01:00", "until": "2001-01-01T00:00:00Z"}
+        assert post(caller, "/dead/runs/preview", {**wanted, **ago}).json()["total"] == 0
+        then = {"since": group["firstAt"], "until": group["lastAt"]}
+        assert post(caller, "/dead/runs/preview", {**wanted, **then}).json() == counted
+        begun = post(caller, "/dead/runs", {**wanted, **then, "why": "mended"})
         assert (begun.status_code, begun.json()["state"]) == (202, "running")
         run = f"/dead/runs/{begun.json()['id']}"
         assert post(caller, "/dead/runs", wanted).status_code == 409
@@ -137,7 +141,9 @@ class TestDead:
         [({"group": "0" * 16}, 404), ({"queue": "no topic"}, 404), ({"pace": 0}, 400),
          ({"pace": 10**6}, 400), ({"action": "burn"}, 400), ({"more": 1}, 400),
          ({"pace": 1, "overSeconds": 60}, 400), ({"action": "drop", "canary": 1}, 400),
-         ({"canaryDeaths": 2}, 400)],
+         ({"canaryDeaths": 2}, 400), ({"since": "yesterday"}, 400), ({"since": 1}, 400),
+         ({"until": "2026-01-01T00:00:00"}, 400),
+         ({"since": "2026-01-02T00:00:00Z", "until": "2026-01-01T00:00:00Z"}, 400)],
     )  # fmt: skip
     def test_a_bulk_run_that_cannot_be(
         self, caller: Client, change: dict[str, Any], status: int
@@ -146,6 +152,7 @@ class TestDead:
         (group,) = get(caller, "/dead/groups")["items"]
         wanted = {"action": "redrive", "queue": group["queue"], "group": group["id"], **change}
         assert post(caller, "/dead/runs", wanted).status_code == status
+        assert post(caller, "/dead/runs/preview", wanted).status_code in {status, 200}
         assert not BulkRun.objects.exists()
 
     def test_j2_dead_jobs_are_kicked_one_by_one_or_all(self, caller: Client) -> None:

@@ -258,7 +258,7 @@ def test_a_job_claimed_for_who_vanished_is_given_back(
     first = pop()
     until_all_wait(server, 1)
     with other.transaction():
-        other.execute("LOCK TABLE delayed_queue_paused IN ACCESS EXCLUSIVE MODE")
+        other.execute("LOCK TABLE delayed_queue_limit IN ACCESS EXCLUSIVE MODE")
         with raw_connection() as producer:
             producer.execute(
                 'INSERT INTO delayed_queue ("pKey", "pKind", payload, "scheduledAt", '
@@ -281,7 +281,7 @@ def test_a_job_claimed_for_who_vanished_is_given_back(
 def blocked_claims(other: psycopg.Connection[Any]) -> int:
     row = other.execute(
         "SELECT count(*) FROM pg_locks "
-        "WHERE relation = 'delayed_queue_paused'::regclass AND NOT granted"
+        "WHERE relation = 'delayed_queue_limit'::regclass AND NOT granted"
     ).fetchone()
     assert row is not None
     return int(row[0])

@@ -27,7 +27,7 @@ from delayed_queue.http.jobs.kinds import (
     shard_of_host,
     with_hosts,
 )
-from delayed_queue.models import Message, PausedQueue
+from delayed_queue.models import Limit, Message
 from tests.http.jobs.support import URL, add, found
 
 FULL: Final = " ".join(f"host-{n}:443" for n in range(OWN_SHARDS))
@@ -103,9 +103,9 @@ def test_a_paused_topic_sends_to_no_new_host() -> None:
     add("1", url=URL)
     pause_topic("orders")
     add("2", url="https://another.example/")
-    assert PausedQueue.objects.filter(kind="orders#1|callback").exists()
+    assert Limit.objects.filter(kind="orders#1|callback").exists()
     resume_topic("orders")
-    assert not PausedQueue.objects.exists()
+    assert not Limit.objects.exists()
 
 
 @pytest.mark.django_db

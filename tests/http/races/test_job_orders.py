@@ -60,7 +60,7 @@ def put(connection: Connection) -> bool:
             "topic": "orders", "shards": 1, "hosts": "", "places": [PULLED, CALLED],
             "keys": ["x", "a"], "kinds": [CALLED] * 2, "payloads": [b"2"] * 2,
             "schedules": [FAR] * 2,
-            "delays": [0] * 2, "headers": [None] * 2, "now": NOW,
+            "delays": [0] * 2, "headers": [None] * 2, "groups": [None] * 2, "now": NOW,
         },
     ).fetchall()  # fmt: skip
     return any(key is not None and due_at is None for _, key, _, due_at, _ in rows)
@@ -111,7 +111,7 @@ def failure() -> Sequence[Step]:
             kept = {
                 "id": row[0], "key": row[1], "kind": PULLED, "payload": row[2], "due_at": 0,
                 "scheduled_at": 0, "lease_id": "mine", "created_at": 0, "attempts": 1,
-                "headers": None, "first_error": None, "last_error": None,
+                "headers": None, "group": None, "first_error": None, "last_error": None,
             }  # fmt: skip
             connection.execute(RESTORE, kept)
             connection.execute(RELEASE, ended | {"delay": -1})

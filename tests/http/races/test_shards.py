@@ -25,7 +25,7 @@ from delayed_queue.http.jobs.jobs import IfExists, job_from
 from delayed_queue.http.models import IdempotencyKey
 from delayed_queue.http.store.callers import SAVE_ANSWER, TRY_KEY
 from delayed_queue.http.store.topics import HOLD_TOPIC, LOCK_TOPIC
-from delayed_queue.models import Message, PausedQueue
+from delayed_queue.models import Limit, Message
 from tests.http.jobs.support import add, found
 from tests.http.races.jobs import Connection, hold_job, insert
 from tests.support.concurrency import calling, together, wait_until_blocked
@@ -116,7 +116,7 @@ class TestHosts:
         other.execute("BEGIN")
         other.execute(HOLD_TOPIC, {"topic": "orders"})
         other.execute(
-            'INSERT INTO delayed_queue_paused ("pKind", "pausedAt", reason) '
+            'INSERT INTO delayed_queue_limit ("pKind", "pausedAt", reason) '
             "VALUES ('orders|json', 0, '')"
         )
         with calling(partial(add, "y", url="https://b.example/")) as post:
@@ -125,7 +125,7 @@ class TestHosts:
             assert add("z", url="https://a.example/").outcome == "created"
             other.execute(end)
             assert post.answer().outcome == "created"
-        is_paused = PausedQueue.objects.filter(kind="orders#1|callback").exists()
+        is_paused = Limit.objects.filter(kind="orders#1|callback").exists()
         assert is_paused is (end == "COMMIT")
 
     def test_a_pause_waits_for_a_new_host_and_pauses_it_too(
@@ -139,7 +139,7 @@ class TestHosts:
             wait_until_blocked(admin, pause)
             other.execute("COMMIT")
             assert pause.answer() is True
-        assert PausedQueue.objects.filter(kind="orders#1|callback").exists()
+        assert Limit.objects.filter(kind="orders#1|callback").exists()
 
 
 SCOPE: Final = "token POST jobs"

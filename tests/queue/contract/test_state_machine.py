@@ -27,11 +27,13 @@ from delayed_queue import (
     Batch,
     DelayedQueue,
     Envelope,
+    Groups,
     Reject,
     RetryPolicy,
     ScheduledMessage,
     Snooze,
 )
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.testing import InMemoryQueue, InMemoryStore, ManualClock, dead_letters
 from tests.queue.contract.support import DAY, HOUR, MILLISECOND, MINUTE, SECOND
@@ -43,6 +45,7 @@ numbers: Final = itertools.count()
 
 keys = st.sampled_from(KEYS)
 payloads = st.integers(0, 1)
+groups = st.sampled_from([None, "g", "h"])
 headers = st.sampled_from([None, {}, {"trace": "x", "n": [1.5, None]}])
 delays = st.none() | st.sampled_from([timedelta(0), -SECOND, SECOND, MINUTE])
 # Counted from the start, not from now, so that the same instant is offered again.
@@ -102,26 +105,31 @@ class Queues(RuleBasedStateMachine):
 
     # Offering
 
-    @rule(key=keys, payload=payloads, offset=offsets, headers=headers, can_update=st.booleans())
-    def offer_at(self, key, payload, offset, headers, can_update):
-        at = self.instant(offset)
+    @rule(
+        key=keys, payload=payloads, offset=offsets, headers=headers, group=groups,
+        can_update=st.booleans(),
+    )  # fmt: skip
+    def offer_at(self, key, payload, offset, headers, group, can_update):
+        at, said = self.instant(offset), {"headers": headers, "group": group}
         if can_update:
-            self.both(lambda queue: queue.offer_or_update(key, payload, at, headers=headers))
+            self.both(lambda queue: queue.offer_or_update(key, payload, at, **said))
         else:
-            self.both(lambda queue: queue.offer_if_not_exists(key, payload, at, headers=headers))
+            self.both(lambda queue: queue.offer_if_not_exists(key, payload, at, **said))
 
     @rule(key=keys, payload=payloads, delay=delays)
     def offer_after(self, key, payload, delay):
         self.both(lambda queue: queue.offer_or_update(key, payload, delay=delay))
 
     @rule(
-        offers=st.lists(st.tuples(keys, payloads, offsets, st.booleans(), headers), max_size=8),
+        offers=st.lists(
+            st.tuples(keys, payloads, offsets, st.booleans(), headers, groups), max_size=8
+        ),
         streamed=st.booleans(),
     )
     def offer_batch(self, offers, streamed):
         messages = [
-            ScheduledMessage(key, payload, self.instant(offset), can_update, headers)
-            for key, payload, offset, can_update, headers in offers
+            ScheduledMessage(key, payload, self.instant(offset), can_update, headers, group)
+            for key, payload, offset, can_update, headers, group in offers
         ]
         self.both(lambda queue: queue.offer_batch(iter(messages) if streamed else messages))
 
@@ -179,6 +187,7 @@ class Queues(RuleBasedStateMachine):
         return (
             envelope.key, envelope.payload, envelope.queue, envelope.attempt, envelope.headers,
             envelope.delivery_type, envelope.scheduled_at, envelope.due_at, envelope.leased_until,
+            envelope.group,
         )  # fmt: skip
 
     @rule(pair=held)
@@ -254,7 +263,7 @@ class Queues(RuleBasedStateMachine):
             with queue.consume() as envelope:
                 seen.append(envelope and self.seen(envelope))
                 handle()
-        except (ValueError, KeyError, KeyboardInterrupt) as error:
+        except (ValueError, KeyError, KeyboardInterrupt, InvalidConfiguration) as error:
             seen.append(repr(error))
         return tuple(seen)
 
@@ -305,12 +314,43 @@ class Queues(RuleBasedStateMachine):
         self.consume()
         self.both(lambda queue: queue.resume())
 
+    # Groups
+
+    @rule(
+        rules=st.sampled_from(
+            [
+                Groups(concurrency=1), Groups(concurrency=2, fair=False), Groups(rate="1/m"),
+                Groups(order="fifo"), Groups(order="fifo", on_dead="block"),
+                Groups(queue_rate="2/m", queue_burst=2),
+            ]
+        )
+    )  # fmt: skip
+    def limit_groups(self, rules):
+        self.both(lambda queue: queue.groups.set(rules))
+
+    @rule()
+    def clear_limits(self):
+        self.both(lambda queue: queue.groups.clear())
+
+    @rule(concurrency=st.sampled_from([None, 1, 3]), weight=st.sampled_from([None, 2]))
+    def limit_group(self, concurrency, weight):
+        self.both(lambda queue: queue.groups.limit("g", concurrency=concurrency, weight=weight))
+
+    @rule(group=st.sampled_from(["g", "h"]))
+    def pause_group(self, group):
+        self.both(lambda queue: queue.groups.pause(group))
+
+    @rule(group=st.sampled_from(["g", "h"]))
+    def resume_group(self, group):
+        self.both(lambda queue: queue.groups.resume(group))
+
     # Observing
 
     @invariant()
     def agree(self):
         self.both(lambda queue: queue.stats())
         self.both(lambda queue: queue.is_paused())
+        self.both(lambda queue: queue.groups.held())
         self.both(lambda queue: queue.seconds_to_next_look())
         self.both(lambda queue: [self.dead_lettered(each) for each in dead_letters(queue)])
         for key in KEYS:
@@ -324,7 +364,7 @@ class Queues(RuleBasedStateMachine):
         assert self.lease_ids[real.lease_id] == memory.lease_id
         for name in (
             "state", "attempts", "scheduled_at", "scheduled_at_initially", "created_at",
-            "leased_until", "headers", "last_error", "data",
+            "leased_until", "headers", "last_error", "data", "group",
         ):  # fmt: skip
             assert getattr(real, name) == getattr(memory, name), name
 
@@ -333,7 +373,7 @@ class Queues(RuleBasedStateMachine):
         return (
             letter.key, bytes(letter.payload), letter.headers, letter.attempts, letter.reason,
             letter.first_error, letter.last_error, letter.scheduled_at_initially,
-            letter.created_at, letter.died_at,
+            letter.created_at, letter.died_at, letter.group,
         )  # fmt: skip
 
 

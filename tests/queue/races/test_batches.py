@@ -43,7 +43,7 @@ def insert(connection: psycopg.Connection[Any], kind: str, key: str) -> None:
         OFFER_IF_NOT_EXISTS,
         {
             "kind": kind, "key": key, "payload": b'"held"', "schedule_at": 0, "delay": 0,
-            "headers": None, "now": None,
+            "headers": None, "group": None, "now": None,
         },
     )  # fmt: skip
 
@@ -119,7 +119,7 @@ def two_batches_at_a_held_key(
             connection.execute("SET deadlock_timeout = '20ms'")
             params = {
                 "kind": kind, "keys": keys, "payloads": [b"1"] * 3, "schedules": [None] * 3,
-                "headers": [None] * 3, "now": None,
+                "headers": [None] * 3, "groups": [None] * 3, "now": None,
             }  # fmt: skip
             calls.append(stack.enter_context(running(connection, statement, params)))
             wait_until_blocked(admin, calls[-1])

@@ -79,7 +79,7 @@ def update(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Cloc
     """Replace the payload, and leave the transaction to the caller."""
     params = {
         "key": "key", "kind": timed.kind, "payload": b'"new"', "schedule_at": None, "delay": 0,
-        "headers": None, "now": clock.milliseconds,
+        "headers": None, "group": None, "now": clock.milliseconds,
     }  # fmt: skip
     assert connection.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
 

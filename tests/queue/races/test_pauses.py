@@ -8,12 +8,12 @@ from typing import Any
 import psycopg
 
 from delayed_queue import DelayedQueue
-from delayed_queue.models import PausedQueue
-from delayed_queue.queue.store.inspect import PAUSE
+from delayed_queue.models import Limit
+from delayed_queue.queue.store.limits import PAUSE
 from tests.support.answers import polled
 from tests.support.concurrency import calling, together, wait_until_blocked
 
-INSERT = """INSERT INTO delayed_queue_paused ("pKind", "pausedAt") VALUES (%s, 0)"""
+INSERT = """INSERT INTO delayed_queue_limit ("pKind", "pausedAt") VALUES (%s, 0)"""
 
 
 def test_w12_of_ten_operators_one_pauses_and_one_resumes(queue: DelayedQueue):
@@ -48,7 +48,7 @@ def test_w12_the_first_reason_stands(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
     """Also when the second operator pauses before the first one's commit."""
-    params = {"kind": queue.kind, "by": "first", "reason": "upgrade", "now": None}
+    params = {"kind": queue.kind, "group": "", "by": "first", "reason": "upgrade", "now": None}
     with other.transaction():
         other.execute(PAUSE, params)
         with calling(partial(queue.pause, "later", by="second")) as second:
@@ -56,5 +56,5 @@ def test_w12_the_first_reason_stands(
             other.execute("COMMIT; BEGIN")
             assert second.answer() is False
 
-    row = PausedQueue.objects.get()
+    row = Limit.objects.get()
     assert (row.kind, row.paused_by, row.reason) == (queue.kind, "first", "upgrade")

@@ -5,15 +5,22 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
+from delayed_queue.management.base import add_format
 from delayed_queue.messages import Counts
 from delayed_queue.spark import commands
 from delayed_queue.spark.commands import DONE, FAILED, asked_name
 from delayed_queue.spark.commands.bundle import bundle
 from delayed_queue.spark.jobs.console import Console, aligned, sentence_of
+
+
+def _format_of(text: str) -> str:
+    """Return what a help says of --format."""
+    return " ".join(text.rpartition("--format")[2].split("--verbose")[0].split())
 
 
 class TestCommandLine:
@@ -70,6 +77,17 @@ class TestCommandLine:
         assert not any("/admin/" in name or "__pycache__" in name for name in names)
         assert commands.main(["main", "--format", "json"]) == DONE
         assert Path(json.loads(capsys.readouterr().out)["path"]).is_file()
+
+    def test_each_answers_in_the_formats_of_all_other_commands(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        wanted = ArgumentParser()
+        add_format(wanted)
+        said = _format_of(wanted.format_help())
+        for name in commands.COMMANDS:
+            with pytest.raises(SystemExit):
+                commands.main([name, "--help"])
+            assert _format_of(capsys.readouterr().out) == said
 
     def test_tables_are_aligned(self) -> None:
         rows = [("a", 1000, None), ("bcd", 5, 1.25)]

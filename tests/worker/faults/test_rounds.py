@@ -11,8 +11,9 @@ from tests.support.operations import PAST
 from tests.support.proxy import Proxy
 from tests.support.running import handler_of, worker_with
 
-# To connect, look for the schema, listen, learn that nothing is left, and hang up.
-AROUND = 40
+# To connect, with two connections for two claims at a time, look for the schema, listen, learn that
+# nothing is left, and hang up.
+AROUND = 50
 
 
 def fail(envelope: Envelope) -> None:

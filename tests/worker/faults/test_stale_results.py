@@ -54,7 +54,8 @@ def test_an_acknowledgement_that_arrives_after_the_lease_changes_nothing(proxy: 
     queue = DelayedQueue("ledger", lease_duration=timedelta(hours=1))
     offer(queue, 30)
     aim = proxy.aim_at(ACKNOWLEDGE, Stage.UNSENT)
-    with working("--queue", "ledger", "--lease", "600", *SMALL, url=proxy.url) as worker:
+    one = ("--claims", "1")  # a second exchange would go on beside the one that is held
+    with working("--queue", "ledger", "--lease", "600", *SMALL, *one, url=proxy.url) as worker:
         aim.wait()
         expire_leases()
         batch = taken_over(queue, 30)

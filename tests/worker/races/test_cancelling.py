@@ -315,7 +315,8 @@ def test_one_that_nobody_announced_is_found_after_a_claim_that_lost_its_connecti
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-                "AND datname = current_database() AND query LIKE '%UPDATE delayed_queue%'"
+                "AND datname = current_database() AND (query LIKE '%UPDATE delayed_queue%' "
+                """OR query LIKE '%"scheduledAt" - (SELECT now FROM clock)%')"""
             )
             return list(cursor.fetchall())
 

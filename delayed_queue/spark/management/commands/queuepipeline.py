@@ -10,7 +10,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from delayed_queue.exceptions import needing
-from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.base import QueueCommand, add_format
 from delayed_queue.spark.apps import spark_settings
 
 
@@ -24,6 +24,7 @@ class Command(QueueCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        add_format(parser)
         parser.add_argument(
             "arguments", nargs=REMAINDER, metavar="COMMAND …", help="as of delayed_queue.spark"
         )
@@ -35,6 +36,9 @@ class Command(QueueCommand):
             from delayed_queue.spark.settings import VARIABLE
         # Through the environment: arguments are seen by everybody on the machine, and by Spark.
         os.environ[VARIABLE] = dsn_from_django(connections[options["database"]].settings_dict)
-        code = commands.main(options["arguments"] or ["--help"], spark_settings())
+        arguments = options["arguments"] or ["--help"]
+        if arguments[0] in commands.COMMANDS:  # what it says itself comes behind, and is taken
+            arguments[1:1] = ["--format", options["format"]]
+        code = commands.main(arguments, spark_settings())
         if code:
             sys.exit(code)

@@ -1,0 +1,244 @@
+"""Pause and limit queues, and groups of them: what holds back claims by group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
+
+from delayed_queue import db
+from delayed_queue.db.sql import CLOCK, first_row, value_of
+
+if TYPE_CHECKING:
+    from delayed_queue.db.statements import Step
+
+# What holds for a queue, and now; no row where nothing holds it back, so that plain claims serve.
+# The row of the queue is its first, if it has one; those of groups say nothing of it.
+# Reads: limit_kind_group.
+RULES: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT
+    (SELECT now FROM clock), "pausedAt" IS NOT NULL AND "group" = '', "isOrdered", "isFair",
+    "queueInterval", COALESCE("queueBurst", 1), CASE WHEN "group" = '' THEN "spentUntil" END
+FROM delayed_queue_limit
+WHERE "pKind" = %(kind)s
+ORDER BY "group"
+LIMIT 1
+"""
+)
+
+
+# The first pause stands, with its reason. Reads: limit_kind_group.
+PAUSE: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_limit AS stored ("pKind", "group", "pausedAt", "pausedBy", reason)
+SELECT %(kind)s, %(group)s, now, %(by)s, %(reason)s
+FROM clock
+ON CONFLICT ("pKind", "group") DO UPDATE
+SET "pausedAt" = EXCLUDED."pausedAt", "pausedBy" = EXCLUDED."pausedBy", reason = EXCLUDED.reason
+WHERE stored."pausedAt" IS NULL
+"""
+)
+
+# Reads: limit_kind_group.
+RESUME: Final[LiteralString] = """
+UPDATE delayed_queue_limit
+SET "pausedAt" = NULL, "pausedBy" = '', reason = ''
+WHERE "pKind" = %(kind)s
+    AND "group" = %(group)s
+    AND "pausedAt" IS NOT NULL
+"""
+
+# Reads: limit_kind_group.
+IS_PAUSED: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT 1
+    FROM delayed_queue_limit
+    WHERE "pKind" = %(kind)s
+        AND "group" = %(group)s
+        AND "pausedAt" IS NOT NULL
+)
+"""
+
+# Delete the rows of a queue that hold nothing back: no pause, no limit, no permits
+# spent that are not back by now, and no dead letters from before that an operator passed over.
+# Reads: limit_kind_group; dead_letter_of_group.
+TIDY: Final[LiteralString] = (
+    CLOCK
+    + """
+DELETE FROM delayed_queue_limit AS stored
+WHERE "pKind" = %(kind)s
+    AND "pausedAt" IS NULL
+    AND declared IS NULL
+    AND NOT "isOrdered"
+    AND "isFair"
+    AND NOT "blocksOnDead"
+    AND COALESCE("queueInterval", concurrency, weight, interval, burst) IS NULL
+    AND COALESCE("spentUntil", 0) <= (SELECT now FROM clock)
+    AND (
+        "resumedAt" IS NULL
+        OR NOT EXISTS (
+            SELECT 1
+            FROM delayed_queue_dead_letter AS letter
+            WHERE letter."pKind" = stored."pKind"
+                AND letter."group" = stored."group"
+        )
+    )
+"""
+)
+
+
+# What a handler declares, where it differs from what was declared last: what an operator has
+# changed since then stays as it is. Or such a change: it leaves what was declared as it was, or
+# empty, which says that an operator alone wants the limits.
+# Reads: limit_kind_group.
+DECLARE: Final[LiteralString] = """
+INSERT INTO delayed_queue_limit AS stored (
+    "pKind", "group", declared, "isOrdered", "isFair", "blocksOnDead", concurrency, interval, burst,
+    "queueInterval", "queueBurst"
+)
+SELECT
+    %(kind)s::varchar, '', %(declared)s::text, %(is_ordered)s, %(is_fair)s, %(blocks_on_dead)s,
+    %(concurrency)s::integer, %(interval)s::float8, %(burst)s::integer,
+    %(queue_interval)s::float8, %(queue_burst)s::integer
+WHERE %(declared)s::text IS NOT NULL
+    OR %(is_change)s::boolean
+    OR EXISTS (
+        SELECT 1
+        FROM delayed_queue_limit
+        WHERE "pKind" = %(kind)s
+            AND "group" = ''
+            AND declared <> ''
+    )
+ON CONFLICT ("pKind", "group") DO UPDATE
+SET declared = CASE
+        WHEN %(is_change)s::boolean THEN COALESCE(NULLIF(stored.declared, ''), EXCLUDED.declared)
+        ELSE EXCLUDED.declared
+    END,
+    "isOrdered" = EXCLUDED."isOrdered",
+    "isFair" = EXCLUDED."isFair",
+    "blocksOnDead" = EXCLUDED."blocksOnDead",
+    concurrency = EXCLUDED.concurrency,
+    interval = EXCLUDED.interval,
+    burst = EXCLUDED.burst,
+    "queueInterval" = EXCLUDED."queueInterval",
+    "queueBurst" = EXCLUDED."queueBurst"
+WHERE COALESCE(stored.declared, '') <> COALESCE(EXCLUDED.declared, '')
+    OR %(is_change)s::boolean
+"""
+
+# Limits of one group, in place of those it had. Reads: limit_kind_group.
+LIMIT_GROUP: Final[LiteralString] = """
+INSERT INTO delayed_queue_limit ("pKind", "group", concurrency, weight, interval, burst)
+VALUES (
+    %(kind)s, %(group)s, %(concurrency)s::integer, %(weight)s::integer, %(interval)s::float8,
+    %(burst)s::integer
+)
+ON CONFLICT ("pKind", "group") DO UPDATE
+SET concurrency = EXCLUDED.concurrency,
+    weight = EXCLUDED.weight,
+    interval = EXCLUDED.interval,
+    burst = EXCLUDED.burst
+"""
+
+# Have what died in a group until now hold it no longer. Reads: limit_kind_group.
+PASS_DEAD: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_limit AS stored ("pKind", "group", "resumedAt")
+SELECT %(kind)s::varchar, %(group)s::varchar, now
+FROM clock
+WHERE EXISTS (
+    SELECT 1
+    FROM delayed_queue_dead_letter
+    WHERE "pKind" = %(kind)s
+        AND "group" = %(group)s
+        AND "diedAt" > COALESCE(
+            (
+                SELECT "resumedAt"
+                FROM delayed_queue_limit
+                WHERE "pKind" = %(kind)s
+                    AND "group" = %(group)s
+            ),
+            -9223372036854775808
+        )
+)
+ON CONFLICT ("pKind", "group") DO UPDATE
+SET "resumedAt" = EXCLUDED."resumedAt"
+"""
+)
+
+
+class RulesRow(NamedTuple):
+    """What holds for a queue as a whole, at an instant."""
+
+    now: int
+    is_paused: bool
+    is_ordered: bool
+    is_fair: bool
+    interval: float | None
+    burst: int
+    spent_until: float | None
+
+
+def reading_rules(kind: str, now: int | None = None) -> Step:
+    """Answered by a row as of ``RulesRow``, or by none where plain claims serve."""
+    return RULES, {"kind": kind, "now": now}
+
+
+class LimitStore:
+    """The statements that pause and limit queues, and groups of them."""
+
+    def pause(
+        self,
+        kind: str,
+        *,
+        group: str = "",
+        reason: str = "",
+        by: str = "",
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> bool:
+        """Pause the queue, or a group; return False, and change nothing, when it is paused."""
+        params = {"kind": kind, "group": group, "reason": reason, "by": by, "now": now}
+        return db.execute(using, PAUSE, params) > 0
+
+    def resume(self, kind: str, *, group: str = "", using: str = db.DEFAULT_ALIAS) -> bool:
+        """Resume the queue, or a group; return whether it was paused."""
+        was_paused = db.execute(using, RESUME, {"kind": kind, "group": group}) > 0
+        self.tidy(kind, using=using)
+        return was_paused
+
+    def is_paused(self, kind: str, *, group: str = "", using: str = db.DEFAULT_ALIAS) -> bool:
+        """Return whether the queue, or the group, hands out nothing."""
+        found: bool = value_of(db.fetch(using, IS_PAUSED, {"kind": kind, "group": group}))
+        return found
+
+    def tidy(self, kind: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS) -> None:
+        """Delete the rows of the queue that hold nothing back, so that claims are plain again."""
+        db.execute(using, TIDY, {"kind": kind, "now": now})
+
+    def rules(
+        self, kind: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
+    ) -> RulesRow | None:
+        """Return what holds for the queue; None where plain claims serve."""
+        return first_row(RulesRow, db.fetch(using, *reading_rules(kind, now)))
+
+    def declare(
+        self, kind: str, rules: Mapping[str, Any], *, using: str = db.DEFAULT_ALIAS
+    ) -> bool:
+        """Set what holds for the groups of a queue, and itself; return whether it was written."""
+        return db.execute(using, DECLARE, {"kind": kind, **rules}) > 0
+
+    def limit_group(
+        self, kind: str, group: str, limits: Mapping[str, Any], *, using: str = db.DEFAULT_ALIAS
+    ) -> None:
+        """Set what holds for one group, in place of all it had."""
+        db.execute(using, LIMIT_GROUP, {"kind": kind, "group": group, **limits})
+
+    def pass_dead(
+        self, kind: str, group: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
+    ) -> bool:
+        """Have what died until now hold the group no longer; return whether something did."""
+        return db.execute(using, PASS_DEAD, {"kind": kind, "group": group, "now": now}) > 0

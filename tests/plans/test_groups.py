@@ -1,0 +1,102 @@
+"""What groups cost those who have none (G8), and what is held back costs a claim (G7)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from delayed_queue.queue.store.claim import CLAIM, CONSUME, NO_FLOOR
+from delayed_queue.queue.store.groups import GROUPS_AHEAD, LEASE_GROUPS, UNGROUPED_AHEAD
+from tests.plans.case import LEASE
+from tests.plans.conftest import NOW
+from tests.plans.explain import Plan, explain
+
+pytestmark = pytest.mark.django_db
+
+_WITHOUT: Final = """
+DROP INDEX "delayed_queue__GroupPlusScheduledAtIndex", "delayed_queue__GroupPlusLockUuidIndex"
+"""
+CLAIMING: Final = {
+    "kind": "due|json", "limit": 100, "lease_id": "x", "retaken_id": "y", "lease": LEASE,
+    "floor": NO_FLOOR, "now": NOW,
+}  # fmt: skip
+
+
+def outline(plan: Plan) -> list[tuple[str, str | None, float]]:
+    """Return what was read: where rows are written depends on which pages have room."""
+    return [
+        (node["Node Type"], node.get("Index Name"), node["Actual Rows"]) for node in plan.nodes()
+    ]
+
+
+@pytest.mark.parametrize("tables", ["analyzed"], indirect=True)
+@pytest.mark.parametrize("statement", [CLAIM, CONSUME], ids=["claim", "consume"])
+def test_g8_without_a_group_the_plan_and_the_pages_are_as_before(
+    tables: psycopg.Connection[Any], statement: str
+):
+    """As of the same statement on a table without the indexes, and without naming the column."""
+    explain(tables, statement, CLAIMING, generic=False)
+    now = explain(tables, statement, CLAIMING, generic=False)
+    with tables.transaction(force_rollback=True):
+        tables.execute(_WITHOUT)
+        plain = statement.replace(', "group"\n', "\n")
+        assert plain != statement
+        before = explain(tables, plain, CLAIMING, generic=False)
+    assert outline(now) == outline(before)
+    assert now.buffers <= 1.02 * before.buffers
+
+
+@pytest.mark.parametrize("tables", ["analyzed"], indirect=True)
+def test_g8_messages_without_a_group_are_in_neither_index(tables: psycopg.Connection[Any]):
+    predicates = tables.execute(
+        """SELECT pg_get_expr(indpred, indrelid) FROM pg_index
+        WHERE indexrelid::regclass::text LIKE '%GroupPlus%'"""
+    ).fetchall()
+    assert len(predicates) == 2
+    assert all('("group" IS NOT NULL)' in each for (each,) in predicates)
+
+
+_HELD_BACK: Final = """
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid",
+    "group"
+)
+SELECT
+    'held-' || n, 'held|json', 'x',
+    %(now)s + CASE WHEN n < 10000 THEN 1000000 ELSE -n END, %(now)s - n, %(now)s,
+    CASE WHEN n < 10000 THEN 'lease-' || n END, 'tenant-' || lpad((n %% 10000)::text, 5, '0')
+FROM (SELECT i * 7919::bigint %% 1000000 AS n FROM generate_series(1, 1000000) AS i) AS scrambled
+"""
+_LIMITED: Final = """
+INSERT INTO delayed_queue_limit ("pKind", "group", concurrency) VALUES ('held|json', '', 1)
+"""
+
+
+@pytest.mark.long
+def test_g7_a_million_held_back_of_ten_thousand_groups_cost_a_claim_no_more(
+    filled: psycopg.Connection[Any],
+):
+    """Full groups: the look reads their first message and their lease, and nothing is leased."""
+    with filled.transaction(force_rollback=True):
+        filled.execute(_HELD_BACK, {"now": NOW})
+        filled.execute(_LIMITED)
+        filled.execute("ANALYZE delayed_queue")
+        look = {"kind": "held|json", "since": "tenant-09000", "groups": 256, "now": NOW}
+        plan = explain(filled, GROUPS_AHEAD, look, generic=True)
+        assert plan.rows_read() <= 4 * 256
+        assert plan.buffers <= 20 * 256
+        started = time.perf_counter()
+        rows = filled.execute(GROUPS_AHEAD, look).fetchall()
+        print(f"{(time.perf_counter() - started) / 256 * 1e6:.0f} µs a group")  # noqa: T201
+        assert len(rows) == 256
+        scan = {"kind": "held|json", "at": NO_FLOOR, "id": 0, "rows": 500, "now": NOW}
+        assert explain(filled, UNGROUPED_AHEAD, scan, generic=True).rows_read() <= 500
+        lease = {
+            "kind": "held|json", "lease_id": "x", "retaken_id": "y", "lease": LEASE, "now": NOW,
+            "heads": [], "head_groups": [], "groups": ["tenant-00001"], "numbers": [1],
+            "retaken": [0], "fresh": [1], "takes_any": [False],
+        }  # fmt: skip
+        assert explain(filled, LEASE_GROUPS, lease, generic=True).rows_read() <= 12

@@ -1,0 +1,196 @@
+"""Claims by group against each other, and against what happens to leases meanwhile (G2, G3, G5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, transaction
+
+from delayed_queue import DelayedQueue, Groups, ScheduledMessage
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.queue.store.groups import TAKE_TURN
+from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
+from delayed_queue.queue.store.settle import EXTEND
+from tests.support.concurrency import calling, raw_connection, together, wait_until_blocked
+
+EXPIRE = """
+UPDATE delayed_queue SET "scheduledAt" = "scheduledAtInitially" WHERE "lockUuid" IS NOT NULL
+"""
+
+
+def offer(queue: DelayedQueue, *keys: str) -> None:
+    queue.offer_batch([ScheduledMessage(key, None, group=key[0]) for key in keys])
+
+
+def keys(queue: DelayedQueue, limit: int = 10) -> list[str]:
+    return [each.key for each in queue.try_poll_many(limit)]
+
+
+def take_turn(other: psycopg.Connection[Any], queue: DelayedQueue) -> None:
+    other.execute(TAKE_TURN, {"kind": queue.kind})
+
+
+@pytest.mark.parametrize(
+    ("rules", "most"),
+    [
+        (Groups(concurrency=1), 1),
+        (Groups(concurrency=3), 3),
+        (Groups(order="fifo"), 1),
+        (Groups(rate="1/h", burst=2), 2),
+        (Groups(queue_rate="1/h", queue_burst=2), 2),
+    ],
+)
+def test_of_ten_pollers_at_once_none_exceeds_the_limit(
+    queue: DelayedQueue, rules: Groups, most: int
+):
+    for number in range(5):
+        queue.groups.set(rules)
+        group = "abcde"[number]
+        offer(queue, *(f"{group}{each}" for each in range(20)))
+        pollers: list[Callable[[], list[str]]] = [
+            partial(keys, DelayedQueue(queue.name), 2) for _ in range(10)
+        ]
+        found = [key for each in together(pollers) for key in each]
+        assert len(found) == len(set(found)) == most
+        queue.drop_all_messages("Yes, please, I know what I'm doing!")
+        queue.groups.clear()
+        connection.cursor().execute("DELETE FROM delayed_queue_limit")
+
+
+def test_a_poll_waits_for_one_that_is_being_made_and_sees_what_it_leased(
+    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
+):
+    """Its look has a snapshot of its own, later than the lock."""
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1", "a2")
+    with other.transaction():
+        take_turn(other, queue)
+        with calling(partial(keys, queue)) as polling:
+            wait_until_blocked(admin, polling)
+            other.execute(
+                """UPDATE delayed_queue SET "lockUuid" = 'other', "scheduledAt" = 2^60
+                WHERE "pKey" = 'a1'"""
+            )
+            other.execute("COMMIT; BEGIN")
+            assert polling.answer() == []
+
+
+def test_a_limit_that_is_set_while_a_poll_waits_holds_for_it(
+    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
+):
+    queue.groups.set(Groups(concurrency=5))
+    offer(queue, "a1", "a2")
+    with other.transaction():
+        take_turn(other, queue)
+        with calling(partial(keys, queue)) as polling:
+            wait_until_blocked(admin, polling)
+            DelayedQueue(queue.name).groups.set(Groups(concurrency=1))
+            other.execute("COMMIT; BEGIN")
+            assert polling.answer() == ["a1"]
+
+
+def test_a_lease_that_is_extended_while_it_is_taken_again_stays_one(
+    queue: DelayedQueue, other: psycopg.Connection[Any]
+):
+    """The extension is not committed yet: the message is passed over, and its slot is not free."""
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1", "a2")
+    (held,) = queue.try_poll_many(10)
+    connection.cursor().execute(EXPIRE)
+    extension = {
+        "ids": [held.message_id], "lease_ids": [held.lease_id], "lease": 60_000, "now": None
+    }  # fmt: skip
+    with other.transaction():
+        assert len(other.execute(EXTEND, extension).fetchall()) == 1
+        assert keys(queue) == []
+    assert keys(queue) == []
+    assert held.acknowledge()
+    assert keys(queue) == ["a2"]
+
+
+def test_a_lease_that_was_taken_again_cannot_be_extended(
+    queue: DelayedQueue, admin: psycopg.Connection[Any]
+):
+    """The claim is not committed yet: the extension waits, and finds another lease."""
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1", "a2")
+    (held,) = queue.try_poll_many(10)
+    connection.cursor().execute(EXPIRE)
+    with transaction.atomic():
+        assert keys(queue) == ["a1"]
+        with calling(held.extend) as extending:
+            wait_until_blocked(admin, extending)
+            connection.cursor().execute("COMMIT")
+            assert extending.answer() is False
+            connection.cursor().execute("BEGIN")
+
+
+@pytest.mark.parametrize("rules", [Groups(concurrency=1), Groups(order="fifo")])
+def test_a_slot_is_free_when_what_ends_its_lease_has_committed(
+    queue: DelayedQueue, other: psycopg.Connection[Any], rules: Groups
+):
+    queue.groups.set(rules)
+    offer(queue, "a1", "a2")
+    assert keys(queue) == ["a1"]
+    with other.transaction():
+        other.execute("""DELETE FROM delayed_queue WHERE "pKey" = 'a1'""")
+        assert keys(queue) == []
+    assert keys(queue) == ["a2"]
+
+
+def replace(other: psycopg.Connection[Any], queue: DelayedQueue, key: str) -> None:
+    params = {
+        "kind": queue.kind, "key": key, "payload": b'"anew"', "schedule_at": 0, "delay": 0,
+        "headers": None, "group": key[0], "now": None,
+    }  # fmt: skip
+    assert other.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "found"), [(Groups(concurrency=1), ["a2"]), (Groups(order="fifo"), [])]
+)
+def test_a_message_that_is_being_replaced_is_passed_over_but_not_in_order(
+    impatient: DelayedQueue, other: psycopg.Connection[Any], rules: Groups, found: list[str]
+):
+    impatient.groups.set(rules)
+    offer(impatient, "a1", "a2")
+    with other.transaction():
+        replace(other, impatient, "a1")
+        assert keys(impatient) == found
+
+
+def test_a_killed_holder_gives_up_its_turn(queue: DelayedQueue, admin: psycopg.Connection[Any]):
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1")
+    with raw_connection() as holder:
+        holder.execute("BEGIN")
+        take_turn(holder, queue)
+        with calling(partial(keys, queue)) as polling:
+            wait_until_blocked(admin, polling)
+            admin.execute("SELECT pg_terminate_backend(%s)", [holder.info.backend_pid])
+            assert polling.answer() == ["a1"]
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_poll_in_a_transaction_that_sees_old_leases_is_refused(queue: DelayedQueue, level: str):
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1")
+    with transaction.atomic():
+        connection.cursor().execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        with pytest.raises(InvalidConfiguration, match="READ COMMITTED"):
+            queue.try_poll()
+    assert keys(queue) == ["a1"]
+
+
+def test_operators_who_set_limits_do_not_wait_for_a_claim(
+    impatient: DelayedQueue, other: psycopg.Connection[Any]
+):
+    with other.transaction():
+        take_turn(other, impatient)
+        impatient.groups.set(Groups(concurrency=1))
+        assert impatient.groups.pause("a")
+        offer(impatient, "a1")

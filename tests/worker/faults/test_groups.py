@@ -1,0 +1,93 @@
+"""Limits of groups while worker processes are killed (G2, G3), by a referee in the database."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import psutil
+import pytest
+from django.db import connection
+
+from delayed_queue import DelayedQueue, Groups, ScheduledMessage
+from delayed_queue.models import DeadLetter, Message
+from tests.chaos import groups
+from tests.support.processes import wait_until
+from tests.support.programs import ROUNDS, Program, working
+from tests.workerapp.models import Effect
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+GROUPS = 20
+EACH = 25
+
+
+@pytest.fixture
+def referee() -> Iterator[None]:
+    groups.install()
+    yield
+    groups.remove()
+
+
+def offer(queue: DelayedQueue) -> set[str]:
+    messages = [
+        ScheduledMessage(f"{queue.name}-{group}-{number}", None, group=f"group-{group}")
+        for number in range(EACH)
+        for group in range(GROUPS)
+    ]
+    queue.offer_batch(messages)
+    return {each.key for each in messages}
+
+
+def kill_one(programs: list[Program], source: random.Random) -> None:
+    """Kill a process below one of the workers, or all of it; whoever looks after it mends that."""
+    tree = source.choice(programs).tree()
+    if tree:
+        with suppress(psutil.NoSuchProcess):
+            source.choice(tree).kill()
+
+
+@pytest.mark.parametrize("seed", ROUNDS)
+def test_g2_g3_no_limit_is_exceeded_while_processes_are_killed(referee: None, seed: int):
+    queues = DelayedQueue("limited"), DelayedQueue("ordered")
+    expected = set[str]().union(*map(offer, queues))
+    arguments = ("--queue", "limited", "--queue", "ordered", "--lease", "1", "--concurrency", "4",
+                 "--processes", "2")  # fmt: skip
+    source, pause = random.Random(seed), threading.Event()
+    with ExitStack() as stack:
+        programs = [stack.enter_context(working(*arguments)) for _ in range(3)]
+
+        def is_drained() -> bool:
+            for program in programs:
+                program.tend()
+            if source.random() < 0.15:
+                kill_one(programs, source)
+            pause.wait(0.05)
+            return not Message.objects.exists()
+
+        wait_until(is_drained, 150)
+    limited = groups.judge("limited|json", 2)
+    ordered = groups.judge("ordered|json", 1, is_ordered=True)
+    assert (limited.violations, ordered.violations) == ([], [])
+    assert limited.leases >= GROUPS * EACH
+    assert (limited.most, ordered.most) == (2, 1)
+    handled = set(Effect.objects.values_list("key", flat=True))
+    given_up = set(DeadLetter.objects.values_list("key", flat=True))
+    assert handled | given_up == expected
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_the_referee_sees_a_claim_that_does_not_ask(referee: None, is_ordered: bool):
+    """So that its silence means something."""
+    queue = DelayedQueue("limited")
+    queue.groups.set(Groups(concurrency=1))
+    queue.offer_batch([ScheduledMessage(key, None, group="a") for key in ("a1", "a2")])
+    assert len(queue.try_poll_many(2)) == 1
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """UPDATE delayed_queue SET "lockUuid" = 'x', "scheduledAt" = 2^60
+            WHERE "lockUuid" IS NULL"""
+        )
+    verdict = groups.judge(queue.kind, 1, is_ordered=is_ordered)
+    assert (verdict.leases, len(verdict.violations)) == (2, 1)

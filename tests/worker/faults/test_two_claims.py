@@ -1,0 +1,191 @@
+"""Two exchanges of a worker on their way at a time, and what happens to one while the other is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.models import Message
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.worker import Worker
+from tests.support.aiming import ACKNOWLEDGE, CLAIM, Aim, Stage
+from tests.support.concurrency import raw_connection
+from tests.support.operations import PAST
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+from tests.support.running import handler_of, running, worker_with
+
+HOUR = timedelta(hours=1)
+BATCH = 10
+COUNT = 100
+
+
+def note(envelope: Envelope) -> None:
+    """Handle: there is nothing to do."""
+
+
+def offer(queue: DelayedQueue, count: int = COUNT) -> None:
+    queue.offer_batch([ScheduledMessage(f"k{each:03}", None, PAST) for each in range(count)])
+
+
+def worker_of(**options: Any) -> Worker:
+    """Return one with more threads than anybody wants, so that each claim is a full batch."""
+    claim = {"claim": options.pop("claim")} if "claim" in options else {}
+    defaults = {"lease": HOUR, "concurrency": 5 * BATCH, "batch_size": BATCH}
+    return worker_with(handler_of("faults", note, **claim), **{**defaults, **options})
+
+
+def leases() -> set[str]:
+    """Return the leases of messages that are held now."""
+    held = Message.objects.exclude(lease_id=None).values_list("lease_id", flat=True)
+    return {str(each) for each in held}
+
+
+def claimers() -> int:
+    """Return how many sessions last ran a claim."""
+    asked = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND query LIKE '%SET \"lockUuid\" = CASE%'"
+        " AND datname = current_database()"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(asked)
+        return int(cursor.fetchone()[0])
+
+
+@contextmanager
+def held_at(aim: Aim, proxy: Proxy, worker: Worker) -> Iterator[None]:
+    """Run the worker; inside, the statement aimed at is held."""
+    with running(worker):
+        aim.wait()
+        try:
+            yield
+        finally:
+            proxy.let_go()
+
+
+def first_of_two(proxy: Proxy) -> Aim:
+    """Hold the answer to the first claim of two: the second that is made, as a batch was full."""
+    return proxy.aim_at(CLAIM, Stage.COMMITTED, nth=2)
+
+
+class TestBeside:
+    def test_while_the_answer_to_one_is_on_its_way_the_next_is_made(
+        self, queue: DelayedQueue, proxy: Proxy
+    ):
+        """And both are on the board before anybody knows what they have leased."""
+        offer(queue)
+        worker = worker_of()
+        aim = first_of_two(proxy)
+        with running(worker):
+            aim.wait()
+            wait_until(lambda: len(set(worker.board.held()) & leases()) >= 2)
+            assert leases() <= set(worker.board.held())
+            proxy.let_go()
+            wait_until(lambda: not Message.objects.exists())
+        assert worker.counts == Counts(done=COUNT)
+
+    @pytest.mark.parametrize(
+        ("options", "sessions"), [({}, 3), ({"claims": 1}, 1), ({"concurrency": 1}, 1)], ids=str
+    )
+    def test_one_session_makes_the_claims_where_one_at_a_time_is_wanted(
+        self, queue: DelayedQueue, options: dict[str, Any], sessions: int
+    ):
+        offer(queue)
+        worker = worker_of(**options)
+        with running(worker):
+            wait_until(lambda: worker.counts.done == COUNT)
+            wait_until(lambda: claimers() == sessions)
+
+    def test_one_session_where_no_batch_fills(self, queue: DelayedQueue):
+        offer(queue, BATCH)
+        worker = worker_of(batch_size=COUNT)
+        with running(worker):
+            wait_until(lambda: worker.counts.done == BATCH)
+            wait_until(lambda: claimers() == 1)
+
+    @pytest.mark.parametrize(("claim", "is_alone"), [("fast", False), ("strict", True)])
+    def test_a_strict_claim_has_no_other_of_its_queue_beside_it(self, claim: str, is_alone: bool):
+        dispatcher = worker_of(claim=claim).dispatcher
+        first = dispatcher.plan()
+        assert first is not None
+        assert (dispatcher.plan() is None) == is_alone
+        dispatcher.end_plan(first)
+        assert dispatcher.plan() is not None
+
+    def test_a_claim_on_its_way_counts_for_the_most_messages(self, queue: DelayedQueue):
+        offer(queue)
+        assert worker_of(max_messages=35).run() == Counts(done=35)
+        assert Message.objects.filter(attempts=0, lease_id=None).count() == COUNT - 35
+
+
+class TestFaults:
+    def test_an_acknowledgement_whose_answer_was_swallowed_is_not_counted_as_lost(
+        self, queue: DelayedQueue, proxy: Proxy
+    ):
+        """Nor as one that is in doubt where the other one was answered."""
+        offer(queue)
+        worker = worker_of()
+        proxy.swallow_answer(f"DELETE {BATCH}")
+        with running(worker):
+            wait_until(lambda: worker.counts.total == COUNT)
+        assert proxy.swallowed_tag is None
+        assert worker.counts == Counts(done=COUNT)
+        assert not Message.objects.exists()
+
+    def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
+        self, queue: DelayedQueue, proxy: Proxy
+    ):
+        """Both, when both are lost; and as a first attempt: nobody has seen it."""
+        offer(queue)
+        worker = worker_of()
+        aim = first_of_two(proxy)
+        with running(worker):
+            aim.wait()
+            wait_until(lambda: len(leases()) >= 2)
+            proxy.cut()
+            connection.close()  # it broke as well
+            wait_until(lambda: worker.counts.total == COUNT)
+        assert worker.counts == Counts(done=COUNT)
+        assert not Message.objects.exists()
+
+    def test_a_stop_waits_for_both_and_gives_back_what_they_brought(
+        self, queue: DelayedQueue, proxy: Proxy
+    ):
+        offer(queue)
+        worker = worker_of()
+        with held_at(first_of_two(proxy), proxy, worker):
+            wait_until(lambda: len(leases()) >= 2)
+            worker.stop()
+        left = Message.objects.filter(attempts=0, lease_id=None)
+        assert left.count() == COUNT - worker.counts.done
+
+    def test_what_somebody_holds_holds_up_no_other(self, queue: DelayedQueue, proxy: Proxy):
+        offer(queue)
+        worker = worker_of()
+        aim = proxy.aim_at(ACKNOWLEDGE, Stage.UNSENT)
+        with running(worker), raw_connection() as other:
+            aim.wait()
+            other.execute("BEGIN")
+            # One that was leased first: it is in the acknowledgement that is held.
+            other.execute("SELECT 1 FROM delayed_queue WHERE \"pKey\" = 'k000' FOR UPDATE")
+            proxy.let_go()
+            wait_until(lambda: worker.counts.done == COUNT - 1)
+            other.execute("COMMIT")
+            wait_until(lambda: worker.counts.done == COUNT)
+        assert worker.counts == Counts(done=COUNT)
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 2), ({"concurrency": 1}, 1), ({"concurrency": 1, "claims": 2}, 2), ({"claims": 1}, 1)],
+)
+def test_as_many_as_were_chosen_and_one_for_one_thread(options: dict[str, Any], most: int):
+    assert WorkerOptions(**options).most_claims == most

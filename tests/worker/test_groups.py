@@ -1,0 +1,208 @@
+"""Workers of queues with limits (G2-G6)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+import pytest
+
+from delayed_queue import DelayedQueue, Envelope, Groups, RetryPolicy, ScheduledMessage
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.handlers import handler
+from delayed_queue.models import Limit, Message
+from delayed_queue.queue.store.claim import LeasedRow
+from delayed_queue.queue.store.groups import TAKE_TURN
+from delayed_queue.worker.claims import by_turns
+from tests.support.processes import wait_until
+from tests.support.running import handler_of, running, worker_with
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def queue(transactional_db: None) -> DelayedQueue:
+    return DelayedQueue("sync")
+
+
+def offer(queue: DelayedQueue, group: str | None, count: int) -> list[str]:
+    keys = [f"{group}{number:05}" for number in range(count)]
+    queue.offer_batch([ScheduledMessage(key, None, group=group) for key in keys])
+    return keys
+
+
+class Handling:
+    """Notes what is handled, and how many of each group at a time."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self.now: Counter[str | None] = Counter()
+        self.most: Counter[str | None] = Counter()
+        self.done: list[str] = []
+        self.leased_until: list[int] = []
+
+    def __call__(self, envelope: Envelope) -> None:
+        with self._lock:
+            self.leased_until.append(envelope.leased_until_ms)
+            self.now[envelope.group] += 1
+            self.most[envelope.group] = max(self.most[envelope.group], self.now[envelope.group])
+        threading.Event().wait(self._seconds)
+        with self._lock:
+            self.now[envelope.group] -= 1
+            self.done.append(envelope.key)
+
+
+def test_g2_two_workers_hold_the_limit_of_each_group_and_handle_everything(queue: DelayedQueue):
+    handling = Handling(0.005)
+    keys = [key for group in "abc" for key in offer(queue, group, 30)] + offer(queue, None, 10)
+    declared = handler_of("sync", handling, groups=Groups(concurrency=2))
+    workers = [worker_with(declared, concurrency=8, poll_interval=HOUR) for _ in range(2)]
+    with running(workers[0]), running(workers[1]):
+        wait_until(lambda: len(handling.done) == len(keys))
+    assert sorted(handling.done) == sorted(keys)
+    assert {handling.most[group] for group in "abc"} <= {1, 2}
+    assert not Message.objects.exists()
+
+
+def test_g3_a_group_is_handled_in_order_also_through_failures(queue: DelayedQueue):
+    failed: set[str] = set()
+    done: list[str] = []
+
+    def fail_once(envelope: Envelope) -> None:
+        if envelope.key not in failed and envelope.key.endswith("3"):
+            failed.add(envelope.key)
+            raise ValueError("once")
+        done.append(envelope.key)
+
+    keys = [key for group in "ab" for key in offer(queue, group, 15)]
+    declared = handler_of(
+        "sync", fail_once, groups=Groups(order="fifo"), retry=RetryPolicy.ladder("20ms 20ms")
+    )
+    with running(worker_with(declared, concurrency=8)):
+        wait_until(lambda: len(done) == len(keys))
+    for group in "ab":
+        assert [key for key in done if key[0] == group] == [key for key in keys if key[0] == group]
+
+
+def test_g4_one_message_behind_many_of_another_group_starts_at_once(queue: DelayedQueue):
+    handling = Handling(0.002)
+    offer(queue, "a", 2000)
+    declared = handler_of("sync", handling, groups=Groups())
+    with running(worker_with(declared, concurrency=4)):
+        wait_until(lambda: len(handling.done) > 100)
+        (key,) = offer(queue, "b", 1)
+        before = len(handling.done)
+        wait_until(lambda: key in handling.done)
+        assert handling.done.index(key) - before < 500
+
+
+def test_g4_of_a_batch_each_group_begins_before_the_second_message_of_any():
+    rows = [
+        LeasedRow(number, f"{group}{number}", b"", 0, due_at, 0, 1, None, group=group)
+        for number, (group, due_at) in enumerate([("a", 1), ("a", 2), ("b", 9), (None, 5)])
+    ]
+    assert [row.key for row in by_turns(rows)] == ["a0", "None3", "b2", "a1"]
+
+
+def test_g5_the_rate_is_held_and_nothing_is_leased_before_its_permit(queue: DelayedQueue):
+    handling = Handling()
+    offer(queue, "a", 6)
+    declared = handler_of("sync", handling, groups=Groups(rate="20/s"))
+    with running(worker_with(declared, concurrency=4, poll_interval=HOUR)):
+        wait_until(lambda: len(handling.done) == 6)
+    # By the database's clock, at which permits are spent.
+    assert all(after - before >= 50 for before, after in pairwise(handling.leased_until))
+
+
+def test_g6_a_change_reaches_a_worker_that_sleeps(queue: DelayedQueue):
+    handling = Handling()
+    offer(queue, "a", 3)
+    queue.groups.pause("a")
+    plain = handler_of("sync", handling)
+    with running(worker_with(plain, poll_interval=HOUR)):
+        (key,) = offer(queue, "b", 1)
+        wait_until(lambda: handling.done == [key])
+        queue.groups.resume("a")
+        wait_until(lambda: len(handling.done) == 4)
+        queue.groups.set(Groups(concurrency=1))
+        offer(queue, "c", 2)
+        wait_until(lambda: len(handling.done) == 6)
+        queue.groups.clear()
+        offer(queue, "d", 2)
+        wait_until(lambda: len(handling.done) == 8)
+
+
+def test_what_is_declared_is_written_and_taken_back(queue: DelayedQueue):
+    declared = handler_of("sync", Handling(), groups=Groups(concurrency=2))
+    with running(worker_with(declared)):
+        wait_until(lambda: Limit.objects.filter(concurrency=2).exists())
+    with running(worker_with(handler_of("sync", Handling()))):
+        wait_until(lambda: not Limit.objects.exists())
+
+
+def test_g7_a_worker_of_what_is_held_back_sleeps(queue: DelayedQueue):
+    """No poll while nothing changes: a poll interval passes between two claims."""
+    handling = Handling()
+    offer(queue, "a", 50)
+    queue.groups.pause("a")
+    worker = worker_with(handler_of("sync", handling), poll_interval=HOUR)
+    with running(worker):
+        consumer = worker.consumers[0]
+        wait_until(lambda: consumer.schedule.next_at > time.monotonic() + 60)
+        stored = Message.objects.values_list("attempts", "lease_id").distinct()
+        assert list(stored) == [(0, None)]
+
+
+def test_a_queue_that_is_paused_as_a_whole_is_paused_for_a_worker_of_its_groups(
+    queue: DelayedQueue,
+):
+    handling = Handling()
+    queue.pause()
+    offer(queue, "a", 1)
+    worker = worker_with(
+        handler_of("sync", handling, groups=Groups(concurrency=1)), poll_interval=HOUR
+    )
+    with running(worker):
+        consumer = worker.consumers[0]
+        wait_until(lambda: consumer.schedule.next_at > time.monotonic() + 60)
+        assert handling.done == []
+        queue.resume()
+        wait_until(lambda: len(handling.done) == 1)
+
+
+def test_a_worker_that_waits_for_its_turn_goes_on_with_its_other_queues(
+    queue: DelayedQueue, other: psycopg.Connection[Any]
+):
+    """A poll in somebody's transaction keeps the turn to its end: the worker asks again later."""
+    limited, aside = Handling(), Handling()
+    offer(queue, "a", 3)
+    worker = worker_with(
+        handler_of("sync", limited, groups=Groups(concurrency=1)), handler_of("aside", aside),
+        poll_interval=HOUR,
+    )  # fmt: skip
+    with other.transaction():
+        other.execute(TAKE_TURN, {"kind": queue.kind})
+        with running(worker):
+            DelayedQueue("aside").offer_or_update("key", None)
+            wait_until(lambda: aside.done == ["key"])
+            assert limited.done == []
+            other.execute("COMMIT; BEGIN")
+            wait_until(lambda: len(limited.done) == 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"groups": 3}, "must be a Groups"),
+        ({"groups": Groups(), "transactional": True}, "leases nothing"),
+    ],
+)
+def test_g11_handlers_that_cannot_have_groups(options: dict[str, Any], says: str):
+    with pytest.raises(InvalidConfiguration, match=says):
+        handler("sync", **options)(lambda envelope: None)
