@@ -20,10 +20,12 @@ DAYS_AHEAD: Final = 7
 # Of what no day has, so many rows are deleted at a time.
 _PRUNED: Final = 1000
 
-# A table for a day, with what the rest has of it, as a partition. Writers wait for it, once a day
-# and before they choose a partition: who has chosen the rest, and waited there, would be refused.
+# Who reads or writes locks the whole table first and chooses among its partitions then: so nobody
+# looks for a row in the rest that was moved meanwhile, writes one there that has a day by now, or
+# holds a lock that is waited for here. Only when there is something to change, once a day.
+_LOCK: Final = "LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE"
+# A table for a day, with what the rest has of it, as a partition.
 _MAKE: Final = (
-    "LOCK TABLE ONLY {table} IN SHARE ROW EXCLUSIVE MODE",
     "CREATE TABLE {table}_{day} (LIKE {table} INCLUDING ALL)",
     """
 WITH gone AS (
@@ -72,26 +74,19 @@ class DailyTable:
         return True
 
     def _keep_partitions(self, today: int, oldest: int, using: str) -> bool:
-        # Two transactions: to attach one locks the rest, and to drop one locks the whole table,
-        # which readers lock first. Who held the one and waited for the other would meet a reader.
-        return self._make_missing(today, using) and self._drop_old(oldest, using)
-
-    def _make_missing(self, today: int, using: str) -> bool:
         with transaction.atomic(using=using):
             if (days := self._days(using)) is None:
                 return False
-            for day in range(today - 1, today + DAYS_AHEAD):
-                if _name_of(day) not in days:
-                    self._make(day, using)
-        return True
-
-    def _drop_old(self, oldest: int, using: str) -> bool:
-        with transaction.atomic(using=using):
-            if (days := self._days(using)) is None:
-                return False
-            for each in days:
-                if each < _name_of(oldest):
-                    execute(using, _DROP.format(table=self.name, day=each), {})
+            missing = [
+                each for each in range(today - 1, today + DAYS_AHEAD) if _name_of(each) not in days
+            ]
+            over = [each for each in days if each < _name_of(oldest)]
+            if missing or over:
+                execute(using, _LOCK.format(table=self.name), {})
+            for each in missing:
+                self._make(each, using)
+            for each in over:
+                execute(using, _DROP.format(table=self.name, day=each), {})
         return True
 
     def _days(self, using: str) -> set[int] | None:

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 
 from delayed_queue.db.sql import TAKE_KEEPING
 from delayed_queue.models import DeadLetter, Message
@@ -163,6 +163,24 @@ class TestDays:
         writer.join(20)
         for each in results:
             assert work.add.get_result(each.id).status == TaskResultStatus.SUCCESSFUL
+
+    def test_who_reads_while_a_day_is_made_finds_what_is_moved_into_it(self, other: Any) -> None:
+        moved = self.result(datetime.now(UTC))
+        found: list[bool] = []
+        reader = threading.Thread(target=look_for, args=(moved, found))
+        with transaction.atomic():
+            assert keep_days("default")
+            reader.start()
+            wait_until(lambda: waiting(other))
+        reader.join(20)
+        assert found == [True]
+
+
+def look_for(task_id: str, found: list[bool]) -> None:
+    try:
+        found.append(TaskResult.objects.filter(pk=task_id).exists())
+    finally:
+        connections.close_all()
 
 
 def keep_in_thread() -> None:
