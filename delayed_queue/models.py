@@ -445,6 +445,12 @@ class LimitManager(LimitStore, models.Manager[M]):
         """Return the queues that are paused as a whole."""
         return self.using(using).filter(group="", paused_at__isnull=False)
 
+    def limiting(self, using: str) -> models.QuerySet[M]:
+        """Return what limits queues and groups, other than by a pause."""
+        return self.using(using).exclude(
+            declared=None, concurrency=None, weight=None, interval=None
+        )
+
 
 class Limit(models.Model):
     """How a queue is held back, or one of its groups: paused, or limited.

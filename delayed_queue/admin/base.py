@@ -36,6 +36,7 @@ from delayed_queue.admin.lists import (
     is_id,
 )
 from delayed_queue.admin.operations import Call, Operation, Report
+from delayed_queue.db.resilience import waited_too_long
 from delayed_queue.observe.overview import name_of
 from delayed_queue.queue.hooks import hooks
 
@@ -46,7 +47,6 @@ else:
 
 ORIGIN: Final = "origin"
 CONFIRMED: Final = "confirmed"
-_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 class QueueModelAdmin(_Base):
@@ -247,7 +247,7 @@ class QueueModelAdmin(_Base):
         try:
             report = operation.run(call)
         except OperationalError as error:
-            if getattr(error.__cause__, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            if not waited_too_long(error):
                 raise
             text = _("Nothing was changed: another transaction holds one of the rows. Try again.")
             self.message_user(request, text, messages.ERROR)

@@ -32,6 +32,7 @@ _UNDEFINED_TABLE_OR_COLUMN: Final = ("42P01", "42703")
 # A pooler says so of a server that it has lost; or the server itself, as it crashes. All other
 # SQLSTATEs are the server's answer to a statement that has not happened.
 _WITHOUT_ANSWER: Final = ("08", "57P02")
+_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,11 @@ def through_conflicts(call: Callable[[], T]) -> T:
 def is_conflict(error: BaseException) -> bool:
     """Return whether a transaction was ended because of others that ran beside it."""
     return isinstance(error, Error) and retries.is_conflict(_sqlstate(error))
+
+
+def waited_too_long(error: BaseException) -> bool:
+    """Return whether the wait for another transaction's lock was given up."""
+    return isinstance(error, Error) and _sqlstate(error) == _LOCK_NOT_AVAILABLE
 
 
 def is_in_transaction(using: str) -> bool:

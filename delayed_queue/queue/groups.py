@@ -381,13 +381,7 @@ class GroupService:
         self._write(rules or Groups(), declared=declared, is_change=False)
 
     def _write(self, rules: Groups, *, declared: str | None, is_change: bool) -> None:
-        params = {
-            "declared": declared, "is_change": is_change, "is_ordered": rules.is_ordered,
-            "is_fair": rules.fair, "blocks_on_dead": rules.blocks_on_dead,
-            "concurrency": rules.concurrency, "interval": _interval(rules.rate),
-            "burst": rules.burst, "queue_interval": _interval(rules.queue_rate),
-            "queue_burst": rules.queue_burst,
-        }  # fmt: skip
+        params = declaration(rules, declared, is_change=is_change)
         kind, using = self._queue.kind, self._queue.using
         self._queue.write_limits(lambda _: self._limits.declare(kind, params, using=using))
 
@@ -447,6 +441,17 @@ class GroupService:
             for row in self._queue.look_at_groups(limit)
         ]  # fmt: skip
         return sorted(found, key=lambda each: (not each.reason, each.due_since or _ALL**2))
+
+
+def declaration(rules: Groups, declared: str | None, *, is_change: bool) -> dict[str, Any]:
+    """Return rules as they are written: declared by a handler, or as an operator's change."""
+    return {
+        "declared": declared, "is_change": is_change, "is_ordered": rules.is_ordered,
+        "is_fair": rules.fair, "blocks_on_dead": rules.blocks_on_dead,
+        "concurrency": rules.concurrency, "interval": _interval(rules.rate),
+        "burst": rules.burst, "queue_interval": _interval(rules.queue_rate),
+        "queue_burst": rules.queue_burst,
+    }  # fmt: skip
 
 
 def named(group: str) -> str:

@@ -239,32 +239,36 @@ class Polling(Leasing):
         Gives up after so many claims that found nothing: there may be any number of groups.
         """
         walk = self._walk = self._walk or GroupWalk()
-        for _ in range(MOST_LOOKS):
-            claim = self.make_group_claim(walk, limit, lease_id, lease_id)
-            if not claim.is_limited:
-                self._walk = None
-            if claim.rows or not claim.has_more:
-                return claim.rows
-        return []
+        claim = self.claim_by_group(walk, limit, lease_id, lease_id, looks=MOST_LOOKS)
+        if not claim.is_limited:
+            self._walk = None
+        return claim.rows
 
-    def make_group_claim(
+    def claim_by_group(
         self,
         walk: GroupWalk,
         limit: int,
         lease_id: str,
         retaken_id: str,
+        *,
+        looks: int,
         wait: int | None = None,
     ) -> GroupClaim:
-        """Make one claim by group, in a transaction of its own or the caller's.
+        """Make claims by group until one finds something, at most ``looks``; return the last.
 
-        Others of the queue are waited for, ``wait`` milliseconds at most.
+        Each is made in a transaction of its own or the caller's. Others of the queue are waited
+        for, ``wait`` milliseconds at most.
         """
-        claim = GroupClaimer(
-            self._messages, walk, self.kind, limit, (lease_id, retaken_id),
-            self.lease_duration // MILLISECOND, self.using, self._now(), wait,
-        )  # fmt: skip
-        with self._transaction():
-            return claim()
+        for _ in range(looks):
+            claim = GroupClaimer(
+                self._messages, walk, self.kind, limit, (lease_id, retaken_id),
+                self.lease_duration // MILLISECOND, self.using, self._now(), wait,
+            )  # fmt: skip
+            with self._transaction():
+                found = claim()
+            if found.rows or not found.has_more:
+                break
+        return found
 
     def open_rows(self, rows: Sequence[LeasedRow | RankedRow], lease_id: str) -> list[Envelope]:
         """Decode leased rows into envelopes; dead-letter those that do not decode (Q22)."""

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from django.db import Error, connections
 
-from delayed_queue.db.resilience import is_conflict, repeat, through_conflicts
+from delayed_queue.db.resilience import is_conflict, repeat, through_conflicts, waited_too_long
 from delayed_queue.db.sql import Row, first_row, rows_of, value_of
 from delayed_queue.db.statements import run
 from delayed_queue.exceptions import ResourceUnavailable
@@ -40,15 +40,8 @@ TURN_WAIT_MS: Final = 250
 # How many claims by group are made in a row that find nothing, before the worker does something
 # else: each has looked at some groups.
 MOST_LOOKS: Final = 4
-_LOCK_NOT_AVAILABLE: Final = "55P03"
-
 # Of a claim that asks nobody whether it is alone.
 _ALONE: Final = ((True,),)
-
-
-def waited_too_long(error: Exception) -> bool:
-    """Return whether the wait for another transaction's lock was given up."""
-    return getattr(error.__cause__, "sqlstate", None) == _LOCK_NOT_AVAILABLE
 
 
 class NotBegun(Snooze):
@@ -316,19 +309,15 @@ class ClaimPlan:
     def _claim_of_groups(self, walk: GroupWalk, limit: int) -> GroupClaim | None:
         """Return the first of a few claims that found something; None where it was not its turn."""
         make = partial(
-            self.consumer.queue.make_group_claim, walk, limit, self.lease_id, self.retaken_id,
-            TURN_WAIT_MS,
+            self.consumer.queue.claim_by_group, walk, limit, self.lease_id, self.retaken_id,
+            looks=MOST_LOOKS, wait=TURN_WAIT_MS,
         )  # fmt: skip
         try:
-            for _ in range(MOST_LOOKS):
-                claim = through_conflicts(make)
-                if claim.rows or not claim.has_more:
-                    break
+            return through_conflicts(make)
         except Error as error:
             if waited_too_long(error) or is_conflict(error):
                 return None
             raise
-        return claim
 
     def _claimed(self, answer: list[Row]) -> Sequence[LeasedRow | RankedRow]:
         if self.poll.kinds:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from django.db import Error, connections
 
-from delayed_queue.db.resilience import through_conflicts
+from delayed_queue.db.resilience import through_conflicts, waited_too_long
 from delayed_queue.db.sql import Row
 from delayed_queue.db.statements import Sent, Step, can_send, run
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.queue.store.claim import limiting_waits
 from delayed_queue.queue.store.settle import returning_leases
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper, waited_too_long
+from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
 from delayed_queue.worker.database import Outage
 from delayed_queue.worker.dispatcher import Dispatcher
 from delayed_queue.worker.executor import GATHER_SECONDS

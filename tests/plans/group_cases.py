@@ -74,6 +74,7 @@ def limits() -> list[Case]:
         Case("DECLARE", {"kind": "new|json", **rules}, {PAUSES}, rows=4, buffers=40),
         Case("LIMIT_GROUP", {**group, **none, "weight": 2}, {PAUSES}, buffers=40),
         Case("PASS_DEAD", {**group, "now": NOW}, {PAUSES}, rows=4, buffers=40),
+        Case("COPY_LIMITS", {**KIND, "kinds": ["other|json"]}, {PAUSES}, n=22, rows=4, buffers=40),
         Case("TIDY", {**KIND, "now": NOW}, {PAUSES}, n=22, rows=2, buffers=20),
     ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from tests.plans.case import (
     DUE,
     KEYS,
     LEASE,
+    LEASES,
     OLD_ANSWERS,
     PAUSES,
     PRIMARY,
@@ -86,6 +87,13 @@ def stored_jobs() -> list[Case]:
             )
             for topic in ("bulk", "due", "mixed")
             for limit in (1, 100)
+        ),
+        *(
+            Case(
+                "HOLD_FOR", {"lease_id": "lease-1700", "ids": n, "ttrs": [LEASE] * n, "now": NOW},
+                {PRIMARY}, n=n, rows=5, buffers=40, fixed=300, or_reads={LEASES},
+            )
+            for n in (1, 100)
         ),
     ]  # fmt: skip
 

@@ -82,7 +82,7 @@ async def pop(
         topic if shard is None else f"{topic}#{shard}",
         kinds,
         partial(pop_jobs, topic, count, ttr=lease, shard=shard, using=using),
-        partial(seconds_to_next_job, kinds, using=using),
+        partial(seconds_to_next_job, topic, kinds, using=using),
         partial(give_back, topic, using=using),
         using,
     )
@@ -108,7 +108,7 @@ def _check_limit(name: str, value: float, most: float) -> None:
 def _as_dict(job: PoppedJob) -> dict[str, Any]:
     return {
         "jobId": job.job_id, "body": job.body, "attempt": job.attempt,
-        "leaseToken": job.lease_token, "expiresAt": job.expires_at,
+        "group": job.group, "leaseToken": job.lease_token, "expiresAt": job.expires_at,
     }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from delayed_queue.http.jobs.jobs import (
     MAX_URL_LENGTH,
 )
 from delayed_queue.http.jobs.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
-from delayed_queue.messages import MAX_KEY_LENGTH
+from delayed_queue.messages import MAX_GROUP_LENGTH, MAX_KEY_LENGTH
 
 _PROBLEM: Final[dict[str, Any]] = {
     "type": "object",
@@ -176,6 +176,13 @@ JOB: Final[dict[str, Any]] = {
             "minimum": 0,
             "maximum": 1,
             "description": "0.2 spreads each wait over ± 20 %.",
+        },
+        "group": {
+            "type": ["string", "null"],
+            "minLength": 1,
+            "maxLength": MAX_GROUP_LENGTH,
+            "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$",
+            "description": "Whose limits, of those that the topic has, the job is held to.",
         },
     },
 }  # fmt: skip

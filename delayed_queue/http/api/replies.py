@@ -68,6 +68,7 @@ class JobReply(Schema):
     diedAt: datetime | None
     deadLetterId: int | None
     url: str | None
+    group: str | None
     lastError: str
 
 
@@ -77,6 +78,7 @@ class PoppedReply(Schema):
     jobId: str
     body: Body
     attempt: int
+    group: str | None
     leaseToken: str
     expiresAt: datetime
 
@@ -278,7 +280,7 @@ def job_as_dict(job: Job) -> dict[str, Any]:
         "jobId": job.job_id, "topic": job.topic, "state": job.state, "retry": job.retry,
         "runAt": job.run_at, "createdAt": job.created_at, "expiresAt": job.expires_at,
         "diedAt": job.died_at, "deadLetterId": job.dead_letter_id, "url": job.url,
-        "lastError": job.last_error,
+        "group": job.group, "lastError": job.last_error,
     }  # fmt: skip
 
 

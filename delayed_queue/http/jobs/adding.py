@@ -172,7 +172,9 @@ def _offered(job: NewJob, topic: TopicRow) -> Offered:
     else:
         shard = shard_of(job.job_id, topic.shards)
     kind = topic_kind(topic.name, shard, job.way)
-    return Offered(job.job_id, kind, job.payload, job.schedule_at, job.delay, job.headers)
+    return Offered(
+        job.job_id, kind, job.payload, job.schedule_at, job.delay, job.headers, job.group
+    )
 
 
 def _channels(offered: list[Offered]) -> list[str]:
@@ -317,6 +319,7 @@ def job_of(topic: str, job_id: str, row: JobRow) -> Job:
         created_at=from_milliseconds(row.created_at),
         url=url_of(headers),
         last_error=last_line(row.last_error) or row.reason,
+        group=row.group,
     )
 
 

@@ -30,6 +30,8 @@ from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import DeadLetter, Limit, Message
+from delayed_queue.queue.groups import declaration
+from delayed_queue.retries import Groups
 
 # How long a process goes by what it has read of a topic. What must not be stale, the number of
 # shards where a job is stored or looked for, statements compare or read themselves.
@@ -92,30 +94,37 @@ def configure_topic(
     ladder: str | list[Any] = _KEEP,
     jitter: float = _KEEP,
     ttr: timedelta | None = _KEEP,
+    groups: Groups | None = _KEEP,
     using: str = DEFAULT_DB_ALIAS,
 ) -> TopicRow:
     """Change what is given of a topic, creating it if need be; return all of it.
 
     More shards may be had at any time: look-ups search all of them. Fewer only when those that
     would go hold no job, dead ones included; else InvalidConfiguration. Waits for whoever is adding
-    jobs to the topic. An empty ladder is the default one.
+    jobs to the topic. An empty ladder is the default one. ``groups`` are the limits of its jobs, of
+    callbacks for each host; a topic that has some has one shard, in which all of a group are.
     """
     given = {"shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr}
     changes = {
         name: _CHECKS[name](value) for name, value in given.items() if value is not _KEEP
     }  # fmt: skip
     create_topic(topic, using=using)
-    return repeat(using, partial(_configure, topic, changes, using))
+    if groups is not _KEEP and not isinstance(groups, Groups | None):
+        raise InvalidConfiguration(f"groups must be a Groups or None, not {groups!r}.")
+    return repeat(using, partial(_configure, topic, changes, groups, using))
 
 
-def _configure(topic: str, changes: dict[str, Any], using: str) -> TopicRow:
+def _configure(topic: str, changes: dict[str, Any], groups: Groups | None, using: str) -> TopicRow:
     with transaction.atomic(using=using):
         Topic.objects.lock(topic, using=using)
         before = hold_topic(topic, using=using)
         after = before._replace(**changes)
         _check_empty(_beyond(before, after), using)
         Topic.objects.configure(after, using=using)
-        _pause_alike(before, after, using)
+        _limit_alike(before, after, using)
+        if groups is not _KEEP:
+            _limit(after, groups, using)
+        _check_limits(after, using)
         notify(using, channel_of(WAKE_CHANNEL))
     return _remember(after, using)
 
@@ -135,7 +144,7 @@ def _add_hosts(topic: str, hosts: list[str], using: str) -> TopicRow:
         before = hold_topic(topic, using=using)
         after = before._replace(hosts=with_hosts(before.hosts, hosts))
         if after != before and Topic.objects.configure(after, using=using):
-            _pause_alike(before, after, using)
+            _limit_alike(before, after, using)
             notify(using, channel_of(WAKE_CHANNEL))
     return _remember(after, using)
 
@@ -164,11 +173,27 @@ def _check_empty(kinds: list[str], using: str) -> None:
         raise InvalidConfiguration("A topic keeps its shards as long as the last ones hold jobs.")
 
 
-def _pause_alike(before: TopicRow, after: TopicRow, using: str) -> None:
-    """Pause the new shards of a topic that is paused."""
-    if Limit.objects.is_paused(topic_kind(before.name), using=using):
-        for kind in _beyond(after, before):
-            Limit.objects.pause(kind, reason="as the topic's first shard", using=using)
+def _limit_alike(before: TopicRow, after: TopicRow, using: str) -> None:
+    """Hold back the new shards of a topic as its first one is: paused, and limited."""
+    Limit.objects.copy(topic_kind(before.name), _beyond(after, before), using=using)
+
+
+def _limit(topic: TopicRow, groups: Groups | None, using: str) -> None:
+    declared = None if groups is None else ""
+    rules = declaration(groups or Groups(), declared, is_change=True)
+    for kind in kinds_of(topic):
+        Limit.objects.declare(kind, rules, using=using)
+        Limit.objects.tidy(kind, using=using)
+        notify(using, channel_of(kind))
+
+
+def _check_limits(topic: TopicRow, using: str) -> None:
+    kind = topic_kind(topic.name)
+    if topic.shards > 1 and Limit.objects.limiting(using).filter(kind=kind).exists():
+        raise InvalidConfiguration(
+            "A topic with limits has one shard: a group that had jobs in several would have as "
+            "many times its limit. Configure it with shards=1, or with groups=None."
+        )
 
 
 def _remember(row: TopicRow, using: str) -> TopicRow:

@@ -7,20 +7,23 @@ that already, and is ready at once. When the ladder is used up, either makes it 
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
+from threading import Lock
 from typing import Any, Final
 from uuid import uuid4
 
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue.codecs import decode
 from delayed_queue.conf import get_settings
-from delayed_queue.db.resilience import repeat
+from delayed_queue.db.resilience import repeat, waited_too_long
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable
 from delayed_queue.handlers import error_text, storable
@@ -36,19 +39,27 @@ from delayed_queue.http.jobs.jobs import (
     read_headers,
     ttr_of_job,
 )
-from delayed_queue.http.jobs.kinds import Way, check_topic, kinds_of_topic
+from delayed_queue.http.jobs.kinds import Way, check_topic, kinds_of_topic, topic_kind
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.consuming import PoppedRow
 from delayed_queue.http.store.finding import JobRow
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND, from_milliseconds
-from delayed_queue.models import Message
+from delayed_queue.models import Limit, Message
 from delayed_queue.queue.base import nothing
+from delayed_queue.queue.groups import GroupWalk
+from delayed_queue.queue.polling import MOST_LOOKS, TRUST_SECONDS
+from delayed_queue.queue.queue import DelayedQueue
+from delayed_queue.queue.store.claim import LeasedRow
 
 MAX_COUNT: Final = 100
 RELEASED: Final = "released by its consumer"
 EXPIRED: Final = "the lease expired"
 EXHAUSTED: Final = "attempts exhausted"
+# How long a pop waits for another claim of a topic with limits, in milliseconds.
+_TURN_WAIT_MS: Final = 1_000
+
+AnyRow = PoppedRow | LeasedRow
 
 
 def pop_jobs(
@@ -68,7 +79,7 @@ def pop_jobs(
     treatment = treatment_of(topic, using=using)
     jobs: list[PoppedJob] = []
     while len(jobs) < count:
-        token, rows = repeat(using, partial(_pop, kinds, count - len(jobs), treatment, ttr, using))
+        token, rows = _take(kinds, count - len(jobs), treatment, ttr, using)
         if not rows:
             break
         opened = (_open(row, token, treatment, using) for row in rows)
@@ -101,6 +112,16 @@ def _kinds_to_pop(topic: str, shards: int, shard: int | None) -> list[str]:
     return kinds[first:] + kinds[:first]
 
 
+def _take(
+    kinds: Sequence[str], limit: int, topic: TopicRow, ttr: timedelta | None, using: str
+) -> tuple[str, Sequence[AnyRow]]:
+    token, rows = repeat(using, partial(_pop, kinds, limit, topic, ttr, using))
+    limited = limited_topic(topic.name, using)
+    if rows or limited.kind not in kinds or not limited.is_limited():
+        return token, rows
+    return limited.pop(limit, topic, ttr)
+
+
 def _pop(
     kinds: Sequence[str], limit: int, topic: TopicRow, ttr: timedelta | None, using: str
 ) -> tuple[str, list[PoppedRow]]:
@@ -117,7 +138,74 @@ def _pop(
     return token, rows
 
 
-def _open(row: PoppedRow, token: str, topic: TopicRow, using: str) -> PoppedJob | None:
+class LimitedTopic:
+    """Pops from a topic with limits: one after the other in a process, as over all of them.
+
+    Each goes on with the groups behind those that the last one has served.
+    """
+
+    def __init__(self, topic: str, using: str) -> None:
+        self.kind = topic_kind(topic)
+        self._topic, self._using = topic, using
+        self._turn = Lock()
+        self._walk = GroupWalk()
+        self._is_limited, self._known_until = False, 0.0
+        self._permit_at = math.inf
+
+    def is_limited(self) -> bool:
+        """Return whether plain pops find nothing because of limits; asked once a second at most."""
+        if time.monotonic() >= self._known_until:
+            rules = repeat(self._using, partial(Limit.objects.rules, self.kind, using=self._using))
+            self._is_limited = rules is not None and not rules.is_paused
+            self._known_until = time.monotonic() + TRUST_SECONDS
+        return self._is_limited
+
+    def permit_in(self) -> float:
+        """Return the seconds until a group has a permit that had none at the last pop."""
+        return max(self._permit_at - time.monotonic(), 0.0)
+
+    def pop(
+        self, limit: int, topic: TopicRow, ttr: timedelta | None
+    ) -> tuple[str, list[LeasedRow]]:
+        lease = default_ttr(topic) * MILLISECOND if ttr is None else ttr
+        queue = DelayedQueue(self._topic, kind=self.kind, lease_duration=lease, using=self._using)
+        try:
+            with self._turn:
+                token, rows = repeat(self._using, partial(self._claim, queue, limit))
+        except Error as error:
+            if waited_too_long(error):
+                return "", []
+            raise
+        return token, rows if ttr is not None else self._with_own_ttr(token, rows)
+
+    def _claim(self, queue: DelayedQueue, limit: int) -> tuple[str, list[LeasedRow]]:
+        # A new lease for each try, as in a poll.
+        token = str(uuid4())
+        claim = queue.claim_by_group(
+            self._walk, limit, token, token, looks=MOST_LOOKS, wait=_TURN_WAIT_MS
+        )
+        wait = math.inf if claim.permit_in is None else claim.permit_in / 1000
+        self._permit_at = time.monotonic() + wait
+        return token, claim.rows
+
+    def _with_own_ttr(self, token: str, rows: list[LeasedRow]) -> list[LeasedRow]:
+        """Have jobs leased for as long as they say themselves."""
+        found = ((row.id, ttr_of_job(read_headers(row.headers))) for row in rows)
+        own = {each: ttr // MILLISECOND for each, ttr in found if ttr is not None}
+        if not own:
+            return rows
+        hold = partial(Topic.objects.hold_for, token, own, using=self._using)
+        until = repeat(self._using, hold)
+        return [row._replace(leased_until=until.get(row.id, row.leased_until)) for row in rows]
+
+
+@lru_cache(maxsize=1000)
+def limited_topic(topic: str, using: str) -> LimitedTopic:
+    """Return what this process knows of a topic's limits."""
+    return LimitedTopic(topic, using)
+
+
+def _open(row: AnyRow, token: str, topic: TopicRow, using: str) -> PoppedJob | None:
     """Return the job; None when it became a dead letter instead of another attempt."""
     headers = read_headers(row.headers)
     attempt = initial_retry(headers) + row.attempts
@@ -131,7 +219,7 @@ def _open(row: PoppedRow, token: str, topic: TopicRow, using: str) -> PoppedJob 
         _bury(row.id, token, "payload not decodable", error_text(error), using)
         return None
     until = from_milliseconds(row.leased_until)
-    return PoppedJob(row.key, body, attempt, token, until, row.id)
+    return PoppedJob(row.key, body, attempt, token, until, row.id, row.group)
 
 
 def give_back(topic: str, jobs: Sequence[PoppedJob], *, using: str = DEFAULT_DB_ALIAS) -> None:
@@ -143,12 +231,15 @@ def give_back(topic: str, jobs: Sequence[PoppedJob], *, using: str = DEFAULT_DB_
     wake(kinds_to_pop(topic, using=using), using=using)
 
 
-def seconds_to_next_job(kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> float:
-    """Return how long a consumer may sleep: to the next due time or the poll interval."""
+def seconds_to_next_job(
+    topic: str, kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS
+) -> float:
+    """Return how long a consumer may sleep: to the next due time, permit or poll interval."""
     interval = get_settings().POLL_INTERVAL
     next_due = partial(Topic.objects.next_due, kinds, interval // MILLISECOND, using=using)
     wait = repeat(using, next_due)
-    return interval.total_seconds() if wait is None else wait / 1000
+    seconds = interval.total_seconds() if wait is None else wait / 1000
+    return min(seconds, limited_topic(topic, using).permit_in())
 
 
 def finish_job(
@@ -158,7 +249,16 @@ def finish_job(
     finish = partial(Topic.objects.finish, topic, job_id, lease_token, using=using)
     # After a lost connection, "not finished" may be because the lost try has done it.
     finished, exists = repeat(using, finish, doubt=lambda answer: not answer[0])
+    if finished:
+        _wake_group(topic, using)
     return Answer.DONE if finished else _refusal(exists)
+
+
+def _wake_group(topic: str, using: str) -> None:
+    """Tell those who wait for a job of a group that one of them has ended."""
+    limited = limited_topic(topic, using)
+    if limited.is_limited():
+        wake([limited.kind], using=using)
 
 
 def release_job(
@@ -178,7 +278,7 @@ def release_job(
         read_headers(row.headers), row.attempts, treatment.ladder, treatment.jitter
     )
     if wait is None:
-        return _held(_bury(row.id, lease_token, EXHAUSTED, RELEASED, using))
+        return _buried(topic, row, lease_token, EXHAUSTED, RELEASED, using)
     chosen = wait if delay is None else delay
     release = partial(
         Message.objects.release,
@@ -191,6 +291,8 @@ def release_job(
     answer = _held(repeat(using, release, doubt=nothing))
     if answer is Answer.DONE and chosen <= get_settings().POLL_INTERVAL:
         wake([row.kind], using=using)
+    elif answer is Answer.DONE:
+        _wake_group(topic, using)
     return answer
 
 
@@ -224,7 +326,16 @@ def bury_job(
     row = find_row(topic, job_id, using=using)
     if row is None or not _is_held(row, lease_token):
         return _refusal(row is not None)
-    return _held(_bury(row.id, lease_token, storable(reason), None, using))
+    return _buried(topic, row, lease_token, storable(reason), None, using)
+
+
+def _buried(
+    topic: str, row: JobRow, token: str, reason: str, error: str | None, using: str
+) -> Answer:
+    answer = _held(_bury(row.id, token, reason, error, using))
+    if answer is Answer.DONE:
+        _wake_group(topic, using)
+    return answer
 
 
 def _bury(row_id: int, token: str, reason: str, error: str | None, using: str) -> list[int]:

@@ -20,6 +20,7 @@ from delayed_queue.messages import (
     MAX_KEY_LENGTH,
     MILLISECOND,
     OfferOutcome,
+    check_group,
     check_key,
     check_text,
     encode_headers,
@@ -115,7 +116,7 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
 
 
 FIELDS: Final = (
-    "jobId", "topic", "delay", "body", "retry", "url", "runAt", "ttr", "ladder", "jitter",
+    "jobId", "topic", "delay", "body", "retry", "url", "runAt", "ttr", "ladder", "jitter", "group",
 )  # fmt: skip
 MAX_DELAY: Final = timedelta(days=3652)
 MAX_URL_LENGTH: Final = 2048
@@ -169,6 +170,7 @@ class NewJob:
     schedule_at: int | None = None
     delay: int = 0
     host: str = ""
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ class Job:
     died_at: datetime | None = None
     dead_letter_id: int | None = None
     last_error: str = field(default="", repr=False)
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,7 @@ class PoppedJob:
     lease_token: str = field(repr=False)
     expires_at: datetime
     message_id: int = field(repr=False)
+    group: str | None = None
 
 
 def job_from(
@@ -238,6 +242,7 @@ def job_from(
     if delay is not None and schedule_at is not None:
         reader.errors.append(("runAt", "Give delay or runAt, not both."))
     payload = reader.read("body", partial(encode, CODEC), default=encode(CODEC, None))
+    group = reader.read("group", check_job_group)
     checks: dict[str, Checked] = {**_IN_HEADERS, "url": partial(_url, check_url)}
     headers = {
         name: value
@@ -249,7 +254,7 @@ def job_from(
     way = Way.CALLBACK if "url" in headers else Way.PULLED
     sealed = encode_headers(headers_for(topic, headers or None))
     host = host_of(headers.get("url", ""))
-    return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0, host)
+    return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0, host, group)
 
 
 class NewCall(NamedTuple):
@@ -336,6 +341,14 @@ def check_job_id(job_id: Any) -> str:
     if "/" in job_id or job_id in {".", ".."}:
         raise InvalidMessage("A job's id holds no slash, and is neither '.' nor '..'.")
     return check_key(job_id)
+
+
+def check_job_group(group: Any) -> str | None:
+    """Return the group of a new job, or refuse one that could not be shown."""
+    found = check_group(group)
+    if found is not None:
+        _refuse_controls("A group", found)
+    return found
 
 
 def check_delay(delay: Any) -> int:

@@ -114,8 +114,9 @@ LEFT JOIN added ON true
 )
 
 # Add jobs or replace those of the same ids, also in another kind of the topic: one that gets or
-# loses its url moves. Unlike an offer it compares the headers too, which hold the url. A job
-# that is not returned is as it was offered. Dead jobs stay beside. To run under LOCK_JOBS.
+# loses its url moves. Unlike an offer it compares the headers too, which hold the url, and the
+# group. A job that is not returned is as it was offered. Dead jobs stay beside. To run under
+# LOCK_JOBS.
 # A job that was there to be moved, and was gone when its row had been waited for, is not written,
 # and returned without a due time: a transaction that had consumed it may have put it back, in a
 # row that this snapshot does not see. The caller asks again for those.
@@ -159,6 +160,7 @@ added AS ("""
         OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
         OR CASE WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored.headers END
             IS DISTINCT FROM EXCLUDED.headers
+        OR stored."group" IS DISTINCT FROM EXCLUDED."group"
     RETURNING "pKey", xmax = 0 AS created, "scheduledAt"
 ),
 written AS (

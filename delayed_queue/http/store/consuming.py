@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
@@ -59,7 +59,21 @@ WHERE id = ANY (ARRAY(
     ) AS due
     LIMIT %(limit)s::integer
 ))
-RETURNING id, "pKey", "pKind", payload, "dueAt", "scheduledAt", attempts, headers::text
+RETURNING id, "pKey", payload, "dueAt", "scheduledAt", attempts, headers::text, "group"
+"""
+)
+
+# Have members of a lease held for as long as each says, from now on: longer or shorter.
+# Reads: the primary key.
+HOLD_FOR: Final[LiteralString] = (
+    CLOCK
+    + """
+UPDATE delayed_queue
+SET "scheduledAt" = (SELECT now FROM clock)
+    + (%(ttrs)b::bigint[])[array_position(%(ids)b::bigint[], id)]
+WHERE id = ANY (%(ids)b::bigint[])
+    AND "lockUuid" = ANY (ARRAY[%(lease_id)s::varchar])
+RETURNING id, "scheduledAt"
 """
 )
 
@@ -173,12 +187,12 @@ class PoppedRow(NamedTuple):
 
     id: int
     key: str
-    kind: str
     payload: bytes
     due_at: int
     leased_until: int
     attempts: int
     headers: str | None
+    group: str | None
 
 
 class DeferredRow(NamedTuple):
@@ -210,6 +224,15 @@ class ConsumeStore:
         }  # fmt: skip
         rows = map(PoppedRow._make, fetch(using, POP_JOBS, params))
         return sorted(rows, key=lambda row: (row.due_at, row.id))
+
+    def hold_for(
+        self, lease_id: str, ttrs: Mapping[int, int], *, using: str = DEFAULT_DB_ALIAS
+    ) -> dict[int, int]:
+        """Hold members of the lease for so many milliseconds each; return until when, by id."""
+        params = {
+            "lease_id": lease_id, "ids": list(ttrs), "ttrs": list(ttrs.values()), "now": None,
+        }  # fmt: skip
+        return dict(fetch(using, HOLD_FOR, params))
 
     def next_due(
         self, kinds: Sequence[str], horizon: int, *, using: str = DEFAULT_DB_ALIAS

@@ -41,7 +41,7 @@ SELECT
     + HEADERS
     + """)::text, """
     + LAST_ERROR
-    + """, '', now
+    + """, '', now, "group"
 FROM delayed_queue AS message
 CROSS JOIN clock
 WHERE "pKey" = %(key)s
@@ -50,7 +50,7 @@ UNION ALL
 (
     SELECT
         true, letter.id, "pKind", "diedAt", "createdAt", NULL, attempts, headers::text,
-        "lastError", reason, now
+        "lastError", reason, now, "group"
     FROM delayed_queue_dead_letter AS letter
     CROSS JOIN clock
     WHERE "pKey" = %(key)s
@@ -69,13 +69,13 @@ PEEK_JOBS: Final[LiteralString] = (
     + """
 SELECT
     job."pKey", false, job.id, job."pKind", job."scheduledAt", job."createdAt", job."lockUuid",
-    job.attempts, job.headers::text, job."lastError", '', now
+    job.attempts, job.headers::text, job."lastError", '', now, job."group"
 FROM unnest(%(kinds)b::text[]) AS queue (kind)
 CROSS JOIN clock
 CROSS JOIN LATERAL (
     SELECT
         id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", attempts, headers,
-        "lastError"
+        "lastError", "group"
     FROM (
         SELECT
             id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", """
@@ -84,7 +84,7 @@ CROSS JOIN LATERAL (
     + HEADERS
     + """ AS headers, """
     + LAST_ERROR
-    + """ AS "lastError"
+    + """ AS "lastError", "group"
         FROM delayed_queue
         WHERE "pKind" = queue.kind
             AND "scheduledAt" > CASE WHEN %(is_due)s::boolean
@@ -154,6 +154,7 @@ class JobRow(NamedTuple):
     last_error: str | None
     reason: str
     now: int
+    group: str | None
 
 
 class DroppedRow(NamedTuple):

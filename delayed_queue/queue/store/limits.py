@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
@@ -170,6 +170,23 @@ SET "resumedAt" = EXCLUDED."resumedAt"
 )
 
 
+# Have queues held back as this one is, and groups in them, where nothing holds them back yet.
+# Reads: limit_kind_group.
+COPY_LIMITS: Final[LiteralString] = """
+INSERT INTO delayed_queue_limit (
+    "pKind", "group", "pausedAt", "pausedBy", reason, declared, "isOrdered", "isFair",
+    "blocksOnDead", concurrency, weight, interval, burst, "queueInterval", "queueBurst"
+)
+SELECT
+    other.kind, "group", "pausedAt", "pausedBy", reason, declared, "isOrdered", "isFair",
+    "blocksOnDead", concurrency, weight, interval, burst, "queueInterval", "queueBurst"
+FROM unnest(%(kinds)b::text[]) AS other (kind)
+CROSS JOIN delayed_queue_limit
+WHERE "pKind" = %(kind)s
+ON CONFLICT ("pKind", "group") DO NOTHING
+"""
+
+
 class RulesRow(NamedTuple):
     """What holds for a queue as a whole, at an instant."""
 
@@ -214,6 +231,10 @@ class LimitStore:
         """Return whether the queue, or the group, hands out nothing."""
         found: bool = value_of(db.fetch(using, IS_PAUSED, {"kind": kind, "group": group}))
         return found
+
+    def copy(self, kind: str, others: Sequence[str], *, using: str = db.DEFAULT_ALIAS) -> None:
+        """Hold other queues back as this one: pauses and limits, of it and of its groups."""
+        db.execute(using, COPY_LIMITS, {"kind": kind, "kinds": list(others)})
 
     def tidy(self, kind: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS) -> None:
         """Delete the rows of the queue that hold nothing back, so that claims are plain again."""

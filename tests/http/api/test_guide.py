@@ -42,7 +42,10 @@ def test_every_command_of_the_guide_works() -> None:
 
 
 def test_the_client_of_the_guide_adds_consumes_gives_back_and_deletes() -> None:
-    (block,) = documents.blocks(GUIDE, "python")
+    blocks = documents.blocks(GUIDE, "python")
+    (block,) = [each for each in blocks if "class Jobs" in each.text]
+    for each in blocks:
+        exec(each.text, {})  # noqa: S102 - how topics are configured, among them
     assert len(block.text.splitlines()) <= 60
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102 - our own page

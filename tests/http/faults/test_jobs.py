@@ -97,7 +97,7 @@ CALLS: Final[dict[str, tuple[Callable[[], Any], Any]]] = {
     "list dead": (lambda: len(dead_jobs()), 1),
     "replay": (lambda: replay(letter()), Answer.DONE),
     "delete dead": (lambda: delete_dead_job(letter()), True),
-    "next job": (partial(seconds_to_next_job, ["orders|json"]), 3.0),
+    "next job": (partial(seconds_to_next_job, "orders", ["orders|json"]), 3.0),
     "stats": (lambda: topic_stats("orders").ready.value, 1),
     "peek": (lambda: len(peek("orders", JobState.READY)), 1),
     "pause": (partial(pause_topic, "orders"), True),

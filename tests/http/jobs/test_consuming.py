@@ -329,10 +329,10 @@ def test_what_was_popped_for_nobody_is_given_back_uncounted() -> None:
 def test_a_consumer_sleeps_until_the_next_job_of_any_shard_is_due() -> None:
     configure_topic("orders", shards=4)
     kinds = kinds_of_topic("orders", 4, Way.PULLED)
-    assert seconds_to_next_job(kinds) == 3.0
+    assert seconds_to_next_job("orders", kinds) == 3.0
     for n in range(8):
         add(str(n), delay=1 + n / 10)
-    assert 0.5 < seconds_to_next_job(kinds) <= 1.0
+    assert 0.5 < seconds_to_next_job("orders", kinds) <= 1.0
 
 
 @pytest.mark.parametrize("url", [None, URL])

@@ -25,6 +25,7 @@ from delayed_queue.http.jobs.consuming import (
 from delayed_queue.http.jobs.dead import kick_job, kick_topic
 from delayed_queue.http.jobs.jobs import AddedJob, Answer, IfExists, job_from
 from delayed_queue.http.jobs.kinds import kinds_of_topic
+from delayed_queue.http.models import Topic
 from delayed_queue.http.store.consuming import POP_JOBS
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, DEAD_LETTER, RELEASE
@@ -310,3 +311,15 @@ class TestKicking:
         with other.transaction():
             other.execute("SELECT FROM delayed_queue_dead_letter FOR UPDATE")
             assert kick_topic("orders") == 0
+
+
+def test_a_ttr_is_set_of_what_the_lease_still_holds(other: Connection, admin: Connection) -> None:
+    add()
+    job = popped()
+    other.execute("BEGIN")
+    other.execute('UPDATE delayed_queue SET "lockUuid" = NULL')
+    ttrs = {job.message_id: 1000}
+    with calling(lambda: Topic.objects.hold_for(job.lease_token, ttrs)) as call:
+        wait_until_blocked(admin, call)
+        other.execute("COMMIT")
+        assert call.answer() == {}
