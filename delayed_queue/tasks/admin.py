@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.paginator import Paginator
 from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
@@ -22,6 +23,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.base import ORIGIN
 from delayed_queue.admin.filters import (
     KIND,
     WORKER,
@@ -87,6 +89,12 @@ class TaskFilter(admin.SimpleListFilter):
         return queryset if self.value() is None else queryset.filter(task=self.value())
 
 
+# Of which status a task must be for an action to make sense.
+_FITTING: Final = {
+    "cancel_tasks": {""}, "retry_now": {"", "FAILED"}, "run_again": {"SUCCESSFUL", "FAILED"},
+}  # fmt: skip
+
+
 @admin.register(TaskResult)
 class TaskResultAdmin(_Base):
     """Tasks that have run, or say how far they are; waiting ones are messages of their queue."""
@@ -104,6 +112,7 @@ class TaskResultAdmin(_Base):
     show_facets = admin.ShowFacets.NEVER
     paginator = Uncounted
     actions = ("cancel_tasks", "retry_now", "run_again")
+    change_form_template = "admin/delayed_queue/row_detail.html"
     fields = (
         "state", "progress", "id", "task", "queue", "times", "duration", "attempts", "workers",
         "arguments", "value", "failures",
@@ -120,8 +129,23 @@ class TaskResultAdmin(_Base):
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        context |= {"title": kwargs["obj"].task, "subtitle": None}
+        row = kwargs["obj"]
+        operations = [
+            {"name": name, "label": action[2], "help": action[2]}
+            for name, action in self.get_actions(request).items()
+            if row.status in _FITTING[name]
+        ]
+        context |= {
+            "title": row.task, "subtitle": None, "operations": operations, "token": row.pk,
+            "checkbox_name": ACTION_CHECKBOX_NAME,
+        }  # fmt: skip
         return super().render_change_form(request, context, *args, **kwargs)
+
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        # Since Django 6.1 it is asked for those of the detail page too, which has its own buttons.
+        if getattr(action_location, "name", "") == "CHANGE_FORM":
+            return {}
+        return super().get_actions(request)
 
     # What may be seen
 
@@ -231,16 +255,16 @@ class TaskResultAdmin(_Base):
     # What may be done
 
     @admin.action(description=_("Cancel"), permissions=["cancel"])
-    def cancel_tasks(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        self._do(request, queryset, _("cancelled"), _cancel)
+    def cancel_tasks(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        return self._do(request, queryset, _("cancelled"), _cancel)
 
     @admin.action(description=_("Retry now: what waits, and dead letters"), permissions=["rerun"])
-    def retry_now(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        self._do(request, queryset, _("to be run now"), _retry)
+    def retry_now(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        return self._do(request, queryset, _("to be run now"), _retry)
 
     @admin.action(description=_("Run again with the same arguments"), permissions=["rerun"])
-    def run_again(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        self._do(request, queryset, _("enqueued again"), _again)
+    def run_again(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        return self._do(request, queryset, _("enqueued again"), _again)
 
     def _do(
         self,
@@ -248,7 +272,7 @@ class TaskResultAdmin(_Base):
         queryset: QuerySet[Any],
         done: Any,
         call: Callable[[TaskResult], bool],
-    ) -> None:
+    ) -> HttpResponse | None:
         rows = list(queryset[:_PAGE])
         count = 0
         for row in rows:
@@ -259,6 +283,12 @@ class TaskResultAdmin(_Base):
                 self.message_user(request, f"{row.pk}: {error}", messages.ERROR)
         said = _("%(count)s of %(all)s %(done)s.")
         self.message_user(request, said % {"count": count, "all": len(rows), "done": done})
+        # Back to the page it came from; None is back to the list.
+        if request.POST.get(ORIGIN) != "detail" or not rows:
+            return None
+        name = "admin:delayed_queue_tasks_taskresult_change"
+        url = reverse(name, args=[rows[0].pk], current_app=self.admin_site.name)
+        return HttpResponseRedirect(url)
 
 
 class TaskKindFilter(KindFilter):

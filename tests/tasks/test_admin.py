@@ -96,6 +96,33 @@ def test_run_again_retry_and_cancel(root: Client, work: Any) -> None:
     assert Message.objects.get().key != str(row.pk)
 
 
+def test_the_page_of_a_task_has_buttons_for_what_can_be_done(root: Client, work: Any) -> None:
+    work.fail.enqueue("why")
+    drain()
+    row = TaskResult.objects.get()
+    url = reverse(DETAIL, args=[row.pk])
+    page = root.get(url).content.decode()
+    names = re.findall('name="action" value="([a-z_]+)"', page)
+    assert names == ["retry_now", "run_again"]
+    changelist = re.findall('<form method="post" action="([^"]+)"', page)[-1]
+    posted = {"action": "retry_now", "_selected_action": str(row.pk), "origin": "detail"}
+    answer = root.post(changelist, posted, follow=True)
+    assert answer.redirect_chain[-1][0] == url
+    assert "1 of 1 to be run now" in answer.content.decode()
+
+
+def test_the_page_of_a_task_has_no_buttons_for_those_who_may_only_look(
+    client: Client, work: Any
+) -> None:
+    result = work.fail.enqueue("why")
+    drain()
+    user = User.objects.create_user("clerk", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_taskresult"))
+    client.force_login(user)
+    url = reverse(DETAIL, args=[result.id])
+    assert 'name="action"' not in client.get(url).content.decode()
+
+
 def test_a_task_that_is_gone_says_so(
     root: Client, work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
