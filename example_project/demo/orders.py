@@ -22,13 +22,15 @@ from delayed_queue.models import DeadLetter, Schedule
 from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.tasks.models import TaskResult
 from example_project import shop
-from example_project.demo import acts
-from example_project.demo.acts import Check, Child, Stage, State, Threads, none_of, repeated
+from example_project.demo import database
+from example_project.demo.checks import Check, Outcome, none_of, repeated, stopped
+from example_project.demo.stage import Act, Child, Stage
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from example_project.orders import OrderLine, read_valid
 from example_project.shop import invoices_queue, queue, sales_queue
 from example_project.tasks import write_invoice
 
+FILE: Final = Path(__file__).parents[1] / "data" / "orders.jsonl"
 # From the first order to the last deadline; more orders take longer, at so many a second.
 SECONDS: Final = 28.0
 ORDERS_PER_SECOND: Final = 360
@@ -49,28 +51,30 @@ PARTICULARS: Final = attrgetter("customer", "amount", "currency")
 # More than any demo offers: counts are exact below the cap.
 CAP: Final = 1_000_000
 BEFORE, AFTER = PeriodicSchedule(timedelta(seconds=5)), PeriodicSchedule(timedelta(seconds=3))
+_ROWS: Final = (
+    ("paid", "{paid:>7,}  in time, their messages dropped; {refused:,} came too late"),
+    ("invoices", "{invoices:>7,}  of large payments, each written by a task"),
+    ("closed", "{closed:>7,}  unpaid at their deadline"),
+    ("dead", "{dead:>7,}  {reasons}"),
+    ("delivered", "{delivered:>7,}  times, {again:,} of them after a timeout or the kill"),
+    ("lateness", "p50 {late_p50_ms:,.0f} ms, p99 {late_p99_ms:,.0f} ms, from due to handler"),
+    ("took", "{seconds:.0f} s"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of the act; ``seconds`` are from the first order to the last end."""
+@dataclass
+class OrdersAct(Act):
+    """Plays a file of orders much faster than it was written, in so many seconds."""
 
-    input: Path
-    limit: int | None = None
+    input: Path = FILE
+    orders: int | None = None
     workers: int = 3
     seconds: float | None = None
-    kill: bool = True
     rejects: Path | None = None
-
-
-class OrdersAct(acts.Act):
-    """Plays a file of orders much faster than it was written."""
+    kills: bool = True
 
     name = "orders"
     introduction = "each is closed at its deadline unless paid by then; a worker is killed"
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
 
     def clear(self) -> None:
         """Delete the orders and records, messages, dead letters and results of an earlier run."""
@@ -82,41 +86,36 @@ class OrdersAct(acts.Act):
             model.objects.all().delete()
         TaskResult.objects.filter(task=write_invoice.module_path).delete()
 
-    def run(self, stage: Stage) -> acts.Outcome:
+    def run(self, stage: Stage) -> Outcome:
         began, step = time.monotonic(), stage.console.step
-        given = self.options
-        lines, rejects = read_valid(given.input, given.limit, given.rejects, stage.console.warn)
-        step("input", f"{given.input.name}: {len(lines):,} orders")
+        lines, rejects = read_valid(self.input, self.orders, self.rejects, stage.console.warn)
+        step("input", f"{self.input.name}: {len(lines):,} orders")
         # As an operator makes one: a row, which the workers keep installed.
         schedule = Schedule.objects.create(
             kind=sales_queue.kind, key_prefix="hourly", queue=sales_queue.name, type="periodic",
             expression="5s", payload={},
         )  # fmt: skip
         # Or a short run on a busy machine is over before there is a worker to kill.
-        workers = stage.start_workers(self.options.workers, "worker", *SERVING)
-        clock = open_shop(lines, self.options.seconds)
+        workers = stage.start_workers(self.workers, "worker", *SERVING)
+        clock = open_shop(lines, self.seconds)
         offered = sum(
             shop.place([clock.order(each) for each in lines[start : start + LOADED_AT_ONCE]])
             for start in range(0, len(lines), LOADED_AT_ONCE)
         )
         step("offered", f"{offered:,} orders, each with the message to close it")
-        with Threads() as customers:
+        with stage.threads() as customers:
             for start in range(CUSTOMERS):
                 customers.play(shop.pay, clock.payments(lines[start::CUSTOMERS]))
-            watch = partial(stage.wait, state=partial(_state, clock, customers))
+            watch = partial(stage.wait, state=partial(_state, clock))
             watch(lambda: clock.share >= EDIT_FROM)
             # As the admin saves its form.
             schedule.expression = "3s"
             schedule.save()
             step("edit", "the sales report comes every 3 s, not every 5 s")
-            kill = kill_one(stage, workers, clock, watch) if self.options.kill else None
+            kill = kill_one(stage, workers, clock, watch) if self.kills else None
             watch(_is_over)
-        codes = stage.stop([each for each in workers if each.is_running])
         more = {"rejected_lines": rejects, "seconds": time.monotonic() - began}
-        return report(lines, offered, codes, kill, **more)
-
-
-# The time at which the file is played
+        return report(lines, offered, stage.stop(workers), kill, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +126,13 @@ class ShopClock:
     opened_at: datetime
     length: timedelta
     speed: float
-    # The database's clock against this machine's.
-    ahead: timedelta = timedelta(0)
-
-    def now(self) -> datetime:
-        """Return the time by which messages fall due."""
-        return datetime.now(UTC) + self.ahead
+    # The database's clock, by which messages fall due, against this machine's.
+    ahead: timedelta
 
     @property
     def share(self) -> float:
         """How much of the run is over, from 0 to 1."""
-        return (self.now() - self.opened_at) / self.length
+        return (datetime.now(UTC) + self.ahead - self.opened_at) / self.length
 
     def at(self, instant: datetime) -> datetime:
         """Return when an instant of the file comes, in whole milliseconds as a queue keeps it."""
@@ -154,11 +149,8 @@ class ShopClock:
 
     def payments(self, lines: Sequence[OrderLine]) -> list[tuple[float, str]]:
         """Return which of the orders are paid, and when by the clock of this machine."""
-        return sorted(
-            ((self.at(each.pays_at) - self.ahead).timestamp(), each.order_id)
-            for each in lines
-            if each.pays_at
-        )
+        paid = [(each.pays_at, each.order_id) for each in lines if each.pays_at]
+        return sorted(((self.at(at) - self.ahead).timestamp(), order) for at, order in paid)
 
 
 def open_shop(lines: Sequence[OrderLine], seconds: float | None) -> ShopClock:
@@ -167,30 +159,29 @@ def open_shop(lines: Sequence[OrderLine], seconds: float | None) -> ShopClock:
     span = max(each.close_at for each in lines) - first
     length = timedelta(seconds=seconds or max(SECONDS, len(lines) / ORDERS_PER_SECOND))
     lead = timedelta(seconds=1 + len(lines) / LOADED_PER_SECOND)
-    now = acts.database_now()
+    now = database.now()
     return ShopClock(first, now + lead, length, span / length, now - datetime.now(UTC))
 
 
-# The run, and a worker that is killed on the way
-
-
-def _state(clock: ShopClock, customers: Threads) -> State:
-    _ = customers.are_done  # or one has failed
+def _state(clock: ShopClock) -> str:
     states = dict(Order.objects.values_list("state").annotate(Count("pk")))
-    stats = queue.stats(cap=CAP)
-    orders = [states.get(each, 0) for each in ("paid", "closed")]
-    counts = (stats.scheduled, stats.due, stats.leased, *orders)
-    text = "{:,} not yet due, {:,} due, {:,} leased; {:,} paid, {:,} closed".format(*counts)
-    # Before anything is due, the clock is what moves.
-    moved = (counts, Invoice.objects.count()) if stats.due or stats.leased else clock.share
-    return moved, f"{text}, {stats.dead} dead"
+    paid, closed = (states.get(each, 0) for each in ("paid", "closed"))
+    found = queue.stats(cap=CAP)
+    return (
+        f"{found.scheduled:,} not yet due, {found.due:,} due, {found.leased:,} leased; "
+        f"{paid:,} paid, {closed:,} closed, {found.dead:,} dead; "
+        f"{Invoice.objects.count():,} invoices; {min(max(clock.share, 0), 1):.1%} of the time"
+    )
+
+
+def _left(*queues: Any) -> int:
+    stats = [each.stats(cap=CAP) for each in queues]
+    return sum(each.scheduled + each.due + each.leased for each in stats)
 
 
 def _is_over() -> bool:
     """Return whether no message is left; payments still to come would come too late."""
-    stats = [each.stats(cap=CAP) for each in (queue, invoices_queue)]
-    left = any(each.scheduled or each.due or each.leased for each in stats)
-    return not left and bool(ticks(AFTER))
+    return not _left(queue, invoices_queue) and bool(ticks(AFTER))
 
 
 class Kill(NamedTuple):
@@ -204,72 +195,62 @@ def kill_one(
     stage: Stage, workers: list[Child], clock: ShopClock, watch: Callable[..., None]
 ) -> Kill | None:
     """Kill a worker that has messages in flight, unless the run is over before any has."""
-    victims: list[tuple[Child, int]] = []
+    suspended: list[Child] = []
 
     def is_suspended() -> bool:
         """Suspend the one with the most; what ends by then had been sent before, and arrives."""
-        in_flight = _in_flight()
-        worker = max(workers, key=lambda each: in_flight[each.pid])
-        if in_flight[worker.pid] < (1 if clock.share >= KILL_ANY_FROM else 2):
+        worker = max(workers, key=_in_flight)
+        if _in_flight(worker) < (1 if clock.share >= KILL_ANY_FROM else 2):
             return clock.share >= 1 and _is_over()
         worker.send_signal(signal.SIGSTOP)
         time.sleep(ARRIVAL_SECONDS)
-        if held := _in_flight()[worker.pid]:
-            victims.append((worker, held))
-            return True
-        worker.send_signal(signal.SIGCONT)
-        return False
+        if _in_flight(worker):
+            suspended.append(worker)
+        else:
+            worker.send_signal(signal.SIGCONT)
+        return bool(suspended)
 
     watch(lambda: clock.share >= KILL_FROM)
     # A message is in flight for milliseconds: a few looks a second would meet none.
     watch(is_suspended, every=ARRIVAL_SECONDS)
-    for victim, held in victims:
-        successor = stage.replace(victim, *SERVING)
-        workers.append(successor)
-        said = f"worker {victim.pid} by SIGKILL with {held} messages in flight"
-        stage.console.step("kill", f"{said}; {successor.pid} takes its place")
-        return Kill(victim.pid, acts.database_now())
-    return None
+    if not suspended:
+        return None
+    [victim] = suspended
+    said = f"worker {victim.pid} by SIGKILL with {_in_flight(victim)} messages in flight"
+    workers.append(stage.replace(victim, *SERVING))
+    stage.console.step("kill", f"{said}; {workers[-1].pid} takes its place")
+    return Kill(victim.pid, database.now())
 
 
-def _in_flight() -> Counter[int]:
-    unfinished = Delivery.objects.filter(outcome=Delivery.Outcome.UNFINISHED)
-    return Counter(dict(unfinished.values_list("worker").annotate(Count("pk"))))
+def _unfinished(worker: int) -> set[str]:
+    found = Delivery.objects.filter(worker=worker, outcome=Delivery.Outcome.UNFINISHED)
+    return set(found.values_list("order_id", flat=True))
+
+
+def _in_flight(worker: Child) -> int:
+    return len(_unfinished(worker.pid))
 
 
 # Afterwards
 
-_ROWS: Final = (
-    ("paid", "{paid:>7,}  in time, their messages dropped; {refused:,} came too late"),
-    (
-        "invoices",
-        "{invoices:>7,}  of large payments, each written by a task that the payment enqueued",
-    ),
-    ("closed", "{closed:>7,}  unpaid at their deadline"),
-    ("dead", "{dead:>7,}  {reasons}"),
-    ("delivered", "{delivered:>7,}  times, {again:,} of them after a timeout or the kill"),
-    ("lateness", "p50 {late_p50_ms:,.0f} ms, p99 {late_p99_ms:,.0f} ms, from due to handler"),
-    ("took", "{seconds:.0f} s"),
-)
-
 
 def report(
     lines: Sequence[OrderLine], offered: int, codes: Sequence[int], kill: Kill | None, **more: Any
-) -> acts.Outcome:
+) -> Outcome:
     """Count in the database, and compare with the file line by line."""
     letters = DeadLetter.objects.filter(kind=queue.kind)
     dead = set(letters.values_list("key", flat=True))
     stored = {order.order_id: order for order in Order.objects.all()}
     ends = {each.order_id: _end(stored.get(each.order_id), dead) for each in lines}
     counts = Counter(ends.values())
-    tardy = [each for each in lines if each.pay_after and ends[each.order_id] != "paid"]
-    late = sum(not each.is_paid_in_time for each in tardy)
+    refused = [each for each in lines if each.pay_after and ends[each.order_id] != "paid"]
+    late = sum(not each.is_paid_in_time for each in refused)
     reasons = dict(letters.values_list("reason").annotate(Count("pk")))
     returns = kill and {"worker": kill.worker, **_returns(kill)}
     figures = {
         "orders": len(lines), "offered": offered,
         **{each: counts[each] for each in ("paid", "closed", "dead", "lost")},
-        "late_payments": late, "missed_payments": len(tardy) - late, "refused": len(tardy),
+        "late_payments": late, "missed_payments": len(refused) - late, "refused": len(refused),
         "dead_reasons": reasons,
         "reasons": "; ".join(f"{count:,} {reason}" for reason, count in reasons.items()),
         "invoices": Invoice.objects.count(), **_deliveries(), "kill": returns, **more,
@@ -280,9 +261,9 @@ def report(
         *_of_invoices({each.order_id for each in stored.values() if _is_invoiced(each)}),
         *_of_ticks(),
         *_of_kill(returns),
-        acts.stopped(codes),
+        stopped(codes),
     ]
-    return acts.Outcome(figures, _ROWS, checks)
+    return Outcome(figures, _ROWS, checks)
 
 
 def _end(order: Order | None, dead: set[str]) -> str:
@@ -305,14 +286,13 @@ def _deliveries() -> dict[str, Any]:
 
 def _returns(kill: Kill) -> dict[str, Any]:
     """Return how many of the killed worker's deliveries came back, and how soon the last."""
-    unfinished = Delivery.objects.filter(outcome=Delivery.Outcome.UNFINISHED)
-    cut = set(unfinished.filter(worker=kill.worker).values_list("order_id", flat=True))
+    cut = _unfinished(kill.worker)
     back = Delivery.objects.filter(order_id__in=cut, started_at__gt=kill.killed_at)
     back = back.exclude(outcome=Delivery.Outcome.UNFINISHED)
-    came_back = set(back.values_list("order_id", flat=True))
     last = back.aggregate(last=Max("started_at"))["last"] or kill.killed_at
+    came_back = back.values("order_id").distinct().count()
     seconds = (last - kill.killed_at).total_seconds()
-    return {"in_flight": len(cut), "came_back": len(came_back), "seconds": seconds}
+    return {"in_flight": len(cut), "came_back": came_back, "seconds": seconds}
 
 
 def _of_orders(
@@ -328,14 +308,11 @@ def _of_orders(
     yield none_of("closed twice", repeated(closings), said, and_also=set(closings) == closed)
     early = Order.objects.filter(closed_at__lt=F("close_at")).values_list("order_id", flat=True)
     yield none_of("closed early", early, "never before the deadline")
-    paid = [each for each in lines if ends[each.order_id] == "paid" and not each.is_paid_in_time]
-    wrongly = [each.order_id for each in paid]
-    yield none_of("wrongly paid", wrongly, "only what the file pays before its deadline")
-    altered = [
-        each.order_id
-        for each in lines
-        if each.order_id in stored and PARTICULARS(each) != PARTICULARS(stored[each.order_id])
-    ]
+    paid = {each.order_id for each in lines if ends[each.order_id] == "paid"}
+    in_time = {each.order_id for each in lines if each.is_paid_in_time}
+    yield none_of("wrongly paid", paid - in_time, "only what the file pays before its deadline")
+    pairs = [(each, stored[each.order_id]) for each in lines if each.order_id in stored]
+    altered = [line.order_id for line, own in pairs if PARTICULARS(line) != PARTICULARS(own)]
     yield none_of("altered", altered, "customer, amount, currency as in the file")
 
 
@@ -345,8 +322,7 @@ def _of_messages(figures: dict[str, Any], stored: int, dead: int) -> Iterator[Ch
     yield Check("offered", is_whole, said)
     said = f"{dead:,}, one for each of the {figures['dead']:,} orders left open"
     yield Check("dead letters", dead == figures["dead"], said)
-    stats = queue.stats(cap=CAP)
-    left = stats.scheduled + stats.due + stats.leased
+    left = _left(queue)
     yield Check("queue empty", not left, f"{left:,} messages left in it")
 
 
@@ -371,17 +347,12 @@ def ticks(schedule: PeriodicSchedule) -> list[datetime]:
 
 def _of_ticks() -> Iterator[Check]:
     old, new = ticks(BEFORE), ticks(AFTER)
-    late = [
-        f"{b:%H:%M:%S}"
-        for found, schedule in ((old, BEFORE), (new, AFTER))
-        for a, b in pairwise(found)
-        if b - a > schedule.period
-    ]
+    late = [b for a, b in pairwise(old) if b - a > BEFORE.period]
+    late += [b for a, b in pairwise(new) if b - a > AFTER.period]
     said = f"{len(old)} every 5 s, then {len(new)} every 3 s"
     yield none_of("ticks lost", late, said, and_also=bool(old or new))
-    twice = [f"{at:%H:%M:%S}" for at in repeated(old + new)]
-    yield none_of("ticks twice", twice, "each planned time has one sales report")
-    outdated = [f"{at:%H:%M:%S}" for at in old if new and at > new[0]]
+    yield none_of("ticks twice", repeated(old + new), "each planned time has one sales report")
+    outdated = [at for at in old if new and at > new[0]]
     yield none_of("outdated ticks", outdated, "none of the old schedule after the edit")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from django.db import transaction
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.models import CallbackAttempt
@@ -26,11 +26,12 @@ from delayed_queue.notifications.models import OPEN_STATUSES, Notification, Stat
 from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.spark.models import ArchiveManifest
 from example_project.data import make_campaign, make_vouchers
-from example_project.demo import acts
-from example_project.demo.acts import Check, Stage, State, none_of, repeated
+from example_project.demo.checks import Check, Outcome, none_of, repeated, stopped
 from example_project.demo.child import ANSWER
+from example_project.demo.console import DemoError
 from example_project.demo.jobs import ORDERS_TOPIC
 from example_project.demo.notifications import forget
+from example_project.demo.stage import WORKER, Act, Stage
 from example_project.models import ExpiredVoucher
 from example_project.samples import set_up
 from example_project.shop import vouchers
@@ -41,20 +42,42 @@ QUEUES: Final = [queue_name("bulk", channel) for channel in ("email", "sms")]
 SERVING: Final = (
     "--no-cron", *(each for name in (*QUEUES, vouchers.name) for each in ("--queue", name)),
 )  # fmt: skip
-TARGET: Final = "delayed_queue.notifications.intake:import_rows"
 NOTIFICATIONS: Final = "delayed_queue_notification"
-# What the report is told of archived notifications.
-EVENTS: Final = (
-    "channel=kind", "send_at=scheduled_at", "ended_at=finished_at", "status=outcome",
-    "outcome=reason",
-)  # fmt: skip
+# The commands, as a data engineer types them.
+IMPORT_CAMPAIGN: Final = (
+    "import {lake}/campaign.jsonl --queue {tenant} --map id=key --target "
+    "delayed_queue.notifications.intake:import_rows --quarantine {lake}/quarantine"
+)
+IMPORTS: Final = (
+    IMPORT_CAMPAIGN,
+    "import {lake}/vouchers.parquet --queue {vouchers.name} --map number=key --over 6s "
+    "--quarantine {lake}/quarantine",
+    IMPORT_CAMPAIGN,
+)
+# What is this act's own, and of the act of the jobs the calls that closed orders. Nothing else: the
+# database may be somebody's.
+_TO: Final = "--older-than 1ms --to {lake}/archive"
+ARCHIVES: Final = (
+    f"archive dead-letters --only 'pKind={{vouchers.kind}}' {_TO}",
+    f"archive callback-attempts --only topic={ORDERS_TOPIC} {_TO}",
+    f"archive {NOTIFICATIONS} --age ended_at --only tenant={{tenant}} {_TO}",
+    "report --archive {lake}/archive/delayed_queue_dead_letter "
+    f"--events {{lake}}/archive/{NOTIFICATIONS} --map channel=kind --map send_at=scheduled_at "
+    "--map ended_at=finished_at --map status=outcome --map outcome=reason --out {lake}/report",
+)
 # A step of Spark may say nothing for as long, on a machine that has more to do.
 TIMEOUT_FACTOR: Final = 3
 QUARANTINED: Final = 3
 PARTS: Final = ("created", "updated", "ignored", "duplicates", "quarantined")
+_ROWS: Final = (
+    ("campaign", "{campaign[created]:>7,}  stored, {campaign[quarantined]:,} bad put aside"),
+    ("vouchers", "{vouchers[created]:>7,}  offered: {expired:,} expired, {dead:,} dead letters"),
+    ("archived", "{archived:>7,}  rows; archive and report are in {lake}"),
+    ("took", "{seconds:.0f} s"),
+)
 
 
-class PipelineAct(acts.Act):
+class PipelineAct(Act):
     """A campaign and vouchers imported, worked off, archived, and measured."""
 
     name = "pipeline"
@@ -78,39 +101,31 @@ class PipelineAct(acts.Act):
     def warm_up(self, stage: Stage) -> None:
         self._spark = self._spark or Spark(stage)
 
-    def run(self, stage: Stage) -> acts.Outcome:
+    def run(self, stage: Stage) -> Outcome:
         began, spark = time.monotonic(), self._spark or Spark(stage)
         lake = Path(tempfile.mkdtemp(prefix=LAKE_PREFIX))
         stage.console.step("lake", f"{lake}, where the files below are; it stays")
+        (lake / "campaign.jsonl").write_bytes(make_campaign.as_bytes())
+        make_vouchers.write(lake / "vouchers.parquet")
         # Not by the providers of the act before: by one that only says so.
         stage.environment |= {"NOTIFICATION_PROVIDERS": "", "NOTIFICATION_RETRIES": ""}
-        worker = stage.start("worker", *acts.WORKER, *SERVING)
-        bring_in(spark, lake)
-        campaign, coupons, again = spark.answers(_is_quiet)
-        facts = Facts(campaign, coupons, again, notifications(), dead())
-        facts.expired = list(ExpiredVoucher.objects.values_list("number", flat=True))
+        worker = stage.start("worker", *WORKER, *SERVING)
+        campaign, coupons, again = spark.run(IMPORTS, lake, _is_quiet)
+        expired = list(ExpiredVoucher.objects.values_list("number", flat=True))
+        facts = Facts(campaign, coupons, again, notifications(), dead(), expired)
         expected = (facts.dead, attempts(), facts.notifications.total())
-        archive_and_report(spark, lake)
-        *archives, facts.report = spark.answers()
+        *archives, facts.report = spark.run(ARCHIVES, lake)
         codes = [*stage.stop([worker]), spark.close()]
         facts.plots = sorted(str(each) for each in (lake / "report").glob("*.png"))
         left = (dead(), attempts(), notifications().total())
         counted = zip(archives, expected, left, strict=True)
         found = [check_archive(*each, lake / "archive") for each in counted]
         figures = {
-            "campaign": facts.campaign, "again": facts.again, "vouchers": facts.vouchers,
-            "expired": len(facts.expired), "dead": facts.dead, "archived": sum(expected),
-            "lake": str(lake), "plots": facts.plots, "seconds": time.monotonic() - began,
+            "campaign": campaign, "again": again, "vouchers": coupons, "expired": len(expired),
+            "dead": facts.dead, "archived": sum(expected), "lake": str(lake), "plots": facts.plots,
+            "seconds": time.monotonic() - began,
         }  # fmt: skip
-        return acts.Outcome(figures, _ROWS, [*checks(facts), *found, acts.stopped(codes)])
-
-
-_ROWS: Final = (
-    ("campaign", "{campaign[created]:>7,}  stored, {campaign[quarantined]:,} bad put aside"),
-    ("vouchers", "{vouchers[created]:>7,}  offered: {expired:,} expired, {dead:,} dead letters"),
-    ("archived", "{archived:>7,}  rows; archive and report are in {lake}"),
-    ("took", "{seconds:.0f} s"),
-)
+        return Outcome(figures, _ROWS, [*checks(facts), *found, stopped(codes)])
 
 
 def what_is_missing() -> str:
@@ -137,34 +152,37 @@ class Spark:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._child = stage.start("spark", "spark")
-        self._asked: list[str] = []
-        self._answers: list[Any] = []
         # How much of its log has been read, and what Spark has said last.
         self._read, self._said = 0, "starts: Java and a session of it take about ten seconds"
         stage.console.step("spark", self._said)
 
-    def run(self, command: str) -> None:
-        """Have ``queuepipeline`` run when the commands before it are done."""
-        lines = textwrap.wrap(f"queuepipeline {_short(command)}", 86, break_on_hyphens=False)
-        self._stage.console.step("command", f"\n{'':13}".join(lines))
-        self._child.tell(json.dumps([*shlex.split(command), "--format", "json"]))
-        self._asked.append(command)
+    def run(
+        self, commands: Sequence[str], lake: Path, is_over: Callable[[], bool] = lambda: True
+    ) -> list[Any]:
+        """Return what these commands of ``queuepipeline`` have answered, once all else is over."""
+        for each in commands:
+            shown = each.replace("{lake}/", "").format(tenant=TENANT, vouchers=vouchers)
+            lines = textwrap.wrap(f"queuepipeline {shown}", 86, break_on_hyphens=False)
+            self._stage.console.step("command", f"\n{'':13}".join(lines))
+            command = each.format(lake=lake, tenant=TENANT, vouchers=vouchers)
+            self._child.tell(json.dumps([*shlex.split(command), "--format", "json"]))
+        answers: list[Any] = []
 
-    def answers(self, is_over: Callable[[], bool] = lambda: True) -> list[Any]:
-        """Return what the commands have answered, once all have and all else is over."""
+        def have_answered() -> bool:
+            answers.extend(self._new_answers(lake))
+            return len(answers) == len(commands)
+
+        def state() -> str:
+            text = f"Spark: {self._said}" if len(answers) < len(commands) else "Spark has done it"
+            left = _open_notifications().count(), _voucher_messages().count()
+            return "{}; {:,} notifications and {:,} vouchers wait".format(text, *left)
+
         self._stage.wait(
-            lambda: self._have_answered() and is_over(), self._state,
-            TIMEOUT_FACTOR * self._stage.timeout,
-        )  # fmt: skip
-        found, self._answers, self._asked = self._answers, [], []
-        return found
+            lambda: have_answered() and is_over(), state, TIMEOUT_FACTOR * self._stage.timeout
+        )
+        return answers
 
-    def _state(self) -> State:
-        moved = (self._read, notifications(), Message.objects.filter(kind=vouchers.kind).count())
-        is_working = len(self._answers) < len(self._asked)
-        return moved, f"Spark: {self._said}" if is_working else "the messages are worked off"
-
-    def _have_answered(self) -> bool:
+    def _new_answers(self, lake: Path) -> Iterator[Any]:
         """Take answers and progress out of what it has written since."""
         text = self._child.log.read_bytes()[self._read :]
         whole = text[: text.rfind(b"\n") + 1]
@@ -173,58 +191,16 @@ class Spark:
             if line.startswith(ANSWER):
                 code, answer = json.loads(line.removeprefix(ANSWER))
                 if code not in (0, QUARANTINED):
-                    command = self._asked[len(self._answers)]
-                    raise acts.DemoError(f"`queuepipeline {command}` failed.")
-                self._answers.append(answer)
+                    raise DemoError(f"A command of Spark failed after: {self._said}")
+                yield answer
             elif found := _PROGRESS.fullmatch(line):
-                self._said = _short(found[1])
-        return len(self._answers) == len(self._asked)
+                self._said = found[1].replace(f"{lake}/", "")
 
     def close(self) -> int:
         """Have the process end in order, and return its exit code."""
         self._child.may_end = True
         self._child.tell("")
         return self._child.end(20)
-
-
-def _short(text: str) -> str:
-    """Return a text without the directory that is the same in all of them."""
-    return re.sub(rf"\S+/{LAKE_PREFIX}\w+/", "", text)
-
-
-# The commands, as a data engineer types them
-
-
-def bring_in(spark: Spark, lake: Path) -> None:
-    """Import the campaign, the vouchers, and the campaign once more."""
-    (lake / "campaign.jsonl").write_bytes(make_campaign.as_bytes())
-    make_vouchers.write(lake / "vouchers.parquet")
-    campaign = (
-        f"import {lake}/campaign.jsonl --queue {TENANT} --map id=key --target {TARGET} "
-        f"--quarantine {lake}/quarantine"
-    )
-    spark.run(campaign)
-    spark.run(
-        f"import {lake}/vouchers.parquet --queue {vouchers.name} --map number=key --over 6s "
-        f"--quarantine {lake}/quarantine"
-    )
-    spark.run(campaign)
-
-
-def archive_and_report(spark: Spark, lake: Path) -> None:
-    """Archive what is this act's own, and of the act of the jobs the calls that closed orders.
-
-    Nothing else: the database may be somebody's.
-    """
-    to = f"--older-than 1ms --to {lake}/archive"
-    spark.run(f"archive dead-letters --only 'pKind={vouchers.kind}' {to}")
-    spark.run(f"archive callback-attempts --only topic={ORDERS_TOPIC} {to}")
-    spark.run(f"archive {NOTIFICATIONS} --age ended_at --only tenant={TENANT} {to}")
-    spark.run(
-        f"report --archive {lake}/archive/delayed_queue_dead_letter "
-        f"--events {lake}/archive/{NOTIFICATIONS} "
-        f"{' '.join(f'--map {each}' for each in EVENTS)} --out {lake}/report"
-    )
 
 
 # What is counted in the database and in the files, apart from what the pipeline says of itself
@@ -245,10 +221,17 @@ def attempts() -> int:
     return CallbackAttempt.objects.filter(topic=ORDERS_TOPIC).count()
 
 
+def _open_notifications() -> QuerySet[Notification]:
+    return Notification.objects.filter(tenant=TENANT, status__in=OPEN_STATUSES)
+
+
+def _voucher_messages() -> QuerySet[Message]:
+    return Message.objects.filter(kind=vouchers.kind)
+
+
 def _is_quiet() -> bool:
     """Return whether everything that came in has ended."""
-    open_ones = Notification.objects.filter(tenant=TENANT, status__in=OPEN_STATUSES)
-    return not open_ones.exists() and not Message.objects.filter(kind=vouchers.kind).exists()
+    return not _open_notifications().exists() and not _voucher_messages().exists()
 
 
 def check_archive(answer: dict[str, Any], expected: int, left: int, lake: Path) -> Check:
@@ -290,7 +273,7 @@ class Facts:
     # Counted before the archiving: by channel and status; dead vouchers, and expired ones.
     notifications: Counter[tuple[str, str]]
     dead: int
-    expired: Sequence[str] = ()
+    expired: Sequence[str]
     report: dict[str, Any] = field(default_factory=dict)
     plots: Sequence[str] = ()
     lines: int = 4008
@@ -315,9 +298,9 @@ def checks(facts: Facts) -> Iterator[Check]:
     is_same = all(facts.again[name] == wanted[name] for name in ("input", *PARTS))
     said = f"{facts.again['created']:,} created, {facts.again['ignored']:,} were there"
     yield Check("imported again", is_same, said)
-    offered, expired = facts.vouchers["created"], set(facts.expired)
-    lost = offered - len(expired) - facts.dead
-    said = f"{offered:,} offered, {len(expired):,} expired, {facts.dead:,} dead letters"
+    offered, expired = facts.vouchers["created"], len(set(facts.expired))
+    lost = offered - expired - facts.dead
+    said = f"{offered:,} offered, {expired:,} expired, {facts.dead:,} dead letters"
     yield Check(f"vouchers lost {lost}", not lost, said)
     yield none_of("expired twice", repeated(facts.expired), "one row for each voucher")
     yield _report(facts)

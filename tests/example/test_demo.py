@@ -30,9 +30,10 @@ from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.testing import drain
 from example_project import shop
 from example_project.data.make_orders import as_bytes
-from example_project.demo import acts
-from example_project.demo.acts import Console, DemoError, Stage, Stalled
-from example_project.demo.orders import Options, OrdersAct
+from example_project.demo import database, stage
+from example_project.demo.console import Console, DemoError, Stalled
+from example_project.demo.orders import OrdersAct
+from example_project.demo.stage import Stage
 from example_project.gateway import is_unreachable_for
 from example_project.handlers import close_if_unpaid
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
@@ -209,10 +210,10 @@ def run_with(tmp_path, program, timeout=20.0):
     path = tmp_path / "orders.jsonl"
     path.write_bytes(line_of("A", close_after=1))
     manage = (sys.executable, "-c", program)
-    act = OrdersAct(Options(path, seconds=0.1, workers=1))
-    with Stage(quiet_console(), manage, timeout) as stage:
-        stage.prepare([act])
-        act.run(stage)
+    act = OrdersAct(path, seconds=0.1, workers=1)
+    with Stage(quiet_console(), manage, timeout) as ours:
+        ours.prepare([act])
+        act.run(ours)
 
 
 def test_workers_that_die_end_the_run_with_their_last_words(tmp_path):
@@ -222,7 +223,7 @@ def test_workers_that_die_end_the_run_with_their_last_words(tmp_path):
 
 
 def test_workers_that_never_get_ready_end_the_run_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(acts, "START_SECONDS", 1.0)
+    monkeypatch.setattr(stage, "START_SECONDS", 1.0)
     with pytest.raises(Stalled, match="No progress for 1 s: 0 of 1 processes are up"):
         run_with(tmp_path, "import sys; sys.stdin.read()")
 
@@ -237,7 +238,7 @@ def test_workers_that_do_nothing_end_the_run_too(tmp_path):
 
 
 def test_two_runs_at_a_time_are_refused(tmp_path):
-    with acts.alone(), pytest.raises(DemoError, match="Another demo is running"):
+    with database.alone(), pytest.raises(DemoError, match="Another demo is running"):
         run_with(tmp_path, "")
 
 
@@ -420,5 +421,5 @@ def test_two_deliveries_of_an_order_at_once_close_it_once():
 
 
 def test_servers_that_start_at_once_have_ports_of_their_own():
-    with acts.listener() as first, acts.listener() as second:
+    with stage.listener() as first, stage.listener() as second:
         assert second.getsockname()[1] != first.getsockname()[1]

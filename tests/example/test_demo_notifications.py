@@ -29,12 +29,11 @@ from example_project.demo.notifications import (
     Answer,
     Evidence,
     Traffic,
-    Way,
     check,
-    mail_fault,
+    mail_answer,
     number_of,
-    partner_fault,
-    text_fault,
+    partner_answer,
+    text_answer,
     way_of,
 )
 from example_project.samples import read_samples, set_up
@@ -90,7 +89,7 @@ def traffic() -> Traffic:
     ]  # fmt: skip
     broker: Any = SimpleNamespace(consumer=SimpleNamespace(tally=Tally(1, 0, 1)))
     client: Any = None
-    found = Traffic({each.number: each for each in samples}, 1.0, client, broker)
+    found = Traffic(samples, 1.0, client, broker)
     found.answers, found.published, found.cancelled = answers, 2, ["gone"]
     return found
 
@@ -251,10 +250,11 @@ def test_one_of_the_killed_dispatcher_that_is_still_open_is_noticed(found: Evide
 
 
 def test_every_request_has_one_way_and_its_time():
-    samples = {each.number: each for each in read_samples()}
+    samples = list(read_samples())
     assert len(samples) == 10_000
-    assert {way_of(each) for each in samples.values()} == set(Way)
-    played = Traffic(samples, 24.0, traffic().client, traffic().broker)
+    assert {way_of(each) for each in samples} == {"single", "bulk", "broker"}
+    nobody: Any = None
+    played = Traffic(samples, 24.0, nobody, nobody)
     assert played.due_at(samples[0]) >= played.began_at
     assert played.due_at(samples[9_999]) == pytest.approx(played.began_at + 24)
     assert number_of("demo-7") == 7
@@ -263,15 +263,16 @@ def test_every_request_has_one_way_and_its_time():
 
 def test_faults_come_once_and_are_the_same_at_each_run():
     addresses = [f"a{number}@example.org" for number in range(1000)]
-    greylisted = next(each for each in addresses if mail_fault(each, 1) == "450")
-    assert mail_fault(greylisted, 2) == ""
-    assert [mail_fault("nobody-01@example.org", times) for times in (1, 2)] == ["550", "550"]
+    greylisted = next(each for each in addresses if mail_answer(each, 1) == "450")
+    assert mail_answer(greylisted, 2) == ""
+    assert [mail_answer("nobody-01@example.org", times) for times in (1, 2)] == ["550", "550"]
     numbers = [f"+4477009{number:05}" for number in range(1000)]
-    faults = {text_fault(each, 1) for each in numbers}
-    assert {"", "503", "429", "drop", "drop-after", "hang-after", "blocked"} <= faults
-    assert {text_fault(each, 2) for each in numbers} == {"", "blocked"}
-    assert [partner_fault(3, {}, times) for times in (1, 2)] == ["503", "200"]
-    assert [partner_fault(13, {}, times) for times in (1, 9)] == ["503", "503"]
+    faults = {text_answer({"to": each}, 1) for each in numbers}
+    assert {"", "503 0", "429 0", "drop", "drop-after", "hang-after", "blocked"} <= faults
+    assert {text_answer({"to": each}, 2) for each in numbers} == {"", "blocked"}
+    third, down = {"path": "/partners/3"}, {"path": "/partners/13"}
+    assert [partner_answer(third, times) for times in (1, 2)] == ["503", ""]
+    assert [partner_answer(down, times) for times in (1, 9)] == ["503", "503"]
 
 
 def test_answers_that_a_service_must_never_get_are_surprises(found: Evidence):

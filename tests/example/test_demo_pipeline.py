@@ -18,12 +18,12 @@ from delayed_queue.notifications.models import Notification
 from delayed_queue.spark import session
 from delayed_queue.spark.models import ArchiveManifest
 from example_project.data import make_campaign, make_vouchers
-from example_project.demo import acts
-from example_project.demo.acts import Check
+from example_project.demo.checks import Check, Outcome
 from example_project.demo.jobs import JobsAct
 from example_project.demo.notifications import NotificationsAct
 from example_project.demo.orders import OrdersAct
 from example_project.demo.pipeline import Facts, PipelineAct, check_archive, checks, sha256
+from example_project.demo.stage import Act, Stage
 
 
 def answer(**changes: int) -> dict[str, Any]:
@@ -192,9 +192,9 @@ def test_without_java_it_says_what_to_install():
 def test_without_java_the_other_acts_are_run_and_it_says_so(monkeypatch: pytest.MonkeyPatch):
     ran: list[str] = []
 
-    def run(act: acts.Act, stage: acts.Stage) -> acts.Outcome:
+    def run(act: Act, stage: Stage) -> Outcome:
         ran.append(act.name)
-        return acts.Outcome({}, [], [])
+        return Outcome({}, [], [])
 
     for each in (OrdersAct, JobsAct, NotificationsAct, PipelineAct):
         monkeypatch.setattr(each, "run", run)

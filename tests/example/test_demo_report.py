@@ -10,7 +10,7 @@ from django.utils import timezone
 from delayed_queue.models import DeadLetter
 from delayed_queue.tasks.testing import drain
 from example_project import shop
-from example_project.demo.acts import database_now
+from example_project.demo import database
 from example_project.demo.orders import AFTER, BEFORE, Kill, report
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from example_project.orders import OrderLine
@@ -79,7 +79,7 @@ def failures(**facts):
 
 
 def deliver(order_id, attempt, worker, outcome):
-    now = database_now()
+    now = database.now()
     return Delivery.objects.create(
         order_id=order_id, attempt=attempt, worker=worker, outcome=outcome, due_at=now,
         started_at=now, delivery_type="first" if attempt == 1 else "redelivery",
@@ -161,7 +161,7 @@ def test_a_worker_that_did_not_stop_in_order_is_seen(good_run, exit_codes):
 def test_what_the_killed_worker_had_begun_must_come_back(good_run):
     deliver("CLOSED", 1, WORKER, "unfinished")
     deliver("LATE", 1, WORKER, "closed")
-    kill = Kill(WORKER, database_now())
+    kill = Kill(WORKER, database.now())
     assert failures(kill=kill) == ["killed worker"]
     deliver("CLOSED", 2, 4712, "unfinished")
     assert failures(kill=kill) == ["killed worker"]

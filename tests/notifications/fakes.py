@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from aiohttp import web
+from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from example_project.demo import fakes
-from example_project.demo.fakes import Server, WebServer, hang_up
+from example_project.demo.fakes import hang_up
 
 __all__ = ["FakeHook", "FakeSms", "FakeSmtp", "Server"]
 
@@ -32,11 +33,47 @@ def asked_of(text: str, times: int) -> str:
     return found[1]
 
 
-class FakeSmtp(fakes.FakeSmtp):
-    """An SMTP server with the faults of ``fakes.FakeSmtp``, before the ``+`` of an address."""
+class Server(fakes.Server):
+    """One that also tells how many calls hang, and how many were accepted in all."""
+
+    hanging = total = 0
+
+    async def hang(self) -> None:
+        self.hanging += 1
+        await super().hang()
+
+    def accept(self, key: str, began_at: float) -> None:
+        super().accept(key, began_at)
+        self.total += 1
+
+
+class WebServer(fakes.WebServer, Server):
+    """Such a one that serves HTTP."""
+
+
+class FakeSmtp(fakes.FakeSmtp, Server):
+    """An SMTP server with the faults of ``fakes.FakeSmtp``, before the ``+`` of an address.
+
+    And ``refuse-data``: 554 after the body; ``hang-after``: accepts it, and says nothing.
+    """
+
+    connections = 0
 
     def __init__(self, *, latency: float = 0.0) -> None:
         super().__init__(_of_address, latency=latency)
+
+    def _session(self) -> SMTP:
+        self.connections += 1
+        return super()._session()
+
+    async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
+        asked = _of_address(envelope.rcpt_tos[-1], 1)
+        if asked == "refuse-data":
+            return "554 refused"
+        answer = await super().handle_DATA(server, session, envelope)
+        if asked == "hang-after":
+            await self.hang()
+        return answer
 
 
 def _of_address(address: str, times: int) -> str:

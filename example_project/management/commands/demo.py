@@ -7,12 +7,10 @@ import math
 import os
 import signal
 import sys
-import threading
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from django.conf import settings
@@ -21,28 +19,17 @@ from django.db import Error, connection
 
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.models import Message
-from example_project.demo.acts import (
-    BOLD,
-    DIM,
-    GREEN,
-    RED,
-    TIMEOUT_SECONDS,
-    Act,
-    Check,
-    Console,
-    DemoError,
-    Outcome,
-    Stage,
-    Stalled,
-)
+from example_project.demo import orders
+from example_project.demo.checks import Check, Outcome
+from example_project.demo.console import BOLD, DIM, GREEN, RED, Console, DemoError, Stalled
 from example_project.demo.jobs import JobsAct
 from example_project.demo.notifications import NotificationsAct
-from example_project.demo.orders import Options, OrdersAct
+from example_project.demo.orders import OrdersAct
 from example_project.demo.pipeline import PipelineAct, what_is_missing
+from example_project.demo.stage import TIMEOUT_SECONDS, Act, Stage
 from example_project.orders import InputError
 from example_project.postgres import LauncherError
 
-ORDERS: Final = Path(settings.BASE_DIR) / "example_project" / "data" / "orders.jsonl"
 ACTS: Final = ("orders", "jobs", "notifications", "pipeline")
 INTERRUPTED: Final = 130
 
@@ -62,40 +49,21 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add = parser.add_argument
-        add(
-            "acts",
-            nargs="*",
-            metavar="ACT",
-            help=f"one or more of {', '.join(ACTS)}; all if none is named, pipeline where Java is",
-        )
+        every = f"one or more of {', '.join(ACTS)}; all if none is named, pipeline where Java is"
+        add("acts", nargs="*", metavar="ACT", help=every)
         add("--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C")
         add("--format", choices=["text", "json"], default="text")
         add("--no-spark", action="store_true", help="without the act pipeline, which needs Java")
-        add(
-            "--timeout",
-            type=_positive,
-            default=TIMEOUT_SECONDS,
-            metavar="S",
-            help="give an act up when nothing moves for so long (default: 60 seconds)",
-        )
+        gives_up = "give an act up when nothing moves for so long (default: 60 seconds)"
+        add("--timeout", type=_positive, default=TIMEOUT_SECONDS, metavar="S", help=gives_up)
         add("--notifications", type=_count, metavar="N", help="only the first N notifications")
         add = parser.add_argument_group("the act orders").add_argument
-        add(
-            "--input",
-            type=Path,
-            default=ORDERS,
-            metavar="FILE",
-            help="orders as .jsonl or .csv; docs/guides/demo.md lists the columns",
-        )
+        columns = "orders as .jsonl or .csv; docs/guides/demo.md lists the columns"
+        add("--input", type=Path, default=orders.FILE, metavar="FILE", help=columns)
         add("--orders", type=_count, metavar="N", help="only the first N orders")
         add("--workers", type=_count, default=3, metavar="N")
-        add(
-            "--seconds",
-            type=_positive,
-            metavar="S",
-            help="from the first order to the last deadline (default: 28, longer for more "
-            "than 10,080 orders)",
-        )
+        length = "from the first order to the last deadline (default: 28, more for many orders)"
+        add("--seconds", type=_positive, metavar="S", help=length)
         add("--rejects", type=Path, metavar="FILE", help="where rejected lines go (JSON lines)")
         add("--no-kill", action="store_true", help="do not kill a worker")
 
@@ -103,64 +71,102 @@ class Command(BaseCommand):
         acts, as_json = _acts(options), options["format"] == "json"
         out = self.stderr if as_json else self.stdout
         console = Console(out, self.stderr, colour=self.style.ERROR("x") != "x")
-        if missing := _missing(acts):
-            acts = _without_spark(acts, options["acts"], missing)
-            console.warn(f"Without the act pipeline: {missing}")
+        acts = _without_what_is_missing(acts, options["acts"], console)
+        with _said(), _sigterm_as_ctrl_c(), Stage(console, timeout=options["timeout"]) as stage:
+            outcomes = _run(stage, acts, serve=options["serve"])
+            if as_json:
+                self.stdout.write(_as_json(outcomes))
+            _end(stage, serve=options["serve"])
+        failed = [f"{each.name} ({name})" for name, act in outcomes.items() for each in act.failed]
+        if failed:
+            raise CommandError(f"The run is not good. Failed: {', '.join(failed)}.")
+
+
+def _acts(options: dict[str, Any]) -> list[Act]:
+    """Return the acts that are wanted, in their own order."""
+    wanted = options["acts"] or ACTS
+    if unknown := [each for each in wanted if each not in ACTS]:
+        raise CommandError(f"There is no act {unknown[0]!r}; there are: {', '.join(ACTS)}.")
+    if options["no_spark"]:
+        wanted = [each for each in wanted if each != PipelineAct.name]
+    if not wanted:
+        raise CommandError("No act is left: pipeline is the one that needs Spark.")
+    rejects: Path | None = options["rejects"]
+    if rejects is not None and rejects.resolve() == options["input"].resolve():
+        raise CommandError("--rejects must not be the input itself.")
+    names = ("input", "orders", "workers", "seconds", "rejects")
+    play = OrdersAct(**{name: options[name] for name in names}, kills=not options["no_kill"])
+    all_of_them: list[Act] = [
+        play, JobsAct(), NotificationsAct(options["notifications"]), PipelineAct()
+    ]  # fmt: skip
+    return [each for each in all_of_them if each.name in wanted]
+
+
+def _without_what_is_missing(acts: list[Act], named: Sequence[str], console: Console) -> list[Act]:
+    """Leave the act of Spark out where that cannot run, unless it was asked for by its name."""
+    missing = what_is_missing() if any(isinstance(each, PipelineAct) for each in acts) else ""
+    if not missing:
+        return acts
+    if PipelineAct.name in named:
+        raise CommandError(f"The act pipeline cannot run. {missing}")
+    console.warn(f"Without the act pipeline: {missing}")
+    return [each for each in acts if not isinstance(each, PipelineAct)]
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Say in a sentence what ended the demo."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        # It may have come in the middle of a statement; the connection takes no other then.
+        connection.close()
+        left = f"{Message.objects.count():,} messages are left, which the next run deletes."
+        said = f"Interrupted; all processes are stopped. {left}"
+        raise CommandError(said, returncode=INTERRUPTED) from None
+    except BrokenPipeError:
+        # Nobody reads on. Nor must the interpreter try to, when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise CommandError("Stopped, as the output is no longer read.") from None
+    except (DemoError, InputError, LauncherError) as error:
+        raise CommandError(str(error)) from error
+    except (Error, DelayedQueueError) as error:
+        raise CommandError(f"The database cannot be used: {error}") from error
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, so that ``kill`` and ``timeout`` leave nothing running."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(stage: Stage, acts: Sequence[Act], *, serve: bool) -> dict[str, Outcome]:
+    """Run the acts in order, and show what came of each."""
+    console, outcomes = stage.console, {}
+    stage.prepare(acts)
+    if serve:
+        console.step("admin", stage.admin)
+    for position, act in enumerate(acts):
+        console.say(f"\n{console.styled(act.name.upper(), BOLD)}: {act.introduction}\n")
+        # Spark starts while the jobs wait for their time, not beside the busy acts.
+        for later in acts[position + 2 : position + 3]:
+            later.warm_up(stage)
         try:
-            with _sigterm_as_ctrl_c(), Stage(console, timeout=options["timeout"]) as stage:
-                outcomes = self._run(stage, acts, serve=options["serve"])
-                if as_json:
-                    self.stdout.write(_as_json(outcomes))
-                self._end(stage, serve=options["serve"])
-        except KeyboardInterrupt:
-            # It may have come in the middle of a statement; the connection takes no other then.
-            connection.close()
-            left = f"{Message.objects.count():,} messages are left, which the next run deletes."
-            said = f"Interrupted; all processes are stopped. {left}"
-            raise CommandError(said, returncode=INTERRUPTED) from None
-        except BrokenPipeError:
-            # Nobody reads on. Nor must the interpreter try to, when it flushes at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise CommandError("Stopped, as the output is no longer read.") from None
-        except (DemoError, InputError, LauncherError) as error:
-            raise CommandError(str(error)) from error
-        except (Error, DelayedQueueError) as error:
-            raise CommandError(f"The database cannot be used: {error}") from error
-        _fail(outcomes)
-
-    def _run(self, stage: Stage, acts: Sequence[Act], *, serve: bool) -> dict[str, Outcome]:
-        """Run the acts in order, and show what came of each."""
-        console, outcomes = stage.console, {}
-        stage.prepare(acts)
-        if serve:
-            console.step("admin", f"{stage.admin} {stage.login}")
-        for position, act in enumerate(acts):
-            console.say(f"\n{console.styled(act.name.upper(), BOLD)}: {act.introduction}\n")
-            # Spark starts while the jobs wait for their time, not beside the busy acts.
-            for later in acts[position + 2 : position + 3]:
-                later.warm_up(stage)
-            try:
-                outcomes[act.name] = act.run(stage)
-            except Stalled as error:
-                check = Check("came to its end", False, str(error))
-                outcomes[act.name] = Outcome({"stalled": str(error)}, [], [check])
-            _show(outcomes[act.name], console)
-            if "stalled" in outcomes[act.name].figures:
-                break
-        passed = [check.passed for each in outcomes.values() for check in each.checks]
-        console.say()
-        console.step("checks", f"{sum(passed)} ok, {len(passed) - sum(passed)} failed")
-        return outcomes
-
-    def _end(self, stage: Stage, *, serve: bool) -> None:
-        console = stage.console
-        if serve:
-            stage.serve()
-            console.say("Stopped.")
-            return
-        console.step("admin", f"`DEBUG=1 python manage.py runserver`, then /admin/ {stage.login}")
-        if settings.EMBEDDED_POSTGRES:
-            console.step("database", "goes on running; `python manage.py queuedb stop` stops it")
+            outcomes[act.name] = act.run(stage)
+        except Stalled as error:
+            check = Check("came to its end", False, str(error))
+            outcomes[act.name] = Outcome({"stalled": str(error)}, [], [check])
+        _show(outcomes[act.name], console)
+        if "stalled" in outcomes[act.name].figures:
+            break
+    passed = [check.passed for each in outcomes.values() for check in each.checks]
+    console.say()
+    console.step("checks", f"{sum(passed)} ok, {len(passed) - sum(passed)} failed")
+    return outcomes
 
 
 def _show(outcome: Outcome, console: Console) -> None:
@@ -174,6 +180,17 @@ def _show(outcome: Outcome, console: Console) -> None:
         console.say(f"  {verdict} {each.name:<22} {console.styled(each.statement, DIM)}")
 
 
+def _end(stage: Stage, *, serve: bool) -> None:
+    if serve:
+        stage.serve()
+        stage.console.say("Stopped.")
+        return
+    runs = f"`DEBUG=1 python manage.py runserver`, then /admin/ {stage.login}"
+    stage.console.step("admin", runs)
+    if settings.EMBEDDED_POSTGRES:
+        stage.console.step("database", "goes on running; `python manage.py queuedb stop` stops it")
+
+
 def _as_json(outcomes: dict[str, Outcome]) -> str:
     acts = {
         name: {
@@ -185,55 +202,6 @@ def _as_json(outcomes: dict[str, Outcome]) -> str:
     }
     passed = not any(each.failed for each in outcomes.values())
     return json.dumps({"passed": passed, "acts": acts}, ensure_ascii=False)
-
-
-def _acts(options: dict[str, Any]) -> list[Act]:
-    """Return the acts that are wanted, in their own order."""
-    wanted = options["acts"] or ACTS
-    unknown = [each for each in wanted if each not in ACTS]
-    if unknown:
-        raise CommandError(f"There is no act {unknown[0]!r}; there are: {', '.join(ACTS)}.")
-    if options["no_spark"]:
-        wanted = [each for each in wanted if each != PipelineAct.name]
-    if not wanted:
-        raise CommandError("No act is left: pipeline is the one that needs Spark.")
-    all_of_them: tuple[Act, ...] = (
-        OrdersAct(_order_options(options)),
-        JobsAct(),
-        NotificationsAct(options["notifications"]),
-        PipelineAct(),
-    )
-    return [each for each in all_of_them if each.name in wanted]
-
-
-def _missing(acts: Sequence[Act]) -> str:
-    """Return what is to be installed for those acts; nothing when all is there."""
-    return what_is_missing() if any(each.name == PipelineAct.name for each in acts) else ""
-
-
-def _without_spark(acts: Sequence[Act], named: Sequence[str], missing: str) -> list[Act]:
-    """Leave the act of Spark out, unless it was asked for by its name."""
-    if PipelineAct.name in named:
-        raise CommandError(f"The act pipeline cannot run. {missing}")
-    return [each for each in acts if each.name != PipelineAct.name]
-
-
-def _order_options(options: dict[str, Any]) -> Options:
-    rejects: Path | None = options["rejects"]
-    if rejects is not None and rejects.resolve() == options["input"].resolve():
-        raise CommandError("--rejects must not be the input itself.")
-    return Options(
-        options["input"], options["orders"], options["workers"], options["seconds"],
-        not options["no_kill"], rejects,
-    )  # fmt: skip
-
-
-def _fail(outcomes: dict[str, Outcome]) -> None:
-    failed = [
-        f"{check.name} ({name})" for name, outcome in outcomes.items() for check in outcome.failed
-    ]
-    if failed:
-        raise CommandError(f"The run is not good. Failed: {', '.join(failed)}.")
 
 
 def _count(text: str) -> int:
@@ -250,20 +218,3 @@ def _positive(text: str) -> float:
     if not 0 < number <= 1e9:
         raise ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, so that ``kill`` and ``timeout`` leave nothing running."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # where signals cannot be set
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

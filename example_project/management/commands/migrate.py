@@ -39,7 +39,7 @@ def alone(alias: str) -> Iterator[None]:
     connection = connections[alias].copy()
     try:
         connection.set_autocommit(False)
-        while not _locks(connection):
+        while not locks(connection, LOCK):
             connection.rollback()
             time.sleep(0.1)
         yield
@@ -47,11 +47,12 @@ def alone(alias: str) -> Iterator[None]:
         connection.close()
 
 
-def _locks(connection: Any) -> bool:
+def locks(connection: Any, lock: int) -> bool:
+    """Take the lock until the transaction ends, if nobody has it; return whether it is ours."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [lock])
         locked = bool(cursor.fetchone()[0])
-        # The transaction idles as long as the migrations take. And a second statement has to
+        # The transaction idles as long as what the lock is for takes. And a second statement has to
         # follow: the portal of the first keeps its snapshot, which the migrations may wait for.
         cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         return locked

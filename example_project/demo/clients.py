@@ -1,0 +1,84 @@
+"""Clients as any program has them: threads, and calls of an HTTP API by the standard library."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from django.db import connection
+
+THREADS: Final = 16
+T = TypeVar("T")
+
+
+class Threads:
+    """Threads of this process that are asked to end, by ``over``, when the block is left."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._started: list[Future[None]] = []
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.over.set()
+        self._pool.shutdown()
+
+    def start(self, target: Callable[..., None], *arguments: Any) -> None:
+        def run() -> None:
+            try:
+                target(*arguments)
+            finally:
+                connection.close()
+
+        self._started.append(self._pool.submit(run))
+
+    def play(self, do: Callable[[T], object], times: Iterable[tuple[float, T]]) -> None:
+        """Start one that does each thing when its time has come, in seconds of Unix time."""
+
+        def run() -> None:
+            for at, thing in times:
+                if self.over.wait(max(at - time.time(), 0)):
+                    return
+                do(thing)
+
+        self.start(run)
+
+    @property
+    def are_done(self) -> bool:
+        return all(each.done() for each in self._started)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What one of them failed by, if one has."""
+        ended = (each.exception() for each in self._started if each.done())
+        return next(filter(None, ended), None)
+
+
+class Client:
+    """Calls an API under a token, from any thread."""
+
+    def __init__(self, address: str, token: str) -> None:
+        found = urlsplit(address)
+        self._host, self._prefix, self._token = found.netloc, found.path, token
+
+    def call(
+        self, method: str, path: str, body: object = None, kind: str = "application/json"
+    ) -> tuple[int, Any]:
+        """Return the status and the JSON of the answer; bytes are sent as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
+        with closing(http.client.HTTPConnection(self._host, timeout=70)) as connected:
+            connected.request(method, self._prefix + path, data if body else None, headers)
+            with connected.getresponse() as response:
+                text = response.read()
+        return response.status, json.loads(text) if text else None
