@@ -26,6 +26,7 @@ from delayed_queue.admin import formats
 from delayed_queue.admin.filters import KIND, chosen_kind
 from delayed_queue.admin.formats import MAX_READ, quiet, show_payload
 from delayed_queue.admin.lists import (
+    LIVE,
     DatabaseClock,
     Keyset,
     KeysetChangeList,
@@ -68,7 +69,7 @@ class QueueModelAdmin(_Base):
 
     class Media:
         css = {"all": ["delayed_queue/admin.css"]}
-        js = [forms.Script("delayed_queue/live.js", defer=True)]
+        js = [LIVE]
 
     # What subclasses say
 

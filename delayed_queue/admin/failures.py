@@ -164,7 +164,9 @@ class RunForm(forms.Form):
         required=False, min_value=1, max_value=MAX_CANARY, label=_("Deaths that stop it"),
         help_text=_("Of the canary; empty: one."),
     )  # fmt: skip
-    why = forms.CharField(required=False, max_length=500, help_text=_("Kept with the run."))
+    why = forms.CharField(
+        required=False, max_length=500, label=_("Why"), help_text=_("Kept with the run.")
+    )
 
     def plan(self, action: str, kind: str, fingerprint: str) -> BulkPlan:
         """Return the plan, or raise InvalidConfiguration, which says what is wrong with it."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from django.utils import dateformat
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
@@ -57,6 +58,11 @@ def per_second(rate: float) -> str:
 
 def exact(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d} UTC"
+
+
+def dated(at: datetime, pattern: str = "D H:i") -> str:
+    """Return the time in its own zone by a pattern of Django's, its days in the reader's words."""
+    return dateformat.format(at, pattern)
 
 
 def moment(at: datetime, words: str) -> SafeString:

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.charts import Line, Mark, chart, drawn, largest
 from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.formats import human, table
+from delayed_queue.admin.formats import dated, human, table
 from delayed_queue.admin.schedule_forms import rule_of
 from delayed_queue.codecs import check_kind
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
@@ -161,7 +161,7 @@ def _at(minute: float) -> datetime:
 
 
 def _clock(minute: float, *, is_long: bool) -> str:
-    return f"{_at(minute):%a %d %b %H:%M}" if is_long else f"{_at(minute):%H:%M}"
+    return dated(_at(minute), "D d M H:i" if is_long else "H:i")
 
 
 def _figure(figure: Figure, found: History, marks: SafeString) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _deploys(found: History) -> list[Mark]:
     window = found.window
     return [
         Mark((each.minute - window.since) / window.step, "dq-of-deploy",
-             f"{_at(each.minute):%a %H:%M} "
+             dated(_at(each.minute), "D H:i ")
              + gettext("workers of version %(version)s") % {"version": each.version})
         for each in found.deploys
     ]  # fmt: skip
@@ -222,7 +222,7 @@ def _ticks(kind: str, found: History, using: str) -> Iterator[Mark]:
         times = rule.times_between(_at(window.since), _at(window.until), _MOST_TICKS + 1)
         for at in times if len(times) <= _MOST_TICKS else ():
             place = ((at - _at(0)) / MINUTE - window.since) / window.step
-            yield Mark(place, "dq-of-tick", f"{at:%a %H:%M} {row.key_prefix}")
+            yield Mark(place, "dq-of-tick", f"{dated(at)} {row.key_prefix}")
 
 
 def _gap(found: History) -> str:
@@ -230,7 +230,7 @@ def _gap(found: History) -> str:
     last = next((each.minute for each in reversed(found.steps) if each.is_sampled), None)
     if last is None or found.window.until - last <= max(2 * found.window.step, 3):
         return ""
-    return f"{_at(last):%a %Y-%m-%d %H:%M} UTC"
+    return dated(_at(last), "D Y-m-d H:i T")
 
 
 # Why a group is held back, as HeldGroup has it.
@@ -242,7 +242,7 @@ _MOST_GROUPS: Final = 100
 
 
 def _groups(kind: str, using: str) -> SafeString | str:
-    """Return the groups of the queue that are held back, as a table; empty where it has no limits.
+    """Return the groups of the queue that are held back, as a table; empty where none is.
 
     Those that have messages, among the first; and all that are paused.
     """
@@ -254,6 +254,8 @@ def _groups(kind: str, using: str) -> SafeString | str:
     held = [each for each in queue.groups.held(_MOST_GROUPS) if each.reason]
     lines = [_held(each, paused.pop(each.name, None)) for each in held]
     lines += [[name, _why("paused", each), "—", "—", "—"] for name, each in paused.items()]
+    if not lines:
+        return ""
     heads = [_("Group"), _("Why"), _("Until"), _("Due since"), _("Leased")]
     return table(list(map(str, heads)), lines)
 
@@ -274,7 +276,7 @@ def _why(reason: str, pause: Limit | None) -> str:
 
 
 def _moment(milliseconds: int | None) -> str:
-    return "—" if milliseconds is None else f"{from_milliseconds(milliseconds):%a %H:%M:%S}"
+    return "—" if milliseconds is None else dated(from_milliseconds(milliseconds), "D H:i:s")
 
 
 def _numbers(figures: Sequence[Figure], found: History) -> SafeString:
@@ -282,7 +284,7 @@ def _numbers(figures: Sequence[Figure], found: History) -> SafeString:
     columns = [(each, name, of) for each in figures for name, _, of in each.lines]
     heads = ["UTC", *(f"{figure.title}: {name}" for figure, name, _ in columns)]
     rows = (
-        [f"{_at(step.minute):%a %H:%M}", *(_cell(of(step), figure) for figure, _, of in columns)]
+        [dated(_at(step.minute)), *(_cell(of(step), figure) for figure, _, of in columns)]
         for step in reversed(found.steps)
     )
     return table(heads, rows)

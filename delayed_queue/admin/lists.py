@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from django import forms
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import (
@@ -21,6 +22,7 @@ from django.db.models import (
 )
 from django.db.models.lookups import GreaterThan, LessThan
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import EpochMillisecondField
@@ -30,6 +32,17 @@ if TYPE_CHECKING:
 
 # Any number of fewer digits is a bigint.
 _MOST_DIGITS: Final = 19
+# What the script says: attributes of its tag, so that they come in the language of the page.
+LIVE: Final = forms.Script(
+    "delayed_queue/live.js",
+    defer=True,
+    **{
+        "data-off": _("Live: off"),
+        "data-as-of": _("as of"),
+        "data-no-answer": _("no answer, trying again"),
+        "data-title": _("Refresh every few seconds while this tab is visible"),
+    },
+)
 
 
 class RowState(StrEnum):

@@ -20,7 +20,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.formats import printable
+from delayed_queue.admin.formats import dated, printable
 from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
 from delayed_queue.cron.keeper import declared
 from delayed_queue.cron.registry import CronEntry, Definition, schedule_of
@@ -90,7 +90,7 @@ def next_change(zone: ZoneInfo, now: datetime) -> ClockChange | None:
 
 
 def local(at: datetime, zone: ZoneInfo) -> str:
-    return f"{at.astimezone(zone):%a %Y-%m-%d %H:%M:%S %Z}"
+    return dated(at.astimezone(zone), "D Y-m-d H:i:s T")
 
 
 def next_run(row: Schedule, now: datetime) -> SafeString:

@@ -29,6 +29,7 @@ NO_PAGES: Final = {
 }  # fmt: skip
 _VARIABLE: Final = re.compile(r"{{ *([\w.]+)")
 MISSING: Final = re.compile("¤(.*?)¤", re.DOTALL)
+WEEKDAY: Final = re.compile(r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d+")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,11 @@ def test_each_page_answers_and_has_all_it_shows(
     wanted, lacking = ours(), {}
     with override(language):
         for name, path in gallery.pages().items():
-            if found := wanted.intersection(MISSING.findall(page(admin_client, path))):
+            html = page(admin_client, path)
+            found = wanted.intersection(MISSING.findall(html))
+            if language != "en":
+                found |= set(WEEKDAY.findall(html))
+            if found:
                 lacking[name] = found
     assert lacking == {}
 

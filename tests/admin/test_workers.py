@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.staticfiles import finders
 from django.test import Client
+from django.utils.translation import override
+from pytest_django import Settings
 
 from delayed_queue import DelayedQueue
 from delayed_queue.admin.formats import per_second
+from delayed_queue.admin.lists import LIVE
 from delayed_queue.models import Message, Worker
 from delayed_queue.worker.claims import new_lease_id
 from delayed_queue.worker.store import WorkerCounts
@@ -235,7 +239,7 @@ def test_w12_pages_are_kept_live_by_a_file_of_their_own(admin_client: Client, ur
     enlist("worker-1")
     html = page(admin_client, url)
 
-    assert 'delayed_queue/live.js" defer' in html
+    assert re.search(r'delayed_queue/live.js"[^>]* defer>', html)
     assert html.count("data-dq-live=") >= 1
     # A policy of script-src 'self' forbids code in the page.
     assert re.findall(r"<script(?![^>]* src=)(?![^>]*json)[^>]*>", html) == []
@@ -250,6 +254,17 @@ def test_w12_a_live_page_is_one_that_works_without_the_script(admin_client: Clie
     # The form is outside: to replace it would change its token under the operator's hand.
     assert "csrfmiddlewaretoken" not in region
     assert 'id="dq-switch"' in html.partition('data-dq-live="queues"')[0]
+
+
+def test_w12_the_script_speaks_the_language_of_the_page(admin_client: Client, settings: Settings):
+    settings.LANGUAGE_CODE = "de"
+    with override("de"):
+        html = page(admin_client, MESSAGES)
+    assert 'data-off="Live: aus"' in html
+    script = Path(str(finders.find("delayed_queue/live.js"))).read_text(encoding="utf-8")
+    said = {f"data-{re.sub('[A-Z]', lambda each: f'-{each[0].lower()}', name)}"
+            for name in re.findall(r"words\.(\w+)", script)}  # fmt: skip
+    assert said == set(re.findall(r"data-[a-z-]+", str(LIVE)))
 
 
 def test_w12_the_script_is_among_the_static_files():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import cycle, islice
 from typing import Any, Final
@@ -17,6 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 
+from delayed_queue import DelayedQueue, Groups, ScheduledMessage
 from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host, Topic
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Limit, Message, Sample, Schedule, Worker
@@ -79,6 +80,29 @@ def _queues() -> None:
         kind=f"{QUEUES[0]}|json", paused_at=from_now(hours=-3), paused_by="operator@example.org",
         reason="The gateway is being moved; it is back at four, says the provider's status page.",
     )  # fmt: skip
+
+
+def _groups() -> None:
+    """Groups of the queue of the short history, each held back for another reason."""
+    queue, names = DelayedQueue(QUEUES[3]), ("customer-42", "customer-43", TENANT, "x" * 100)
+    letter = DeadLetterFactory.create(
+        kind=queue.kind, group="customer-44", reason=FAILED, first_error=TRACEBACK
+    )
+    messages = [
+        ScheduledMessage(f"{number}-of-{name}", None, group=name)
+        for name in (*names, letter.group)
+        for number in range(3)
+    ]
+    queue.groups.set(Groups(concurrency=1, order="fifo", on_dead="block"))
+    queue.groups.limit(TENANT, rate="1/d", concurrency=2)
+    queue.offer_batch(messages)
+    for each in queue.try_poll_many(10):
+        if each.group == TENANT:
+            each.acknowledge()
+        elif each.group == "customer-43":
+            each.release(timedelta(minutes=5), error=FAILED)
+    queue.groups.pause("x" * 100, "They move to a house of their own.", by="operator@example.org")
+    queue.groups.pause("customer-45")
 
 
 def _workers() -> None:
@@ -275,7 +299,7 @@ def _tasks_under_way() -> None:
 
 
 PARTS: Final = (
-    _queues, _workers, _samples, _schedules, _topics, _callbacks, _hosts, _pipeline, _shop,
+    _queues, _groups, _workers, _samples, _schedules, _topics, _callbacks, _hosts, _pipeline, _shop,
     _notifications, _tasks, _tasks_under_way,
 )  # fmt: skip
 

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from django import forms
 from django.contrib import admin
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -20,7 +19,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.lists import AFTER, KeysetChangeList
+from delayed_queue.admin.lists import AFTER, LIVE, KeysetChangeList
 from delayed_queue.db.sql import Page
 from delayed_queue.notifications import managing
 from delayed_queue.notifications.models import Status
@@ -67,7 +66,7 @@ class ShownOnly(Base):
 
     class Media:
         css = {"all": ["delayed_queue/admin.css", "notifications/pages.css"]}
-        js = [forms.Script("delayed_queue/live.js", defer=True)]
+        js = [LIVE]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         """Head the list by what is in it: nothing needs to be selected."""

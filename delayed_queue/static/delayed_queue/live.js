@@ -6,6 +6,9 @@
     // The server is kept busy for a tenth of the time at most, however long a page takes.
     const SHARE = 10;
 
+    // In the language of the page, as attributes of the script.
+    const words = document.currentScript.dataset;
+
     const regions = () => [...document.querySelectorAll("[data-dq-live]")];
     // Django's own script holds on to the rows that can be ticked: such a list is reloaded whole.
     const isTickable = (page) => page.querySelector("tr input.action-select") !== null;
@@ -92,7 +95,7 @@
             if (heading !== null && latest !== null) {
                 heading.textContent = latest.textContent;
             }
-            tell(`as of ${new Date().toLocaleTimeString()}`);
+            tell(`${words.asOf} ${new Date().toLocaleTimeString()}`);
         }
     }
 
@@ -101,7 +104,7 @@
             try {
                 await refresh();
             } catch {
-                tell("no answer, trying again");
+                tell(words.noAnswer);
             }
         }
         schedule();
@@ -114,7 +117,7 @@
 
     function turn(on, isChosen) {
         button.setAttribute("aria-pressed", String(on));
-        button.textContent = on ? "Live" : "Live: off";
+        button.textContent = on ? "Live" : words.off;
         tell("");
         if (isChosen) {
             remember(on);
@@ -129,7 +132,7 @@
         }
         button.type = "button";
         button.className = "dq-live-button";
-        button.title = "Refresh every few seconds while this tab is visible";
+        button.title = words.title;
         button.addEventListener("click", () => {
             turn(!isOn(), true);
             button.blur();
