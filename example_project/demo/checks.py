@@ -53,3 +53,7 @@ class Outcome:
     @property
     def failed(self) -> list[Check]:
         return [each for each in self.checks if not each.passed]
+
+    def as_json(self) -> dict[str, Any]:
+        checks = [each._asdict() for each in self.checks]
+        return {"passed": not self.failed, **self.figures, "checks": checks}

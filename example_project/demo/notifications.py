@@ -75,14 +75,14 @@ _ROWS: Final = (
 )  # fmt: skip
 
 
+@dataclass
 class NotificationsAct(Act):
     """Ten thousand requests by three ways in, and each is sent once or its end is told."""
 
+    limit: int | None = None
+
     name = "notifications"
     introduction = "each is sent once, though providers fail and a dispatcher is killed"
-
-    def __init__(self, limit: int | None = None) -> None:
-        self._limit = limit
 
     @transaction.atomic
     def clear(self) -> None:
@@ -113,7 +113,7 @@ class NotificationsAct(Act):
         dispatchers = stage.start_workers(DISPATCHERS, "dispatcher", *DISPATCHING)
         with stage.threads() as consuming, open_broker(stage) as broker, stage.threads() as clients:
             consuming.start(broker.consumer.run)
-            samples = list(islice(read_samples(), self._limit))
+            samples = list(islice(read_samples(), self.limit))
             seconds = max(SECONDS * len(samples) / ALL, LEAST_SECONDS)
             traffic = Traffic(samples, seconds, client, broker, self._partners.at(""))
             traffic.start(clients)
@@ -335,7 +335,7 @@ def open_broker(stage: Stage) -> Iterator[Broker]:
     in_memory = url == "memory://"
     stage.console.step("broker", "in memory, no AMQP_URL" if in_memory else "RabbitMQ")
     options = {} if in_memory else {"confirm_publish": True}
-    with Connection(url, transport_options=options, connect_timeout=5) as connection, _quiet():
+    with Connection(url, transport_options=options, connect_timeout=5) as connection:
         try:
             queue = Queue(BROKER_QUEUE, durable=True)(connection.default_channel)
             queue.declare()
@@ -347,24 +347,14 @@ def open_broker(stage: Stage) -> Iterator[Broker]:
             delivery_mode=2, content_type="application/json", content_encoding="utf-8",
         )  # fmt: skip
         consumer = Consumer(url=url, queue=BROKER_QUEUE, tenant=TENANT)
+        logging.disable(logging.INFO)  # its lines would come between those of the demo
         try:
             yield Broker(publish, consumer)
         finally:
             consumer.stop()
+            logging.disable(logging.NOTSET)
             with suppress(OSError, KombuError):
                 queue.delete()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the consumer's log from between the lines of the demo."""
-    log = logging.getLogger("delayed_queue")
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 # When third parties fail: by what they are sent, so that each run has the same faults
@@ -503,6 +493,7 @@ class Evidence:
 
 
 def figures(found: Evidence) -> dict[str, Any]:
+    """Count what came of the requests."""
     rows = list(found.rows.values())
     sent = Counter(channel for channel, _ in found.sent)
     status = Counter(row.status for row in rows)

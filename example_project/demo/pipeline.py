@@ -111,19 +111,17 @@ class PipelineAct(Act):
         stage.environment |= {"NOTIFICATION_PROVIDERS": "", "NOTIFICATION_RETRIES": ""}
         worker = stage.start("worker", *WORKER, *SERVING)
         campaign, coupons, again = spark.run(IMPORTS, lake, _is_quiet)
-        expired = list(ExpiredVoucher.objects.values_list("number", flat=True))
-        facts = Facts(campaign, coupons, again, notifications(), dead(), expired)
-        expected = (facts.dead, attempts(), facts.notifications.total())
+        expired, expected = ExpiredVoucher.objects.values_list("number", flat=True), to_archive()
+        facts = Facts(campaign, coupons, again, notifications(), expected[0], list(expired))
         *archives, facts.report = spark.run(ARCHIVES, lake)
         codes = [*stage.stop([worker]), spark.close()]
         facts.plots = sorted(str(each) for each in (lake / "report").glob("*.png"))
-        left = (dead(), attempts(), notifications().total())
-        counted = zip(archives, expected, left, strict=True)
+        counted = zip(archives, expected, to_archive(), strict=True)
         found = [check_archive(*each, lake / "archive") for each in counted]
         figures = {
-            "campaign": campaign, "again": again, "vouchers": coupons, "expired": len(expired),
-            "dead": facts.dead, "archived": sum(expected), "lake": str(lake), "plots": facts.plots,
-            "seconds": time.monotonic() - began,
+            "campaign": campaign, "again": again, "vouchers": coupons,
+            "expired": len(facts.expired), "dead": facts.dead, "archived": sum(expected),
+            "lake": str(lake), "plots": facts.plots, "seconds": time.monotonic() - began,
         }  # fmt: skip
         return Outcome(figures, _ROWS, [*checks(facts), *found, stopped(codes)])
 
@@ -213,12 +211,11 @@ def notifications() -> Counter[tuple[str, str]]:
     return Counter({(channel, status): count for channel, status, count in rows})
 
 
-def dead() -> int:
-    return DeadLetter.objects.filter(kind=vouchers.kind).count()
-
-
-def attempts() -> int:
-    return CallbackAttempt.objects.filter(topic=ORDERS_TOPIC).count()
+def to_archive() -> tuple[int, int, int]:
+    """Return how many rows each of the commands of ``ARCHIVES`` finds."""
+    letters = DeadLetter.objects.filter(kind=vouchers.kind)
+    attempts = CallbackAttempt.objects.filter(topic=ORDERS_TOPIC)
+    return letters.count(), attempts.count(), notifications().total()
 
 
 def _open_notifications() -> QuerySet[Notification]:
@@ -314,11 +311,10 @@ def _adds_up(name: str, answer: dict[str, Any], lines: int) -> Check:
 
 def _report(facts: Facts) -> Check:
     """Compare with the database how many the report says ended, and how many of them well."""
-    wanted: dict[str, list[int]] = {}
-    for (channel, status), count in facts.notifications.items():
-        ended = wanted.setdefault(channel, [0, 0])
-        ended[0] += count
-        ended[1] += count if status == Status.SUCCESSFULLY_PROCESSED else 0
+    counts = facts.notifications
+    wanted = {channel: [0, counts[channel, Status.SUCCESSFULLY_PROCESSED]] for channel, _ in counts}
+    for (channel, _), count in counts.items():
+        wanted[channel][0] += count
     if facts.dead:
         wanted[vouchers.kind] = [facts.dead, 0]
     said = {each["kind"]: [each["messages"], each["done"]] for each in facts.report["kinds"]}

@@ -11,7 +11,7 @@ from delayed_queue.models import DeadLetter
 from delayed_queue.tasks.testing import drain
 from example_project import shop
 from example_project.demo import database
-from example_project.demo.orders import AFTER, BEFORE, Kill, report
+from example_project.demo.orders import AFTER, BEFORE, Kill, ShopClock, report, state_of
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from example_project.orders import OrderLine
 from example_project.tasks import write_invoice
@@ -84,6 +84,15 @@ def deliver(order_id, attempt, worker, outcome):
         order_id=order_id, attempt=attempt, worker=worker, outcome=outcome, due_at=now,
         started_at=now, delivery_type="first" if attempt == 1 else "redelivery",
     )  # fmt: skip
+
+
+def test_time_is_seen_to_move_until_the_end_and_not_after():
+    def said(second):
+        opened_at = timezone.now() - timedelta(seconds=second + 0.5)
+        return state_of(ShopClock(CREATED, opened_at, MINUTE, 1.0, timedelta(0)))
+
+    assert said(-100) != said(-90) != said(10) != said(20)
+    assert said(70) == said(80)
 
 
 def test_a_good_run_passes_every_check(good_run):

@@ -192,15 +192,8 @@ def _end(stage: Stage, *, serve: bool) -> None:
 
 
 def _as_json(outcomes: dict[str, Outcome]) -> str:
-    acts = {
-        name: {
-            "passed": not each.failed,
-            **each.figures,
-            "checks": [check._asdict() for check in each.checks],
-        }
-        for name, each in outcomes.items()
-    }
-    passed = not any(each.failed for each in outcomes.values())
+    acts = {name: each.as_json() for name, each in outcomes.items()}
+    passed = all(each["passed"] for each in acts.values())
     return json.dumps({"passed": passed, "acts": acts}, ensure_ascii=False)
 
 
