@@ -47,7 +47,7 @@ class Console:
 
     def say(self, text: str = "", ending: str = "\n") -> None:
         erased = "\r\x1b[K" if self._is_terminal else ""
-        self._out.write(erased + text, str, ending)
+        self._out.write(erased + text + ending, str, "")
         self._out.flush()
         self._said_at = time.monotonic()
 
