@@ -233,6 +233,8 @@ class ScheduleForm(_Base):
         label=_("Timezone"),
         required=False,
         max_length=100,
+        # Or it shows twenty characters, and zones have up to 38.
+        widget=forms.TextInput(attrs={"class": "vTextField"}),
         help_text=_("An IANA name such as Europe/Bucharest; empty for settings.TIME_ZONE."),
     )
     gap = forms.ChoiceField(

@@ -75,6 +75,14 @@ def test_nothing_of_a_page_lies_beyond_its_edge(
     assert not hidden, "\n".join(map(str, hidden.items()))
 
 
+def test_a_time_zone_of_three_words_is_shown_whole(browser: Browser, live_server: Any):
+    browser.look(width=WIDTHS[1])
+    browser.open(live_server.url + gallery.pages()["delayed_queue_schedule-change"])
+    typed = "document.querySelector('[name=timezone]')"
+    assert browser.evaluate(f"{typed}.value") == "America/Argentina/Buenos_Aires"
+    assert browser.evaluate(f"{typed}.scrollWidth <= {typed}.clientWidth")
+
+
 def pages(browser: Browser, site: str) -> dict[str, Callable[[], None]]:
     """Return what loads each page."""
     paths = gallery.pages()
