@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -183,6 +184,15 @@ def parse_rate(text: str) -> float:
             "'10/s' or '600/h'. To let nothing through, pause the group."
         )
     return timedelta(**{_UNITS[match[2]]: 1}) / timedelta(milliseconds=1) / int(match[1])
+
+
+def written_rate(interval: float) -> str:
+    """Return the rate whose permits are so many milliseconds apart, of the shortest unit it has."""
+    for unit in ("s", "m", "h", "d"):
+        permits = timedelta(**{_UNITS[unit]: 1}) / timedelta(milliseconds=1) / interval
+        if permits >= 1 and math.isclose(permits, round(permits), rel_tol=1e-9):
+            return f"{round(permits)}/{unit}"
+    return f"1/{interval:g} ms"
 
 
 def check_limit(name: str, value: int | None) -> int | None:

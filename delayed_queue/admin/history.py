@@ -17,15 +17,13 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin.charts import Line, Mark, chart, drawn, largest
 from delayed_queue.admin.filters import KIND
 from delayed_queue.admin.formats import dated, human, table
+from delayed_queue.admin.limits import CHANGES, change_view, groups_of
 from delayed_queue.admin.schedule_forms import rule_of
 from delayed_queue.codecs import check_kind
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.messages import from_milliseconds
-from delayed_queue.models import Limit, Schedule
+from delayed_queue.models import Schedule
 from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
 from delayed_queue.observe.overview import EXACT, name_of
-from delayed_queue.queue.groups import HeldGroup
-from delayed_queue.queue.queue import DelayedQueue
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin
@@ -121,6 +119,8 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     kind, chosen = _kind(request), request.GET.get(RANGE, "1h")
+    if request.method == "POST":
+        return change_view(model_admin, request, kind)
     if chosen not in RANGES:
         raise BadRequest("No such range.")
     using = model_admin.get_queryset(request).db
@@ -140,7 +140,7 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
         "ranges": [(each, urlencode({KIND: kind, RANGE: each}), each == chosen) for each in RANGES],
         "is_sampled": any(each.is_sampled for each in found.steps),
         "gap": _gap(found),
-        "groups": _groups(kind, using),
+        "groups": groups_of(kind, using, may_change=model_admin.may(request, CHANGES[0])),
         "figures": [_figure(each, found, drawn_marks) for each in figures],
         "marks": marks,
         "numbers": _numbers(figures, found),
@@ -231,52 +231,6 @@ def _gap(found: History) -> str:
     if last is None or found.window.until - last <= max(2 * found.window.step, 3):
         return ""
     return dated(_at(last), "D Y-m-d H:i T")
-
-
-# Why a group is held back, as HeldGroup has it.
-_REASONS: Final = {
-    "paused": _("paused"), "blocked": _("blocked by a dead letter"), "throttled": _("throttled"),
-    "full": _("full"), "waiting": _("waits for a retry"),
-}  # fmt: skip
-_MOST_GROUPS: Final = 100
-
-
-def _groups(kind: str, using: str) -> SafeString | str:
-    """Return the groups of the queue that are held back, as a table; empty where none is.
-
-    Those that have messages, among the first; and all that are paused.
-    """
-    rows = Limit.objects.using(using).filter(kind=kind, paused_at__isnull=False)
-    paused = {each.group: each for each in rows.exclude(group="")[:_MOST_GROUPS]}
-    if Limit.objects.rules(kind, using=using) is None:
-        return ""
-    queue = DelayedQueue(name_of(kind).queue, kind=kind, using=using)
-    held = [each for each in queue.groups.held(_MOST_GROUPS) if each.reason]
-    lines = [_held(each, paused.pop(each.name, None)) for each in held]
-    lines += [[name, _why("paused", each), "—", "—", "—"] for name, each in paused.items()]
-    if not lines:
-        return ""
-    heads = [_("Group"), _("Why"), _("Until"), _("Due since"), _("Leased")]
-    return table(list(map(str, heads)), lines)
-
-
-def _held(group: HeldGroup, pause: Limit | None) -> list[str]:
-    most = "" if group.concurrency is None else f" / {group.concurrency}"
-    return [
-        group.name, _why(group.reason, pause), _moment(group.until), _moment(group.due_since),
-        f"{group.leased}{most}",
-    ]  # fmt: skip
-
-
-def _why(reason: str, pause: Limit | None) -> str:
-    if pause is None:
-        return str(_REASONS[reason])
-    said = ", ".join(each for each in (pause.paused_by, pause.reason) if each)
-    return f"{_REASONS[reason]}: {said}" if said else str(_REASONS[reason])
-
-
-def _moment(milliseconds: int | None) -> str:
-    return "—" if milliseconds is None else dated(from_milliseconds(milliseconds), "D H:i:s")
 
 
 def _numbers(figures: Sequence[Figure], found: History) -> SafeString:

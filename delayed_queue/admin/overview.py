@@ -182,17 +182,33 @@ def _confirmation(
     kind = switch.name_of_target(call)
     row = call.queryset.filter(kind=kind).first()
     name: KindName = name_of(kind)
-    context = {
-        **model_admin.admin_site.each_context(request),
+    shown = {
         "title": f"{switch.label} {name.queue}?",
-        "opts": model_admin.opts,
-        "media": model_admin.media,
-        "switch": switch,
+        "button": f"{switch.label} {name.queue}",
         "target": call.tokens[0],
         "queue": name,
         "pause": row,
         "paused_for": "" if row is None else human(row.read_at - row.paused_at),
+        "back": request.path,
+    }
+    return asked(model_admin, request, switch, form, shown)
+
+
+def asked(
+    model_admin: QueueModelAdmin,
+    request: HttpRequest,
+    switch: Operation,
+    form: forms.Form,
+    shown: dict[str, Any],
+) -> HttpResponse:
+    """Return the page that asks before something is done to a queue, or to a group of it."""
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+        "switch": switch,
         "form": form,
+        **shown,
     }
     request.current_app = model_admin.admin_site.name
     return TemplateResponse(request, "admin/delayed_queue/confirm_switch.html", context)

@@ -287,23 +287,23 @@ class ScheduleForm(_Base):
 
     def clean_queue(self) -> str:
         queue: str = self.cleaned_data["queue"]
-        with _reasons():
+        with reasons():
             check_kind(kind_of(queue, codec_named(_CODEC)))
         return queue
 
     def clean_key_prefix(self) -> str:
-        with _reasons():
+        with reasons():
             return check_key_prefix(self.cleaned_data["key_prefix"])
 
     def clean_timezone(self) -> str:
         name: str = self.cleaned_data["timezone"]
-        with _reasons():
+        with reasons():
             return load_zone(name).key if name else ""
 
     def clean_payload(self) -> Any:
         payload = self.cleaned_data["payload"]
         codec = _CODEC if self.instance.pk is None else self.instance.codec
-        with _reasons():
+        with reasons():
             encode(codec_named(codec), payload)
         if _NUL.search(encode(codec_named(_CODEC), payload)):
             raise ValidationError("PostgreSQL cannot store a NUL character in JSON.")
@@ -356,7 +356,7 @@ class ScheduleForm(_Base):
 
 
 @contextmanager
-def _reasons() -> Iterator[None]:
+def reasons() -> Iterator[None]:
     """Turn a refusal of the library into one of the field."""
     try:
         yield

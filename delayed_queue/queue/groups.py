@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.handlers import storable
+from delayed_queue.handlers import registry, storable
 from delayed_queue.messages import check_group
 from delayed_queue.models import LimitManager, MessageManager
 from delayed_queue.queue.base import QueueBase
@@ -452,6 +452,16 @@ def declaration(rules: Groups, declared: str | None, *, is_change: bool) -> dict
         "burst": rules.burst, "queue_interval": _interval(rules.queue_rate),
         "queue_burst": rules.queue_burst,
     }  # fmt: skip
+
+
+def why_not_limited(kind: str) -> str:
+    """Return why a queue can have no limits; empty where it can."""
+    if not any(each.kind == kind and each.transactional for each in registry):
+        return ""
+    return (
+        f"The handler of {kind!r} is transactional: it leases nothing, and what limits count is "
+        "leases. It would find nothing."
+    )
 
 
 def named(group: str) -> str:

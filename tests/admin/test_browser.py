@@ -29,6 +29,9 @@ THEMES = ("light", "dark") if PICTURES else ("light",)
 BUTTONS = {
     "confirm": ("delayed_queue_message-change", ".dq-operations .dq-danger"),
     "pause": ("queues", ".dq-switch [name=pause]"),
+    "limit-all": ("history-groups", "[name=limit_all]"),
+    "limit-group": ("history-groups", "[name=limit_group]"),
+    "resume-group": ("history-groups", ".dq-groups [name=resume_group]"),
     "run": ("failures-queues", "[name=redrive]"),
 }
 # How far the page, or a box in it that scrolls, reaches beyond what is seen of it.

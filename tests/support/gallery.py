@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import cycle, islice
@@ -17,7 +18,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 
-from delayed_queue import DelayedQueue, Groups, ScheduledMessage
+from delayed_queue import DelayedQueue, Envelope, Groups, ScheduledMessage
 from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host, Topic
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Limit, Message, Sample, Schedule, Worker
@@ -36,6 +37,7 @@ QUEUES: Final = (
     "close-unpaid-orders", "notifications-critical-webhook", "sales-reports",
     "a-service-with-a-rather-long-name.invoices-to-be-exported.v2",
 )  # fmt: skip
+GROUPED: Final = "statements-of-tenants-in-order"
 KEYS: Final = ("SALE-00042", "5f0c6a1e-3c5b-4b0e-9a51-8f1f9d2d8c11", "order/" + "x" * 194)
 TRACEBACK: Final = (
     'Traceback (most recent call last):\n  File "/srv/shop/orders/handlers.py", line 48, in '
@@ -80,29 +82,6 @@ def _queues() -> None:
         kind=f"{QUEUES[0]}|json", paused_at=from_now(hours=-3), paused_by="operator@example.org",
         reason="The gateway is being moved; it is back at four, says the provider's status page.",
     )  # fmt: skip
-
-
-def _groups() -> None:
-    """Groups of the queue of the short history, each held back for another reason."""
-    queue, names = DelayedQueue(QUEUES[3]), ("customer-42", "customer-43", TENANT, "x" * 100)
-    letter = DeadLetterFactory.create(
-        kind=queue.kind, group="customer-44", reason=FAILED, first_error=TRACEBACK
-    )
-    messages = [
-        ScheduledMessage(f"{number}-of-{name}", None, group=name)
-        for name in (*names, letter.group)
-        for number in range(3)
-    ]
-    queue.groups.set(Groups(concurrency=1, order="fifo", on_dead="block"))
-    queue.groups.limit(TENANT, rate="1/d", concurrency=2)
-    queue.offer_batch(messages)
-    for each in queue.try_poll_many(10):
-        if each.group == TENANT:
-            each.acknowledge()
-        elif each.group == "customer-43":
-            each.release(timedelta(minutes=5), error=FAILED)
-    queue.groups.pause("x" * 100, "They move to a house of their own.", by="operator@example.org")
-    queue.groups.pause("customer-45")
 
 
 def _workers() -> None:
@@ -298,8 +277,34 @@ def _tasks_under_way() -> None:
         )  # fmt: skip
 
 
+def _groups() -> None:
+    """Some tens of groups that are held back for each reason, and some with limits of their own."""
+    queue = DelayedQueue(GROUPED)
+    groups = [f"tenant-{number:02}-{reason}" for number in range(12) for reason in REASONS]
+    queue.offer_batch(
+        [ScheduledMessage(f"{each}/{n}", None, group=each) for each in groups for n in range(2)]
+    )
+    queue.groups.set(Groups(order="fifo", on_dead="block", rate="1/d", queue_rate="600/m",
+                            queue_burst=100))  # fmt: skip
+    for envelope in queue.try_poll_many(len(groups)):
+        REASONS[str(envelope.group).rpartition("-")[2]](queue, envelope)
+    queue.groups.limit(groups[0], concurrency=20, weight=3, rate="10/s", burst=5)
+    queue.groups.limit("a-customer-with-a-rather-long-name." + "x" * 60, weight=10_000)
+
+
+REASONS: Final[dict[str, Callable[[DelayedQueue, Envelope], object]]] = {
+    "full": lambda queue, envelope: None,
+    "waiting": lambda queue, envelope: envelope.release(delay=timedelta(hours=1)),
+    "throttled": lambda queue, envelope: envelope.acknowledge(),
+    "blocked": lambda queue, envelope: envelope.reject(FAILED),
+    "paused": lambda queue, envelope: queue.groups.pause(
+        str(envelope.group), "they move house until Monday, ticket 4711", by="maximiliane"
+    ),
+}
+
+
 PARTS: Final = (
-    _queues, _groups, _workers, _samples, _schedules, _topics, _callbacks, _hosts, _pipeline, _shop,
+    _groups, _queues, _workers, _samples, _schedules, _topics, _callbacks, _hosts, _pipeline, _shop,
     _notifications, _tasks, _tasks_under_way,
 )  # fmt: skip
 
@@ -312,6 +317,8 @@ def pages() -> dict[str, str]:
     for span, queue in (("1h", QUEUES[3]), ("24h", QUEUES[0])):
         query = urlencode({"kind": f"{queue}|json", "range": span})
         found[f"history-{span}"] = f"{reverse('admin:delayed_queue_history')}?{query}"
+    query = urlencode({"kind": f"{GROUPED}|json"})
+    found["history-groups"] = f"{reverse('admin:delayed_queue_history')}?{query}"
     for app in {model._meta.app_label for model, _ in _shown()}:
         found[f"app-{app}"] = reverse("admin:app_list", args=[app])
     for model, model_admin in _shown():

@@ -12,7 +12,6 @@ from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.handlers import registry
 from delayed_queue.management.base import (
     WRONG_USAGE,
     QueueCommand,
@@ -24,7 +23,7 @@ from delayed_queue.management.base import (
 )
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import Limit
-from delayed_queue.queue.groups import HeldGroup, named
+from delayed_queue.queue.groups import HeldGroup, named, why_not_limited
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import MOST, ON_DEAD, ORDERS, Groups
 
@@ -101,14 +100,9 @@ def _add_change(parser: ArgumentParser, name: str, *, has_group: bool) -> None:
 
 
 def _refuse_transactional(queue: DelayedQueue, command: str) -> None:
-    if command not in ("clear", "resume") and any(
-        each.kind == queue.kind and each.transactional for each in registry
-    ):
-        raise CommandError(
-            f"The handler of {queue.name!r} is transactional: it leases nothing, and what limits "
-            "count is leases. It would find nothing.",
-            returncode=WRONG_USAGE,
-        )
+    lack = why_not_limited(queue.kind)
+    if lack and command not in ("clear", "resume"):
+        raise CommandError(lack, returncode=WRONG_USAGE)
 
 
 def _set(queue: DelayedQueue, options: dict[str, Any]) -> bool:

@@ -1,0 +1,497 @@
+"""The groups of a queue on its page: which are held back and why, and the limits to be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from django import forms
+from django.contrib.admin.models import CHANGE
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from delayed_queue.admin.base import CONFIRMED, QueueModelAdmin
+from delayed_queue.admin.formats import dated, printable, table
+from delayed_queue.admin.operations import Call, Entry, Operation, Report, record
+from delayed_queue.admin.overview import asked
+from delayed_queue.admin.schedule_forms import reasons
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.messages import MAX_GROUP_LENGTH, from_milliseconds
+from delayed_queue.models import Limit
+from delayed_queue.observe.overview import name_of
+from delayed_queue.queue.groups import HeldGroup, named, why_not_limited
+from delayed_queue.queue.queue import DelayedQueue
+from delayed_queue.retries import MOST, Groups, parse_rate, written_rate
+
+if TYPE_CHECKING:
+    Rows = QuerySet[Limit]
+
+_MOST_GROUPS: Final = 100
+_LONGEST_RATE: Final = 12
+_RATES: Final = {"rate": "interval", "queue_rate": "queue_interval"}
+_OWN: Final = ("concurrency", "weight", "interval", "burst")
+_OF_ALL: Final = (
+    "concurrency", "is_ordered", "blocks_on_dead", "is_fair", "interval", "burst",
+    "queue_interval", "queue_burst",
+)  # fmt: skip
+# What says nothing, where that is not None.
+_PLAIN: Final = {"is_fair": True, "is_ordered": False, "blocks_on_dead": False}
+_SAID: Final = {
+    "concurrency": _("%(value)s at a time"), "is_ordered": _("in order"),
+    "blocks_on_dead": _("a dead letter blocks its group"), "is_fair": _("the most overdue first"),
+    "weight": _("weight %(value)s"), "interval": _("%(value)s of a group"),
+    "burst": _("burst %(value)s"), "queue_interval": _("%(value)s of all together"),
+    "queue_burst": _("burst %(value)s of all together"),
+}  # fmt: skip
+_ORDERS: Final = [("any", _("any")), ("fifo", _("fifo: one after the other"))]
+_ON_DEAD: Final = [
+    ("pass", _("pass: the next goes on")),
+    ("block", _("block: until an operator acts")),
+]
+# What may contradict each other; the first has the error.
+_TOGETHER: Final = (("concurrency", "order"), ("burst", "rate"), ("queue_burst", "queue_rate"))
+
+
+# The forms
+
+
+def _number(label: Any, help_text: Any = "") -> forms.IntegerField:
+    return forms.IntegerField(
+        label=label, min_value=1, max_value=MOST, required=False, help_text=help_text
+    )
+
+
+class RateField(forms.CharField):
+    """A rate, or none."""
+
+    def __init__(self, label: Any, help_text: Any = "") -> None:
+        super().__init__(
+            label=label, max_length=_LONGEST_RATE, required=False, empty_value=None,
+            help_text=help_text,
+        )  # fmt: skip
+
+    def clean(self, value: Any) -> Any:
+        rate = super().clean(value)
+        with reasons():
+            if rate is not None:
+                parse_rate(rate)
+        return rate
+
+
+class PlainForm(forms.Form):
+    """What was shown, so that nothing else is changed."""
+
+    seen = forms.CharField(required=False, widget=forms.HiddenInput)
+
+
+class GroupForm(PlainForm):
+    """The group, where the button has not named it."""
+
+    group = forms.CharField(label=_("Group"), max_length=MAX_GROUP_LENGTH, strip=False)
+
+    def clean_group(self) -> str:
+        with reasons():
+            return named(self.cleaned_data["group"])
+
+
+class PauseGroupForm(GroupForm):
+    """The reason for a pause; shown beside the group for as long as it is paused."""
+
+    reason = forms.CharField(
+        label=_("Reason"), max_length=500, required=False,
+        widget=forms.TextInput(attrs={"size": 60}),
+        help_text=_("For your colleagues: it is shown beside the group."),
+    )  # fmt: skip
+
+
+class RatedForm(forms.Form):
+    """The fields that the limits of one group and those of all have in common."""
+
+    concurrency = _number(_("At a time"), _("So many messages of a group are leased at most."))
+    rate = RateField(_("Rate"), _("So many messages of a group are started: 10/s, 600/h, 1/d."))
+    burst = _number(_("Burst"), _("So many at once after a rest."))
+
+
+class GroupLimitsForm(RatedForm, GroupForm):
+    """Limits of one group; what is empty is as for all groups."""
+
+    weight = _number(_("Weight"), _("So many messages for one of the others at each turn."))
+    field_order = ("group", "concurrency", "weight", "rate", "burst")
+
+
+class AllLimitsForm(RatedForm, PlainForm):
+    """Limits of all groups, and of the queue."""
+
+    order = forms.ChoiceField(label=_("Order"), choices=_ORDERS, initial="any")
+    on_dead = forms.ChoiceField(
+        label=_("After a dead letter"), choices=_ON_DEAD, initial="pass",
+        help_text=_("Whether the next of its group goes on."),
+    )  # fmt: skip
+    fair = forms.BooleanField(
+        label=_("By turns"), required=False, initial=True,
+        help_text=_("Off: the most overdue first."),
+    )  # fmt: skip
+    queue_rate = RateField(_("Rate of the queue"), _("Of all groups together."))
+    queue_burst = _number(_("Burst of the queue"))
+    field_order = (
+        "concurrency", "order", "on_dead", "fair", "rate", "burst", "queue_rate", "queue_burst",
+    )  # fmt: skip
+
+    def clean(self) -> None:
+        for together in _TOGETHER:
+            if {*together} <= self.cleaned_data.keys():
+                self._check({name: self.cleaned_data[name] for name in together})
+
+    def _check(self, given: dict[str, Any]) -> None:
+        try:
+            Groups(**given)
+        except InvalidConfiguration as error:
+            self.add_error(next(iter(given)), printable(str(error)))
+
+
+# What they do
+
+
+class Change(Operation):
+    """A change of one group, or of what holds for all of a queue; the token is its kind."""
+
+    permission = "delayed_queue.pause_queue"
+    form_class: type[forms.Form] = PlainForm
+    past: str
+    left: str
+    # What the operator has seen of the row, and what a change by another is known by.
+    fence: tuple[str, ...] = ()
+    # Or nothing is claimed of a queue that can have no limits.
+    holds_back = True
+
+    def change(self, queue: DelayedQueue, group: str, call: Call) -> bool:
+        """Change it, within the transaction; return False if it is so already."""
+        raise NotImplementedError
+
+    def initial(self, row: Limit) -> dict[str, Any]:
+        return {}
+
+    def said(self, row: Limit) -> str:
+        """Return what a row says, to an operator who has not seen it."""
+        return ", ".join(_words(row)) or gettext("no limits")
+
+    def run(self, call: Call) -> Report:
+        kind, group = call.tokens[0], call.options.get("group", "")
+        name = group or name_of(kind).queue
+        report = Report(self.past, "group" if group else "queue")
+        with call.transaction():
+            rows = call.queryset.using(call.using).filter(group=group)
+            before = rows.select_for_update().first()
+            if seen_of(before, self.fence) != call.options["seen"]:
+                report.leave("changed meanwhile", name)
+                return report
+            is_changed = self.change(_queue(kind, call.using), group, call)
+            row = rows.first() or before
+            if row is None or not is_changed:
+                report.leave(self.left, name)
+                return report
+            report.changed.append(name)
+            record(call, CHANGE, [Entry(row, self._audit(kind, group, call))])
+        return report
+
+    def _audit(self, kind: str, group: str, call: Call) -> str:
+        of = f"Queue {kind}, group {group}." if group else f"Queue {kind}."
+        given = ((name, each) for name, each in call.options.items() if name not in _NOT_TOLD)
+        said = ", ".join(f"{name} {each}" for name, each in given if each not in (None, ""))
+        return f"{self.past}. {of}" + (f" {said[:1].upper()}{said[1:]}." if said else "")
+
+
+_NOT_TOLD: Final = ("group", "seen")
+
+
+class LimitAll(Change):
+    name = "limit_all"
+    label = _("Set limits of all groups")
+    past, left = "Limited", "without limits already"
+    warning = _(
+        "They hold for each of its groups that has none of its own, in the place of those that "
+        "were there, with the next claim of each worker. What is leased runs on. They stay until "
+        "the handler declares others than it did last."
+    )
+    form_class = AllLimitsForm
+    fence = _OF_ALL
+
+    def initial(self, row: Limit) -> dict[str, Any]:
+        return _stored(row) | {
+            "order": "fifo" if row.is_ordered else "any", "fair": row.is_fair,
+            "on_dead": "block" if row.blocks_on_dead else "pass",
+        }  # fmt: skip
+
+    def change(self, queue: DelayedQueue, group: str, call: Call) -> bool:
+        queue.groups.set(Groups(**_given(call)))
+        return True
+
+
+class Clear(Change):
+    name = "clear_limits"
+    label = _("Take back limits of all groups")
+    past, left = "Took back the limits of", "without limits already"
+    warning = _("Limits of single groups stay, and so do pauses.")
+    fence = _OF_ALL
+    holds_back = False
+
+    def change(self, queue: DelayedQueue, group: str, call: Call) -> bool:
+        queue.groups.clear()
+        return True
+
+
+class LimitOne(Change):
+    name = "limit_group"
+    label = _("Set limits of a group")
+    past, left = "Limited", "without limits of its own already"
+    warning = _(
+        "What is empty is as for all groups; empty it all to take back what it has of its own. "
+        "In force with the next claim of each worker."
+    )
+    form_class = GroupLimitsForm
+    fence = _OWN
+
+    def initial(self, row: Limit) -> dict[str, Any]:
+        return _stored(row)
+
+    def change(self, queue: DelayedQueue, group: str, call: Call) -> bool:
+        queue.groups.limit(group, **_given(call))
+        return True
+
+
+class PauseGroup(Change):
+    name = "pause_group"
+    label = _("Pause a group")
+    past, left = "Paused", "paused already"
+    warning = _(
+        "Nothing more of the group is handed out until it is resumed, in any process, at once. "
+        "Offers go on, and messages in flight are finished."
+    )
+    form_class = PauseGroupForm
+
+    def change(self, queue: DelayedQueue, group: str, call: Call) -> bool:
+        reason = call.options.get("reason", "")
+        return queue.groups.pause(group, reason, by=call.user.get_username())
+
+
+class ResumeGroup(Change):
+    name = "resume_group"
+    label = _("Resume a group")
+    past, left = "Resumed", "not held"
+    warning = _("Its messages are handed out again, past what is dead of it.")
+    form_class = GroupForm
+    fence = ("paused_at",)
+    holds_back = False
+
+    def said(self, row: Limit) -> str:
+        return _why("paused", row)
+
+    def change(self, queue: DelayedQueue, group: str, call: Call) -> bool:
+        return queue.groups.resume(group)
+
+
+CHANGES: Final[tuple[Change, ...]] = (LimitAll(), LimitOne(), PauseGroup(), ResumeGroup(), Clear())
+
+
+def _queue(kind: str, using: str) -> DelayedQueue:
+    return DelayedQueue(name_of(kind).queue, kind=kind, using=using)
+
+
+def _given(call: Call) -> dict[str, Any]:
+    return {name: each for name, each in call.options.items() if name not in _NOT_TOLD}
+
+
+def _stored(row: Limit) -> dict[str, Any]:
+    """Return the limits of the row as the forms have them."""
+    rates = {name: getattr(row, column) for name, column in _RATES.items()}
+    written = {name: "" if each is None else written_rate(each) for name, each in rates.items()}
+    return written | {
+        name: getattr(row, name) for name in ("concurrency", "weight", "burst", "queue_burst")
+    }
+
+
+def seen_of(row: Limit | None, fence: Sequence[str]) -> str:
+    """Return what is shown of a row; empty where it says nothing, as if it were not there."""
+    if row is None:
+        return ""
+    found = {name: getattr(row, name) for name in fence}
+    return ", ".join(f"{name} {each}" for name, each in found.items() if each != _PLAIN.get(name))
+
+
+# The pages
+
+
+def change_view(model_admin: QueueModelAdmin, request: HttpRequest, kind: str) -> HttpResponse:
+    """Change what was posted, after a page that asks, and asks again where something is wrong."""
+    change = next((each for each in CHANGES if each.name in request.POST), None)
+    if change is None:
+        raise BadRequest("No such change.")
+    if not model_admin.may(request, change):
+        raise PermissionDenied
+    using = model_admin.get_queryset(request).select_for_update().db
+    rows = Limit.objects.using(using).filter(kind=kind)
+    group = _target(request.POST[change.name])
+    data = request.POST.dict() if CONFIRMED in request.POST else None
+    form = _form(change, kind, rows, group, data)
+    if not form.is_valid():
+        return _confirmation(model_admin, request, change, kind, group, form)
+    options = {"group": group, **form.cleaned_data} if group else form.cleaned_data
+    model_admin.carry_out(request, change, Call(rows, [kind], request.user, options))
+    return HttpResponseRedirect(request.get_full_path())
+
+
+def _target(group: str) -> str:
+    try:
+        return named(group) if group else ""
+    except InvalidMessage as error:
+        raise BadRequest(str(error)) from error
+
+
+def _form(
+    change: Change, kind: str, rows: Rows, group: str, data: dict[str, Any] | None
+) -> forms.Form:
+    if data is None:
+        is_to_be_named = not group and "group" in change.form_class.base_fields
+        row = None if is_to_be_named else rows.filter(group=group).first()
+        seen = {"seen": seen_of(row, change.fence)}
+        form = change.form_class(initial={**(change.initial(row) if row else {}), **seen})
+    else:
+        form = change.form_class(data)
+    if group:
+        form.fields.pop("group", None)
+    if form.is_valid():
+        _check(change, kind, rows, form, group)
+    return form
+
+
+def _check(change: Change, kind: str, rows: Rows, form: forms.Form, group: str) -> None:
+    """Refuse what no claim could keep, and what would replace what was not shown."""
+    lack = why_not_limited(kind) if change.holds_back else ""
+    row = rows.filter(group=group or form.cleaned_data.get("group", "")).first()
+    now = seen_of(row, change.fence)
+    if lack:
+        form.add_error(None, lack)
+    elif row is not None and now != form.cleaned_data["seen"]:
+        said = gettext("Not what was shown. By now: %(now)s. Press again if it is to be changed.")
+        field = "group" if "group" in form.fields else None
+        form.add_error(field, said % {"now": change.said(row)})
+        form.data = {**form.data, "seen": now}
+
+
+def _confirmation(
+    model_admin: QueueModelAdmin,
+    request: HttpRequest,
+    change: Change,
+    kind: str,
+    group: str,
+    form: forms.Form,
+) -> HttpResponse:
+    name = name_of(kind)
+    of = group or name.queue
+    shown = {
+        "title": f"{change.label}: {of}", "button": f"{change.label}: {of}", "target": group,
+        "queue": name, "pause": None, "paused_for": "", "back": request.get_full_path(),
+    }  # fmt: skip
+    return asked(model_admin, request, change, form, shown)
+
+
+def groups_of(kind: str, using: str, *, may_change: bool) -> dict[str, Any]:
+    """Return what the page of a queue shows of its groups; empty texts where it has no limits."""
+    rows = list(_that_hold(kind, using))
+    of_all = next((each for each in rows if not each.group), None)
+    singles = {each.group: each for each in rows if each.group}
+    return {
+        "rules": "" if of_all is None else ", ".join(_words(of_all)) or gettext("by turns"),
+        "held": _held_table(kind, using, singles, may_change=may_change) if rows else "",
+        "own": _own_table(singles.values(), may_change=may_change),
+        "changes": CHANGES if may_change else (),
+    }
+
+
+def _that_hold(kind: str, using: str) -> Rows:
+    """Return what is set for all groups, and the first groups that are paused or limited."""
+    is_set = Q(paused_at__isnull=False) | Q(group="")
+    for name in _OWN:
+        is_set |= Q(**{f"{name}__isnull": False})
+    rows = Limit.objects.using(using).filter(is_set, kind=kind)
+    return rows.order_by("group")[: _MOST_GROUPS + 1]
+
+
+# Why a group is held back, as HeldGroup has it.
+_REASONS: Final = {
+    "paused": _("paused"), "blocked": _("blocked by a dead letter"), "throttled": _("throttled"),
+    "full": _("full"), "waiting": _("waits for a retry"),
+}  # fmt: skip
+
+
+def _held_table(
+    kind: str, using: str, singles: Mapping[str, Limit], *, may_change: bool
+) -> SafeString | str:
+    """Return the groups that have messages, of the first, and are held; and all that are paused."""
+    paused = {name: each for name, each in singles.items() if each.paused_at is not None}
+    held = [each for each in _queue(kind, using).groups.held(_MOST_GROUPS) if each.reason]
+    lines = [_held(each, paused.pop(each.name, None)) for each in held]
+    lines += [[name, _why("paused", each), "—", "—", "—"] for name, each in paused.items()]
+    are_held = {each.name: each.reason in ("paused", "blocked") for each in held}
+    heads = [_("Group"), _("Why"), _("Until"), _("Due since"), _("Leased")]
+    return _table(heads, lines, are_held | dict.fromkeys(paused, True), may_change=may_change)
+
+
+def _own_table(singles: Any, *, may_change: bool) -> SafeString | str:
+    found = {each.group: each for each in singles if seen_of(each, _OWN)}
+    lines = [[name, ", ".join(_words(each))] for name, each in found.items()]
+    are_held = {name: each.paused_at is not None for name, each in found.items()}
+    return _table([_("Group"), _("Limits")], lines, are_held, may_change=may_change)
+
+
+def _table(
+    heads: list[Any], lines: list[list[Any]], are_held: Mapping[str, bool], *, may_change: bool
+) -> SafeString | str:
+    if not lines:
+        return ""
+    if may_change:
+        heads = [*heads, ""]
+        lines = [[*each, _buttons(each[0], is_held=are_held[each[0]])] for each in lines]
+    return table([str(each) for each in heads], lines)
+
+
+def _buttons(group: str, *, is_held: bool) -> SafeString:
+    switch = ("resume_group", _("Resume")) if is_held else ("pause_group", _("Pause"))
+    buttons = format_html_join(
+        " ",
+        '<button type="submit" form="dq-groups" name="{}" value="{}" class="button">{}…</button>',
+        ((name, group, label) for name, label in (("limit_group", _("Limits")), switch)),
+    )
+    return format_html('<span class="dq-switch">{}</span>', buttons)
+
+
+def _held(group: HeldGroup, pause: Limit | None) -> list[str]:
+    most = "" if group.concurrency is None else f" / {group.concurrency}"
+    return [
+        group.name, _why(group.reason, pause), _moment(group.until), _moment(group.due_since),
+        f"{group.leased}{most}",
+    ]  # fmt: skip
+
+
+def _why(reason: str, pause: Limit | None) -> str:
+    if pause is None:
+        return str(_REASONS[reason])
+    said = ", ".join(each for each in (pause.paused_by, pause.reason) if each)
+    return f"{_REASONS[reason]}: {said}" if said else str(_REASONS[reason])
+
+
+def _moment(milliseconds: int | None) -> str:
+    return "—" if milliseconds is None else dated(from_milliseconds(milliseconds), "D H:i:s")
+
+
+def _words(row: Limit) -> Iterator[str]:
+    """Yield what a row says, in words."""
+    for name, words in _SAID.items():
+        value = getattr(row, name)
+        if value != _PLAIN.get(name):
+            yield words % {"value": written_rate(value) if name in _RATES.values() else value}
