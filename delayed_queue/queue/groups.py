@@ -25,9 +25,11 @@ from delayed_queue.queue.store.groups import (
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.retries import Groups, check_limit, parse_rate
 
-# How many groups a claim looks at: one for each message it is to find, within these bounds.
+# How many groups a claim looks at: one for each message it is to find, within these bounds. The
+# upper one where so many groups have not filled a claim.
 FEWEST_GROUPS: Final = 32
-MOST_GROUPS: Final = 256
+MANY_GROUPS: Final = 256
+MOST_GROUPS: Final = 512
 # How many messages it looks through for those without a group; and while it finds nothing else.
 SCANNED: Final = 100
 SCANNED_IDLE: Final = 500
@@ -133,11 +135,13 @@ class GroupWalk:
     """How far the claims of one consumer have come: round the groups, and through the ungrouped.
 
     ``since``: the name from which the next claim looks on, and what that group has left of its
-    turn. ``origin``: where the claims began that found nothing, until they are round.
+    turn. ``most``: at how many groups it looks at most. ``origin``: where the claims began that
+    found nothing, until they are round.
     """
 
     since: str = ""
     rest: int = 0
+    most: int = MANY_GROUPS
     origin: str | None = None
     # The earliest next permit of those that were passed since then.
     permit_at: float | None = None
@@ -148,7 +152,7 @@ class GroupWalk:
 
     def ahead(self, kind: str, limit: int, wait: int | None, now: int | None) -> Ahead:
         """Return where a claim of so many messages looks."""
-        groups = min(max(limit, FEWEST_GROUPS), MOST_GROUPS)
+        groups = min(max(limit, FEWEST_GROUPS), self.most)
         rows = SCANNED if self.origin is None else SCANNED_IDLE
         return Ahead(kind, self.since, groups, self.position, rows, wait, now)
 
@@ -309,6 +313,8 @@ class GroupClaimer:
                 walk.note_permit(next_permit(row.interval, row.burst, row.spent_until), now)
         intervals = [self._rules.interval, *(row.interval for row in look.groups)]
         is_rated = any(each is not None for each in intervals)
+        if len(rows) < self.limit and len(look.groups) == walk.most:
+            walk.most = MOST_GROUPS
         if rows:
             walk.begin_anew()
             return GroupClaim(rows, has_more=True, is_rated=is_rated)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
+from delayed_queue.queue.groups import MOST_GROUPS
 from delayed_queue.queue.store.claim import CLAIM, CONSUME, NO_FLOOR
 from delayed_queue.queue.store.groups import GROUPS_AHEAD, LEASE_GROUPS, UNGROUPED_AHEAD
 from tests.plans.case import LEASE
@@ -84,14 +85,14 @@ def test_g7_a_million_held_back_of_ten_thousand_groups_cost_a_claim_no_more(
         filled.execute(_HELD_BACK, {"now": NOW})
         filled.execute(_LIMITED)
         filled.execute("ANALYZE delayed_queue")
-        look = {"kind": "held|json", "since": "tenant-09000", "groups": 256, "now": NOW}
+        look = {"kind": "held|json", "since": "tenant-09000", "groups": MOST_GROUPS, "now": NOW}
         plan = explain(filled, GROUPS_AHEAD, look, generic=True)
-        assert plan.rows_read() <= 4 * 256
-        assert plan.buffers <= 20 * 256
+        assert plan.rows_read() <= 4 * MOST_GROUPS
+        assert plan.buffers <= 20 * MOST_GROUPS
         started = time.perf_counter()
         rows = filled.execute(GROUPS_AHEAD, look).fetchall()
-        print(f"{(time.perf_counter() - started) / 256 * 1e6:.0f} µs a group")  # noqa: T201
-        assert len(rows) == 256
+        print(f"{(time.perf_counter() - started) / MOST_GROUPS * 1e6:.0f} µs a group")  # noqa: T201
+        assert len(rows) == MOST_GROUPS
         scan = {"kind": "held|json", "at": NO_FLOOR, "id": 0, "rows": 500, "now": NOW}
         assert explain(filled, UNGROUPED_AHEAD, scan, generic=True).rows_read() <= 500
         lease = {

@@ -70,6 +70,13 @@ def test_g2_two_workers_hold_the_limit_of_each_group_and_handle_everything(queue
     assert not Message.objects.exists()
 
 
+def test_g2_a_batch_of_many_groups_of_one_at_a_time_is_filled(queue: DelayedQueue):
+    queue.groups.set(Groups(concurrency=1))
+    keys = [f"{number:05}" for number in range(900)]
+    queue.offer_batch([ScheduledMessage(key, None, group=key) for key in keys])
+    assert [len(queue.try_poll_many(400)) for _ in range(3)] == [256, 400, 244]
+
+
 def test_g3_a_group_is_handled_in_order_also_through_failures(queue: DelayedQueue):
     failed: set[str] = set()
     done: list[str] = []
