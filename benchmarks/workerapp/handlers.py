@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from typing import Final
 
 from benchmarks.workerapp.stamps import Pen
@@ -32,6 +33,13 @@ def _from_the_start(schedule: ScanSchedule, limit: int) -> Poll:
     return Poll(limit, NO_FLOOR, schedule._was_short, time.monotonic(), is_rewind=True)  # noqa: SLF001
 
 
+def _nothing(envelope: Envelope) -> None:
+    """Do nothing."""
+
+
+if "BENCHMARK_GROUPS" in os.environ:
+    for _name in ("limited", "ordered"):
+        handler(_name, codec="bytes", lease=timedelta(seconds=5))(_nothing)
 if "BENCHMARK_NOTES_LOOKS" in os.environ:
     Consumer.end_poll = _noted  # type: ignore[method-assign]
 if "BENCHMARK_ONLY_FULL_LOOKS" in os.environ:
