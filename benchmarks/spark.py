@@ -15,7 +15,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -26,6 +26,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks.database import benchmark_database, embedded_server
 from benchmarks.figures import Line, Plot, say
+from benchmarks.spark_handlers import SLOW, fill, handle
 from benchmarks.spark_rivals import (
     CONNECTIONS,
     KIND,
@@ -38,6 +39,7 @@ from delayed_queue.spark.settings import TASKS, VARIABLE
 
 JAR: Final = "/usr/share/java/postgresql.jar"
 WARM: Final = 50_000
+ALL: Final = ("write", "read", "drain", "handlers", "scaling", "import")
 SCALING: Final = Path("docs/benchmarks/spark-scaling.svg")
 AIMS: Final = {
     "write against 4 connections of binary COPY": 0.9,
@@ -45,23 +47,31 @@ AIMS: Final = {
     "all duplicates against the first import": 1.0,
     "read of full rows against Spark's JDBC": 0.9,
     "drain against bare lease and acknowledgement": 0.6,
+    "handlers with one old id against without": 0.9,
+    "calls of 50 ms against all at once": 0.8,
 }
+# Of the calls that wait, in each task.
+_AT_ONCE: Final = 20
 Rates = dict[str, list[float]]
 
 
 def main() -> None:
     options = _options()
-    with benchmark_database(embedded_server()) as connection, _directory() as directory:
+    with _database() as connection, _directory() as directory:
         os.environ[VARIABLE] = connection.info.dsn + _password(connection)
         os.environ[TASKS] = str(CONNECTIONS)
         bench = Bench(connection, directory, options)
-        for name in options.only or ["write", "read", "drain", "scaling", "import"]:
+        for name in options.only or ALL:
             getattr(bench, f"measure_{name}")()
         bench.tell()
 
 
 def _password(connection: psycopg.Connection[Any]) -> str:
     return f" password={connection.info.password}" if connection.info.password else ""
+
+
+def _database() -> AbstractContextManager[psycopg.Connection[Any]]:
+    return benchmark_database(embedded_server(), apps=["delayed_queue.spark"])
 
 
 @contextmanager
@@ -78,9 +88,8 @@ def _options() -> Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jar", default=JAR)
     parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--only", nargs="*", choices=["write", "read", "drain", "scaling", "import"]
-    )
+    parser.add_argument("--only", nargs="*", choices=ALL)
+    parser.add_argument("--handled", type=int, default=8_000)
     return parser.parse_args()
 
 
@@ -143,6 +152,29 @@ class Bench:
                 self._timed(name, count, work, keep=True)
         self._ratio("drain against bare lease and acknowledgement", "drain", "bare drain")
 
+    def measure_handlers(self) -> None:
+        count = self.options.handled
+        evenly, skewed = "handlers", "handlers, one old id"
+        for _ in range(self.options.rounds + 1):  # the first warms both up
+            for name, one_is_old in ((evenly, False), (skewed, True)):
+                fill(self.connection, count, one_is_old=one_is_old)
+                self._timed(name, count, lambda: self._handle("quick", count), keep=True)
+        for name in (evenly, skewed):
+            del self.rates[name][0]
+        self._ratio("handlers with one old id against without", skewed, evenly)
+        self._measure_waiting(count * 5)
+
+    def _measure_waiting(self, count: int) -> None:
+        name, most = "calls of 50 ms", "calls of 50 ms, all at once"
+        for _ in range(self.options.rounds):
+            fill(self.connection, count, one_is_old=False)
+            self._timed(name, count, lambda: self._handle("slow", count, _AT_ONCE), keep=True)
+        self.rates[most] = [CONNECTIONS * _AT_ONCE / SLOW] * self.options.rounds
+        self._ratio("calls of 50 ms against all at once", name, most)
+
+    def _handle(self, name: str, count: int, concurrency: int = 1) -> None:
+        handle(self.spark(), self.directory, name, count, concurrency)
+
     def measure_import(self) -> None:
         count = self.options.imported
         rows = self._rows(count)
@@ -178,6 +210,8 @@ class Bench:
     def spark(self, master: str = f"local[{CONNECTIONS},4]") -> Any:
         if self._spark is None:
             conf = {"spark.driver.memory": "2g", "spark.ui.enabled": "false"}
+            # On a machine that does much else a worker needs its time to start.
+            conf["spark.python.authenticate.socketTimeout"] = "60s"
             if self._has_jdbc():
                 conf["spark.jars"] = self.options.jar
             named = {name.replace(".", "__"): value for name, value in conf.items()}
