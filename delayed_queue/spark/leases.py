@@ -11,14 +11,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from delayed_queue.db.sql import row_of, rows_of, value_of
+from delayed_queue.db.sql import row_of, rows_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
 from delayed_queue.spark.database import Link, Session
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.streaming import (
+    BACKLOG,
     LEASE_DUE,
     LEASED_PIECES,
     LOOK_AROUND,
@@ -26,6 +27,8 @@ from delayed_queue.spark.store.streaming import (
     TAKE_OVER_LEASE,
     WHICH_DATABASE,
     AroundRow,
+    BacklogRow,
+    LeasedRow,
     PieceRow,
 )
 
@@ -111,7 +114,31 @@ _LOOKED_AFTER: Final = 0.1
 _TIMEOUT: Final = 30.0
 
 
-Taken = tuple[str | None, int]
+# Of due messages, how many are counted.
+_MOST_COUNTED: Final = 10_000
+
+
+class Taken(NamedTuple):
+    """What was leased: under which id, how many, and how many of them were delivered before."""
+
+    lease_id: str | None
+    number: int = 0
+    redelivered: int = 0
+
+
+_NOTHING: Final = Taken(None)
+
+
+@dataclass(slots=True)
+class Held:
+    """Since when a lease is held, and when it was renewed last, on this process's own clock."""
+
+    since: float
+    renewed: float
+
+    @classmethod
+    def now(cls) -> Held:
+        return cls(time.monotonic(), time.monotonic())
 
 
 class Leases:
@@ -134,8 +161,9 @@ class Leases:
         self._is_backlog = False
         # Acknowledging and renewing the same rows at the same time would be a deadlock.
         self._turn = threading.Lock()
-        # Each with the time of its last renewal.
-        self._held: dict[str, float] = {}
+        self._held: dict[str, Held] = {}
+        # Of the batch that was taken last.
+        self._redelivered = 0
         self._stopped = threading.Event()
         self._renewer = threading.Thread(
             target=self._keep, name="delayed-queue-renewer", daemon=True
@@ -157,11 +185,12 @@ class Leases:
         that was foreseen.
         """
         most = _ALL if limit is None else limit
-        lease_id, count = self._taken_ahead(foreseen)
-        if lease_id is None:
-            lease_id, count = self._take(most, str(uuid.uuid4()))
-        self._is_backlog = count >= most
-        return lease_id
+        taken = self._taken_ahead(foreseen)
+        if taken.lease_id is None:
+            taken = self._take(most, str(uuid.uuid4()))
+        self._is_backlog = taken.number >= most
+        self._redelivered = taken.redelivered
+        return taken.lease_id
 
     def look_ahead(self, limit: int | None) -> str:
         """Begin to lease the batch after the one that was taken; return its id, or "" for none.
@@ -179,7 +208,7 @@ class Leases:
         is_first, self._is_first = self._is_first, False
         if ahead is not None:
             return ahead.result()
-        return self._adopt(foreseen) if is_first and foreseen else (None, 0)
+        return self._adopt(foreseen) if is_first and foreseen else _NOTHING
 
     def _adopt(self, lease_id: str) -> Taken:
         """Take what an earlier process had leased ahead, under a new id.
@@ -188,34 +217,37 @@ class Leases:
         """
         ours = str(uuid.uuid4())
         with self._turn:
-            count = self.take_over(ours, [lease_id, ours], deliveries=0)
-        if count == 0:
-            self._forget(ours)
-        return (ours, count) if count else (None, 0)
+            found = self.take_over(ours, [lease_id, ours], deliveries=0)
+        return self._taken(ours, found)
 
     def _take(self, limit: int, lease_id: str) -> Taken:
         """Lease under an id that was never used: what a broken try has leased, nobody has seen."""
         shares = self._shares(limit)
         with self._turn:
-            self._held[lease_id] = time.monotonic()
+            self._held[lease_id] = Held.now()
         try:
             claims = [
                 self._pool.submit(self._claim, link, share, lease_id)
                 for link, share in zip(self._claimers, shares, strict=False)
             ]
-            count = sum(each.result() for each in claims)
+            counts = zip(*(each.result() for each in claims), strict=True)
+            found = LeasedRow(*map(sum, counts))
         except ResourceUnavailable:
             self.give_back(lease_id)
             raise
-        if count == 0:
+        return self._taken(lease_id, found)
+
+    def _taken(self, lease_id: str, found: LeasedRow) -> Taken:
+        if found.number == 0:
             self._forget(lease_id)
-        return (lease_id, count) if count else (None, 0)
+            return _NOTHING
+        return Taken(lease_id, *found)
 
     def _shares(self, limit: int) -> list[int]:
         count = 1 if limit < _WORTH_SHARING else len(self._claimers)
         return [limit // count + (each < limit % count) for each in range(count)]
 
-    def _claim(self, link: Link, limit: int, lease_id: str) -> int:
+    def _claim(self, link: Link, limit: int, lease_id: str) -> LeasedRow:
         params = {
             "kind": self._options.required_kind,
             "limit": limit,
@@ -225,8 +257,8 @@ class Leases:
             "now": None,
         }
 
-        def claim(session: Session) -> int:
-            return int(value_of(session.fetch(LEASE_DUE, params)))
+        def claim(session: Session) -> LeasedRow:
+            return row_of(LeasedRow, session.fetch(LEASE_DUE, params))
 
         return link.repeat("The lease", claim)
 
@@ -250,8 +282,8 @@ class Leases:
             lambda session: rows_of(PieceRow, session.fetch(LEASED_PIECES, params)),
         )
 
-    def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
-        """Take over what is under earlier leases; return how many messages."""
+    def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> LeasedRow:
+        """Take over what is under earlier leases; return how many messages that is."""
         params: dict[str, Any] = {"lease_id": lease_id, "lease_ids": lease_ids}
         params |= {"deliveries": deliveries}
         params |= {"kind": self._options.required_kind, "lease": self._options.lease, "now": None}
@@ -259,8 +291,31 @@ class Leases:
             "The look at an earlier lease",
             lambda session: session.fetch(TAKE_OVER_LEASE, params),
         )
-        self._held[lease_id] = time.monotonic()
-        return int(value_of(rows))
+        self._held[lease_id] = Held.now()
+        return row_of(LeasedRow, rows)
+
+    def report(self) -> dict[str, Any] | None:
+        """Return what is due still, of the batch what was delivered before, and how old it is.
+
+        None where the database does not answer: that is no reason to end a stream.
+        """
+        params = {"kind": self._options.required_kind, "cap": _MOST_COUNTED, "now": None}
+        try:
+            found = self._link.once(
+                "The look at the backlog",
+                lambda session: row_of(BacklogRow, session.fetch(BACKLOG, params)),
+            )
+        except ResourceUnavailable:
+            return None
+        with self._turn:
+            since = min((each.since for each in self._held.values()), default=None)
+        return {
+            "due": found.due,
+            "due_is_cut": found.due == _MOST_COUNTED,
+            "oldest_due_ms": found.oldest or 0,
+            "redelivered": self._redelivered,
+            "lease_age_ms": 0 if since is None else int((time.monotonic() - since) * 1000),
+        }
 
     def acknowledge(self, lease_id: str) -> None:
         """Delete what is still under the lease; doing it again changes nothing."""
@@ -301,12 +356,12 @@ class Leases:
 
     def _aged(self) -> list[str]:
         oldest = time.monotonic() - self._options.lease / 1000 * _RENEWED_AFTER
-        return [lease_id for lease_id, at in self._held.items() if at <= oldest]
+        return [lease_id for lease_id, held in self._held.items() if held.renewed <= oldest]
 
     def _renew(self, link: Link, lease_id: str) -> None:
         params = {"lease_id": lease_id, "lease": self._options.lease, "now": None}
         link.repeat("The renewal", lambda session: session.fetch(RENEW_LEASE, params))
-        self._held[lease_id] = time.monotonic()
+        self._held[lease_id].renewed = time.monotonic()
 
     def close(self) -> None:
         """End the threads and the connections; the leases run out by themselves."""

@@ -414,6 +414,10 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held = {"n": start["n"] + 1, "lock": lease_id, "next": leases.look_ahead(most)}
         return {**held, "kind": self._kind, "database": self._known_owner().database}
 
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return what ``StreamingQueryProgress`` shows as ``latestOffset``: the lag."""
+        return self.held().report()
+
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Cut the batch that ends at ``end``: after a restart what is left of it."""
         if start == end:

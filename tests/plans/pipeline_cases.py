@@ -85,6 +85,13 @@ def streams() -> list[Case]:
             for limit in (100, 1000)
             for cutoff in (None, NOW)
         ),
+        *(
+            Case(
+                "BACKLOG", {"kind": kind, "cap": 100, "now": NOW}, {DUE}, n=100, rows=6,
+                buffers=6, fixed=100,
+            )
+            for kind in ("bulk|json", "due|json", "mixed|json")
+        ),
         Case("LEASED_PIECES", {**held, "most": 8, "least": 10}, {LEASES}, n=100, rows=6),
         # With what other cases have rolled back of the lease.
         Case("RENEW_LEASE", {**lease, **held}, {LEASES}, n=100, rows=6, buffers=40, fixed=300),

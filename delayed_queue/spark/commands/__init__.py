@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 from delayed_queue.codecs import check_kind, codec_named, kind_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import parse_duration
-from delayed_queue.spark.jobs.console import Console, sentence_of
+from delayed_queue.spark.jobs.console import Console, sentence_of, serve_metrics
 from delayed_queue.spark.session import Stopping, signals
 from delayed_queue.spark.settings import SparkSettings
 
@@ -72,6 +72,13 @@ def _delimiter(text: str) -> str:
     return found
 
 
+def _address(text: str) -> str:
+    if not text.rpartition(":")[2].isdecimal():
+        raise ValueError(f"{text!r} is not host:port")
+    return text
+
+
+address = _argument(_address)
 whole = _argument(_whole)
 pair = _argument(_pair)
 instant = _argument(_instant)
@@ -167,6 +174,8 @@ def main(arguments: Sequence[str], settings: SparkSettings | None = None) -> int
     stopping = Stopping()
     try:
         with signals(stopping):
+            if options.metrics is not None:
+                serve_metrics(options.metrics)
             chosen = _settings(options, settings or SparkSettings())
             return int(options.run(options, chosen, console, stopping))
     except KeyboardInterrupt:
@@ -213,6 +222,9 @@ def _add_common(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--conf", type=pair, action="append", metavar="NAME=VALUE", help="a setting of Spark"
+    )
+    parser.add_argument(
+        "--metrics", type=address, metavar="HOST:PORT", help="answer scrapes of Prometheus there"
     )
     # As management/base.py has it, which knows Django.
     parser.add_argument(

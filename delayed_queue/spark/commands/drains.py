@@ -24,7 +24,7 @@ from delayed_queue.spark.commands import (
     whole,
 )
 from delayed_queue.spark.database import connect
-from delayed_queue.spark.jobs.console import Console, aligned
+from delayed_queue.spark.jobs.console import Console, aligned, count, metrics, span
 from delayed_queue.spark.jobs.files import (
     check_numbers,
     check_owner,
@@ -191,14 +191,16 @@ def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Cons
     if options.handling is not None:
         tasks = frame.sparkSession.sparkContext.defaultParallelism
         handling = HandledPartition(options.handling.shared_by(tasks), options.kind)
-        tally = found.tally
+        tally, queue = found.tally, options.handling.queue
 
         def handle(batch: DataFrame, number: int) -> None:
-            rows = batch.mapInArrow(handling, TALLY).collect()
-            for row in rows:
-                if tally is not None:
-                    tally.add(Tally(*row))
-            console.progress(f"batch {number}: {sum(sum(row) for row in rows):,} messages")
+            ended = Tally()
+            for row in batch.mapInArrow(handling, TALLY).collect():
+                ended.add(Tally(*row))
+            if tally is not None:
+                tally.add(ended)
+            count("drain", queue, asdict(ended))
+            console.progress(f"batch {number}: {ended.total:,} messages")
 
         return frame.writeStream.foreachBatch(handle)
     # Files have the kind in the name of their directory.
@@ -227,12 +229,30 @@ def _waited(
             progress = json.loads(each.json)
             if progress["batchId"] > last and progress["numInputRows"]:
                 last = progress["batchId"]
-                found.messages += progress["numInputRows"]
-                found.batches += 1
-                if found.tally is None:
-                    console.progress(f"batch {last}: {progress['numInputRows']:,} messages")
+                _counted(progress, found, console)
     if stopping.is_set():
         console.progress("stopping …")
+
+
+def _counted(progress: Mapping[str, Any], found: Drained, console: Console) -> None:
+    rows = progress["numInputRows"]
+    found.messages += rows
+    found.batches += 1
+    # What LeasingReader.reportLatestOffset has said; nothing while the database was away.
+    lag = progress["sources"][0]["latestOffset"] or {}
+    if lag and (seen := metrics()) is not None:
+        seen.lag(found.kind.rpartition("|")[0], lag)
+    if found.tally is None:
+        count("drain", found.kind.rpartition("|")[0], {"drained": rows})
+        console.progress(f"batch {progress['batchId']}: {rows:,} messages{_behind(lag)}")
+
+
+def _behind(lag: Mapping[str, Any]) -> str:
+    """Return in words what is due still."""
+    if not lag or not lag["due"]:
+        return ""
+    more = " or more" if lag["due_is_cut"] else ""
+    return f"; {lag['due']:,}{more} are due, for {span(lag['oldest_due_ms'] / 1000)}"
 
 
 def add_arguments(parser: ArgumentParser) -> None:

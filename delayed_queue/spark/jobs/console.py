@@ -6,10 +6,12 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, Final, TextIO
 
-from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 
 
 class Console:
@@ -38,6 +40,65 @@ class Console:
         text = json.dumps(report, default=str) if self.as_json else "\n".join(lines)
         self._out.write(f"{text}\n")
         self._out.flush()
+
+
+_LAG: Final = {
+    "due": "Due messages that the drain has not leased, up to 10,000.",
+    "oldest_due_seconds": "How late the earliest of them is.",
+    "lease_age_seconds": "For how long the drain holds its oldest lease.",
+}
+
+
+class Metrics:
+    """The figures of commands in the registry of Prometheus that workers have theirs in."""
+
+    def __init__(self) -> None:
+        from prometheus_client import Counter, Gauge
+
+        prefix = "delayed_queue_pipeline"
+        self._messages = Counter(
+            f"{prefix}_messages", "Messages of commands, by what became of them.",
+            ["command", "queue", "outcome"],
+        )  # fmt: skip
+        self._lag = {
+            name: Gauge(f"{prefix}_{name}", text, ["queue"], multiprocess_mode="liveall")
+            for name, text in _LAG.items()
+        }
+
+    def count(self, command: str, queue: str, outcomes: Mapping[str, int]) -> None:
+        for outcome, number in outcomes.items():
+            self._messages.labels(command, queue, outcome).inc(number)
+
+    def lag(self, queue: str, report: Mapping[str, int]) -> None:
+        """Note what a stream's ``reportLatestOffset`` says."""
+        self._lag["due"].labels(queue).set(report["due"])
+        for name in ("oldest_due", "lease_age"):
+            self._lag[f"{name}_seconds"].labels(queue).set(report[f"{name}_ms"] / 1000)
+        self.count("drain", queue, {"redelivered": report["redelivered"]})
+
+
+@cache
+def metrics() -> Metrics | None:
+    """Return the metrics of this process, once; None without prometheus-client."""
+    return Metrics() if find_spec("prometheus_client") is not None else None
+
+
+def count(command: str, queue: str, outcomes: Mapping[str, int]) -> None:
+    """Add up what became of messages, where somebody may ask for it."""
+    if (found := metrics()) is not None:
+        found.count(command, queue, outcomes)
+
+
+def serve_metrics(address: str) -> None:
+    """Answer scrapes at ``host:port`` while the process lives."""
+    host, _, port = address.rpartition(":")
+    if metrics() is None:
+        raise InvalidConfiguration(
+            "--metrics needs prometheus-client: pip install 'django-delayed-queue[metrics]'."
+        )
+    from prometheus_client import start_http_server
+
+    start_http_server(int(port), host or "127.0.0.1")
 
 
 def aligned(rows: Sequence[Sequence[Any]], *, names: int = 1) -> list[str]:

@@ -113,9 +113,9 @@ WHERE "lockUuid" = %(lease_id)s
 )
 
 # Lease the earliest due messages for one batch of a stream, as CLAIM does, but return only how
-# many they are: a task reads them where it runs, not through the driver. "cutoff" is when a query
-# that takes what is there began, so that it ends although more arrives, and NULL for one that
-# goes on. Two limits as in _EARLIEST_DUE.
+# many they are, and how many were delivered before: a task reads them where it runs, not through
+# the driver. "cutoff" is when a query that takes what is there began, so that it ends although
+# more arrives, and NULL for one that goes on. Two limits as in _EARLIEST_DUE.
 # Reads: delayed_queue__KindPlusScheduledAtIndex in order, then the primary key; limit_kind_group.
 LEASE_DUE: Final[LiteralString] = (
     CLOCK
@@ -142,10 +142,32 @@ leased AS (
         ) AS due
         LIMIT %(limit)s::integer
     ))
-    RETURNING id
+    RETURNING attempts
 )
-SELECT count(*)
+SELECT count(*), count(*) FILTER (WHERE attempts > 1)
 FROM leased
+"""
+)
+
+# What a stream has not leased yet: how many are due, up to a cap, and for how long the earliest is,
+# in milliseconds; NULL when none is. Two limits as in _EARLIEST_DUE.
+# Reads: delayed_queue__KindPlusScheduledAtIndex, its beginning.
+BACKLOG: Final[LiteralString] = (
+    CLOCK
+    + """
+SELECT count(*), (SELECT now FROM clock) - min(due_at)
+FROM (
+    SELECT due_at
+    FROM (
+        SELECT "scheduledAt" AS due_at
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND "scheduledAt" <= (SELECT now FROM clock)
+        ORDER BY "scheduledAt", id
+        LIMIT (SELECT %(cap)s::integer)
+    ) AS earliest
+    LIMIT %(cap)s::integer
+) AS due
 """
 )
 
@@ -212,9 +234,9 @@ taken AS (
         attempts = attempts + %(deliveries)s::integer
     WHERE "lockUuid" = ANY (%(lease_ids)s::text[])
         AND "pKind" || '' = %(kind)s
-    RETURNING id
+    RETURNING attempts
 )
-SELECT count(*)
+SELECT count(*), count(*) FILTER (WHERE attempts > 1)
 FROM taken
 """
 )
@@ -228,6 +250,20 @@ class AroundRow(NamedTuple):
     used_connections: int
     has_queue: bool
     has_ledger: bool
+
+
+class LeasedRow(NamedTuple):
+    """The number of messages that were leased, and of those that were delivered before."""
+
+    number: int
+    redelivered: int
+
+
+class BacklogRow(NamedTuple):
+    """The number of due messages, and for how long the earliest is, None where none is."""
+
+    due: int
+    oldest: int | None
 
 
 class PieceRow(NamedTuple):

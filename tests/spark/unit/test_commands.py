@@ -6,15 +6,18 @@ import io
 import json
 import zipfile
 from argparse import ArgumentParser
+from functools import partial
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from delayed_queue.management.base import add_format
 from delayed_queue.messages import Counts
 from delayed_queue.spark import commands
 from delayed_queue.spark.commands import DONE, FAILED, asked_name
 from delayed_queue.spark.commands.bundle import bundle
+from delayed_queue.spark.jobs import console
 from delayed_queue.spark.jobs.console import Console, aligned, sentence_of
 
 
@@ -128,3 +131,29 @@ class TestErrors:
     )
     def test_pages_become_a_sentence(self, text: str, sentence: str) -> None:
         assert sentence_of(RuntimeError(text)) == sentence
+
+
+class TestMetrics:
+    """The figures of commands, as Prometheus asks for them."""
+
+    def test_what_became_of_messages_and_the_lag(self) -> None:
+        found = console.metrics()
+        assert found is not None
+        lag = {"due": 7, "due_is_cut": False, "oldest_due_ms": 1500, "redelivered": 2}
+        found.lag("measured", {**lag, "lease_age_ms": 250})
+        console.count("drain", "measured", {"done": 3})
+        console.count("drain", "measured", {"done": 1})
+        sample = partial(REGISTRY.get_sample_value, labels={"queue": "measured"})
+        prefix = "delayed_queue_pipeline"
+        assert sample(f"{prefix}_due") == 7
+        assert sample(f"{prefix}_oldest_due_seconds") == 1.5
+        assert sample(f"{prefix}_lease_age_seconds") == 0.25
+        labels = {"command": "drain", "queue": "measured"}
+        for outcome, number in (("done", 4), ("redelivered", 2)):
+            labelled = {**labels, "outcome": outcome}
+            assert REGISTRY.get_sample_value(f"{prefix}_messages_total", labelled) == number
+
+    def test_an_address_without_a_port_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            commands.main(["drain", "--queue", "a", "--metrics", "here"])
+        assert "'here' is not host:port" in capsys.readouterr().err
