@@ -161,8 +161,8 @@ FROM (
     FROM (
         SELECT "scheduledAt" AS due_at
         FROM delayed_queue
-        WHERE "pKind" = %(kind)s
-            AND "scheduledAt" <= (SELECT now FROM clock)
+        WHERE "scheduledAt" <= (SELECT now FROM clock)
+            AND "pKind" = %(kind)s
         ORDER BY "scheduledAt", id
         LIMIT (SELECT %(cap)s::integer)
     ) AS earliest
