@@ -60,6 +60,13 @@ def test_the_list_counts_the_jobs_of_all_shards_and_ways(admin_client: Client):
     assert popped.job_id != gone.job_id
 
 
+def test_its_page_leads_to_the_limits_of_each_shard(admin_client: Client):
+    configure_topic("orders", shards=2)
+    shown = page(admin_client, of("orders"))
+    found = re.findall(r'history/\?kind=([^"]+)">history and limits', shown)
+    assert found == ["orders%7Cjson", "orders%231%7Cjson", "orders%7Ccallback"]
+
+
 def test_a_topic_is_made_and_changed_by_a_form(admin_client: Client):
     made = {"name": "refunds", "ladder": "1s 5s", "jitter": "0.2", "hold": "30", "shards": "2"}
     admin_client.post(f"{TOPICS}add/", made)

@@ -305,7 +305,7 @@ class TopicAdmin(MadeByForm):
         """List the kinds with links to their messages and dead letters, and the counts of all."""
         counts = ", ".join(f"{count} {_STATES[state]}" for state, count in row.counts.items())
         kinds = kinds_of_topic(row.name, row.shards, hosts=row.hosts)
-        links = format_html_join("", "<br>{}: {} · {}", map(self._links, kinds))
+        links = format_html_join("", "<br>{}: {} · {} · {}", map(self._links, kinds))
         name = "admin:delayed_queue_http_callbackattempt_changelist"
         attempts = reverse(name, current_app=self.admin_site.name)
         query = urlencode({"topic": row.name})
@@ -313,14 +313,16 @@ class TopicAdmin(MadeByForm):
             '{} · <a href="{}?{}">{}</a>{}', counts, attempts, query, _("callbacks"), links
         )
 
-    def _links(self, kind: str) -> tuple[SafeString, SafeString, SafeString]:
+    def _links(self, kind: str) -> tuple[SafeString, SafeString, SafeString, SafeString]:
         query, site = urlencode({KIND: kind}), self.admin_site.name
+        history = reverse("admin:delayed_queue_history", current_app=site)
         messages = reverse("admin:delayed_queue_message_changelist", current_app=site)
         letters = reverse("admin:delayed_queue_deadletter_changelist", current_app=site)
         return (
             formats.kind_label(kind),
             format_html('<a href="{}?{}">{}</a>', messages, query, _("jobs")),
             format_html('<a href="{}?{}">{}</a>', letters, query, _("dead jobs")),
+            format_html('<a href="{}?{}">{}</a>', history, query, _("history and limits")),
         )
 
     @admin.display(description=_("waits after failures"))
