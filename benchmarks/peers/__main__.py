@@ -104,6 +104,7 @@ def _described(contender: Contender) -> dict[str, object]:
         "title": contender.peer.title,
         "settings": contender.settings,
         "batch": contender.batch,
+        "at_a_time": contender.at_a_time,
         "durable": contender.peer.durable,
         "at_most_once": contender.peer.at_most_once,
         "pins": list(contender.peer.environment.pins),

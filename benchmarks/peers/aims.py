@@ -13,6 +13,7 @@ OURS: Final = "ours-best"
 DEFAULTS: Final = "ours-defaults"
 ONE: Final = "ours-1"
 TRANSACTIONAL: Final = "ours-transactional"
+GROUPED: Final = "ours-groups-1"
 KEPT: Final = "tasks-kept"
 UNKEPT: Final = "tasks-unkept"
 
@@ -64,6 +65,7 @@ def _of(*names: str) -> Callable[[Record], list[str]]:
             name
             for name, each in record.contenders.items()
             if {name, each["peer"], each["kind"]} & set(names)
+            and (name in names or not each.get("at_a_time"))
         ]
 
     return found
@@ -87,6 +89,7 @@ def _python_one_by_one(at_most_once: bool) -> Callable[[Record], list[str]]:
 PEERS: Final = ("node", "python", "django")
 ON_POSTGRES: Final = _of(*PEERS)
 KEEPING: Final = _python_one_by_one(at_most_once=False)
+BOSS_GROUPED: Final = _of("pg-boss-groups-1")
 LOSING: Final = _python_one_by_one(at_most_once=True)
 
 
@@ -118,6 +121,8 @@ AIMS: Final = (
     _drain("one at a time, 1 process, against huey, at most once", ONE, 1, 4, LOSING),
     _drain("one at a time, 4 processes, against huey, at most once", ONE, 4, 4, LOSING),
     _drain("one at a time, 1 process, against the bare loop", ONE, 1, 0.75, _of("bare-1")),
+    _drain("1 of a group, 1 process, against pg-boss", GROUPED, 1, 2, BOSS_GROUPED),
+    _drain("1 of a group, 4 processes, against pg-boss", GROUPED, 4, 2, BOSS_GROUPED),
     Aim("offer, one by one", DEFAULTS, "offer", "single_rate", 1, 1.2, ON_POSTGRES),
     Aim("offer, in bulk", DEFAULTS, "offer", "bulk_rate", 1, 1.5, ON_POSTGRES),
 )

@@ -17,6 +17,7 @@ def as_markdown(record: Record) -> str:
         *_drains(record, "One message at a time", ONE, _one_by_one(record)),
         *_section("Offers of one producer", OFFER, _offers(record)),
         *_section("Pick-up on an idle queue", PICKUP, _pickups(record)),
+        *_section("Of a group at a time", GROUPS, _groups(record)),
         *_section("An idle worker", ("", "% of a core"), _idles(record)),
         *_section("Not run", ("", "reason"), _not_run(record)),
         *_section("Versions", ("", "requirements", "interpreter"), _versions(record)),
@@ -64,6 +65,7 @@ def _drain(record: Record, name: str, ours: str, counts: Sequence[int]) -> list[
 
 
 OFFER: Final = ("messages per second", "one by one", "in bulk", "WAL, bytes a message one by one")
+GROUPS: Final = ("four processes, handlers of 2 ms", "handled", "too many at a time", "the most")
 PICKUP: Final = ("from offer to handler, ms", "p50", "p99", "longest")
 
 
@@ -81,6 +83,15 @@ def _pickups(record: Record) -> Iterator[Sequence[str]]:
     for name in reversed(_ranked(record, "pickup", "p50_ms")):
         figures = (record.median(name, "pickup", each) for each in ("p50_ms", "p99_ms", "max_ms"))
         yield (_name(record, name), *(f"{each:.1f}" for each in figures if each is not None))
+
+
+def _groups(record: Record) -> Iterator[Sequence[str]]:
+    for name in record.contenders:
+        if _has(record, name, "groups"):
+            figures = (record.figures(name, "groups", each) for each in ("handled", "violations"))
+            most = max(record.figures(name, "groups", "most"))
+            handled, violations = map(sum, figures)
+            yield _name(record, name), _number(handled), f"{violations:,.0f}", f"{most:.0f}"
 
 
 def _idles(record: Record) -> Iterator[Sequence[str]]:

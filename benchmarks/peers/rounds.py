@@ -15,13 +15,14 @@ from benchmarks.peers.arena import Arena
 from benchmarks.peers.contenders.base import Contender
 from benchmarks.peers.environments import Unavailable
 from benchmarks.peers.measures.drain import drain
+from benchmarks.peers.measures.groups import groups
 from benchmarks.peers.measures.idle import idle
 from benchmarks.peers.measures.offer import offer
 from benchmarks.peers.measures.pickup import pickup
 from benchmarks.peers.processes import ScriptFailed
 from benchmarks.peers.recording import Record, Run
 
-MEASURES: Final = ("drain", "offer", "pickup", "idle")
+MEASURES: Final = ("drain", "offer", "pickup", "groups", "idle")
 IDLE_TOGETHER: Final = 6
 FAILURES: Final = (RuntimeError, ScriptFailed, TimeoutError, Unavailable, psycopg.Error)
 
@@ -98,6 +99,7 @@ class Tournament:
             "drain": lambda: drain(self.arena, contender, processes),
             "offer": lambda: offer(self.arena, contender),
             "pickup": lambda: pickup(self.arena, contender),
+            "groups": lambda: groups(self.arena, contender),
         }
         self._record(number, measure, contender, processes, calls[measure])
 

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from benchmarks.peers.environments import Environment
 
+# In how many groups the jobs of a peer are, by turns, where it has groups.
+IN_GROUPS: Final = {"BENCH_GROUPS": "1000"}
 ALWAYS: Final = "drain"  # every contender is measured for it
 
 
@@ -44,7 +46,8 @@ class Contender:
     ``jobs`` says how long a backlog one process and four processes drain. ``batch`` is 1 where a
     message is claimed and acknowledged alone. ``supervises`` means that one command starts the
     processes, ``one_claims`` that a single connection claims for all of them. ``measures`` are
-    those, beside the drain, that the peer is to be judged by in these settings.
+    those, beside the drain, that the peer is to be judged by in these settings. ``at_a_time`` is
+    how many messages of a group these are to hold to, where they have groups.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Contender:
     supervises: bool = False
     one_claims: bool = False
     measures: tuple[str, ...] = ()
+    at_a_time: int = 0
     missing: Callable[[], str | None] = lambda: None
 
     def why_not(self) -> str | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from benchmarks.peers.contenders.base import Contender, Peer
+from benchmarks.peers.contenders.base import IN_GROUPS, Contender, Peer
 from benchmarks.peers.environments import NodeEnvironment
 
 PG: Final = "pg@8.23.1"
@@ -33,6 +34,7 @@ PG_BOSS: Final = Peer(
     failed="SELECT count(*) FROM pgboss.job WHERE state > 'completed'",
     bulk=40_000,
 )
+PG_BOSS_GROUPED: Final = replace(PG_BOSS, name="pg-boss-grouped", variables=IN_GROUPS)
 
 CONTENDERS: Final = (
     Contender(
@@ -79,6 +81,18 @@ CONTENDERS: Final = (
             },
         },
         measures=EVERYTHING,
+    ),
+    *(
+        Contender(
+            name=f"pg-boss-groups-{number}",
+            peer=PG_BOSS_GROUPED,
+            settings=f"fetch(1000), complete(); 1,000 groups, groupConcurrency {number}",
+            jobs={1: 20_000, 4: 40_000},
+            options={"fetch": 1000, "limits": {"groupConcurrency": number}},
+            measures=("groups",),
+            at_a_time=number,
+        )
+        for number in (1, 2)
     ),
     Contender(
         name="pg-boss-1",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from benchmarks.peers.contenders.base import Contender, Peer
+from benchmarks.peers.contenders.base import IN_GROUPS, Contender, Peer
 from benchmarks.peers.environments import OwnEnvironment
 
 OURS: Final = Peer(
@@ -41,6 +42,7 @@ BARE: Final = Peer(
     offers=2_000,
     bulk=50_000,
 )
+GROUPED: Final = replace(OURS, name="ours-grouped", kind="grouped", variables=IN_GROUPS)
 BOTH: Final = ("--queue", "benchmark", "--queue", "benchmark-stamped")
 OF_TASKS: Final = ("--queue", "tasks", "--queue", "tasks-stamped")
 
@@ -82,6 +84,31 @@ CONTENDERS: Final = (
             "arguments": (*BOTH, "--batch-size", "1000", "--concurrency", "2"),
             "transactional": True,
         },
+    ),
+    *(
+        Contender(
+            name=f"ours-groups-{number}",
+            peer=GROUPED,
+            supervises=True,
+            settings=f"batch size 500, concurrency 1; 1,000 groups, Groups(concurrency={number})",
+            jobs={1: 30_000, 4: 60_000},
+            options={
+                "arguments": (*BOTH, "--concurrency", "1", "--claims", "2"),
+                "limits": {"concurrency": number},
+            },
+            at_a_time=number,
+        )
+        for number in (1, 2)
+    ),
+    Contender(
+        name="ours-groups-defaults",
+        peer=GROUPED,
+        supervises=True,
+        settings="the worker's defaults; 1,000 groups, Groups(concurrency=1)",
+        jobs={1: 30_000, 4: 60_000},
+        options={"arguments": BOTH, "limits": {"concurrency": 1}},
+        measures=("groups",),
+        at_a_time=1,
     ),
     Contender(
         name="tasks-kept",

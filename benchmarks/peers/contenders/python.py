@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from benchmarks.peers.contenders.base import Contender, Peer
+from benchmarks.peers.contenders.base import IN_GROUPS, Contender, Peer
 from benchmarks.peers.environments import PythonEnvironment
 
 PSYCOPG: Final = "psycopg[binary,pool]==3.3.9"
@@ -20,6 +21,9 @@ PROCRASTINATE: Final = Peer(
     unfinished="SELECT EXISTS (SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing'))",
     failed="SELECT count(*) FROM procrastinate_jobs WHERE status = 'failed'",
     bulk=10_000,
+)
+PROCRASTINATE_GROUPED: Final = replace(
+    PROCRASTINATE, name="procrastinate-grouped", variables=IN_GROUPS
 )
 PGQUEUER: Final = Peer(
     name="pgqueuer",
@@ -86,6 +90,15 @@ CONTENDERS: Final = (
         jobs={1: 800, 4: 2_000},
         batch=1,
         measures=EVERYTHING,
+    ),
+    Contender(
+        name="procrastinate-groups-1",
+        peer=PROCRASTINATE_GROUPED,
+        settings="concurrency 100, async handlers, 1,000 locks",
+        jobs={1: 1_500, 4: 3_000},
+        options={"concurrency": 100},
+        measures=("groups",),
+        at_a_time=1,
     ),
     Contender(
         name="pgqueuer-best",

@@ -59,7 +59,7 @@ def drain(arena: Arena, contender: Contender, processes: int) -> dict[str, Any]:
     with arena.backlog(contender, jobs) as backlog:
         arena.server.checkpoint()
         with _let_in(arena, backlog, contender, processes) as clock:
-            _wait(backlog, clock.workers)
+            wait(backlog, clock.workers)
             figures = clock.stop(jobs)
         if failed := backlog.failed():
             raise RuntimeError(f"{failed} of {jobs} jobs failed.")
@@ -111,7 +111,7 @@ def _first_progress(workers: Workers, jobs: int) -> None:
     raise TimeoutError(f"No job was done in {SECONDS} s: {workers.last_words()}")
 
 
-def _wait(backlog: Any, workers: Workers) -> None:
+def wait(backlog: Any, workers: Workers) -> None:
     """Return when no job is unfinished, at most a twentieth of the time spent on looking."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:

@@ -48,7 +48,10 @@ def bulk(count: int) -> float:
     from delayed_queue import ScheduledMessage
 
     def offer_batch(size: int) -> None:
-        batch = [ScheduledMessage(next(names), {"text": protocol.TEXT}) for _ in range(size)]
+        batch = [
+            ScheduledMessage(next(names), {"text": protocol.TEXT}, group=protocol.group())
+            for _ in range(size)
+        ]
         benchmark.offer_batch(batch)
 
     return protocol.in_chunks(count, offer_batch)

@@ -1,6 +1,6 @@
 // pg-boss: send, insert, and either work() or a loop of fetch and complete.
 import { setTimeout as sleep } from "node:timers/promises";
-import { main, OPTIONS, packages, stamp, TEXT } from "./protocol.mjs";
+import { group, main, observe, OPTIONS, packages, stamp, TEXT } from "./protocol.mjs";
 
 const { PgBoss } = packages("pg-boss");
 const environment = {
@@ -20,7 +20,8 @@ async function start(more) {
 
 async function fetchAndComplete(boss, batchSize) {
   for (;;) {
-    const jobs = await boss.fetch("noop", { batchSize });
+    const jobs = await boss.fetch("noop", { batchSize, ...OPTIONS.limits });
+    if (OPTIONS.handler_seconds) await Promise.all(jobs.map((job) => observe(job.groupId)));
     if (jobs.length > 0) await boss.complete("noop", jobs.map((job) => job.id));
     else await sleep(50);
   }
@@ -36,7 +37,7 @@ await main({
   close: (boss) => boss.stop({ graceful: false }),
   offer: (boss) => boss.send("noop", { text: TEXT }),
   bulk: (boss, size) =>
-    boss.insert("noop", Array.from({ length: size }, () => ({ data: { text: TEXT } }))),
+    boss.insert("noop", Array.from({ length: size }, () => ({ data: { text: TEXT }, ...group() }))),
   stamped: (boss, offeredAt) => boss.send("stamped", { offeredAt }),
   work: async () => {
     const boss = await start(OPTIONS.boss);

@@ -15,8 +15,10 @@ app = procrastinate.App(connector=connector(conninfo=""))
 
 
 @app.task(name="noop")
-async def noop(text: str) -> None:
-    """Do nothing."""
+async def noop(text: str, group: str = "") -> None:
+    """Do nothing, or what takes so long."""
+    if protocol.is_observed():
+        await protocol.aobserve(group)
 
 
 @app.task(name="stamped")
@@ -36,9 +38,19 @@ def offer(count: int) -> float:
 
 def bulk(count: int) -> float:
     with app.open():
-        return protocol.in_chunks(
-            count, lambda size: noop.batch_defer(*[{"text": protocol.TEXT}] * size)
-        )
+        return protocol.in_chunks(count, _locked if protocol.GROUPS else _free)
+
+
+def _free(size: int) -> None:
+    noop.batch_defer(*[{"text": protocol.TEXT}] * size)
+
+
+def _locked(size: int) -> None:
+    """Defer jobs with a lock each, of which a bulk call of its own knows one for all."""
+    groups = [protocol.group() for _ in range(size)]
+    given = [(each, {"text": protocol.TEXT, "group": each}) for each in groups]
+    jobs = [noop.configure(lock=lock, task_kwargs=kwargs).job for lock, kwargs in given]
+    app.job_manager.batch_defer_jobs(jobs=jobs)
 
 
 def pace(count: int, rate: float) -> None:
@@ -49,7 +61,7 @@ def pace(count: int, rate: float) -> None:
 
 async def awork() -> None:
     async with app.open_async():
-        await app.run_worker_async(**protocol.OPTIONS)
+        await app.run_worker_async(concurrency=protocol.OPTIONS.get("concurrency", 1))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,17 @@ export function stamp(offeredAt) {
   appendFileSync(process.env.BENCH_STAMPS, `${offeredAt} ${now()}\n`);
 }
 
+const GROUPS = Number(process.env.BENCH_GROUPS ?? 0);
+let offered = 0;
+
+export const group = () => (GROUPS ? { group: { id: `group-${offered++ % GROUPS}` } } : {});
+
+export async function observe(of) {
+  const begunAt = now();
+  await sleep(OPTIONS.handler_seconds * 1000);
+  appendFileSync(process.env.BENCH_STAMPS, `${of} ${begunAt} ${now()}\n`);
+}
+
 async function oneByOne(count, offer) {
   for (let n = 0; n < Math.min(WARM_UP, count); n++) await offer();
   const startedAt = performance.now();

@@ -8,6 +8,7 @@ started; ``work`` handles jobs until it is killed. The database is named by libp
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -20,6 +21,7 @@ TEXT = "x" * 90  # about 100 bytes of payload with what is around it
 CHUNK = 1_000
 OPTIONS: dict[str, Any] = json.loads(os.environ.get("BENCH_OPTIONS", "{}"))
 PROCESSES = int(os.environ.get("BENCH_PROCESSES", "1"))
+GROUPS = int(os.environ.get("BENCH_GROUPS", "0"))
 WARM_UP = 5  # offers before the clock starts: connections and caches
 
 
@@ -95,13 +97,41 @@ async def apaced(count: int, rate: float) -> AsyncIterator[float]:
         yield time.time()
 
 
+_numbers = itertools.count()
+
+
+def group() -> str | None:
+    """Return the group of the next job in bulk, all of them by turns; none where none are asked."""
+    return f"group-{next(_numbers) % GROUPS}" if GROUPS else None
+
+
+def is_observed() -> bool:
+    return "handler_seconds" in OPTIONS
+
+
+def observe(of: str) -> None:
+    """Take the time that a handler is to take, and note of which group it was, and when."""
+    begun_at = time.time()
+    time.sleep(OPTIONS["handler_seconds"])
+    _note(of, begun_at, time.time())
+
+
+async def aobserve(of: str) -> None:
+    begun_at = time.time()
+    await asyncio.sleep(OPTIONS["handler_seconds"])
+    _note(of, begun_at, time.time())
+
+
 _stamps: list[int] = []
 
 
 def stamp(offered_at: float) -> None:
     """Note when the handler of a job was started, and when the job was offered."""
-    started_at = time.time()
+    _note(offered_at, time.time())
+
+
+def _note(*facts: object) -> None:
     if not _stamps:
         flags = os.O_APPEND | os.O_CREAT | os.O_WRONLY
         _stamps.append(os.open(os.environ["BENCH_STAMPS"], flags))
-    os.write(_stamps[0], f"{offered_at} {started_at}\n".encode())
+    os.write(_stamps[0], (" ".join(map(str, facts)) + "\n").encode())

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import protocol
 
-from delayed_queue import handler
+from delayed_queue import Groups, handler
 
-transactional = {"transactional": True} if protocol.OPTIONS.get("transactional") else {}
+options = {"transactional": True} if protocol.OPTIONS.get("transactional") else {}
+if "limits" in protocol.OPTIONS:
+    options["groups"] = Groups(**protocol.OPTIONS["limits"])
 
 
-@handler("benchmark", **transactional)
+@handler("benchmark", **options)
 def noop(envelope) -> None:
-    """Do nothing."""
+    """Do nothing, or what takes so long."""
+    if protocol.is_observed():
+        protocol.observe(envelope.group)
 
 
 @handler("benchmark-stamped")
