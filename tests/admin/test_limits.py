@@ -15,6 +15,8 @@ from django.db import DatabaseError, connection
 from django.test import Client
 
 from delayed_queue import DelayedQueue, Envelope, Groups, ScheduledMessage
+from delayed_queue.admin.limits import LimitAll
+from delayed_queue.admin.operations import Call
 from delayed_queue.handlers import handler, registry
 from delayed_queue.models import DeadLetter, Limit
 from tests.admin.support import QUEUES, operator, page, told
@@ -271,6 +273,16 @@ def test_g6_limits_that_a_typed_group_has_are_shown_before_they_go(
     assert found[0] == "group"
     assert "5 at a time" in found[1]
     assert stored("a").concurrency == 5
+
+
+def test_g6_nor_what_was_changed_between_the_look_and_the_change(
+    admin_user: Any, queue: DelayedQueue
+):
+    queue.groups.set(Groups(concurrency=5))
+    options = {"seen": "concurrency 4", "concurrency": 3}
+    call = Call(Limit.objects.filter(kind=KIND), [KIND], admin_user, options)
+    assert LimitAll().run(call).left == {"changed meanwhile": ["orders"]}
+    assert stored().concurrency == 5
 
 
 def test_g9_another_pause_than_was_seen_is_left_alone(admin_client: Client, queue: DelayedQueue):
