@@ -1,15 +1,24 @@
-"""Arrow columns: from what PostgreSQL answers, and as its binary COPY takes them."""
+"""Arrow columns: checked as offers, as binary COPY takes them, and from what PostgreSQL answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delayed_queue.exceptions import PayloadNotDecodable
-from delayed_queue.messages import MAX_MILLISECONDS, MIN_MILLISECONDS
+from delayed_queue.codecs import check_kind, codec_named, decode, encode, kind_of
+from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable
+from delayed_queue.messages import (
+    MAX_GROUP_LENGTH,
+    MAX_KEY_LENGTH,
+    MAX_MILLISECONDS,
+    MIN_MILLISECONDS,
+    encode_headers,
+)
+from delayed_queue.spark.jobs.records import plain
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -126,3 +135,168 @@ def _in_network_order(numbers: pa.Array, width: int) -> pa.Array:
     swapped = numbers.to_numpy().astype(f">i{width}")
     fixed = pa.Array.from_buffers(pa.binary(width), len(numbers), [None, pa.py_buffer(swapped)])
     return fixed.cast(pa.binary())
+
+
+# What every chunk has: one form, so that its digest depends on what is offered alone.
+OFFERS: Final = pa.schema(
+    [
+        ("key", pa.string()),
+        ("payload", pa.binary()),
+        ("schedule_at", pa.int64()),
+        ("delay", pa.int64()),
+        ("headers", pa.string()),
+        ("kind", pa.string()),  # null where the job has one for all
+        ("group", pa.string()),
+    ]
+)
+
+
+def offers_of(rows: pa.Table, codec: str) -> pa.Table:
+    """Return the rows as offers, or raise InvalidMessage naming column and reason."""
+    keys = _texts(rows.column("key").combine_chunks(), "key", MAX_KEY_LENGTH)
+    _refuse(pc.is_null(keys), keys, "key", "is null")
+    makers: dict[str, Callable[[pa.Array], pa.Array]] = {
+        "key": lambda _: keys,
+        "payload": lambda column: _payloads(column, keys, codec),
+        "schedule_at": _schedules,
+        "delay": _delays,
+        "headers": _headers,
+        "queue": lambda column: _kinds(column, keys, "queue", codec),
+        "kind": lambda column: _kinds(column, keys, "kind", None),
+        "group": lambda column: _texts(column, "group", MAX_GROUP_LENGTH, keys),
+    }
+    made = {
+        name.replace("queue", "kind"): one_array(makers[name](rows.column(name).combine_chunks()))
+        for name in rows.column_names
+    }
+    nothing = {field.name: pa.nulls(rows.num_rows, field.type) for field in OFFERS}
+    offers = pa.table(nothing | made, schema=OFFERS)
+    _refuse(
+        pc.and_(pc.is_valid(offers["schedule_at"]), pc.is_valid(offers["delay"])),
+        offers["key"],
+        "delay",
+        "is given beside a schedule_at; give one of them",
+    )
+    return offers
+
+
+def one_array(column: Any) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _refuse(wrong: Any, keys: Any, column: str, reason: str) -> None:
+    """Raise for the first row that is wrong; the key names it, and never the payload."""
+    if pc.any(wrong).as_py():
+        key = keys[pc.index(wrong, True).as_py()].as_py()
+        raise InvalidMessage(f"The column {column} {reason} (key {str(key)[:40]!r}).")
+
+
+def _texts(column: pa.Array, name: str, most: int, keys: pa.Array | None = None) -> pa.Array:
+    """Return the column as it can be stored: keys, or what is named by these keys."""
+    texts = column.cast(pa.string())
+    keys = texts if keys is None else keys
+    lengths = pc.utf8_length(texts)
+    _refuse(pc.equal(lengths, 0), keys, name, "is empty")
+    _refuse(pc.greater(lengths, most), keys, name, f"has more than {most} characters")
+    if _may_have_nul(texts):
+        _refuse(pc.match_substring(texts, "\x00"), keys, name, "contains a NUL character")
+    return texts
+
+
+def _kinds(column: pa.Array, keys: pa.Array, name: str, codec: str | None) -> pa.Array:
+    """Return the kind of each row: the column's, or the queue's under the codec."""
+    _refuse(pc.is_null(column), keys, name, "is null")
+    encoded = column.cast(pa.string()).dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    made = [check_kind(each) for each in names]
+    if codec is not None:
+        made = [check_kind(kind_of(each, codec_named(codec))) for each in names]
+    return pa.array(made, pa.string()).take(encoded.indices)
+
+
+def _may_have_nul(texts: pa.Array) -> bool:
+    """Look through the bytes of all at once; they may be others' too, of which this is a slice."""
+    data = texts.buffers()[2]
+    return data is not None and b"\x00" in data.to_pybytes()
+
+
+def _payloads(column: pa.Array, keys: pa.Array, codec: str) -> pa.Array:
+    _refuse(pc.is_null(column), keys, "payload", "is null")
+    if pa.types.is_nested(column.type):
+        return _encoded(column, keys, codec)
+    if codec == "json" and not pa.types.is_binary(column.type):
+        return pa.array(map(_canonical, column.to_pylist(), keys.to_pylist()), pa.binary())
+    return column.cast(pa.binary())
+
+
+def _encoded(column: pa.Array, keys: pa.Array, codec: str) -> pa.Array:
+    """Return structs, lists and maps as JSON; instants and dates in them as ISO 8601."""
+    if codec != "json":
+        raise InvalidMessage(f"The column payload has columns of its own, and no codec {codec!r}.")
+    values = column.to_pylist(maps_as_pydicts="strict")
+    return pa.array(map(_json_of, values, keys.to_pylist()), pa.binary())
+
+
+def _json_of(value: Any, key: str) -> bytes:
+    try:
+        return encode(_JSON, plain(value))
+    except InvalidMessage:
+        # Without the cause, which would quote the payload.
+        raise InvalidMessage(
+            f"The column payload holds what JSON has no form for, as bytes (key {key[:40]!r})."
+        ) from None
+
+
+_JSON: Final = codec_named("json")
+
+
+def _canonical(text: str, key: str) -> bytes:
+    """Return the bytes that Django's side would store: a repetition is identified by its bytes."""
+    try:
+        return encode(_JSON, decode(_JSON, text.encode()))
+    except (PayloadNotDecodable, InvalidMessage):
+        # Without the cause, which would quote the payload.
+        raise InvalidMessage(
+            f"The column payload is not JSON, which the codec asks for (key {key[:40]!r})."
+        ) from None
+
+
+def _schedules(column: pa.Array) -> pa.Array:
+    # Floored, also before 1970, as everywhere.
+    floored = pc.floor_temporal(column, unit="millisecond")
+    milliseconds = floored.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
+    return in_range(milliseconds, "schedule_at")
+
+
+def in_range(milliseconds: pa.Array, column: str) -> pa.Array:
+    wrong = pc.or_(
+        pc.less(milliseconds, MIN_MILLISECONDS), pc.greater(milliseconds, MAX_MILLISECONDS)
+    )
+    if pc.any(wrong).as_py():
+        raise InvalidMessage(f"The column {column} leads outside the years 1 to 9999.")
+    return milliseconds
+
+
+def _delays(column: pa.Array) -> pa.Array:
+    if pa.types.is_duration(column.type):
+        # Floored like a timestamp, which has the function for it.
+        as_times = column.cast(pa.int64()).cast(pa.timestamp("us"))
+        return (
+            pc.floor_temporal(as_times, unit="millisecond")
+            .cast(pa.timestamp("ms"))
+            .cast(pa.int64())
+        )
+    return column.cast(pa.int64())
+
+
+def _headers(column: pa.Array) -> pa.Array:
+    return pa.array(map(_header_text, column.to_pylist()), pa.string())
+
+
+def _header_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        return encode_headers(json.loads(value) if isinstance(value, str) else dict(value))
+    except ValueError:
+        raise InvalidMessage("The column headers is not a JSON object, or no text in it.") from None

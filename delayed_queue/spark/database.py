@@ -27,7 +27,7 @@ from delayed_queue.exceptions import (
 from delayed_queue.retries import Backoff, is_transient
 from delayed_queue.spark.arrow import END, HEADER
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.settings import TASKS, VARIABLE
+from delayed_queue.spark.settings import TASKS, VARIABLE, tasks_of
 from delayed_queue.spark.store.archiving import STEADY_TEXT, Template
 from delayed_queue.spark.store.streaming import LOOK_AROUND, AroundRow
 
@@ -441,7 +441,7 @@ def check_database(spark: SparkSession, *, beside: int = 0) -> None:
 
     A job opens one connection for each task that runs at a time, and ``beside`` them others.
     """
-    options = Options(connections=spark.sparkContext.defaultParallelism)
+    options = Options(connections=tasks_of(spark))
     session = connect(options)
     try:
         look_around(session, options, leases=beside)

@@ -12,8 +12,9 @@ from delayed_queue.models import EpochMillisecondField
 class OfferLedger(models.Model):
     """One chunk of rows that a Spark job has offered, in the transaction that wrote this.
 
-    The row of partition -1 closes the batch, and holds how many rows it was given; that of
-    partition -2 says when a job began whose messages are spread from then on.
+    The row of partition -1 closes the batch, and holds how many rows it was given, and what a
+    command has answered, which a repetition answers again; that of partition -2 says when a job
+    began whose messages are spread from then on.
     """
 
     job = models.CharField(max_length=200, db_collation="C")
@@ -24,6 +25,7 @@ class OfferLedger(models.Model):
     rows = models.BigIntegerField()
     created = models.BigIntegerField(db_default=0)
     updated = models.BigIntegerField(db_default=0)
+    answer = models.JSONField(null=True, blank=True)
     recorded_at = EpochMillisecondField(db_column="recordedAt")
 
     class Meta:
@@ -55,6 +57,9 @@ class OfferStage(models.Model):
     payload = models.BinaryField()
     due_at = EpochMillisecondField(db_column="dueAt")
     headers = models.JSONField(null=True, blank=True)
+    # Null where the job has one for all its rows.
+    kind = models.TextField(null=True, blank=True, db_collation="C")
+    grouped = models.TextField(null=True, blank=True, db_collation="C")
     recorded_at = EpochMillisecondField(db_column="recordedAt")
 
     class Meta:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,16 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delayed_queue.codecs import channel_of, codec_named, decode, encode
+from delayed_queue.codecs import channel_of
 from delayed_queue.db.sql import NOTIFY, row_of, value_of
-from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable
-from delayed_queue.messages import (
-    MAX_KEY_LENGTH,
-    MAX_MILLISECONDS,
-    MIN_MILLISECONDS,
-    encode_headers,
-)
-from delayed_queue.spark.arrow import encode_rows
+from delayed_queue.spark.arrow import encode_rows, in_range, offers_of, one_array
 from delayed_queue.spark.database import DriverError, Link, PsycopgSession, Session, connect
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.offering import (
@@ -34,17 +26,6 @@ from delayed_queue.spark.store.offering import (
     PRUNE_LEDGER,
     SETTLE_CHUNK,
     MergedRow,
-)
-
-# What every chunk has: one form, so that its digest depends on what is offered alone.
-OFFERS: Final = pa.schema(
-    [
-        ("key", pa.string()),
-        ("payload", pa.binary()),
-        ("schedule_at", pa.int64()),
-        ("delay", pa.int64()),
-        ("headers", pa.string()),
-    ]
 )
 
 
@@ -78,122 +59,6 @@ def _pieces(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBa
     yield batch
 
 
-def offers_of(rows: pa.Table, codec: str) -> pa.Table:
-    """Return the rows as offers, or raise InvalidMessage naming column and reason."""
-    count = rows.num_rows
-    makers: dict[str, Callable[[pa.Array], pa.Array]] = {
-        "key": _keys,
-        "payload": lambda column: _payloads(column, codec),
-        "schedule_at": _schedules,
-        "delay": _delays,
-        "headers": _headers,
-    }
-    columns = [
-        makers[field.name](rows.column(field.name).combine_chunks())
-        if field.name in rows.column_names
-        else pa.nulls(count, field.type)
-        for field in OFFERS
-    ]
-    offers = pa.table([_one(column) for column in columns], schema=OFFERS)
-    _refuse(
-        pc.and_(pc.is_valid(offers["schedule_at"]), pc.is_valid(offers["delay"])),
-        offers["key"],
-        "delay",
-        "is given beside a schedule_at; give one of them",
-    )
-    return offers
-
-
-def _one(column: Any) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def _refuse(wrong: Any, keys: Any, column: str, reason: str) -> None:
-    """Raise for the first row that is wrong; the key names it, and never the payload."""
-    if pc.any(wrong).as_py():
-        key = keys[pc.index(wrong, True).as_py()].as_py()
-        raise InvalidMessage(f"The column {column} {reason} (key {str(key)[:40]!r}).")
-
-
-def _keys(column: pa.Array) -> pa.Array:
-    keys = column.cast(pa.string())
-    _refuse(pc.is_null(keys), keys, "key", "is null")
-    lengths = pc.utf8_length(keys)
-    _refuse(pc.equal(lengths, 0), keys, "key", "is empty")
-    too_long = pc.greater(lengths, MAX_KEY_LENGTH)
-    _refuse(too_long, keys, "key", f"has more than {MAX_KEY_LENGTH} characters")
-    if _may_have_nul(keys):
-        _refuse(pc.match_substring(keys, "\x00"), keys, "key", "contains a NUL character")
-    return keys
-
-
-def _may_have_nul(texts: pa.Array) -> bool:
-    """Look through the bytes of all at once; they may be others' too, of which this is a slice."""
-    data = texts.buffers()[2]
-    return data is not None and b"\x00" in data.to_pybytes()
-
-
-def _payloads(column: pa.Array, codec: str) -> pa.Array:
-    if column.null_count:
-        raise InvalidMessage("The column payload is null.")
-    if codec == "json" and not pa.types.is_binary(column.type):
-        return pa.array(map(_canonical, column.to_pylist()), pa.binary())
-    return column.cast(pa.binary())
-
-
-_JSON: Final = codec_named("json")
-
-
-def _canonical(text: str) -> bytes:
-    """Return the bytes that Django's side would store: a repetition is identified by its bytes."""
-    try:
-        return encode(_JSON, decode(_JSON, text.encode()))
-    except (PayloadNotDecodable, InvalidMessage):
-        # Without the cause, which would quote the payload.
-        raise InvalidMessage("The column payload is not JSON, which the codec asks for.") from None
-
-
-def _schedules(column: pa.Array) -> pa.Array:
-    # Floored, also before 1970, as everywhere.
-    floored = pc.floor_temporal(column, unit="millisecond")
-    milliseconds = floored.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
-    return _in_range(milliseconds, "schedule_at")
-
-
-def _in_range(milliseconds: pa.Array, column: str) -> pa.Array:
-    wrong = pc.or_(
-        pc.less(milliseconds, MIN_MILLISECONDS), pc.greater(milliseconds, MAX_MILLISECONDS)
-    )
-    if pc.any(wrong).as_py():
-        raise InvalidMessage(f"The column {column} leads outside the years 1 to 9999.")
-    return milliseconds
-
-
-def _delays(column: pa.Array) -> pa.Array:
-    if pa.types.is_duration(column.type):
-        # Floored like a timestamp, which has the function for it.
-        as_times = column.cast(pa.int64()).cast(pa.timestamp("us"))
-        return (
-            pc.floor_temporal(as_times, unit="millisecond")
-            .cast(pa.timestamp("ms"))
-            .cast(pa.int64())
-        )
-    return column.cast(pa.int64())
-
-
-def _headers(column: pa.Array) -> pa.Array:
-    return pa.array(map(_header_text, column.to_pylist()), pa.string())
-
-
-def _header_text(value: Any) -> str | None:
-    if value is None:
-        return None
-    try:
-        return encode_headers(json.loads(value) if isinstance(value, str) else dict(value))
-    except ValueError:
-        raise InvalidMessage("The column headers is not a JSON object, or no text in it.") from None
-
-
 def digest_of(offers: pa.Table, *context: str) -> str:
     """Return what tells one chunk from another: what is offered, to what kind, and how."""
     # By instructions of the processor, so twice as fast as what is made for software.
@@ -206,7 +71,7 @@ def digest_of(offers: pa.Table, *context: str) -> str:
 def due_times(offers: pa.Table, now: int) -> pa.Array:
     """Return when each is due: its schedule, or its delay from the job's own instant."""
     delayed = pc.add(pc.fill_null(offers["delay"], 0), now)
-    return _in_range(_one(pc.coalesce(offers["schedule_at"], delayed)), "delay")
+    return in_range(one_array(pc.coalesce(offers["schedule_at"], delayed)), "delay")
 
 
 UNIQUE_VIOLATION: Final = "23505"
@@ -223,7 +88,9 @@ CREATE TEMPORARY TABLE IF NOT EXISTS delayed_queue_offered (
     key text COLLATE "C",
     payload bytea,
     due_at bigint,
-    headers jsonb
+    headers jsonb,
+    kind text,
+    grouped text
 ) ON COMMIT DROP
 """
 
@@ -241,8 +108,9 @@ class Job:
     options: Options
 
     @property
-    def kind(self) -> str:
-        return self.options.required_kind
+    def kind(self) -> str | None:
+        """The kind of all rows; None where each says its own."""
+        return self.options.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +131,7 @@ class PartitionOffers:
         self._partition = partition
         self._link = Link(job.options)
         self._misses = 0
-        self._is_soon = False
+        self._soon: set[str] = set()
 
     def offer_all(self, batches: Iterator[pa.RecordBatch]) -> int:
         """Offer everything; return how many rows there were.
@@ -295,7 +163,7 @@ class PartitionOffers:
         due = due_times(offers, self._job.now)
         chunk = self._ready(self.claim_of(number, offers), in_key_order(offers, due))
         _wait_for(before)
-        self._is_soon = self._is_soon or is_soon(self._job, due)
+        self._soon |= soon_kinds(self._job, offers, due)
         return pool.submit(self._write, chunk)
 
     def _ready(self, claim: dict[str, Any], staged: pa.Table) -> Chunk:
@@ -315,7 +183,7 @@ class PartitionOffers:
             "batch": job.key.batch,
             "partition": self._partition,
             "chunk": number,
-            "digest": digest_of(offers, job.kind, job.options.mode, job.options.codec),
+            "digest": digest_of(offers, job.kind or "", job.options.mode, job.options.codec),
             "rows": offers.num_rows,
             "created": 0,
             "now": None,
@@ -344,7 +212,7 @@ class PartitionOffers:
     def _stored(self, staged: pa.Table) -> dict[str, Any]:
         columns = {
             "pKey": staged["key"],
-            "pKind": pa.scalar(self._job.kind),
+            "pKind": staged["kind"] if self._job.kind is None else pa.scalar(self._job.kind),
             "payload": staged["payload"],
             "scheduledAt": staged["due_at"],
             "scheduledAtInitially": staged["due_at"],
@@ -353,6 +221,8 @@ class PartitionOffers:
         if staged["headers"].null_count < staged.num_rows:
             columns["headers"] = staged["headers"]
             columns["versionAt"] = columns["createdAt"]
+        if staged["grouped"].null_count < staged.num_rows:
+            columns["group"] = staged["grouped"]
         return columns
 
     def _merge(self, session: PsycopgSession, chunk: Chunk) -> None:
@@ -379,9 +249,8 @@ class PartitionOffers:
         return created, updated
 
     def _wake(self) -> None:
-        if self._is_soon and self._job.options.notify:
-            channel = channel_of(self._job.kind)
-            self._link.repeat(OFFER, lambda session: session.fetch(NOTIFY, {"channel": channel}))
+        if self._soon and self._job.options.notify:
+            self._link.repeat(OFFER, lambda session: wake(session, self._soon))
 
 
 def _wait_for(writing: Future[None] | None) -> None:
@@ -389,9 +258,18 @@ def _wait_for(writing: Future[None] | None) -> None:
         writing.result()
 
 
-def is_soon(job: Job, due: Any) -> bool:
-    """Return whether a sleeping worker could be late for one of them unless woken."""
-    return bool(pc.min(due).as_py() <= job.now + job.options.pollInterval)
+def soon_kinds(job: Job, offers: pa.Table, due: Any) -> set[str]:
+    """Return the kinds of which a sleeping worker could be late for a message unless woken."""
+    soon = pc.less_equal(due, job.now + job.options.pollInterval)
+    if job.kind is not None:
+        return {job.kind} if pc.any(soon).as_py() else set()
+    return set(pc.unique(offers["kind"].filter(soon)).to_pylist())
+
+
+def wake(session: Session, kinds: Iterable[str]) -> None:
+    """Wake those who wait for messages of these kinds, when the transaction commits."""
+    for kind in kinds:
+        session.fetch(NOTIFY, {"channel": channel_of(kind)})
 
 
 def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:
@@ -399,23 +277,39 @@ def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:
 
     By key, in the order of the unique index: two jobs with the same keys cannot deadlock.
     """
-    order = pc.sort_indices(offers["key"])
-    ordered = offers.select(["key", "payload", "headers"]).take(order)
+    order = _order(offers)
+    ordered = offers.select(["key", "payload", "headers", "kind", "group"]).take(order)
+    kinds = None if _is_one_kind(offers) else ordered["kind"].combine_chunks()
     return pa.table(
         {
-            "turn": turns(ordered["key"].combine_chunks()),
+            "turn": turns(ordered["key"].combine_chunks(), kinds),
             "key": ordered["key"],
             "payload": ordered["payload"],
             "due_at": due.take(order),
             "headers": jsonb(ordered["headers"]),
+            "kind": ordered["kind"],
+            "grouped": ordered["group"],
         }
     )
 
 
-def turns(keys: pa.Array) -> pa.Array:
-    """Return for each of the sorted keys how many equal ones come before it."""
+def _is_one_kind(offers: pa.Table) -> bool:
+    return bool(offers["kind"].null_count == offers.num_rows)
+
+
+def _order(offers: pa.Table) -> pa.Array:
+    if _is_one_kind(offers):
+        return pc.sort_indices(offers["key"])
+    columns = [("key", "ascending"), ("kind", "ascending")]
+    return pc.sort_indices(offers.select(["key", "kind"]), sort_keys=columns)
+
+
+def turns(keys: pa.Array, kinds: pa.Array | None = None) -> pa.Array:
+    """Return for each of the sorted keys, of a kind, how many equal ones come before it."""
     count = len(keys)
     is_first = pc.not_equal(keys.slice(1), keys.slice(0, count - 1))
+    if kinds is not None:
+        is_first = pc.or_(is_first, pc.not_equal(kinds.slice(1), kinds.slice(0, count - 1)))
     if pc.all(is_first).as_py():
         return pa.repeat(pa.scalar(0, pa.int64()), count)
     index = pa.array(range(count), pa.int64())

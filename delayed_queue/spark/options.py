@@ -15,10 +15,9 @@ from delayed_queue.codecs import check_kind, codec_named, kind_of
 from delayed_queue.exceptions import InvalidConfiguration, suggest
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.retries import parse_duration
-from delayed_queue.spark.settings import TASKS
+from delayed_queue.spark.settings import TASKS, TASKS_EACH
 
 MAX_JOB_LENGTH: Final = 200
-_TASKS_EACH: Final = 3
 # Partitions where nobody has told how many tasks run at a time.
 _UNTOLD: Final = 8
 # Options of Spark's own that it hands to every sink.
@@ -93,7 +92,7 @@ class Options:
         """The most tasks of a read: three for each that runs at a time, so that none runs long."""
         if self.numPartitions is not None:
             return self.numPartitions
-        return _TASKS_EACH * int(os.environ[TASKS]) if os.environ.get(TASKS) else _UNTOLD
+        return TASKS_EACH * int(os.environ[TASKS]) if os.environ.get(TASKS) else _UNTOLD
 
     @property
     def required_kind(self) -> str:
@@ -101,7 +100,7 @@ class Options:
         if self.kind is None:
             raise InvalidConfiguration(
                 "Say which queue: .option('queue', 'orders'), or .option('kind', 'orders|json'). "
-                f"{_OF_TABLES}"
+                f"Of rows that are written a column, queue or kind, may say it. {_OF_TABLES}"
             )
         return self.kind
 

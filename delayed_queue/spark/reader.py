@@ -104,7 +104,7 @@ _OPERATORS: Final[Mapping[type[Filter], str]] = {
     GreaterThanOrEqual: ">=",
     In: "IN",
 }
-_NULLABLE: Final = frozenset({"lock_uuid", "headers", "due_at"})
+_NULLABLE: Final = frozenset({"lock_uuid", "headers", "due_at", "group"})
 
 
 def _text(operator: str, value: Any) -> Any:
@@ -145,7 +145,7 @@ def _each(make: Callable[[str, Any], Any], values: Iterable[Any]) -> list[Any] |
 
 
 _MAKERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
-    **dict.fromkeys(("key", "kind", "state", "lock_uuid"), _text),
+    **dict.fromkeys(("key", "kind", "state", "lock_uuid", "group"), _text),
     **dict.fromkeys(("id", "attempts"), _number),
     **dict.fromkeys(("scheduled_at", "scheduled_at_initially", "created_at", "due_at"), _time),
 }

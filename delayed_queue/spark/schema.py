@@ -7,6 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     DayTimeIntervalType,
@@ -37,6 +38,7 @@ _READ: Final[Mapping[str, tuple[DataType, str]]] = {
     "lock_uuid": (StringType(), "string"),
     "headers": (StringType(), "string"),
     "due_at": (TimestampType(), "int64"),
+    "group": (StringType(), "string"),
     "id": (LongType(), "int64"),
 }
 # The queue is made from the kind, on the way.
@@ -44,12 +46,16 @@ _SOURCES: Final = {"queue": "kind"}
 
 _WRITTEN: Final[Mapping[str, tuple[type[DataType], ...]]] = {
     "key": (StringType,),
-    "payload": (StringType, BinaryType),
+    "payload": (StringType, BinaryType, StructType, ArrayType, MapType),
     "schedule_at": (TimestampType,),
     "delay": (DayTimeIntervalType, LongType, IntegerType),
     "headers": (StringType, MapType),
+    "group": (StringType,),
+    "queue": (StringType,),
+    "kind": (StringType,),
 }
 _REQUIRED: Final = ("key", "payload")
+_WHOSE: Final = ("queue", "kind")
 
 
 def read_schema(kind: str | None) -> StructType:
@@ -87,12 +93,21 @@ def source_schema(columns: Iterable[str]) -> pa.Schema:
     return pa.schema([(name, pa.type_for_alias(_READ[name][1])) for name in columns])
 
 
-def check_written(schema: StructType) -> None:
-    """Refuse rows that cannot be offers, by the first column that is missing or wrong."""
+def check_written(schema: StructType, kind: str | None = None) -> None:
+    """Refuse rows that cannot be offers, by the first column that is missing or wrong.
+
+    ``kind`` is that of all of them; without it a column says of each which it has.
+    """
+    said = [f"the column {name!r}" for name in _WHOSE if name in schema.fieldNames()]
+    said += [] if kind is None else ["an option"]
+    if len(said) > 1:
+        raise InvalidConfiguration(
+            f"Say once which queue the rows are for: there are {' and '.join(said)}."
+        )
     for field in schema.fields:
         if field.name not in _WRITTEN:
             raise InvalidConfiguration(_no_column(field.name, _WRITTEN))
-        if not isinstance(field.dataType, _WRITTEN[field.name]) or not _fits(field.dataType):
+        if not isinstance(field.dataType, _WRITTEN[field.name]) or not _fits(field):
             names = [each.typeName() for each in _WRITTEN[field.name]]
             raise InvalidConfiguration(_wrong_type(field, names))
     for name in _REQUIRED:
@@ -102,10 +117,12 @@ def check_written(schema: StructType) -> None:
             )
 
 
-def _fits(data_type: DataType) -> bool:
-    if not isinstance(data_type, MapType):
+def _fits(field: StructField) -> bool:
+    """Return whether headers are a map of texts, if they are one; a payload may be any."""
+    kind = field.dataType
+    if field.name == "payload" or not isinstance(kind, MapType):
         return True
-    return isinstance(data_type.keyType, StringType) and isinstance(data_type.valueType, StringType)
+    return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
 
 
 def _no_column(name: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.spark.jobs.console import Console
-from delayed_queue.spark.settings import TASKS, VARIABLE, SparkSettings
+from delayed_queue.spark.settings import TASKS, VARIABLE, SparkSettings, is_elsewhere, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +37,7 @@ _NO_JAVA: Final = (
     "openjdk-17-jre-headless; macOS: brew install openjdk@17) or the runtime that comes as a "
     "wheel (pip install 'django-delayed-queue[spark-jre]'), or set JAVA_HOME."
 )
+CONNECT: Final = "sc://"
 DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
@@ -52,11 +53,15 @@ DEFAULTS: Final = {
 def build_session(app_name: str, master: str = "local[*,4]", **conf: str) -> SparkSession:
     """Return a session that has the data source; ``conf`` are options of Spark, dots as ``__``.
 
+    ``master`` may be the address of a server of Spark Connect, ``sc://host:15002``.
+
     Sets ``PYSPARK_PYTHON`` and ``JAVA_HOME`` in the environment where they are not set. Raises
     ResourceUnavailable, saying what to install, where there is no Java.
 
     >>> spark = build_session("nightly", "local[4,4]", spark__driver__memory="2g")
     """
+    if master.startswith(CONNECT):
+        return _connected(app_name, master, conf)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = str(find_java_home())
@@ -68,6 +73,17 @@ def build_session(app_name: str, master: str = "local[*,4]", **conf: str) -> Spa
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
+    return register(builder.getOrCreate())
+
+
+def _connected(app_name: str, address: str, conf: Mapping[str, str]) -> SparkSession:
+    """Return a session of Spark Connect: what the server was started with stays as it is."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name).remote(address)
+    for name, value in {**DEFAULTS, **conf}.items():
+        if (setting := name.replace("__", ".")).startswith("spark.sql."):
+            builder = builder.config(setting, value)
     return register(builder.getOrCreate())
 
 
@@ -97,9 +113,10 @@ def register(spark: SparkSession) -> SparkSession:
     """Make the source known to the session, also where the package came as ``--py-files``."""
     from delayed_queue.spark.source import DelayedQueueDataSource
 
-    tasks = os.environ.get(TASKS) or str(spark.sparkContext.defaultParallelism)
-    # The planners of Python data sources get the environment from here, and nothing else.
-    spark.sparkContext.environment.setdefault(TASKS, tasks)
+    if not is_elsewhere(spark):
+        tasks = os.environ.get(TASKS) or str(tasks_of(spark))
+        # The planners of Python data sources get the environment from here, and nothing else.
+        spark.sparkContext.environment.setdefault(TASKS, tasks)
     spark.dataSource.register(DelayedQueueDataSource)
     return spark
 
@@ -341,7 +358,8 @@ def session(
     console.progress(f"starting Spark on {master} …")
     conf: Mapping[str, str] = conf_of(settings, master, is_verbose=is_verbose)
     named = {key.replace(".", "__"): value for key, value in conf.items()}
-    with nullcontext() if is_verbose or is_submitted() else _without_greetings():
+    has_own_jvm = not (master.startswith(CONNECT) or is_submitted())
+    with nullcontext() if is_verbose or not has_own_jvm else _without_greetings():
         spark = build_session(f"delayed_queue {name}", master, **named)
     console.progress(f"Spark {spark.version} is ready")
     try:

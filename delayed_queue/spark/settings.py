@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration, suggest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Where the environment says which database it is.
 VARIABLE: Final = "DELAYED_QUEUE_DSN"
 # Set by build_session(): how many tasks the session runs at a time.
 TASKS: Final = "DELAYED_QUEUE_SPARK_TASKS"
+# Parts of a read for each of them.
+TASKS_EACH: Final = 3
 
-_MASTER: Final = re.compile(r"(local(\[.+\]|-cluster\[.+\])?|spark://.+|yarn|k8s://.+)")
+_MASTER: Final = re.compile(r"(local(\[.+\]|-cluster\[.+\])?|spark://.+|yarn|k8s://.+|sc://.+)")
 _MEMORY: Final = re.compile(r"[1-9]\d*[mgt]", re.IGNORECASE)
 
 
@@ -88,3 +93,28 @@ def _is_count(value: Any, most: int) -> bool:
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def is_elsewhere(spark: SparkSession) -> bool:
+    """Return whether the session is one of Spark Connect: its JVM cannot be asked directly."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def partitions_on(spark: SparkSession, asked: int | None) -> int | None:
+    """Return what numPartitions must be said to be; None leaves it to the reader.
+
+    A reader learns from the environment how many tasks there are, but not that of a server.
+    """
+    if asked is not None or not is_elsewhere(spark):
+        return asked
+    return TASKS_EACH * tasks_of(spark)
+
+
+def tasks_of(spark: SparkSession) -> int:
+    """Return how many tasks the session runs at a time."""
+    if not is_elsewhere(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    from pyspark.sql.functions import spark_partition_id
+
+    # That is in how many parts Spark cuts what nothing else is said of.
+    return int(spark.range(100_000).select(spark_partition_id()).distinct().count())

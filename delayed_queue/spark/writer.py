@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +18,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from delayed_queue.codecs import channel_of
-from delayed_queue.db.sql import NOTIFY, row_of
+from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import InvalidConfiguration, JobFinished, ResourceUnavailable
-from delayed_queue.spark.arrow import Columns, encode_rows
+from delayed_queue.spark.arrow import Columns, encode_rows, offers_of
 from delayed_queue.spark.database import Link, PsycopgSession, Session, connect, look_around
 from delayed_queue.spark.offering import (
     DAY,
@@ -33,11 +32,11 @@ from delayed_queue.spark.offering import (
     claim_closing,
     due_times,
     is_closed,
-    is_soon,
     jsonb,
-    offers_of,
     prune_ledger,
     settle,
+    soon_kinds,
+    wake,
 )
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.schema import check_written
@@ -57,25 +56,25 @@ STAGE: Final = "delayed_queue_offer_stage"
 _BATCH: Final = 10_000
 
 
-def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, str, bool]:
+def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> Written:
     """Stage the rows of a partition under an attempt id of their own.
 
-    Returns how many they are, that id, and whether some are due soon. A chunk that has to be sent
-    again is sent under the same id, so the attempt is not repeated in part: it fails as a whole.
+    A chunk that has to be sent again is sent under the same id, so the attempt is not repeated in
+    part: it fails as a whole.
     """
     attempt = str(uuid.uuid4())
-    rows, soon = 0, False
+    rows, soon = 0, set[str]()
     link = Link(job.options)
     try:
         for chunk in chunks(batches, job.options.chunk, job.options.chunkBytes):
             offers = offers_of(chunk, job.options.codec)
             staged = _staged(job, partition, attempt, rows, offers)
             link.once(OFFER, partial(_send, staged))
-            soon = soon or is_soon(job, staged["dueAt"])
+            soon |= soon_kinds(job, offers, staged["dueAt"])
             rows += chunk.num_rows
     finally:
         link.close()
-    return rows, attempt, soon
+    return Written(rows, attempt, frozenset(soon))
 
 
 def _send(staged: Columns, session: PsycopgSession) -> None:
@@ -94,19 +93,22 @@ def _staged(
         "payload": offers["payload"],
         "dueAt": due_times(offers, job.now),
         "headers": jsonb(offers["headers"]),
+        "kind": offers["kind"],
+        "grouped": offers["group"],
         "recordedAt": pa.scalar(job.now, pa.int64()),
     }
 
 
-def merge_staged(session: Session, job: Job, attempts: list[str], rows: int, *, wake: bool) -> None:
+def merge_staged(session: Session, job: Job, written: Sequence[Written]) -> None:
     """Offer what the attempts have staged, close the job, and wake the workers.
 
     Nothing where the job is closed already: an earlier call has done all this.
     """
+    rows = sum(each.rows for each in written)
     closing = claim_closing(session, job.key, rows)
     if closing is None:
         return
-    which: dict[str, Any] = {"job": job.key.job, "attempts": attempts}
+    which: dict[str, Any] = {"job": job.key.job, "attempts": [each.attempt for each in written]}
     ((staged, most),) = session.fetch(COUNT_STAGED, which)
     if staged != rows:
         raise ResourceUnavailable(
@@ -115,8 +117,8 @@ def merge_staged(session: Session, job: Job, attempts: list[str], rows: int, *, 
         )
     settle(session, closing, *_merged(session, job, which, most))
     session.fetch(CLEAR_STAGE, {"job": job.key.job})
-    if wake and job.options.notify:
-        session.fetch(NOTIFY, {"channel": channel_of(job.kind)})
+    if job.options.notify:
+        wake(session, {kind for each in written for kind in each.soon})
 
 
 def _merged(session: Session, job: Job, which: dict[str, Any], most: int) -> tuple[int, int]:
@@ -139,11 +141,17 @@ def clear_stage(session: Session, job: Job) -> None:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The rows a task was given: how many, where they are staged, and if workers must be woken."""
+    """The rows a task was given: how many, where they are staged, and whose workers are woken."""
 
     rows: int
     attempt: str = ""
-    is_soon: bool = False
+    soon: frozenset[str] = frozenset()
+
+
+def _kind_of(options: Options, schema: StructType) -> str:
+    """Return whose the rows are: a kind, or the name of the column that says it of each."""
+    named = [each for each in ("kind", "queue") if each in schema.fieldNames()]
+    return named[0] if named else options.required_kind
 
 
 class OfferWriter(DataSourceArrowWriter):
@@ -158,9 +166,8 @@ class OfferWriter(DataSourceArrowWriter):
                 "mode('overwrite') would drop the queue: use mode('append'); the option mode "
                 "says whether an offer may update (upsert) or not (offer)."
             )
-        check_written(schema)
-        kind = options.required_kind
-        key = JobKey(options.job or f"{kind} {uuid.uuid4()}")
+        check_written(schema, options.kind)
+        key = JobKey(options.job or f"{_kind_of(options, schema)} {uuid.uuid4()}")
         self._job = Job(key, self._began(options, key), options)
 
     def _began(self, options: Options, key: JobKey) -> int:
@@ -180,7 +187,7 @@ class OfferWriter(DataSourceArrowWriter):
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         if self._job.options.atomic:
-            return Written(*stage_all(self._job, partition, iterator))
+            return stage_all(self._job, partition, iterator)
         return Written(PartitionOffers(self._job, partition).offer_all(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -189,12 +196,7 @@ class OfferWriter(DataSourceArrowWriter):
         link = Link(self._job.options)
         try:
             if self._job.options.atomic:
-                attempts = [each.attempt for each in written]
-                wake = any(each.is_soon for each in written)
-                link.repeat(
-                    OFFER,
-                    lambda session: merge_staged(session, self._job, attempts, rows, wake=wake),
-                )
+                link.repeat(OFFER, lambda session: merge_staged(session, self._job, written))
             else:
                 link.repeat(OFFER, lambda session: claim_closing(session, self._job.key, rows))
             days = self._job.options.ledgerDays
@@ -240,10 +242,10 @@ class StreamOfferWriter(DataSourceStreamArrowWriter):
                 "The options job and atomic are for batches; a stream is counted under the id of "
                 "its query: counts(query.id)."
             )
-        check_written(schema)
+        check_written(schema, options.kind)
         self._options = options
         # Here, on the driver, and not in a task: an unknown queue is no reason to retry.
-        self._kind = options.required_kind
+        _kind_of(options, schema)
         session = connect(options)
         try:
             self._now = look_around(session, options)

@@ -39,6 +39,8 @@ def chunks_of_jobs() -> list[Case]:
         ),
         Case("SETTLE_CHUNK", {"id": 1, "created": 1, "updated": 0}, {LEDGER}, buffers=60),
         Case("IS_CLOSED", job, {CHUNKS}),
+        Case("ANSWER_OF", {"job": "job-7"}, {CHUNKS}),
+        Case("NOTE_ANSWER", {"job": "job-7", "answer": "{}"}, {CHUNKS}, buffers=60),
         Case("COUNT_JOB", job, {CHUNKS}, n=10, rows=3),
         *(
             Case("PRUNE_LEDGER", {"age": age, "limit": 1000, "now": NOW}, {RECORDED}, **prune)

@@ -32,9 +32,11 @@ def lines(path: Path, records: list[Any]) -> str:
 def options(tmp_path: Path, *paths: str, **changes: Any) -> imports.ImportOptions:
     mapping = changes.pop("mapping", {})
     form = changes.pop("form", "jsonl")
-    rules = Rules("orders", mapping=mapping, are_texts_json=form != "jsonl")
+    rules = Rules("orders", mapping=mapping, time_zone=changes.pop("time_zone", None))
     return imports.ImportOptions(
-        Input(paths, form, rules), quarantine=str(tmp_path / "quarantine"), **changes
+        Input(paths, form, rules, schema=changes.pop("schema", None)),
+        quarantine=str(tmp_path / "quarantine"),
+        **changes,
     )
 
 

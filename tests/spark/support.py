@@ -42,6 +42,30 @@ def job(name: str = "job", now: int = NOW, batch: int = 0, **options: str) -> Jo
     return Job(JobKey(name, batch), now, parse_options({"queue": "orders", **options}))
 
 
+def of_many(**options: str) -> Job:
+    """A job whose rows say which queue they are for."""
+    return Job(JobKey("job"), NOW, parse_options(options))
+
+
+def rows_of_many(*queues: str, payload: str = "1") -> pa.RecordBatch:
+    """One key in several queues, of a group of its own in each."""
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": ["k"] * len(queues),
+            "payload": [payload] * len(queues),
+            "queue": list(queues),
+            "group": [f"of {each}" for each in queues],
+        }
+    )
+
+
+def owned() -> set[tuple[str, str, str | None]]:
+    """Key, kind and group of all messages."""
+    from delayed_queue.models import Message
+
+    return set(Message.objects.values_list("key", "kind", "group"))
+
+
 def offer(given: Job, batches: Iterable[pa.RecordBatch], partition: int = 0) -> int:
     """Do what a task does, without Spark."""
     return PartitionOffers(given, partition).offer_all(iter(batches))

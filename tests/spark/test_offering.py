@@ -5,21 +5,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.sql import SQL, Identifier
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.codecs import channel_of
-from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
 from delayed_queue.spark.database import APPLICATION, Link
 from delayed_queue.spark.options import Options
 from tests.spark.offered import at, close, is_anyone_waiting, letters, triple
-from tests.spark.support import NOW, is_waiting_for, job, keys_of, offer, rows
+from tests.spark.support import (
+    NOW,
+    is_waiting_for,
+    job,
+    keys_of,
+    of_many,
+    offer,
+    owned,
+    rows,
+    rows_of_many,
+)
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("queue")
@@ -223,3 +235,62 @@ class TestWaking:
         batch = rows(["a"]).append_column("delay", pa.array([3_600_000]))
         offer(job(), [batch])
         assert list(other.notifies(timeout=0.5, stop_after=1)) == []
+
+
+class TestManyQueues:
+    """Rows that say which queue they are for, and their group."""
+
+    @pytest.mark.parametrize("mode", ["offer", "upsert"])
+    def test_new_ones_are_copied_and_the_rest_is_merged(self, mode: str):
+        both = {("k", "a|json", "of a"), ("k", "b|json", "of b")}
+        one = of_many(mode=mode)
+        offer(one, [rows_of_many("b", "a")])
+        assert (triple(), owned()) == ((2, 0, 0), both)
+        offer(of_many(mode=mode), [rows_of_many("a", "c", payload="2")], partition=1)
+        assert owned() == both | {("k", "c|json", "of c")}
+        assert triple()[:2] == ((3, 0) if mode == "offer" else (3, 1))
+
+    def test_structs_lists_and_maps_are_json(self):
+        at = datetime(2031, 1, 1, tzinfo=UTC)
+        value = {"id": 7, "of": [{"at": at}], "by": {"a": 1}}
+        kinds = pa.struct(
+            {
+                "id": pa.int64(),
+                "of": pa.list_(pa.struct({"at": pa.timestamp("us", "UTC")})),
+                "by": pa.map_(pa.string(), pa.int64()),
+            }
+        )
+        payloads = pa.array([value], kinds)
+        made = pa.RecordBatch.from_pydict({"key": ["k"], "payload": payloads})
+        offer(job(), [made])
+        stored = DelayedQueue("orders").read("k")
+        assert stored is not None
+        assert stored.payload == {
+            "id": 7, "of": [{"at": "2031-01-01T00:00:00+00:00"}], "by": {"a": 1}
+        }  # fmt: skip
+        nothing = pa.RecordBatch.from_pydict({"key": ["k"], "payload": [{"b": b"\xff"}]})
+        with pytest.raises(InvalidMessage, match=r"no form for, as bytes \(key 'k'\)"):
+            offer(job("bytes"), [nothing])
+
+    def test_each_of_their_workers_is_woken(self, other: psycopg.Connection[Any]):
+        for name in ("a", "b"):
+            other.execute(SQL("LISTEN {}").format(Identifier(channel_of(f"{name}|json"))))
+        offer(of_many(), [rows_of_many("a", "b")])
+        assert len(list(other.notifies(timeout=10, stop_after=2))) == 2
+
+    @pytest.mark.parametrize(
+        ("column", "value", "said"),
+        [
+            ("queue", None, r"The column queue is null \(key 'k'\)"),
+            ("queue", "x" * 100, "at most 100 fit"),
+            ("group", "", r"The column group is empty \(key 'k'\)"),
+            ("group", "g" * 101, r"The column group has more than 100 characters \(key 'k'\)"),
+            ("group", "a\x00", r"The column group contains a NUL character \(key 'k'\)"),
+            ("payload", "{", r"The column payload is not JSON.*\(key 'k'\)"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_by_its_key(self, column: str, value: Any, said: str):
+        made = rows_of_many("a").to_pydict() | {column: [value]}
+        with pytest.raises(InvalidMessage, match=said):
+            offer(of_many(), [pa.RecordBatch.from_pydict(made)])
+        assert owned() == set()

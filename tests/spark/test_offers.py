@@ -23,8 +23,9 @@ from pyspark.sql.types import (
 from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import to_milliseconds
+from delayed_queue.spark.arrow import offers_of
 from delayed_queue.spark.database import bound
-from delayed_queue.spark.offering import chunks, digest_of, due_times, in_key_order, offers_of
+from delayed_queue.spark.offering import chunks, digest_of, due_times, in_key_order
 from delayed_queue.spark.reader import Condition, ranges, wrap
 from delayed_queue.spark.schema import check_read, check_written
 from delayed_queue.spark.store.streaming import READ_RANGE
@@ -188,6 +189,11 @@ SCHEMAS: list[tuple[Any, dict[str, DataType], str]] = [
     (check_written, {"key": TEXT, "payload": TEXT, "delay": TEXT}, "'delay' is string"),
     (check_written, {"schedule_at": TimestampNTZType()}, "'schedule_at' is timestamp_ntz"),
     (check_written, {"headers": MapType(TEXT, IntegerType())}, "'headers' is map<string,int>"),
+    (
+        check_written,
+        {"key": TEXT, "queue": TEXT, "kind": TEXT},
+        "Say once which queue the rows are for: there are the column 'queue' and the column 'kind'",
+    ),
     (check_read, {"keys": TEXT}, "no column 'keys': did you mean 'key'"),
     (check_read, {"attempts": TEXT}, "'attempts' is string; it must be int"),
 ]

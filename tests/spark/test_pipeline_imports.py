@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,9 @@ from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
+from delayed_queue.spark import counts
 from delayed_queue.spark.commands import imports
+from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.offers import Spread
 from delayed_queue.spark.jobs.records import Rules
 from tests.spark.pipelines import CONSOLE, TARGETS, lines, options, schedules
@@ -51,10 +54,17 @@ class TestImport:
         assert stored is not None
         assert stored.payload == {"n": 1}  # of repeated keys the first is offered
         self.check_quarantine(spark, report)
-        again = imports.run(spark, options(tmp_path, path), CONSOLE)
-        assert again.was_done
-        assert again.parts == report.parts
+        said = io.StringIO()
+        again = imports.run(spark, options(tmp_path, path), Console(out=said, err=said))
+        # The ledger was asked, and nothing read.
+        assert (again, said.getvalue()) == (replace(report, was_done=True), "")
         assert queue.stats().due == 989
+        self.check_other_files(spark, tmp_path, report.job)
+
+    def check_other_files(self, spark: Any, tmp_path: Path, job: str) -> None:
+        path = lines(tmp_path / "other.jsonl", [{"key": "a", "payload": 1}])
+        with pytest.raises(InvalidConfiguration, match="of other files or options"):
+            imports.run(spark, options(tmp_path, path, job=job), CONSOLE)
 
     def check_quarantine(self, spark: Any, report: imports.ImportReport) -> None:
         rows = spark.read.parquet(report.quarantine).orderBy("line").collect()
@@ -62,6 +72,7 @@ class TestImport:
         assert rows[0]["record"] == "{broken"
         assert rows[0]["reasons"] == ["The line is not JSON (character 2)."]
         assert rows[1]["file"].endswith("in%20put.jsonl")
+        assert (rows[0]["key"], rows[1]["key"]) == (None, "")
 
     def test_lines_are_right_across_blocks(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
@@ -85,20 +96,22 @@ class TestImport:
 
     def test_csv_by_columns(self, queue: DelayedQueue, spark: Any, tmp_path: Path) -> None:
         path = tmp_path / "in.csv"
-        text = '\ufeffid,amount,at\na,"1,5",2031-01-01T00:00:00Z\nb,2\nc,"3\n\nd,4,tomorrow\n'
+        text = '\ufeffid,amount,at\na,1.5,2031-01-01T01:00:00\nb,2\nc,"3\n\nd,4,tomorrow\n'
         path.write_bytes(text.encode() + b"e\xff,1,\n")
-        found = imports.run(
-            spark,
-            options(tmp_path, str(path), form="csv", mapping={"id": "key", "at": "schedule_at"}),
-            CONSOLE,
-        )
+        mapping = {"id": "key", "at": "schedule_at"}
+        asked = options(
+            tmp_path, str(path), form="csv", mapping=mapping, time_zone="Europe/Berlin",
+            schema="amount double",
+        )  # fmt: skip
+        found = imports.run(spark, asked, CONSOLE)
         assert (found.created, found.quarantined) == (1, 4)
         stored = queue.read("a")
         assert stored is not None
-        assert stored.payload == {"amount": "1,5"}
+        assert stored.payload == {"amount": 1.5}
         assert stored.scheduled_at == datetime(2031, 1, 1, tzinfo=UTC)
         assert [each["line"] for each in found.samples] == [3, 4, 6, 7]
         assert "not UTF-8" in found.samples[-1]["reasons"][0]
+        assert any("in.csv:6 (key 'd'): schedule_at 'tomorrow'" in each for each in found.lines())
 
     def test_a_missing_column_is_said_before_anything_is_written(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
@@ -112,23 +125,27 @@ class TestImport:
         assert not (tmp_path / "quarantine").exists()
 
     def test_parquet_of_all_types(self, queue: DelayedQueue, spark: Any, tmp_path: Path) -> None:
-        path = tmp_path / "in.parquet"
+        # As Spark writes it: a directory whose name says nothing.
+        (tmp_path / "written").mkdir()
+        path = tmp_path / "written" / "part-0000.snappy.parquet"
         at = datetime(2031, 1, 1, tzinfo=UTC)
         table = pa.table(
             {
                 "key": ["a", "b", None],
-                "payload": ['{"n":1}', "[", "1"],
+                "payload": [{"n": 1, "of": [{"m": 2}]}, None, {"n": 3}],
                 "schedule_at": pa.array([at] * 3, pa.timestamp("us", tz="UTC")),
                 "headers": ['{"h":"1"}', None, None],
             }
         )
         pq.write_table(table, path)
-        found = imports.run(spark, options(tmp_path, str(path), form="parquet"), CONSOLE)
+        asked = options(tmp_path, str(path.parent), form=None)
+        found = imports.run(spark, asked, CONSOLE)
         assert (found.created, found.quarantined) == (1, 2)
         assert [each["line"] for each in found.samples] == [2, 3]
         stored = queue.read("a")
         assert stored is not None
-        assert (stored.payload, stored.headers) == ({"n": 1}, {"h": "1"})
+        assert stored.payload == {"n": 1, "of": [{"m": 2}]}
+        assert stored.headers == {"h": "1"}
         assert stored.scheduled_at == at
 
     def test_too_many_bad_ones_stop_it_before_the_first_offer(
@@ -202,7 +219,10 @@ class TestImport:
     def test_several_queues_in_one_input(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
-        records = [{"key": f"k{n}", "queue": f"q{n % 3}", "payload": n} for n in range(30)]
+        records = [
+            {"key": f"k{n}", "queue": f"q{n % 3}", "payload": n, "group": f"g{n % 2}"}
+            for n in range(30)
+        ]
         path = lines(tmp_path / "in.jsonl", records)
         asked = options(tmp_path, path)
         rules = Rules(None)
@@ -211,6 +231,9 @@ class TestImport:
         )
         assert report.created == 30
         assert [DelayedQueue(f"q{n}").stats().due for n in range(3)] == [10, 10, 10]
+        assert Message.objects.filter(group="g1").count() == 15
+        # In one job, however many queues there are.
+        assert counts(report.job).offered == 30
 
     def test_a_target_is_given_the_rows_that_its_check_lets_through(
         self, known: str, spark: Any, tmp_path: Path

@@ -10,21 +10,20 @@ import pytest
 from delayed_queue.spark.database import Link
 from delayed_queue.spark.models import OfferStage
 from delayed_queue.spark.offering import Job
-from delayed_queue.spark.writer import clear_stage, merge_staged, stage_all
+from delayed_queue.spark.writer import Written, clear_stage, merge_staged, stage_all
 from tests.spark.offered import letters, triple
-from tests.spark.support import job, keys_of, rows
+from tests.spark.support import job, keys_of, of_many, owned, rows, rows_of_many
 
 pytestmark = pytest.mark.usefixtures("queue")
 
 
 class TestAtomic:
-    def stage(self, one: Job, keys: str, partition: int = 0) -> tuple[int, str, bool]:
+    def stage(self, one: Job, keys: str, partition: int = 0) -> Written:
         return stage_all(one, partition, iter([rows(letters(keys))]))
 
-    def merge(self, one: Job, staged: list[tuple[int, str, bool]]) -> None:
+    def merge(self, one: Job, staged: list[Written]) -> None:
         link = Link(one.options)
-        attempts, total = [each[1] for each in staged], sum(each[0] for each in staged)
-        link.once("merge", lambda s: merge_staged(s, one, attempts, total, wake=True))
+        link.once("merge", lambda session: merge_staged(session, one, staged))
         link.close()
 
     @pytest.mark.parametrize("mode", ["offer", "upsert"])
@@ -37,6 +36,16 @@ class TestAtomic:
             self.merge(one, staged)
         assert (triple(), keys_of(other)) == ((4, 0, 1), letters("abcx"))
         assert OfferStage.objects.count() == 0
+
+    def test_rows_say_their_queue_and_group(self):
+        one = of_many(atomic="true")
+        staged = stage_all(one, 0, iter([rows_of_many("a", "b"), rows_of_many("a")]))
+        assert staged.soon == {"a|json", "b|json"}
+        self.merge(one, [staged])
+        assert (triple(), owned()) == (
+            (2, 0, 1),
+            {("k", "a|json", "of a"), ("k", "b|json", "of b")},
+        )
 
     def test_rows_that_a_crash_took_are_missed(self, other: psycopg.Connection[Any]):
         one = job(atomic="true")

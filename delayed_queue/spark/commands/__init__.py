@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any, Final, NoReturn
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from delayed_queue.codecs import check_kind, codec_named, kind_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
@@ -78,6 +79,14 @@ def _address(text: str) -> str:
     return text
 
 
+def _zone(text: str) -> str:
+    try:
+        return ZoneInfo(text).key
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"{text!r} is no time zone; take a name as Europe/Berlin") from None
+
+
+zone = _argument(_zone)
 address = _argument(_address)
 whole = _argument(_whole)
 pair = _argument(_pair)

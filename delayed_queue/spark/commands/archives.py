@@ -23,7 +23,7 @@ from delayed_queue.messages import to_milliseconds
 from delayed_queue.spark.commands import DONE, duration, whole
 from delayed_queue.spark.database import Connection, check_database, fetch, outlasting, steady
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.files import Files, digest_of
+from delayed_queue.spark.jobs.files import digest_of, files_on
 from delayed_queue.spark.jobs.tables import (
     DIGEST,
     LEASE_MS,
@@ -130,7 +130,7 @@ class Archive:
         self._table = table
         self._layout = Layout.of(connection, table)
         self._manifests = Manifests(connection, options.lease_ms)
-        self._files = Files(spark)
+        self._files = files_on(spark)
         self._found = found
         self._after_cutoff: set[tuple[str, str]] = set()
 

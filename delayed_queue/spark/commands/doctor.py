@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -20,9 +21,10 @@ from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.spark.commands import DONE, FAILED
 from delayed_queue.spark.jobs.console import BINARY, Console, sentence_of, span
 from delayed_queue.spark.session import Stopping, find_java_home, session
-from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.spark.settings import SparkSettings, is_elsewhere, tasks_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 OK: Final = "ok"
@@ -247,10 +249,10 @@ def _on_spark(settings: SparkSettings, console: Console, *, is_verbose: bool) ->
 
     try:
         with session(settings, console, "doctor", is_verbose=is_verbose) as spark:
-            yield Finding(OK, "Spark", f"{spark.version} on {spark.sparkContext.master}")
+            yield Finding(OK, "Spark", f"{spark.version} on {_place_of(spark)}")
             rows = from_executors(spark)
             yield from executors(rows)
-            yield connections(spark.sparkContext.defaultParallelism, settings, _limits())
+            yield connections(tasks_of(spark), settings, _limits())
     # Whatever keeps Spark from running is the finding.
     except Exception as error:
         advice = "Once more with --verbose shows Spark's own words."
@@ -259,13 +261,23 @@ def _on_spark(settings: SparkSettings, console: Console, *, is_verbose: bool) ->
 
 def from_executors(spark: SparkSession) -> list[dict[str, Any]]:
     """Return what each executor says of itself."""
-    context = spark.sparkContext
-    count = max(context.defaultParallelism, 2)
-    found: list[dict[str, Any]] = context.parallelize(range(count), count).map(look).collect()
-    return found
+    count = max(tasks_of(spark), 2)
+    rows = spark.range(0, count, 1, count).mapInArrow(_looking, "found string").collect()
+    return [json.loads(row["found"]) for row in rows]
 
 
-def look(_: int) -> dict[str, Any]:
+def _looking(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"found": [json.dumps(look())] * batch.num_rows})
+
+
+def _place_of(spark: SparkSession) -> str:
+    return "Spark Connect" if is_elsewhere(spark) else str(spark.sparkContext.master)
+
+
+def look() -> dict[str, Any]:
     """Return what an executor's Python is, and whether the database can be reached from there."""
     answer: dict[str, Any] = {
         "host": platform.node(),

@@ -37,16 +37,19 @@ from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling,
 from delayed_queue.spark.leases import acknowledge_checkpoint, owner_of
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.session import Stopping, session
-from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.spark.settings import SparkSettings, partitions_on, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
 # Those that number what they have written by batches of the checkpoint.
 FILE_SINKS: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 # Of one that handles: to read the ids, and to settle.
 CONNECTIONS_OF_TASK: Final = 2
+# Under which Spark has, in the progress of a batch, what became of its messages.
+_ENDS: Final = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +108,10 @@ def run(
     if options.handling is not None:
         # Before anything is leased: a path that names nothing is no reason to try again.
         options.handling.registered()
-    options = _placed(spark, options)
+    options = _placed(options)
     _claim(spark, options)
     found = Drained(options.kind, tally=None if options.handling is None else Tally())
-    query = _started(spark, options, found, console)
+    query = _started(spark, options)
     try:
         _waited(query, found, console, stopping)
     finally:
@@ -119,7 +122,7 @@ def run(
     return found
 
 
-def _placed(spark: SparkSession, options: DrainOptions) -> DrainOptions:
+def _placed(options: DrainOptions) -> DrainOptions:
     """Return the options with a place of the queue's own for what is written, and its progress.
 
     Spark's file sinks number what they write by their directory, which so is for one stream. Other
@@ -127,7 +130,7 @@ def _placed(spark: SparkSession, options: DrainOptions) -> DrainOptions:
     """
     if options.to is None:
         return options
-    name = directory_of(spark, options.kind)
+    name = directory_of(options.kind)
     root = options.to.rstrip("/")
     checkpoint = options.checkpoint or f"{root}/_checkpoint/{name.partition('=')[2]}"
     to = f"{root}/{name}" if options.writes_files else options.to
@@ -154,9 +157,7 @@ def _claim(spark: SparkSession, options: DrainOptions) -> None:
         claim_lake(spark, places[1], checkpoint)
 
 
-def _started(
-    spark: SparkSession, options: DrainOptions, found: Drained, console: Console
-) -> StreamingQuery:
+def _started(spark: SparkSession, options: DrainOptions) -> StreamingQuery:
     from delayed_queue.spark.schema import read_schema
 
     reader = (
@@ -165,49 +166,42 @@ def _started(
         .option("maxMessagesPerTrigger", str(options.max_messages))
         .option("lease", options.lease)
     )
-    if options.partitions is not None:
-        reader = reader.option("numPartitions", str(options.partitions))
+    if (partitions := partitions_on(spark, options.partitions)) is not None:
+        reader = reader.option("numPartitions", str(partitions))
     if options.handling is not None:
         # The rest is read by whoever handles, under the lease as it then is.
         # Handlers are what takes the time: what waits for them is not withheld from others.
         reader = reader.schema("id bigint, lock_uuid string").option("prefetch", "false")
-        tasks = spark.sparkContext.defaultParallelism
-        reader = reader.option("connections", str(CONNECTIONS_OF_TASK * tasks))
+        reader = reader.option("connections", str(CONNECTIONS_OF_TASK * tasks_of(spark)))
         # Calls are what takes the time: a few are worth a task, as many as it makes at once.
         reader = reader.option("rowsPerTask", str(options.handling.concurrency))
     else:
         # As bytes: one payload that is no text must not stop all that come after it.
         reader = reader.schema(read_schema(None))
-    writer: Any = _sink(reader.load(), options, found, console)
+    writer: Any = _sink(reader.load(), options)
     writer = writer.option("checkpointLocation", options.checkpoint)
     if options.is_continuous:
         return writer.trigger(processingTime=options.interval).start()  # type: ignore[no-any-return]
     return writer.trigger(availableNow=True).start()  # type: ignore[no-any-return]
 
 
-def _sink(frame: DataFrame, options: DrainOptions, found: Drained, console: Console) -> Any:
+def _sink(frame: DataFrame, options: DrainOptions) -> Any:
+    from pyspark.sql.functions import sum as sum_of
+
     from delayed_queue.spark.schema import TEXT_CODECS
 
     if options.handling is not None:
-        tasks = frame.sparkSession.sparkContext.defaultParallelism
+        tasks = tasks_of(frame.sparkSession)
         handling = HandledPartition(options.handling.shared_by(tasks), options.kind)
-        tally, queue = found.tally, options.handling.queue
-
-        def handle(batch: DataFrame, number: int) -> None:
-            ended = Tally()
-            for row in batch.mapInArrow(handling, TALLY).collect():
-                ended.add(Tally(*row))
-            if tally is not None:
-                tally.add(ended)
-            count("drain", queue, asdict(ended))
-            console.progress(f"batch {number}: {ended.total:,} messages")
-
-        return frame.writeStream.foreachBatch(handle)
+        # Spark adds up what became of them, wherever this is read; there is nothing to write.
+        handled = frame.mapInArrow(handling, TALLY)
+        sums = [sum_of(each).alias(each) for each in handled.columns]
+        return handled.observe(_ENDS, *sums).writeStream.format("noop")
     # Files have the kind in the name of their directory.
     left_out = {"lock_uuid", "state", "id"} | ({"kind"} if options.writes_files else set())
-    columns = [each for each in frame.columns if each not in left_out]
+    columns = [f"`{each}`" for each in frame.columns if each not in left_out]
     if options.kind.endswith(TEXT_CODECS):
-        columns[columns.index("payload")] = "CAST(payload AS STRING) AS payload"
+        columns[columns.index("`payload`")] = "CAST(payload AS STRING) AS payload"
     drained = frame.selectExpr(
         *columns, "current_timestamp() AS drained_at", "CAST(current_date() AS STRING) AS date"
     )
@@ -226,25 +220,32 @@ def _waited(
     while not ended and not stopping.is_set():
         ended = bool(query.awaitTermination(1))  # raises what ended the query
         for each in query.recentProgress:
-            progress = json.loads(each.json)
-            if progress["batchId"] > last and progress["numInputRows"]:
-                last = progress["batchId"]
-                _counted(progress, found, console)
+            if each.batchId > last and each.numInputRows:
+                last = each.batchId
+                _counted(each, found, console)
     if stopping.is_set():
         console.progress("stopping …")
 
 
-def _counted(progress: Mapping[str, Any], found: Drained, console: Console) -> None:
-    rows = progress["numInputRows"]
+def _counted(progress: StreamingQueryProgress, found: Drained, console: Console) -> None:
+    rows = progress.numInputRows
     found.messages += rows
     found.batches += 1
     # What LeasingReader.reportLatestOffset has said; nothing while the database was away.
-    lag = progress["sources"][0]["latestOffset"] or {}
+    lag = _lag(progress.sources[0].latestOffset)
     if lag and (seen := metrics()) is not None:
         seen.lag(found.kind.rpartition("|")[0], lag)
-    if found.tally is None:
-        count("drain", found.kind.rpartition("|")[0], {"drained": rows})
-        console.progress(f"batch {progress['batchId']}: {rows:,} messages{_behind(lag)}")
+    outcomes = {"drained": rows}
+    if found.tally is not None:
+        outcomes = progress.observedMetrics[_ENDS].asDict()
+        found.tally.add(Tally(**outcomes))
+    count("drain", found.kind.rpartition("|")[0], outcomes)
+    console.progress(f"batch {progress.batchId}: {rows:,} messages{_behind(lag)}")
+
+
+def _lag(said: Any) -> dict[str, Any]:
+    # As text; of Spark Connect it is read already.
+    return (json.loads(said) if isinstance(said, str) else said) or {}
 
 
 def _behind(lag: Mapping[str, Any]) -> str:

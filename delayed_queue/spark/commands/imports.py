@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,18 +18,20 @@ from delayed_queue.spark.commands import (
     delimiter,
     ratio,
     whole,
+    zone,
 )
 from delayed_queue.spark.database import check_database
-from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.files import Files
+from delayed_queue.spark.jobs.console import Console, aligned, count
+from delayed_queue.spark.jobs.files import files_on
 from delayed_queue.spark.jobs.handling import check_of, deliver
 from delayed_queue.spark.jobs.inputs import (
     Block,
     Input,
     blocks_of,
     checked,
-    format_of,
+    files_of,
     is_cut,
+    parts_of,
     places_of,
     uncut,
 )
@@ -38,11 +41,15 @@ from delayed_queue.spark.jobs.offers import (
     Offered,
     Spread,
     delivered,
+    earlier_answer,
     from_its_beginning,
     held,
     id_of,
+    note_answer,
     offer,
+    offered_of,
     one_a_key,
+    telling,
 )
 from delayed_queue.spark.jobs.records import Rules, parse_mapping
 from delayed_queue.spark.session import Stopping, session
@@ -65,6 +72,11 @@ class ImportOptions(JobOptions):
     max_bad_ratio: float = 1.0
     quarantine: str = "quarantine"
     quarantine_format: str = "parquet"
+
+    @property
+    def asks_ledger(self) -> bool:
+        """Whether the ledger knows if this was done: of a target it knows nothing."""
+        return self.target is None and not self.is_dry_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,13 @@ class ImportReport:
         """Return the report for machines."""
         return {**asdict(self), "id": self.job}
 
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> ImportReport:
+        """Return what an earlier run has answered."""
+        reasons = tuple((text, number) for text, number in answer["reasons"])
+        found = cls(**{**answer, "reasons": reasons, "samples": tuple(answer["samples"])})
+        return replace(found, was_done=True)
+
     def lines(self) -> list[str]:
         """Return the report in words."""
         rows = [("records", self.input), *self.parts.items()]
@@ -113,15 +132,18 @@ class ImportReport:
             found += [f"{count:>7,}  {reason}" for reason, count in self.reasons]
         if self.samples:
             found += ["", "for example:"]
-            found += [
-                f"{each['file']}:{each['line']}: {'; '.join(each['reasons'])}"
-                for each in self.samples
-            ]
+            found += map(_sentence, self.samples)
         if self.quarantine:
             found += ["", f"quarantined records: {self.quarantine}"]
         if self.was_done:
             found += ["", "An earlier import had offered all of it; these are its counts."]
         return [*found, f"import id: {self.job}"]
+
+
+def _sentence(sample: Mapping[str, Any]) -> str:
+    """Return a bad record in the words of whoever has to mend it."""
+    key = "" if sample["key"] is None else f" (key {sample['key'][:40]!r})"
+    return f"{sample['file']}:{sample['line']}{key}: {'; '.join(sample['reasons'])}"
 
 
 def run(spark: SparkSession, options: ImportOptions, console: Console) -> ImportReport:
@@ -131,6 +153,31 @@ def run(spark: SparkSession, options: ImportOptions, console: Console) -> Import
         options = replace(options, source=checks)
     elif not options.is_dry_run:
         check_database(spark)
+    files = files_of(spark, options.source.paths)
+    options = replace(options, source=options.source.known(files))
+    of = _digest(spark, options, files)
+    options = replace(options, job=options.job or of)
+    if options.asks_ledger and (answer := earlier_answer(str(options.job), of)) is not None:
+        return ImportReport.of(answer)
+    report = _checked_first(spark, options, console)
+    if options.asks_ledger:
+        note_answer(report.job, of, asdict(report))
+    _count(report, options)
+    return report
+
+
+def _count(report: ImportReport, options: ImportOptions) -> None:
+    if not report.is_dry_run:
+        count("import", options.source.rules.queue or "", report.parts)
+
+
+def _digest(spark: SparkSession, options: ImportOptions, files: list[str]) -> str:
+    """Return what the same files and options have again."""
+    asked = {**asdict(options.source), "mode": options.mode, "target": options.target}
+    return id_of(files_on(spark).stamps(files), asked)
+
+
+def _checked_first(spark: SparkSession, options: ImportOptions, console: Console) -> ImportReport:
     console.progress(f"checking the records of {', '.join(options.source.paths)} …")
     try:
         return _run(spark, options, console, is_uncut=False)
@@ -167,12 +214,13 @@ class _Import:
         self._blocks: list[Block] = []
 
     def run(self) -> ImportReport:
-        self._blocks = blocks = blocks_of(self._frame)
+        with telling(self._console, lambda: parts_of(self._spark)):
+            self._blocks = blocks = blocks_of(self._frame)
         if is_cut(blocks):
             raise _RecordWasCut
         good, bad = sum(each.good for each in blocks), sum(each.bad for each in blocks)
         self._console.progress(f"{good:,} records are good, {bad:,} are bad")
-        report = ImportReport(self._job(), good + bad, quarantined=bad)
+        report = ImportReport(str(self._options.job), good + bad, quarantined=bad)
         if bad:
             report = self._with_reasons(report)
         if self._options.is_dry_run:
@@ -185,25 +233,13 @@ class _Import:
             raise InvalidConfiguration(f"{refused} They are in {report.quarantine}.")
         return self._offer(report, good)
 
-    def _job(self) -> str:
-        """Return the id that the same files and options have again."""
-        if self._options.job is not None:
-            return self._options.job
-        names = sorted({each.file for each in self._blocks})
-        source = asdict(self._options.source)
-        if source["rules"]["time_unit"] is None:
-            # Imports of versions without this option keep their ids.
-            del source["rules"]["time_unit"]
-        asked = {**source, "mode": self._options.mode, "target": self._options.target}
-        stamps = Files(self._spark).stamps(names)
-        return id_of(stamps, asked)
-
     # Bad records
 
     def _bad(self) -> DataFrame:
         rows = self._frame.where("reasons IS NOT NULL")
         placed = rows.join(places_of(self._spark, self._blocks), ["file", "block"])
-        return placed.selectExpr("file", "first_line + place + 1 AS line", "reasons", "record")
+        line = "first_line + place + 1 AS line"
+        return placed.selectExpr("file", line, "key", "reasons", "record")
 
     def _with_reasons(self, report: ImportReport) -> ImportReport:
         counted = (
@@ -246,7 +282,7 @@ class _Import:
     def _unique(self) -> DataFrame:
         """Return the good rows, of each key the one that offers in order would leave."""
         turn = "" if self._options.mode == "offer" else " DESC"
-        good = self._frame.where("key IS NOT NULL").drop("lines", "reasons", "record")
+        good = self._frame.where("kind IS NOT NULL").drop("lines", "reasons", "record")
         rows = sum(each.good for each in self._blocks)
         order = f"file{turn}, block{turn}, place{turn}"
         return one_a_key(good, rows, order, self._options.partitions)
@@ -270,12 +306,13 @@ class _Import:
             if start is None
             else [f"IF({is_free}, {start}L + {after}, schedule_ms) AS schedule_ms", "delay_ms"]
         )
-        return placed.selectExpr("kind", "key", "payload", "headers", *times)
+        return placed.selectExpr("kind", "key", "payload", "headers", "grouped", *times)
 
     def _offer(self, report: ImportReport, good: int) -> ImportReport:
         with held(self._scheduled(self._unique(), report.job)) as (unique, total):
             self._console.progress(f"offering {total:,} messages …")
-            offered = delivered(total, lambda: self._delivered(unique, report.job), "import")
+            with telling(self._console, lambda: offered_of(report.job, total)):
+                offered = delivered(total, lambda: self._delivered(unique, report.job), "import")
         return replace(
             report, duplicates=good - total, was_done=offered.was_done, **asdict(offered.counts)
         )
@@ -296,7 +333,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--input-format", choices=["parquet", "csv", "jsonl"], help="default: what names end in")
     add("--delimiter", type=delimiter, default=",", help="of CSV; \\t is a tab")
     add("--map", action="append", default=[], metavar="COLUMN=FIELD",
-        help="fields: key, payload, schedule_at, delay, headers, queue")  # fmt: skip
+        help="fields: key, payload, schedule_at, delay, headers, group, queue")  # fmt: skip
+    add("--time-zone", type=zone, metavar="NAME",
+        help="of instants without an offset, as in Europe/Berlin")  # fmt: skip
+    add("--schema", metavar="DDL", help="types of CSV's columns: 'amount double, paid boolean'")
     add("--time-unit", choices=["s", "ms"], help="of schedule_at as a number; default: ms")
     add("--target", metavar="PKG:FUNC", help="give the rows to this function, not to the queue")
     add("--max-bytes", type=whole, default=256 * 1024, metavar="N", help="of a payload")
@@ -311,14 +351,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
-    kind_of_files = format_of(options.paths, options.input_format)
     rules = Rules(
         asked_name(options), options.codec, parse_mapping(options.map), options.max_bytes,
-        options.max_depth, are_texts_json=kind_of_files != "jsonl",
-        time_unit=options.time_unit,
+        options.max_depth, time_unit=options.time_unit, time_zone=options.time_zone,
     )  # fmt: skip
     asked = ImportOptions(
-        source=Input(tuple(options.paths), kind_of_files, rules, delimiter=options.delimiter),
+        source=Input(
+            tuple(options.paths),
+            options.input_format,
+            rules,
+            delimiter=options.delimiter,
+            schema=options.schema,
+        ),
         mode=options.mode,
         target=options.target,
         spread=Spread.of(options.start, options.over, options.rate),

@@ -16,7 +16,8 @@ from delayed_queue.spark.commands import (
 )
 from delayed_queue.spark.database import check_database
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.files import KIND, Files, read_lake
+from delayed_queue.spark.jobs.console import count as add_up
+from delayed_queue.spark.jobs.files import KIND, files_on, read_lake
 from delayed_queue.spark.jobs.offers import (
     JobOptions,
     Offer,
@@ -26,7 +27,9 @@ from delayed_queue.spark.jobs.offers import (
     held,
     id_of,
     offer,
+    offered_of,
     one_a_key,
+    telling,
 )
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings
@@ -36,12 +39,13 @@ if TYPE_CHECKING:
 
 _LETTERS: Final = (
     "pKind AS kind", "pKey AS key", "CAST(payload AS BINARY) AS payload", "headers",
+    "`group` AS grouped",
     "timestamp_millis(diedAt) AS at",
     "concat_ws('\\n', reason, lastError, firstError) AS error",
 )  # fmt: skip
 _MESSAGES: Final = (
     KIND, "key", "CAST(payload AS BINARY) AS payload", "headers",
-    "scheduled_at_initially AS at", "CAST(NULL AS STRING) AS error",
+    "`group` AS grouped", "scheduled_at_initially AS at", "CAST(NULL AS STRING) AS error",
 )  # fmt: skip
 
 
@@ -96,25 +100,31 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replay
     files = source.inputFiles()
     job = options.job or _job(spark, options, files)
     with held(_chosen(_normal(source), options)) as (chosen, total):
-        order = "at DESC, payload, headers, error"
+        order = "at DESC, payload, headers, grouped, error"
         latest = one_a_key(chosen, total, order, options.partitions)
         with held(_keyed(latest, options, job)) as (unique, count):
             console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")
             found = Replayed(job, total, Counts(), total - count, is_dry_run=options.is_dry_run)
-            return found if options.is_dry_run else _offered(unique, options, found)
+            return found if options.is_dry_run else _offered(unique, options, found, console)
 
 
-def _offered(unique: DataFrame, options: ReplayOptions, found: Replayed) -> Replayed:
+def _offered(
+    unique: DataFrame, options: ReplayOptions, found: Replayed, console: Console
+) -> Replayed:
     count = found.chosen - found.duplicates
     spread = options.spread and from_its_beginning(options.spread, found.job)
     rows = _spread(unique, spread, count)
     how = Offer(found.job, options.mode)
-    offered = delivered(count, lambda: offer(rows, how), "replay")
+    with telling(console, lambda: offered_of(found.job, count)):
+        offered = delivered(count, lambda: offer(rows, how), "replay")
+    add_up("replay", "", asdict(offered.counts))
     return replace(found, counts=offered.counts, was_done=offered.was_done)
 
 
 def _normal(source: DataFrame) -> DataFrame:
     """Return one form of what archive, drain and snapshot write."""
+    if "group" not in source.columns:  # of a release that knew none
+        source = source.selectExpr("*", "CAST(NULL AS STRING) AS `group`")
     columns = set(source.columns)
     if {"pKind", "pKey", "payload", "diedAt"} <= columns:
         return source.selectExpr(*_LETTERS)
@@ -167,14 +177,14 @@ def _spread(frame: DataFrame, spread: Spread | None, total: int) -> DataFrame:
         after = f"pmod(xxhash64(kind, key), {span}L)"
         after = f"{spread.start_ms or 0}L + {after}"
     times = (f"{after} AS schedule_ms", "CAST(NULL AS BIGINT) AS delay_ms")
-    return frame.selectExpr("kind", "key", "payload", "headers", *times)
+    return frame.selectExpr("kind", "key", "payload", "headers", "grouped", *times)
 
 
 def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
     asked = {**asdict(options), "paths": None, "spread": None, "is_dry_run": None}
     # How it is done, not what.
     del asked["partitions"]
-    stamps = [(name.rpartition("/")[2], size) for name, size, _ in Files(spark).stamps(files)]
+    stamps = [(name.rpartition("/")[2], size) for name, size, _ in files_on(spark).stamps(files)]
     return id_of(sorted(stamps), asked)
 
 

@@ -13,9 +13,9 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.commands import CODECS, DONE, add_partitions, asked_kind
 from delayed_queue.spark.database import Connection, fetch, steady
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.files import Files, digest_of
+from delayed_queue.spark.jobs.files import digest_of, files_on
 from delayed_queue.spark.session import Stopping, session
-from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.spark.settings import SparkSettings, partitions_on
 from delayed_queue.spark.store.archiving import COUNT_MESSAGES, EXPORT_SNAPSHOT
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ def run(
     """Write the messages, count them against the same moment of the database, then name them."""
     name = f"snapshot={datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
     staging, path = f"{to.rstrip('/')}/_staging-{name}", f"{to.rstrip('/')}/{name}"
-    files = Files(spark)
+    files = files_on(spark)
     try:
+        partitions = partitions_on(spark, partitions)
         given = {} if partitions is None else {"numPartitions": str(partitions)}
         written = _write(spark, kind, staging, console, given)
         digests = files.digests(staging) if written else []

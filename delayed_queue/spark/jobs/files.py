@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
+
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.leases import Owner, owner_from, refusal
+from delayed_queue.spark.settings import is_elsewhere
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +29,11 @@ class FileDigest:
     name: str
     size: int
     sha256: str
+
+
+def files_on(spark: SparkSession) -> Files:
+    """Return the files that the session sees: through its JVM, or by ourselves of one elsewhere."""
+    return SharedFiles() if is_elsewhere(spark) else Files(spark)
 
 
 class Files:
@@ -127,6 +137,84 @@ class Files:
             stream.close()
 
 
+class SharedFiles(Files):
+    """The same by Arrow, for Spark Connect: where client and server see one storage."""
+
+    def __init__(self) -> None:
+        """Nothing is held: a path says where it is."""
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        if "://" in path or path.startswith("file:"):
+            return FileSystem.from_uri(path)  # type: ignore[no-any-return]
+        return LocalFileSystem(), str(Path(path).absolute())
+
+    def exists(self, path: str) -> bool:
+        return bool(self._info(path).type != FileType.NotFound)
+
+    def _info(self, path: str) -> Any:
+        system, found = self._at(path)
+        return system.get_file_info(found)
+
+    def names(self, directory: str) -> list[str]:
+        system, found = self._at(directory)
+        wanted = FileSelector(found, allow_not_found=True)
+        return [each.base_name for each in system.get_file_info(wanted)]
+
+    def touch(self, path: str, text: str = "") -> None:
+        system, found = self._at(path)
+        system.create_dir(found.rpartition("/")[0])
+        with system.open_output_stream(found) as stream:
+            stream.write(text.encode())
+
+    def text(self, path: str) -> str:
+        system, found = self._at(path)
+        with system.open_input_stream(found) as stream:
+            return str(stream.read().decode())
+
+    def delete(self, path: str) -> None:
+        system, found = self._at(path)
+        kind = self._info(path).type
+        if kind == FileType.Directory:
+            system.delete_dir(found)
+        elif kind == FileType.File:
+            system.delete_file(found)
+
+    def rename(self, path: str, target: str) -> None:
+        if self.exists(target):
+            raise InvalidConfiguration(f"{target} exists already.")
+        system, found = self._at(path)
+        to = self._at(target)[1]
+        system.create_dir(to.rpartition("/")[0])
+        system.move(found, to)
+
+    def stamps(self, paths: list[str]) -> list[tuple[str, int, int]]:
+        found = ((path, self._info(path)) for path in paths)
+        return sorted((path, each.size, (each.mtime_ns or 0) // 1_000_000) for path, each in found)
+
+    def first_line(self, path: str) -> str | None:
+        system, found = self._at(path)
+        with system.open_input_stream(found, compression="detect") as stream:
+            line = TextIOWrapper(stream, "utf-8", "replace").readline()
+        return line.rstrip("\r\n") if line else None
+
+    def digests(self, path: str) -> list[FileDigest]:
+        system, found = self._at(path)
+        files = system.get_file_info(FileSelector(found, recursive=True))
+        return sorted(
+            FileDigest(each.base_name, each.size, _sha256_of(system, each.path))
+            for each in files
+            if each.base_name.endswith(".parquet")
+        )
+
+
+def _sha256_of(system: FileSystem, path: str) -> str:
+    digest = hashlib.sha256()
+    with system.open_input_stream(path) as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 def digest_of(files: list[FileDigest]) -> str:
     """Return one checksum over all: of names, sizes and checksums, in order."""
     text = "".join(f"{each.name} {each.size} {each.sha256}\n" for each in sorted(files))
@@ -168,7 +256,7 @@ def read_lake(spark: SparkSession, *paths: str, **options: str) -> DataFrame:
 
 def _logged(spark: SparkSession, path: str) -> list[str]:
     """Return the directories of queues that drain has written: the path itself, or those in it."""
-    files = Files(spark)
+    files = files_on(spark)
     if path.rpartition("/")[2].startswith(_OF_KIND):
         found = [path]
     else:
@@ -190,16 +278,19 @@ def _of_queue(spark: SparkSession, path: str, options: Mapping[str, str]) -> lis
         return []
 
 
-def directory_of(spark: SparkSession, kind: str) -> str:
+# What Spark escapes in the names of directories, and characters below a space.
+_ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f")
+
+
+def directory_of(kind: str) -> str:
     """Return the name of the kind's directory as Spark reads it, as in ``kind=orders|json``."""
-    jvm: Any = spark._jvm  # noqa: SLF001 - it knows what is escaped
-    utils = jvm.org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils
-    return str(utils.getPartitionPathString("kind", kind))
+    escaped = (f"%{ord(each):02X}" if each in _ESCAPED or each < " " else each for each in kind)
+    return _OF_KIND + "".join(escaped)
 
 
 def check_owner(spark: SparkSession, directory: str, owner: Owner) -> None:
     """Raise InvalidConfiguration if the directory was noted as another queue's."""
-    files, directory = Files(spark), directory.rstrip("/")
+    files, directory = files_on(spark), directory.rstrip("/")
     _is_noted(files, directory, _OWNER, {_note_of(owner)}, _refused(files, directory, owner))
 
 
@@ -208,7 +299,7 @@ def claim_for(spark: SparkSession, directory: str, owner: Owner) -> None:
 
     For a checkpoint, before each start of the stream, and for what it writes.
     """
-    files, directory = Files(spark), directory.rstrip("/")
+    files, directory = files_on(spark), directory.rstrip("/")
     refused = _refused(files, directory, owner)
     _note(files, directory, _OWNER, {_note_of(owner)}, owner.text, refused)
 
@@ -234,7 +325,7 @@ def claim_lake(spark: SparkSession, lake: str, checkpoint: str) -> None:
     directory. Of two that start at the same moment one at most is let in, where a file that is
     made is listed at once.
     """
-    files = Files(spark)
+    files = files_on(spark)
     lake, checkpoint = lake.rstrip("/"), checkpoint.rstrip("/")
     check_numbers(spark, lake, checkpoint)
 
@@ -250,7 +341,7 @@ def claim_lake(spark: SparkSession, lake: str, checkpoint: str) -> None:
 
 def check_numbers(spark: SparkSession, lake: str, checkpoint: str) -> None:
     """Raise InvalidConfiguration where the directory has batches that the checkpoint has not."""
-    files = Files(spark)
+    files = files_on(spark)
     written = _last_batch(files, f"{lake.rstrip('/')}/{_LOG}")
     known = _last_batch(files, f"{checkpoint.rstrip('/')}/offsets")
     # The last one of both may be the same: it was written, and not yet noted as done.
@@ -267,7 +358,7 @@ def check_root(spark: SparkSession, lake: str) -> None:
 
     Whoever reads it finds the log of that stream there, and no file that is not in it.
     """
-    if Files(spark).exists(f"{lake.rstrip('/')}/{_LOG}"):
+    if files_on(spark).exists(f"{lake.rstrip('/')}/{_LOG}"):
         raise InvalidConfiguration(
             f"{lake} was written by another stream, and its readers would not see what is written "
             "by queue below it. Nothing was leased. Give another directory."

@@ -125,7 +125,8 @@ class _Delivery:
             for row in batch.to_pylist():
                 yield row_of(
                     row["kind"], row["key"], row["payload"],
-                    (row["schedule_ms"], row["delay_ms"]), row["headers"], self._codec,
+                    (row["schedule_ms"], row["delay_ms"]), (row["headers"], row["grouped"]),
+                    self._codec,
                 )  # fmt: skip
 
 

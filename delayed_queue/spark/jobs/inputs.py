@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.jobs.files import Files, read_lake
+from delayed_queue.spark.jobs.files import files_on, read_lake
 from delayed_queue.spark.jobs.handling import close_connections, load_application
 from delayed_queue.spark.jobs.records import (
     BOM,
+    TYPES,
     Checker,
     CsvReader,
     Found,
@@ -33,15 +35,22 @@ from delayed_queue.spark.jobs.records import (
     cells_of,
     plain,
 )
+from delayed_queue.spark.settings import is_elsewhere
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMATS: Final = ("parquet", "csv", "jsonl")
+# Spark writes JSON lines under the name of JSON.
+_ENDINGS: Final = {
+    ".parquet": "parquet", ".csv": "csv",
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+}  # fmt: skip
+_PACKED: Final = re.compile(r"\.(gz|bz2|zst|zstd|lz4|snappy|deflate)$")
 CHECKED: Final = (
     "file string, block bigint, place bigint, kind string, key string, payload binary, "
-    "schedule_ms bigint, delay_ms bigint, headers string, reasons array<string>, record string, "
-    "lines bigint"
+    "schedule_ms bigint, delay_ms bigint, headers string, grouped string, reasons array<string>, "
+    "record string, lines bigint"
 )
 _ARROW: Final = pa.schema(
     [
@@ -54,13 +63,14 @@ _ARROW: Final = pa.schema(
         ("schedule_ms", pa.int64()),
         ("delay_ms", pa.int64()),
         ("headers", pa.string()),
+        ("grouped", pa.string()),
         ("reasons", pa.list_(pa.string())),
         ("record", pa.string()),
         ("lines", pa.int64()),
     ]
 )
-# Of a row that is no message: its kind, key, payload, schedule, delay and headers.
-_NOTHING: Final = (None,) * 6
+# Of a row that is no message: its kind, key, payload, schedule, delay, headers and group.
+_NOTHING: Final = (None,) * 7
 # What the last row of a block says that ended within a record.
 OPEN: Final = "open"
 # Larger than any file: none is cut, and each is a partition.
@@ -73,19 +83,29 @@ class Input:
     """The input: which files, and how they are read."""
 
     paths: tuple[str, ...]
-    format: str
+    # None: what the names of the files end in.
+    format: str | None
     rules: Rules
     check: str | None = None
     delimiter: str = ","
+    # Of the cells of CSV, as Spark writes schemas.
+    schema: str | None = None
+
+    def known(self, files: Sequence[str]) -> Input:
+        """Return the input with its format, which is that of these files."""
+        form = self.format or format_of(files)
+        if self.schema is not None and form != "csv":
+            raise InvalidConfiguration(
+                "--schema is for CSV, whose cells are texts; Parquet and JSON have types."
+            )
+        rules = replace(self.rules, are_texts_json=form != "jsonl")
+        return replace(self, format=form, rules=rules)
 
 
-def format_of(paths: Sequence[str], given: str | None) -> str:
-    """Return the given format, or what the names end in."""
-    if given is not None:
-        return given
-    endings = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-    names = [each.removesuffix(".gz").rstrip("/").lower() for each in paths]
-    found = {endings.get(name[name.rfind(".") :]) for name in names}
+def format_of(names: Sequence[str]) -> str:
+    """Return the format that the names of files end in, packed or not."""
+    plain_names = [_PACKED.sub("", each.lower()) for each in names]
+    found = {_ENDINGS.get(name[name.rfind(".") :]) for name in plain_names}
     if len(found) != 1 or None in found:
         raise InvalidConfiguration(
             "The names do not say what the files are: give --input-format parquet, csv or jsonl."
@@ -96,7 +116,6 @@ def format_of(paths: Sequence[str], given: str | None) -> str:
 def checked(spark: SparkSession, source: Input) -> DataFrame:
     """Return the input's rows, good ones, bad ones and a last one for each block."""
     columns: list[str] | None
-    _check_files(spark, source.paths)
     if source.format == "parquet":
         frame, columns = _parquet(spark, source)
     else:
@@ -104,18 +123,47 @@ def checked(spark: SparkSession, source: Input) -> DataFrame:
         columns = _header(spark, source) if source.format == "csv" else None
     if columns is not None:
         check_columns(columns, source.rules)
+    if source.schema is not None:
+        types = _types(source.schema, columns or [], source.rules)
+        source = replace(source, rules=replace(source.rules, types=types))
     return frame.mapInArrow(_Checking(source, columns), CHECKED)
 
 
-def _check_files(spark: SparkSession, paths: Sequence[str]) -> None:
-    """Refuse what Spark would read nothing of in silence."""
+def _types(schema: str, columns: Sequence[str], rules: Rules) -> dict[str, str]:
+    """Return the type of each column that the schema names; refuse what has none here."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    try:
+        parsed = StructType.fromDDL(schema)
+    except PySparkException as error:
+        raise InvalidConfiguration(f"--schema {schema!r} is none: {error}") from None
+    if not isinstance(parsed, StructType):
+        raise InvalidConfiguration(
+            f"--schema {schema!r}: write columns and types, 'amount double'."
+        )
+    found = {each.name: each.dataType.typeName() for each in parsed.fields}
+    for name, kind in found.items():
+        if name not in columns:
+            raise InvalidConfiguration(
+                f"--schema: the input has no column {name!r}; it has {', '.join(columns)}."
+            )
+        if kind not in TYPES:
+            raise InvalidConfiguration(f"--schema: {name} is {kind}; take {', '.join(TYPES)}.")
+    return found
+
+
+def files_of(spark: SparkSession, paths: Sequence[str]) -> list[str]:
+    """Return the names of all files; refuse what Spark would read nothing of in silence."""
     hidden = [each for each in paths if each.rstrip("/").rpartition("/")[2].startswith(("_", "."))]
-    for some in (list(paths), *([each] for each in hidden)):
-        if not spark.read.text(some).inputFiles():
+    files: list[str] = []
+    for some in (*([each] for each in hidden), list(paths)):
+        if not (files := list(spark.read.text(some).inputFiles())):
             raise InvalidConfiguration(
                 f"There is no file to read at {', '.join(some)}. Spark passes over names that "
                 "begin with an underscore or a dot."
             )
+    return sorted(files)
 
 
 def check_columns(columns: Sequence[str], rules: Rules) -> None:
@@ -159,7 +207,7 @@ def _lines(spark: SparkSession, source: Input) -> DataFrame:
 def _header(spark: SparkSession, source: Input) -> list[str]:
     """Return the cells of the first line, which all files must have alike."""
     paths = sorted(spark.read.text(list(source.paths)).inputFiles())
-    files = Files(spark)
+    files = files_on(spark)
     found: dict[str, list[str]] = {}
     for path in paths:
         line = files.first_line(path)
@@ -230,12 +278,9 @@ class _Rows:
         self._lines: dict[tuple[str, int], int] = {}
 
     def of(self, batch: pa.RecordBatch) -> Iterator[Found]:
-        maps = [each.name for each in batch.schema if pa.types.is_map(each.type)]
-        for row in batch.to_pylist():
+        for row in batch.to_pylist(maps_as_pydicts="strict"):
             file, block, index = row.pop("__file"), row.pop("__block"), row.pop("__place")
             self._lines[file, block] = max(self._lines.get((file, block), 0), index + 1)
-            # Arrow gives a map as pairs.
-            row |= {name: dict(row[name]) for name in maps if row[name] is not None}
             yield (file, block, index), row
 
     def end(self) -> Iterator[Found]:
@@ -286,10 +331,11 @@ def _row(place: tuple[str, int, int], record: Any, checker: Checker) -> Row:
     found = checker.check(record)
     # What cannot be offered may not be storable in Arrow either: a lone surrogate in a key.
     if found.reasons:
-        return (*place, *_NOTHING, list(found.reasons), _as_text(record), None)
+        key = checker.key_of(record)
+        return (*place, None, key, *_NOTHING[2:], list(found.reasons), _as_text(record), None)
     return (
         *place, found.kind, found.key, found.payload, found.schedule_ms, found.delay_ms,
-        found.headers, None, None, None,
+        found.headers, found.group, None, None, None,
     )  # fmt: skip
 
 
@@ -333,12 +379,23 @@ def numbered(blocks: list[Block]) -> list[Block]:
     return found
 
 
+def parts_of(spark: SparkSession) -> str:
+    """Return in words how much of what Spark is at has been read; Connect does not say it."""
+    if is_elsewhere(spark):
+        return "the records are being read"
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+    done = sum(each.numCompletedTasks for each in stages if each is not None)
+    total = sum(each.numTasks for each in stages if each is not None)
+    return f"{done:,} of {total:,} parts are read"
+
+
 def blocks_of(frame: DataFrame) -> list[Block]:
     """Return all blocks with their counts, in order; this is what reads the input."""
     from pyspark.sql.functions import expr
 
     counts = (
-        "max(lines)", "count(key)", "count(reasons)",
+        "max(lines)", "count(kind)", "count(reasons)",
         "coalesce(bool_or(lines IS NOT NULL AND record IS NOT NULL), false)",
     )  # fmt: skip
     rows = frame.groupBy("file", "block").agg(*map(expr, counts)).collect()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.db.sql import Row, value_of
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.messages import (
     MAX_MILLISECONDS,
     MILLISECOND,
@@ -23,10 +25,12 @@ from delayed_queue.spark.database import Link
 from delayed_queue.spark.offering import OFFER
 from delayed_queue.spark.offering import counts as counts_of
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.store.offering import OPEN_JOB
+from delayed_queue.spark.store.offering import ANSWER_OF, NOTE_ANSWER, OPEN_JOB
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from delayed_queue.spark.jobs.console import Console
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,15 @@ ROWS_PER_PARTITION: Final = 100_000
 # It becomes a directory's name, and with a kind the name of a job in the ledger.
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
 # What the frame must have; a source's own columns are made of them.
-COLUMNS: Final = ("kind", "key", "payload", "schedule_ms", "delay_ms", "headers")
+COLUMNS: Final = ("kind", "key", "payload", "schedule_ms", "delay_ms", "headers", "grouped")
 _WRITTEN: Final = (
+    "kind",
     "key",
     "payload",
     "timestamp_millis(schedule_ms) AS schedule_at",
     "delay_ms AS delay",
     "headers",
+    "grouped AS group",
 )
 
 
@@ -124,16 +130,59 @@ def check_id(job: str | None) -> None:
         )
 
 
-def began_at(job: str) -> int:
-    """Return when the job began, the first time: from then its messages are spread."""
+def _asked(what: str, statement: str, **params: Any) -> list[Row]:
+    """Return the answer of the ledger."""
     link = Link(Options())
     try:
-        rows = link.repeat(
-            OFFER, lambda session: session.fetch(OPEN_JOB, {"job": job, "now": None})
-        )
+        return link.repeat(what, lambda session: session.fetch(statement, params))
     finally:
         link.close()
-    return int(rows[0][0])
+
+
+def began_at(job: str) -> int:
+    """Return when the job began, the first time: from then its messages are spread."""
+    return int(value_of(_asked(OFFER, OPEN_JOB, job=job, now=None)))
+
+
+def note_answer(job: str, of: str, answer: Mapping[str, Any]) -> None:
+    """Keep what the command has answered, of those files and options."""
+    text = json.dumps({"of": of, "answer": answer}, default=str)
+    _asked("The note of the answer", NOTE_ANSWER, job=job, answer=text)
+
+
+def earlier_answer(job: str, of: str) -> dict[str, Any] | None:
+    """Return what the command answered when it did all this, None where it did not.
+
+    Raises InvalidConfiguration where that was of other files or options.
+    """
+    text = value_of(_asked("The look at the ledger", ANSWER_OF, job=job))
+    if text is None:
+        return None
+    found = json.loads(text)
+    if found["of"] != of:
+        raise InvalidConfiguration(
+            f"The id {job!r} is that of a run of other files or options: give another --id."
+        )
+    return dict(found["answer"])
+
+
+@contextmanager
+def telling(console: Console, sentence: Callable[[], str], every: float = 5.0) -> Iterator[None]:
+    """Say how far the block is, now and then; while that cannot be told, nothing."""
+    is_over = threading.Event()
+
+    def tell() -> None:
+        while not is_over.wait(every):
+            with suppress(DelayedQueueError):
+                console.progress(sentence())
+
+    teller = threading.Thread(target=tell, name="delayed-queue-teller", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        teller.join()
 
 
 def from_its_beginning(spread: Spread, job: str) -> Spread:
@@ -171,6 +220,11 @@ def held(frame: DataFrame) -> Iterator[tuple[DataFrame, int]]:
         kept.unpersist()
 
 
+def offered_of(job: str, total: int) -> str:
+    """Return in words how many of so many messages are offered by now."""
+    return f"{counts_of(job).offered:,} of {total:,} messages are offered"
+
+
 def delivered(total: int, deliver: Callable[[], Offered], again: str) -> Offered:
     """Deliver that many rows; raise InvalidConfiguration when as many were not counted."""
     found = deliver()
@@ -183,27 +237,15 @@ def delivered(total: int, deliver: Callable[[], Offered], again: str) -> Offered
 
 
 def offer(frame: DataFrame, how: Offer) -> Offered:
-    """Offer the rows, kind by kind; repeated with the same id it offers only what is missing."""
-    kinds = sorted(row[0] for row in frame.select("kind").distinct().collect())
-    found = [_offer_kind(frame, kind, how, alone=len(kinds) == 1) for kind in kinds]
-    total = sum((each.counts for each in found), Counts())
-    return Offered(total, bool(found) and all(each.was_done for each in found))
-
-
-def _offer_kind(frame: DataFrame, kind: str, how: Offer, *, alone: bool) -> Offered:
-    from pyspark.sql.functions import col
-
-    job = how.job if alone else f"{how.job} {kind}"
-    was_done = counts_of(job).is_complete
+    """Offer the rows, of all kinds; repeated with the same id it offers only what is missing."""
+    was_done = counts_of(how.job).is_complete
     writer = (
-        frame.where(col("kind") == kind)
-        .selectExpr(*_WRITTEN)
+        frame.selectExpr(*_WRITTEN)
         .write.format("delayed_queue")
-        .option("kind", kind)
-        .option("job", job)
+        .option("job", how.job)
         .option("mode", how.mode)
         .option("onFinishedJob", "skip")
     )
     writer.mode("append").save()
-    counted = counts_of(job)
+    counted = counts_of(how.job)
     return Offered(Counts(counted.created, counted.updated, counted.ignored), was_done)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, Protocol
+from zoneinfo import ZoneInfo
 
 from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import (
+    MAX_KEY_LENGTH,
     check_delay,
+    check_group,
     check_key,
     check_schedule,
     encode_headers,
@@ -23,7 +27,7 @@ from delayed_queue.messages import (
 )
 from delayed_queue.retries import parse_duration
 
-FIELDS: Final = ("key", "payload", "schedule_at", "delay", "headers", "queue")
+FIELDS: Final = ("key", "payload", "schedule_at", "delay", "headers", "group", "queue")
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 32
 _CLIPPED: Final = 40
@@ -34,6 +38,10 @@ _SUSPECT: Final = to_milliseconds(datetime(1990, 1, 1, tzinfo=UTC))
 _UNIT_UNSAID: Final = (
     "schedule_at is a number that would lie before 1990 in milliseconds, and was not offered, as "
     "it would be due at once: seconds, it seems. Say --time-unit s, or ms if that is what it is."
+)
+_NO_ZONE: Final = (
+    "schedule_at has no time zone: write it with an offset, as in 2026-11-22T09:00:00+01:00, or "
+    "say for all of them --time-zone, as in Europe/Berlin."
 )
 _BOTH: Final = "It has both a schedule_at and a delay."
 
@@ -51,6 +59,10 @@ class Rules:
     are_texts_json: bool = False
     # What numbers of schedules count, of TIME_UNITS; None takes milliseconds and doubts old ones.
     time_unit: str | None = None
+    # Of instants without an offset, by its name; None refuses them.
+    time_zone: str | None = None
+    # Of the cells of CSV that make the payload, of TYPES; others are texts.
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,7 @@ class Checked:
     schedule_ms: int | None = None
     delay_ms: int | None = None
     headers: str | None = None
+    group: str | None = None
     reasons: tuple[str, ...] = ()
 
 
@@ -83,6 +96,35 @@ def parse_mapping(pairs: list[str]) -> dict[str, str]:
     return mapping
 
 
+def _number(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found) or "_" in text:
+        raise ValueError(text)
+    return found
+
+
+def _whole(text: str) -> int:
+    if "_" in text:
+        raise ValueError(text)
+    return int(text)
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False, "1": True, "0": False}[text.strip().lower()]
+
+
+# By the names of Spark's types; what JSON has no type for is text.
+TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
+    "string": str,
+    "boolean": _boolean,
+    **dict.fromkeys(("byte", "short", "integer", "long"), _whole),
+    **dict.fromkeys(("float", "double"), _number),
+    "decimal": lambda text: str(Decimal(text)),
+    "date": lambda text: date.fromisoformat(text).isoformat(),
+    "timestamp": lambda text: datetime.fromisoformat(text).isoformat(),
+}
+
+
 class Checker:
     """Turns records into messages; every wrong thing in one is named, not only the first."""
 
@@ -95,6 +137,7 @@ class Checker:
                 self._column_of.setdefault(name, name)
         self._taken = set(self._column_of.values())
         self._kinds: dict[Any, str] = {}
+        self._zone = None if rules.time_zone is None else ZoneInfo(rules.time_zone)
         self._check_row = check_row
 
     def check(self, record: Mapping[str, Any]) -> Checked:
@@ -105,6 +148,13 @@ class Checker:
             return self._refused(record)
         return found if self._check_row is None else self._checked_row(found, self._check_row)
 
+    def key_of(self, record: Mapping[str, Any]) -> str | None:
+        """Return what a bad record can be found by, as far as it can be told."""
+        key = self._value(record, "key")
+        if type(key) not in (str, int):
+            return None
+        return str(key)[:MAX_KEY_LENGTH].encode("utf-8", "replace").decode("utf-8")
+
     def _message(self, record: Mapping[str, Any]) -> Checked:
         times = [self._value(record, name) for name in ("schedule_at", "delay")]
         if all(each not in (None, "") for each in times):
@@ -112,6 +162,7 @@ class Checker:
         return Checked(
             self._kind(record), self._key(record), self._payload(record),
             self._schedule(record), self._delay(record), self._headers(record),
+            self._group(record),
         )  # fmt: skip
 
     def _refused(self, record: Mapping[str, Any]) -> Checked:
@@ -119,7 +170,7 @@ class Checker:
         reasons: list[str] = []
         for part in (
             self._kind, self._key, self._payload, self._schedule, self._delay, self._headers,
-            self._message,
+            self._group, self._message,
         ):  # fmt: skip
             try:
                 part(record)
@@ -131,7 +182,7 @@ class Checker:
     def _checked_row(self, found: Checked, check_row: Callable[[Any], Any]) -> Checked:
         row = row_of(
             str(found.kind), str(found.key), found.payload or b"",
-            (found.schedule_ms, found.delay_ms), found.headers, self._rules.codec,
+            (found.schedule_ms, found.delay_ms), (found.headers, found.group), self._rules.codec,
         )  # fmt: skip
         reasons = tuple(str(each) for each in check_row(row) or ())
         return Checked(reasons=reasons) if reasons else found
@@ -158,12 +209,19 @@ class Checker:
             key = str(key)
         return check_key(key)
 
+    def _group(self, record: Mapping[str, Any]) -> str | None:
+        group = self._value(record, "group")
+        if group in (None, ""):
+            return None
+        return check_group(str(group) if type(group) is int else group)
+
     def _payload(self, record: Mapping[str, Any]) -> bytes:
         column = self._column_of["payload"]
         if column in record:
             value = self._decoded(record[column])
         elif self._rules.codec == "json":
-            value = {name: plain(each) for name, each in record.items() if name not in self._taken}
+            others = {name: each for name, each in record.items() if name not in self._taken}
+            value = {name: self._typed(name, each) for name, each in others.items()}
         else:
             raise InvalidMessage("It has no payload.")
         data = encode(self._codec, value)
@@ -178,6 +236,17 @@ class Checker:
             )
         return data
 
+    def _typed(self, name: str, value: Any) -> Any:
+        """Return the value as the schema has it; an empty cell is null where it is no text."""
+        kind = self._rules.types.get(name, "string")
+        if kind == "string" or not isinstance(value, str):
+            return plain(value)
+        try:
+            return TYPES[kind](value) if value else None
+        except (ValueError, KeyError, ArithmeticError):
+            # Not what it is: the cell is somebody's data.
+            raise InvalidMessage(f"The column {name} is no {kind}.") from None
+
     def _decoded(self, value: Any) -> Any:
         if self._rules.codec != "json":
             return value
@@ -191,7 +260,20 @@ class Checker:
         value = self._value(record, "schedule_at")
         if value is None or value == "":
             return None
-        return check_schedule(_instant(value, self._rules.time_unit))
+        return check_schedule(self._placed(_instant(value, self._rules.time_unit)))
+
+    def _placed(self, instant: datetime) -> datetime:
+        """Return the instant with its offset: its own, or that of the zone."""
+        if instant.utcoffset() is not None:
+            return instant
+        if self._zone is None:
+            raise InvalidMessage(_NO_ZONE)
+        placed = instant.replace(tzinfo=self._zone)
+        if placed.astimezone(UTC).astimezone(self._zone).replace(tzinfo=None) != instant:
+            raise InvalidMessage(
+                f"schedule_at is an hour that {self._zone.key} skips when clocks are put forward."
+            )
+        return placed
 
     def _delay(self, record: Mapping[str, Any]) -> int | None:
         value = self._value(record, "delay")
@@ -216,11 +298,15 @@ def row_of(
     key: str,
     payload: bytes,
     when: tuple[int | None, int | None],
-    headers: str | None,
+    more: tuple[str | None, str | None],
     codec: str,
 ) -> dict[str, Any]:
-    """Return the row that a target is given: values, not columns; ``when`` in milliseconds."""
+    """Return the row that a target is given: values, not columns; ``when`` in milliseconds.
+
+    ``more`` is its headers and its group.
+    """
     schedule_ms, delay_ms = when
+    headers, group = more
     return {
         "queue": kind.rpartition("|")[0],
         "key": key,
@@ -228,6 +314,7 @@ def row_of(
         "schedule_at": None if schedule_ms is None else from_milliseconds(schedule_ms),
         "delay": None if delay_ms is None else timedelta(milliseconds=delay_ms),
         "headers": None if headers is None else json.loads(headers),
+        "group": group,
     }
 
 
@@ -267,6 +354,8 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs
 def _instant(value: Any, unit: str | None) -> datetime:
     if isinstance(value, datetime):
         return value
+    if isinstance(value, date):
+        return datetime.combine(value, time())
     if type(value) is int or (isinstance(value, str) and value.lstrip("-").isdecimal()):
         return _counted(int(value), unit)
     try:

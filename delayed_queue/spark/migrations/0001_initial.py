@@ -35,6 +35,7 @@ class Migration(migrations.Migration):
                 ("rows", models.BigIntegerField()),
                 ("created", models.BigIntegerField(db_default=0)),
                 ("updated", models.BigIntegerField(db_default=0)),
+                ("answer", models.JSONField(blank=True, null=True)),
                 (
                     "recorded_at",
                     delayed_queue.models.EpochMillisecondField(db_column="recordedAt"),
@@ -71,6 +72,8 @@ class Migration(migrations.Migration):
                 ("payload", models.BinaryField()),
                 ("due_at", delayed_queue.models.EpochMillisecondField(db_column="dueAt")),
                 ("headers", models.JSONField(blank=True, null=True)),
+                ("kind", models.TextField(blank=True, db_collation="C", null=True)),
+                ("grouped", models.TextField(blank=True, db_collation="C", null=True)),
                 (
                     "recorded_at",
                     delayed_queue.models.EpochMillisecondField(db_column="recordedAt"),

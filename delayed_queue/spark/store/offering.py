@@ -79,6 +79,25 @@ RETURNING id
 """
 )
 
+# Note what a command has answered, for whoever repeats it; of a job that is not closed, nothing.
+# Reads: offer_ledger_chunk.
+NOTE_ANSWER: Final[LiteralString] = """
+UPDATE delayed_queue_offer_ledger
+SET answer = %(answer)s::jsonb
+WHERE job = %(job)s::varchar
+    AND batch = 0
+    AND "partition" = -1
+"""
+
+# Reads: offer_ledger_chunk.
+ANSWER_OF: Final[LiteralString] = """
+SELECT answer::text
+FROM delayed_queue_offer_ledger
+WHERE job = %(job)s::varchar
+    AND batch = 0
+    AND "partition" = -1
+"""
+
 # Reads: offer_ledger_chunk.
 IS_CLOSED: Final[LiteralString] = """
 SELECT EXISTS (
@@ -142,18 +161,20 @@ PRUNE_LEDGER: Final[LiteralString] = _forgetting("delayed_queue_offer_ledger")
 
 # The rows of a chunk whose keys exist in part, from the session's own table, in key order: two
 # jobs with the same keys cannot deadlock, and ids, rows and index entries come in one order.
-# A key that comes twice has turns: a statement cannot touch a row twice, and the second meets
-# what the first one wrote (Q12).
+# A row without a kind has the job's. A key that comes twice has turns: a statement cannot touch a
+# row twice, and the second meets what the first one wrote (Q12).
 _MERGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt"
+        "versionAt", "group"
     )
-    SELECT key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers, %(now)s::bigint
+    SELECT
+        key, COALESCE(kind, %(kind)s::text), payload, due_at, due_at, %(now)s::bigint, headers,
+        %(now)s::bigint, grouped
     FROM pg_temp.delayed_queue_offered
     WHERE turn = %(turn)s::integer
-    ORDER BY key COLLATE "C"
+    ORDER BY key COLLATE "C", kind COLLATE "C"
 """
 _COUNT_OFFERED: Final[LiteralString] = """
     RETURNING xmax = 0 AS created
@@ -182,7 +203,7 @@ FROM (
     FROM delayed_queue_offer_stage
     WHERE job = %(job)s::varchar
         AND attempt = ANY (%(attempts)s::varchar[])
-    GROUP BY key
+    GROUP BY key, kind
 ) AS keys
 """
 
@@ -193,19 +214,22 @@ _STAGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
         id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt"
+        "versionAt", "group"
     )
-    SELECT id, key, %(kind)s, payload, due_at, due_at, %(now)s::bigint, headers, %(now)s::bigint
+    SELECT
+        id, key, COALESCE(kind, %(kind)s::text), payload, due_at, due_at, %(now)s::bigint, headers,
+        %(now)s::bigint, grouped
     FROM (
         SELECT
-            nextval('delayed_queue_id_seq') AS id, key, payload, due_at, headers
+            nextval('delayed_queue_id_seq') AS id, key, kind, payload, due_at, headers, grouped
         FROM (
-            SELECT key, payload, due_at, headers
+            SELECT key, kind, payload, due_at, headers, grouped
             FROM (
                 SELECT
-                    "partition", "position", key, payload, "dueAt" AS due_at, headers,
+                    "partition", "position", key, kind, payload, "dueAt" AS due_at, headers,
+                    grouped,
                     row_number() OVER (
-                        PARTITION BY key
+                        PARTITION BY key, kind
                         ORDER BY "partition", "position"
                     ) - 1 AS turn
                 FROM delayed_queue_offer_stage
@@ -216,7 +240,7 @@ WITH offered AS (
             ORDER BY "partition", "position"
         ) AS in_order
     ) AS numbered
-    ORDER BY key COLLATE "C"
+    ORDER BY key COLLATE "C", kind COLLATE "C"
 """
 
 # MERGE_IF_NOT_EXISTS for a whole job. Reads: delayed_queue__PKeyPlusKindUniqueIndex.

@@ -83,7 +83,8 @@ SELECT
     ("""
     + HEADERS
     + """)::text AS headers,
-    "dueAt" AS due_at
+    "dueAt" AS due_at,
+    "group"::text AS "group"
 FROM delayed_queue"""
 )
 

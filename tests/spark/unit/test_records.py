@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import threading
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -13,8 +16,10 @@ from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.commands import reports
+from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.handling import load
-from delayed_queue.spark.jobs.inputs import Block, check_columns, format_of, numbered
+from delayed_queue.spark.jobs.inputs import Block, Input, check_columns, format_of, numbered
+from delayed_queue.spark.jobs.offers import telling
 from delayed_queue.spark.jobs.records import (
     Checked,
     Checker,
@@ -49,6 +54,65 @@ class TestRecords:
         assert found.schedule_ms == int(AT.timestamp() * 1000)
         assert json.loads(found.headers or "") == {"h": "1"}
         assert found.reasons == ()
+
+    @pytest.mark.parametrize(
+        ("at", "utc"),
+        [
+            ("2026-11-22 09:00", "2026-11-22T08:00:00+00:00"),
+            (datetime(2026, 7, 1, 9), "2026-07-01T07:00:00+00:00"),  # noqa: DTZ001 - that is it
+            (date(2026, 7, 1), "2026-06-30T22:00:00+00:00"),
+            ("2026-07-01T09:00:00Z", "2026-07-01T09:00:00+00:00"),
+            # An hour that comes twice: the first.
+            ("2026-10-25T02:30", "2026-10-25T00:30:00+00:00"),
+        ],
+    )
+    def test_instants_without_an_offset_are_of_the_zone(self, at: Any, utc: str) -> None:
+        record = {"key": "a", "payload": "1", "schedule_at": at}
+        found = checked(record, replace(JSON_TEXTS, time_zone="Europe/Berlin"))
+        assert found.schedule_ms == int(datetime.fromisoformat(utc).timestamp() * 1000)
+
+    def test_an_instant_that_no_clock_shows_is_refused(self) -> None:
+        record = {"key": "a", "payload": "1", "schedule_at": "2026-03-29T02:30"}
+        rules = replace(JSON_TEXTS, time_zone="Europe/Berlin")
+        assert "an hour that Europe/Berlin skips" in reasons(record, rules)
+        assert "say for all of them --time-zone" in reasons(record)
+
+    def test_cells_have_the_types_of_the_schema(self) -> None:
+        types = {
+            "n": "integer", "x": "double", "paid": "boolean", "price": "decimal", "on": "date",
+            "note": "string", "none": "long",
+        }  # fmt: skip
+        cells = {
+            "n": "7", "x": "1.5", "paid": "TRUE", "price": "729.640", "on": "2026-01-02",
+            "note": "", "none": "",
+        }  # fmt: skip
+        found = checked({"key": "a", **cells}, replace(JSON_TEXTS, types=types))
+        assert json.loads(found.payload or b"") == {
+            "n": 7, "x": 1.5, "paid": True, "price": "729.640", "on": "2026-01-02", "note": "",
+            "none": None,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("kind", "cell"),
+        [
+            ("integer", "1_000"), ("integer", "1.5"), ("double", "nan"), ("double", "7,5"),
+            ("boolean", "maybe"), ("decimal", "much"), ("date", "tomorrow"),
+        ],
+    )  # fmt: skip
+    def test_a_cell_that_is_not_of_its_type_is_not_quoted(self, kind: str, cell: str) -> None:
+        rules = replace(JSON_TEXTS, types={"cell": kind})
+        assert reasons({"key": "a", "cell": cell}, rules) == f"The column cell is no {kind}."
+
+    @pytest.mark.parametrize(("given", "found"), [("g", "g"), (7, "7"), ("", None), (None, None)])
+    def test_groups(self, given: Any, found: str | None) -> None:
+        assert checked({"key": "a", "payload": "1", "group": given}).group == found
+        assert "1 to 100 characters" in reasons({"key": "a", "payload": "1", "group": "g" * 101})
+
+    def test_a_bad_record_is_found_by_its_key(self) -> None:
+        checker = Checker(JSON_TEXTS)
+        assert checker.key_of({"key": 7}) == "7"
+        assert checker.key_of({"key": "a\ud800"}) == "a?"
+        assert checker.key_of({"key": None}) is None
 
     def test_columns_that_are_mapped_to_nothing_are_the_payload(self) -> None:
         rules = Rules("orders", mapping={"id": "key"})
@@ -178,16 +242,35 @@ class TestMapping:
 class TestInputs:
     @pytest.mark.parametrize(
         ("paths", "found"),
-        [(["a.csv", "b.CSV.gz"], "csv"), (["x/*.jsonl"], "jsonl"), (["lake.parquet/"], "parquet")],
+        [
+            (["a.csv", "b.CSV.gz"], "csv"),
+            (["x/a.jsonl", "x/part-0000-c000.json.zst"], "jsonl"),
+            (["lake/part-0000.snappy.parquet", "lake/part-0001.parquet"], "parquet"),
+        ],
     )
     def test_formats_by_name(self, paths: list[str], found: str) -> None:
-        assert format_of(paths, None) == found
+        assert format_of(paths) == found
 
-    @pytest.mark.parametrize("paths", [["a.csv", "b.jsonl"], ["directory"]])
+    @pytest.mark.parametrize("paths", [["a.csv", "b.jsonl"], ["part-0000"]])
     def test_names_that_do_not_say(self, paths: list[str]) -> None:
         with pytest.raises(InvalidConfiguration, match="--input-format"):
-            format_of(paths, None)
-        assert format_of(paths, "csv") == "csv"
+            format_of(paths)
+        assert Input(tuple(paths), "csv", Rules("orders")).known(paths).format == "csv"
+
+    def test_a_schema_is_for_texts_alone(self) -> None:
+        with pytest.raises(InvalidConfiguration, match="--schema is for CSV"):
+            Input(("a.jsonl",), None, Rules("orders"), schema="a int").known(["a.jsonl"])
+
+    def test_how_far_it_is_is_told_now_and_then(self) -> None:
+        err, told = io.StringIO(), threading.Event()
+
+        def sentence() -> str:
+            told.set()
+            return "7 of 9 messages are offered"
+
+        with telling(Console(out=io.StringIO(), err=err), sentence, every=0.01):
+            assert told.wait(10)
+        assert "7 of 9 messages are offered" in err.getvalue()
 
     def test_lines_and_ordinals_are_sums_of_the_blocks_before(self) -> None:
         blocks = [
