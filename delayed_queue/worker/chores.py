@@ -79,7 +79,8 @@ class Chores:
         pause = _PRUNE_INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311 - to spread a herd
         self._prunes_at = time.monotonic() + pause
         self._prune_letters(get_settings().DEAD_LETTER_RETENTION)
-        for kind in set(Limit.objects.using(self._using).values_list("kind", flat=True)):
+        kinds = Limit.objects.using(self._using).values_list("kind", flat=True)
+        for kind in kinds.distinct():
             Limit.objects.tidy(kind, using=self._using)
         if (kept := get_settings().SAMPLE_RETENTION) is not None:
             SAMPLES_BY_DAY.keep(kept, using=self._using)
