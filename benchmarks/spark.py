@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -35,11 +36,15 @@ from benchmarks.spark_rivals import (
     encode,
 )
 from delayed_queue.spark import build_session, counts, drain
+from delayed_queue.spark.commands import imports
+from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.jobs.inputs import Input
+from delayed_queue.spark.jobs.records import Rules
 from delayed_queue.spark.settings import TASKS, VARIABLE
 
 JAR: Final = "/usr/share/java/postgresql.jar"
 WARM: Final = 50_000
-ALL: Final = ("write", "read", "drain", "handlers", "scaling", "import")
+ALL: Final = ("write", "read", "drain", "handlers", "command", "scaling", "import")
 SCALING: Final = Path("docs/benchmarks/spark-scaling.svg")
 AIMS: Final = {
     "write against 4 connections of binary COPY": 0.9,
@@ -48,6 +53,7 @@ AIMS: Final = {
     "read of full rows against Spark's JDBC": 0.9,
     "drain against bare lease and acknowledgement": 0.6,
     "handlers with one old id against without": 0.9,
+    "command import against write": 0.6,
     "calls of 50 ms against all at once": 0.8,
 }
 # Of the calls that wait, in each task.
@@ -184,6 +190,30 @@ class Bench:
             self._timed("import", count, lambda: self._write(rows))
         seconds = count / self.rates["import"][-1]
         say(f"{count:,} rows in {seconds:.1f} s; Python workers at most {peak.megabytes:,} MB each")
+
+    def measure_command(self) -> None:
+        """``import`` of clean Parquet beside the offer that it ends in; and the same once more."""
+        count = self.options.rows
+        rows = self._rows(count)
+        self._warm_up()
+        for number in range(self.options.rounds):
+            self._timed("write", count, lambda: self._write(rows))
+            asked = self._asked(rows, number)
+            self._timed("command import", count, lambda asked=asked: self._import(asked))
+            before = time.perf_counter()
+            self._import(asked)
+            say(f"the same import again: {time.perf_counter() - before:.2f} s")
+        self._ratio("command import against write", "command import", "write")
+
+    def _asked(self, rows: str, number: int) -> imports.ImportOptions:
+        source = Input((rows,), None, Rules(KIND.partition("|")[0], codec="bytes"))
+        return imports.ImportOptions(source=source, job=f"round-{number}")
+
+    def _import(self, asked: imports.ImportOptions) -> None:
+        console = Console(out=io.StringIO(), err=io.StringIO())
+        report = imports.run(self.spark(), asked, console)
+        if report.created != report.input:
+            raise AssertionError(report)
 
     def measure_scaling(self) -> None:
         rows, points = self._rows(self.options.rows), []

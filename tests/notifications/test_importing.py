@@ -13,7 +13,7 @@ from delayed_queue.models import Message
 from delayed_queue.notifications import intake, services
 from delayed_queue.notifications.intake import NoLongerValid, check, import_rows
 from delayed_queue.notifications.models import Notification
-from delayed_queue.spark.jobs.handling import _Delivery
+from delayed_queue.spark.jobs.offers import _Delivery
 from tests.notifications.requests import email, sms
 
 pytestmark = pytest.mark.django_db
@@ -83,7 +83,7 @@ def test_what_becomes_invalid_after_its_check_ends_the_import_and_stores_no_half
 def test_an_executors_process_is_left_without_connections():
     columns = {
         "kind": "spring|json", "key": "a", "payload": b'{"channel": "sms"}', "schedule_ms": None,
-        "delay_ms": 1000, "headers": None,
+        "delay_ms": 1000, "headers": None, "grouped": None,
     }  # fmt: skip
     delivery = _Delivery("delayed_queue.notifications.intake:import_rows", "json")
     with pytest.raises(NoLongerValid):

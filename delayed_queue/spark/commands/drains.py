@@ -237,10 +237,16 @@ def _counted(progress: StreamingQueryProgress, found: Drained, console: Console)
         seen.lag(found.kind.rpartition("|")[0], lag)
     outcomes = {"drained": rows}
     if found.tally is not None:
-        outcomes = progress.observedMetrics[_ENDS].asDict()
-        found.tally.add(Tally(**outcomes))
+        ended = _ended(progress.observedMetrics[_ENDS].asDict())
+        found.tally.add(ended)
+        outcomes = asdict(ended)
     count("drain", found.kind.rpartition("|")[0], outcomes)
     console.progress(f"batch {progress.batchId}: {rows:,} messages{_behind(lag)}")
+
+
+def _ended(said: Mapping[str, Any]) -> Tally:
+    # Spark Connect hands the row over as its values, and their schema.
+    return Tally(*map(int, said["values"])) if "values" in said else Tally(**said)
 
 
 def _lag(said: Any) -> dict[str, Any]:

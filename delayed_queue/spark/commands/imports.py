@@ -23,7 +23,6 @@ from delayed_queue.spark.commands import (
 from delayed_queue.spark.database import check_database
 from delayed_queue.spark.jobs.console import Console, aligned, count
 from delayed_queue.spark.jobs.files import files_on
-from delayed_queue.spark.jobs.handling import check_of, deliver
 from delayed_queue.spark.jobs.inputs import (
     Block,
     Input,
@@ -40,6 +39,8 @@ from delayed_queue.spark.jobs.offers import (
     Offer,
     Offered,
     Spread,
+    check_of,
+    deliver,
     delivered,
     earlier_answer,
     from_its_beginning,

@@ -1,4 +1,4 @@
-"""The application's own functions in executors: given rows, or messages, which they settle."""
+"""The application's own functions in executors: loaded, and handed the messages they settle."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from delayed_queue.codecs import Codec, codec_named, decode
 from delayed_queue.db.sql import first_row, rows_of
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
-from delayed_queue.messages import MILLISECOND, Batch, Counts, Envelope
+from delayed_queue.messages import MILLISECOND, Batch, Envelope
 from delayed_queue.queue.fingerprints import fingerprint
 from delayed_queue.queue.store.settle import (
     ACKNOWLEDGE,
@@ -37,11 +37,7 @@ from delayed_queue.queue.store.settle import (
 )
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.database import Connection, fetch, steady
-from delayed_queue.spark.jobs.records import row_of
 from delayed_queue.spark.store.streaming import COUNT_DELIVERY
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _SETTINGS: Final = "DJANGO_SETTINGS_MODULE"
 
@@ -79,55 +75,6 @@ def close_connections() -> None:
     """Close what the application opened by Django: an executor's process lives on, unused."""
     if "django.db" in sys.modules:
         sys.modules["django.db"].connections.close_all()
-
-
-Target = Callable[[Iterable[dict[str, Any]]], Counts]
-_COUNTS: Final = "created bigint, updated bigint, ignored bigint"
-
-
-def check_of(target: str) -> str | None:
-    """Return the dotted path of the target's own check, where it brings one."""
-    return f"{target}.check" if callable(getattr(load_application(target), "check", None)) else None
-
-
-def deliver(frame: DataFrame, target: str, codec: str) -> Counts:
-    """Call the target once for each partition; return the sum of what it counted."""
-    rows = frame.mapInArrow(_Delivery(target, codec), _COUNTS).collect()
-    return sum((Counts(*row) for row in rows), Counts())
-
-
-class _Delivery:
-    """Runs in the executors; a partition that fails is given again, whole."""
-
-    def __init__(self, target: str, codec: str) -> None:
-        self._target = target
-        self._codec = codec
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        function: Target = load_application(self._target)
-        try:
-            counted = function(self._rows(batches))
-        finally:
-            close_connections()
-        yield pa.RecordBatch.from_pylist(
-            [
-                {
-                    "created": counted.created,
-                    "updated": counted.updated,
-                    "ignored": counted.ignored,
-                }
-            ],
-            schema=pa.schema([(name, pa.int64()) for name in ("created", "updated", "ignored")]),
-        )
-
-    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-        for batch in batches:
-            for row in batch.to_pylist():
-                yield row_of(
-                    row["kind"], row["key"], row["payload"],
-                    (row["schedule_ms"], row["delay_ms"]), (row["headers"], row["grouped"]),
-                    self._codec,
-                )  # fmt: skip
 
 
 BATCH: Final = 100
