@@ -21,6 +21,7 @@ from tests.plans.case import (
     Case,
 )
 from tests.plans.conftest import NOW
+from tests.plans.lease_cases import rows_of
 
 
 def topics() -> list[Case]:
@@ -91,7 +92,7 @@ def stored_jobs() -> list[Case]:
         *(
             Case(
                 "HOLD_FOR", {"lease_id": "lease-1700", "ids": n, "ttrs": [LEASE] * n, "now": NOW},
-                {PRIMARY}, n=n, rows=5, buffers=40, fixed=300, or_reads={LEASES},
+                {PRIMARY}, n=n, rows=rows_of(n), buffers=40, fixed=300, or_reads={LEASES},
             )
             for n in (1, 100)
         ),
