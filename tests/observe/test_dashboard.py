@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.observe.metrics import PrometheusInstrument, QueueCollector, exposition
+from delayed_queue.spark.jobs.console import metrics
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
 from tests.support.concurrency import raw_connection
@@ -53,7 +54,7 @@ def asked() -> Iterator[tuple[str, set[str]]]:
 
 @pytest.fixture
 def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
-    """The labels of each metric in the exposition of a worker that worked."""
+    """The labels of each metric in the exposition of a worker, and of a drain on Spark."""
     settings.DELAYED_QUEUE = {"INSTRUMENTS": [PrometheusInstrument(REGISTRY)]}
     for key in ("fails", "passes"):
         DelayedQueue("orders").offer_or_update(key, key)
@@ -63,6 +64,9 @@ def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
             raise ValueError
 
     Worker(WorkerOptions(burst=True), registry_of(orders=handle)).run()
+    pipeline = metrics()
+    assert pipeline is not None
+    pipeline.lag("orders", {"due": 1, "oldest_due_ms": 1, "lease_age_ms": 1, "redelivered": 1})
     with raw_connection() as holder:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT 1")
