@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache, partial
 from itertools import groupby
@@ -25,7 +26,7 @@ from delayed_queue.codecs import decode
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import repeat, waited_too_long
 from delayed_queue.db.wakeups import channel_of
-from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable
+from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable, ResourceUnavailable
 from delayed_queue.handlers import error_text, storable
 from delayed_queue.http.jobs.adding import find_row
 from delayed_queue.http.jobs.catalogue import default_ttr, treatment_at_hand, treatment_of
@@ -162,7 +163,8 @@ class LimitedTopic:
 
     def permit_in(self) -> float:
         """Return the seconds until a group has a permit that had none at the last pop."""
-        return max(self._permit_at - time.monotonic(), 0.0)
+        # While nothing is popped by group, nobody notes when the next one is.
+        return max(self._permit_at - time.monotonic(), 0.0) if self._is_limited else math.inf
 
     def pop(
         self, limit: int, topic: TopicRow, ttr: timedelta | None
@@ -174,6 +176,7 @@ class LimitedTopic:
                 token, rows = repeat(self._using, partial(self._claim, queue, limit))
         except Error as error:
             if waited_too_long(error):
+                self._permit_at = math.inf
                 return "", []
             raise
         return token, rows if ttr is not None else self._with_own_ttr(token, rows)
@@ -257,8 +260,10 @@ def finish_job(
 def _wake_group(topic: str, using: str) -> None:
     """Tell those who wait for a job of a group that one of them has ended."""
     limited = limited_topic(topic, using)
-    if limited.is_limited():
-        wake([limited.kind], using=using)
+    # It has ended, whether or not they can be told: they look by themselves.
+    with suppress(Error, ResourceUnavailable):
+        if limited.is_limited():
+            wake([limited.kind], using=using)
 
 
 def release_job(

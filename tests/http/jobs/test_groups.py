@@ -25,11 +25,13 @@ from delayed_queue.http.jobs.consuming import (
     seconds_to_next_job,
 )
 from delayed_queue.http.jobs.dead import kick_job
+from delayed_queue.http.jobs.inspecting import pause_topic
 from delayed_queue.http.jobs.jobs import Answer, job_from
 from delayed_queue.models import Limit, Message
 from delayed_queue.queue.store.groups import TAKE_TURN
 from tests.http.jobs.support import add, found, popped
 from tests.support.concurrency import together
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -105,6 +107,17 @@ class TestPops:
         assert groups() == ["a"]
         assert groups() == []
         assert 0 < seconds_to_next_job("orders", ["orders|json"]) <= 3
+
+    def test_a_permit_is_not_waited_for_when_the_topic_is_paused(self) -> None:
+        """Its time comes and goes: who waited for no time would ask without end."""
+        configure_topic("orders", groups=Groups(rate="2/s"))
+        for n in range(9):
+            add(f"a{n}", group="a")
+        assert groups()
+        pause_topic("orders")
+        wait_until(lambda: not limited_topic("orders", "default").is_limited())
+        assert groups() == []
+        assert seconds_to_next_job("orders", ["orders|json"]) == 3.0
 
     @pytest.mark.parametrize(("own", "asked", "seconds"), [
         (7, None, 7), (None, 11, 11), (7, 11, 11), (None, None, 300),
@@ -210,6 +223,21 @@ class TestRaces:
         admin.execute("SELECT pg_terminate_backend(%s)", [connection.connection.info.backend_pid])
         assert groups() == ["a"]
         assert groups() == []
+
+
+def test_what_was_finished_is_answered_so_though_nobody_can_be_woken(other: Any) -> None:
+    add(group="a")
+    job = popped()
+    limited_topic.cache_clear()
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '50ms'")
+    other.execute("BEGIN")
+    other.execute("LOCK TABLE delayed_queue_limit IN ACCESS EXCLUSIVE MODE")
+    try:
+        assert finish_job("orders", "a", job.lease_token) == Answer.DONE
+    finally:
+        other.execute("ROLLBACK")
+        connection.close()
 
 
 @pytest.mark.parametrize("end", ["finish", "release", "bury"])
