@@ -121,9 +121,8 @@ async def _measured(url: str, port: int, options: Namespace) -> dict[str, list[T
 
 
 async def _ways(url: str, port: int, stack: AsyncExitStack) -> dict[str, Way]:
+    from delayed_queue.http.callbacks.calls import CallbackRequest, new_secret, sign
     from delayed_queue.http.callbacks.client import CallbackClient
-    from delayed_queue.http.callbacks.outcomes import CallbackRequest
-    from delayed_queue.http.callbacks.signing import new_secret, sign
     from delayed_queue.http.conf import CallbackSettings
 
     session = await stack.enter_async_context(

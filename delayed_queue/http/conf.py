@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from ipaddress import ip_network
 from typing import Any, Final
 
@@ -187,14 +188,6 @@ API_RULES: Final[Mapping[str, Rule]] = {
 register_section("API", RuledSection(ApiSettings, API_RULES))
 register_section("CALLBACKS", RuledSection(CallbackSettings, CALLBACK_RULES))
 
-
-def api_settings() -> ApiSettings:
-    """Return the section ``API`` in force."""
-    found: ApiSettings = section("API")
-    return found
-
-
-def callback_settings() -> CallbackSettings:
-    """Return the section ``CALLBACKS`` in force."""
-    found: CallbackSettings = section("CALLBACKS")
-    return found
+# The sections in force; they raise as ``delayed_queue.conf.get_settings`` does.
+api_settings: Final[Callable[[], ApiSettings]] = partial(section, "API")
+callback_settings: Final[Callable[[], CallbackSettings]] = partial(section, "CALLBACKS")

@@ -13,7 +13,6 @@ from delayed_queue.http.store.adding import AddStore
 from delayed_queue.http.store.callbacks import AttemptManager, EndpointManager, HostManager
 from delayed_queue.http.store.callers import ApiTokenManager, IdempotencyKeyManager, RateManager
 from delayed_queue.http.store.consuming import ConsumeStore
-from delayed_queue.http.store.dead import DeadStore
 from delayed_queue.http.store.finding import FindStore
 from delayed_queue.http.store.topics import TopicStore
 from delayed_queue.models import EpochMillisecondField
@@ -21,7 +20,7 @@ from delayed_queue.models import EpochMillisecondField
 M = TypeVar("M", bound=models.Model)
 
 
-class TopicManager(TopicStore, AddStore, FindStore, ConsumeStore, DeadStore, models.Manager[M]):
+class TopicManager(TopicStore, AddStore, FindStore, ConsumeStore, models.Manager[M]):
     """The statements of topics and their jobs, in the manner of MessageManager."""
 
 

@@ -19,8 +19,7 @@ from django.utils.module_loading import import_string
 
 from delayed_queue.conf import SETTING
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.http.callbacks.outcomes import Results
-from delayed_queue.http.callbacks.signing import PREFIX, sign
+from delayed_queue.http.callbacks.calls import PREFIX, Results, sign
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.notifications.conf import KEY, get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH, Channel

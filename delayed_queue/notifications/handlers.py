@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from delayed_queue import Envelope, Reject, Retry, RetryPolicy, handler
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult
-from delayed_queue.http.callbacks.signing import sign
+from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, sign
 from delayed_queue.notifications import services, sweeping
 from delayed_queue.notifications.channels import close_routes, signing_secrets
 from delayed_queue.notifications.conf import get_settings

@@ -172,7 +172,7 @@ class Offering(QueueBase):
         check_key(key)
         check_group(group)
         own = begin_replacing(self.name, (key,)) if can_update else None
-        data, sealed = encode(self.codec, payload), encode_headers(headers_for(self.name, headers))
+        data, sealed = encode(self.codec, payload), headers_of(self.name, headers)
         now, channel = self._now(), self._channel if is_announced else None
         offer = partial(
             self._messages.offer, self.kind, key, data, can_update=can_update,
@@ -291,6 +291,12 @@ class Offering(QueueBase):
         return created
 
 
+def headers_of(queue: str, headers: Mapping[str, Any] | None) -> str | None:
+    """Return the headers as they are stored, with those that instruments add."""
+    given = headers_for(queue, headers) if get_settings().INSTRUMENTS else headers
+    return encode_headers(given)
+
+
 def prepared_chunks(
     queue: str, codec: Codec, messages: Iterable[ScheduledMessage]
 ) -> Iterable[list[PreparedOffer]]:
@@ -316,7 +322,7 @@ def _prepared(queue: str, codec: Codec, position: int, message: Any) -> Prepared
         check_key(message.key),
         encode(codec, message.payload),
         check_schedule(message.schedule_at),
-        encode_headers(headers_for(queue, message.headers)),
+        headers_of(queue, message.headers),
         bool(message.can_update),
         check_group(message.group),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from delayed_queue.testing.assertions import (
+from delayed_queue.testing.draining import (
+    Drained,
     assert_dead,
     assert_not_offered,
     assert_offered,
     dead_letters,
+    drain,
 )
-from delayed_queue.testing.draining import Drained, drain
 from delayed_queue.testing.queues import InMemoryQueue
 from delayed_queue.testing.stores import InMemoryStore, ManualClock
 

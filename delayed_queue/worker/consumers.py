@@ -118,6 +118,7 @@ class Consumer:
     share: FairShare = field(default_factory=FairShare)
     transactions: TransactionLoad = field(default_factory=TransactionLoad)
     schedule: ScanSchedule = field(init=False)
+    rules: Step = field(init=False)
     # How far claims by group have come, while the queue is known to have limits; and whether one
     # of these is a rate: a permit is for a message that starts now.
     walk: GroupWalk | None = field(init=False, default=None)
@@ -125,6 +126,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self.is_async = self.handler.is_async
+        self.rules = reading_rules(self.queue.kind)
         self.tally = Tally(self.queue.kind)
         self.schedule = ScanSchedule(
             self.queue.poll_interval.total_seconds(), is_dynamic=self.is_dynamic
@@ -166,14 +168,13 @@ class Consumer:
         Of a queue with limits those before the claim, which is a transaction of its own.
         """
         if self.walk is not None:
-            return {"rules": reading_rules(self.queue.kind), **self._ahead(poll)}
+            return {"rules": self.rules, **self._ahead(poll)}
         claim = self._claim(poll, lease_id, retaken_id)
         if not poll.asks_ahead:
             return {"claimed": claim}
         # Only before a sleep is it worth knowing why nothing was found.
         turn = {"is_alone": trying_alone(self.queue.kind)} if self.is_strict else {}
-        rules = {"rules": reading_rules(self.queue.kind)}
-        return {**turn, **rules, **self._ahead(poll), "claimed": claim}
+        return {**turn, "rules": self.rules, **self._ahead(poll), "claimed": claim}
 
     def _ahead(self, poll: Poll) -> dict[str, Step]:
         horizon = self.queue.poll_interval // MILLISECOND

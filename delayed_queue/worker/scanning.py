@@ -23,6 +23,9 @@ FULL_SCAN_INTERVALS: Final = 10
 # After how long, at most, a strict consumer polls again that met another worker's claim: about
 # what the commit of one takes.
 TURN_SECONDS: Final = 0.005
+# For how many messages a poll asks after a rest, until one of them was handled: the others would
+# be deferred as well.
+TRIAL: Final = 10
 # When a consumer polls for which the idle scan does: not by itself.
 IDLE: Final = math.inf
 # What a poll that took long is believed to cost the first time.
@@ -77,7 +80,7 @@ class ScanSchedule:
     what was taken since: offered by a transaction that committed late. More rarely one is a full
     scan, from the start of the queue, for those offered into the past.
 
-    While it rests, because its handler said so, nothing wakes it.
+    While it rests, because its handler said so, nothing wakes it; then it begins with a few.
     """
 
     def __init__(self, longest_sleep: float, *, is_dynamic: bool = False) -> None:
@@ -91,6 +94,7 @@ class ScanSchedule:
         self._was_short = False
         self._has_rewound = self._has_scanned_fully = False
         self._rests_until = 0.0
+        self._is_trying = False
 
     @property
     def is_idle(self) -> bool:
@@ -107,6 +111,7 @@ class ScanSchedule:
         One position cannot stand for several ``kinds``: their polls are full scans.
         """
         now = time.monotonic()
+        limit = min(limit, TRIAL) if self._is_trying else limit
         if kinds:
             return Poll(limit, NO_FLOOR, self._was_short, now, is_rewind=True, kinds=kinds)
         if now >= self.full_scan_at:
@@ -168,9 +173,14 @@ class ScanSchedule:
         self._was_short = self._has_rewound = self._has_scanned_fully = False
 
     def rest(self, seconds: float) -> None:
-        """Poll nothing for so long, whatever is offered meanwhile."""
+        """Poll nothing for so long, whatever is offered meanwhile; then for a few at a time."""
+        self._is_trying = True
         self._rests_until = max(self._rests_until, time.monotonic() + seconds)
         self.next_at = max(self.next_at, self._rests_until)
+
+    def end_trial(self) -> None:
+        """A message was handled: poll for as many as there is room for."""
+        self._is_trying = False
 
     def rewind(self) -> None:
         """Messages are due again that may lie below the scan position."""

@@ -175,6 +175,7 @@ class Settler:
             if deleted is not None and not claim.is_in_doubt:
                 done = [each.message_id for each in claim.members(ids) if each.is_settled]
                 done += [each for each in ids if each in deleted and holders[each] is claim]
+            claim.consumer.schedule.end_trial()
             self._counts.done += len(done)
             self._counts.lost += len(ids) - len(done)
             claim.consumer.tally.done += len(done)
@@ -230,6 +231,8 @@ class Settler:
             return
         if isinstance(error, Snooze) and error.rest:
             consumer.schedule.rest(error.rest.total_seconds())
+        else:
+            consumer.schedule.end_trial()
         if verdict.counts:
             self._counts.failed += 1
             consumer.tally.failed += 1

@@ -14,6 +14,7 @@ from delayed_queue.worker.scanning import (
     FULL_SCAN_INTERVALS,
     MARGIN_MS,
     REWIND_MS,
+    TRIAL,
     Poll,
     PollResult,
 )
@@ -187,3 +188,6 @@ def test_a_consumer_at_rest_polls_nothing_whatever_wakes_it(consumer: Consumer, 
     clock.now = until
     schedule.wake()
     assert schedule.next_at <= clock.now
+    assert consumer.begin_poll(2 * TRIAL).limit == TRIAL
+    schedule.end_trial()
+    assert consumer.begin_poll(2 * TRIAL).limit == 2 * TRIAL

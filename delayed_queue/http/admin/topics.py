@@ -27,8 +27,7 @@ from delayed_queue.admin.lists import KeysetChangeList
 from delayed_queue.admin.operations import Call, Entry, Operation, Report, parse_ids, record
 from delayed_queue.admin.overview import PauseForm
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.http.jobs.catalogue import configure_topic
-from delayed_queue.http.jobs.inspecting import pause_topic, resume_topic
+from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
 from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, MAX_TTR, check_ladder, policy_named
 from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, topic_kind
 from delayed_queue.http.models import Topic

@@ -1,8 +1,9 @@
-"""Jobs: added, read and deleted; and their topics: listed, counted, looked at, paused."""
+"""Jobs: added, read and deleted; their topics: listed, counted, looked at, paused; and tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -12,7 +13,7 @@ from ninja import Query, Router, Schema
 from delayed_queue.codecs import encode
 from delayed_queue.db.gathering import LoopGathering, LoopLocal
 from delayed_queue.exceptions import InvalidJob, InvalidMessage
-from delayed_queue.http.api.auth import ApiRequest, charge, demand, reaches, requires
+from delayed_queue.http.api.auth import ApiRequest, charge, demand, demand_scope, reaches, requires
 from delayed_queue.http.api.bodies import (
     JSON,
     MEDIA_TYPE,
@@ -25,7 +26,7 @@ from delayed_queue.http.api.bodies import (
     takes_body,
 )
 from delayed_queue.http.api.building import in_thread
-from delayed_queue.http.api.docs import ADDING, BULK, IDEMPOTENCY_KEY
+from delayed_queue.http.api.docs import ADDING, BULK, ENQUEUING, IDEMPOTENCY_KEY
 from delayed_queue.http.api.replies import (
     AddedReply,
     JobId,
@@ -57,19 +58,22 @@ from delayed_queue.http.jobs.adding import (
     settle,
     write_together,
 )
-from delayed_queue.http.jobs.catalogue import list_topics
+from delayed_queue.http.jobs.catalogue import list_topics, pause_topic, resume_topic, topic_stats
+from delayed_queue.http.jobs.consuming import peek
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once
-from delayed_queue.http.jobs.inspecting import pause_topic, peek, resume_topic, topic_stats
 from delayed_queue.http.jobs.jobs import (
     CODEC,
     MAX_GUESSES,
     AddedJob,
     IfExists,
     JobState,
+    NewCall,
     NewJob,
+    call_from,
     job_from,
 )
 from delayed_queue.http.store.topics import TopicRow
+from delayed_queue.queue.hooks import hooks
 
 router = Router(tags=["jobs"])
 # Its path takes in all that is longer: of all routes it is the last.
@@ -354,3 +358,52 @@ def resume(request: ApiRequest, topic: TopicName) -> HttpResponse:
     """Hand out jobs again."""
     resume_topic(topic, using=api_settings().DATABASE)
     return reply(200, {"isPaused": False})
+
+
+# Tasks: those alone that the project has opened to callers, each by name
+
+tasks: Final = Router(tags=["tasks"])
+# Before the name of a task, where a token says what it covers.
+SCOPE: Final = "task:"
+
+
+class TaskReply(Schema):
+    """A task that was enqueued."""
+
+    taskId: str
+    task: str
+    queue: str
+
+
+@tasks.post(
+    "/tasks",
+    auth=requires("add"),
+    response={202: TaskReply, 409: None, 422: None},
+    openapi_extra=ENQUEUING,
+    summary="Enqueue a task",
+)
+@takes_body(lambda settings: settings.BODY_BYTES, JSON)
+def enqueue(request: ApiRequest) -> HttpResponse:
+    """Enqueue a task that is open to callers; once the answer is 202 it survives a crash."""
+    fields = read_object(request.body)
+    try:
+        call = call_from(fields)
+    except InvalidJob as error:
+        raise invalid(error) from None
+    # First: who may not does not learn which tasks there are.
+    demand_scope(request, "add", f"{SCOPE}{call.name}")
+    if hooks.remote_calls is None or not hooks.remote_calls.is_open(call.name):
+        detail = "Of this server's tasks only those that say http=True are served."
+        raise Problem(403, "task_not_served", detail=detail)
+    return as_response(answered_once(request, "POST tasks", fields, partial(_enqueued, call)))
+
+
+def _enqueued(call: NewCall) -> KeptAnswer:
+    at = call.schedule_at
+    if at is None and call.delay:
+        at = datetime.now(UTC) + timedelta(milliseconds=call.delay)
+    try:
+        answer: dict[str, Any] = hooks.remote_calls.call(call.name, call.args, call.kwargs, at)  # type: ignore[union-attr] # enqueue() has asked
+    except InvalidMessage as error:
+        raise invalid(InvalidJob(errors=[("args", str(error))])) from None
+    return KeptAnswer(202, as_json(answer))

@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from delayed_queue.db.sql import Page
 from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.api.bodies import Problem, as_json
+from delayed_queue.http.jobs.catalogue import TopicStats
 from delayed_queue.http.jobs.dead import DeadGroup, DeadJob
-from delayed_queue.http.jobs.inspecting import TopicStats
 from delayed_queue.http.jobs.jobs import Answer, Job, check_run_at
 from delayed_queue.http.jobs.kinds import MAX_TOPIC_LENGTH, TOPIC_PATTERN
 from delayed_queue.messages import MAX_KEY_LENGTH

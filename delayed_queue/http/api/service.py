@@ -16,7 +16,7 @@ from django.urls import URLPattern
 from delayed_queue import __version__
 from delayed_queue.db.resilience import is_read_only
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.http.api import consuming, failed, jobs, tasks
+from delayed_queue.http.api import consuming, failed, jobs
 from delayed_queue.http.api.auth import BearerToken, check, grant_of
 from delayed_queue.http.api.bodies import Problem, unavailable
 from delayed_queue.http.api.building import Api, LoopView, View, make_api, respond, unstoppable
@@ -39,7 +39,7 @@ def make_service() -> Api:
         auth=BearerToken(),
     )
     # What is asked for most is first: urls are tried one after the other.
-    for each in (jobs.router, consuming.router, tasks.router, failed.router, jobs.one_job):
+    for each in (jobs.router, consuming.router, jobs.tasks, failed.router, jobs.one_job):
         api.add_router("", each)
     api.in_loop = in_loop()
     return api

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import threading
@@ -17,11 +18,11 @@ from typing import Any, Final, Generic, TypeVar
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.conf import get_settings
-from delayed_queue.db.wakeups import channel_of
+from delayed_queue.db.wakeups import AsyncListener, channel_of
 from delayed_queue.http.api.bodies import unavailable
 from delayed_queue.http.api.building import submit
-from delayed_queue.http.api.listening import PopListener
 from delayed_queue.http.conf import api_settings
+from delayed_queue.observe.logs import log
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ class Waiter(Generic[T]):
 class Line(Generic[T]):
     """The waiters for one topic, and the task that looks for the first of them."""
 
-    def __init__(self, listener: PopListener, forget: Callable[[], None]) -> None:
+    def __init__(self, listener: AsyncListener, forget: Callable[[], None]) -> None:
         self.waiters: deque[Waiter[T]] = deque()
         self.channels: frozenset[str] = frozenset()
         self.woken = asyncio.Event()
@@ -275,7 +276,7 @@ class Room:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread: threading.Thread | None = None
         self._lines: dict[tuple[str, str], Line[Any]] = {}
-        self._listeners: dict[str, PopListener] = {}
+        self._listeners: dict[str, AsyncListener] = {}
 
     @property
     def waiting(self) -> int:
@@ -365,9 +366,9 @@ class Room:
             self._lines[key] = Line(self._listener_of(wish.using), partial(self._forget, key))
         return self._lines[key]
 
-    def _listener_of(self, using: str) -> PopListener:
+    def _listener_of(self, using: str) -> AsyncListener:
         if using not in self._listeners:
-            self._listeners[using] = PopListener(using, partial(self._ring, using))
+            self._listeners[using] = AsyncListener(using, partial(self._ring, using), _log_loss)
         return self._listeners[using]
 
     def _ring(self, using: str, channel: str | None) -> None:
@@ -391,6 +392,10 @@ async def _others(timeout: float | None = None) -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others, timeout=timeout)
+
+
+def _log_loss(error: Exception) -> None:
+    log(logging.WARNING, "listener_lost", error=type(error).__name__)
 
 
 def _nothing() -> Future[Sequence[Any]]:

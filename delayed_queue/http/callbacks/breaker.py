@@ -18,7 +18,7 @@ from django.db import Error
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.http.callbacks.outcomes import CallbackResult, Failure, Results
+from delayed_queue.http.callbacks.calls import CallbackResult, Failure, Results
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Host
 from delayed_queue.messages import MILLISECOND

@@ -31,6 +31,13 @@ from aiohttp.resolver import DefaultResolver
 from delayed_queue import __version__
 from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.exceptions import UrlRefused
+from delayed_queue.http.callbacks.calls import (
+    CallbackRequest,
+    CallbackResult,
+    Failure,
+    excerpt_of,
+    retry_after_of,
+)
 from delayed_queue.http.callbacks.exchanges import (
     BODY_BYTES,
     Enter,
@@ -43,13 +50,6 @@ from delayed_queue.http.callbacks.exchanges import (
 )
 from delayed_queue.http.callbacks.gate import Withdrawn
 from delayed_queue.http.callbacks.guard import Policy, Target, read_url
-from delayed_queue.http.callbacks.outcomes import (
-    CallbackRequest,
-    CallbackResult,
-    Failure,
-    excerpt_of,
-    retry_after_of,
-)
 from delayed_queue.http.conf import CallbackSettings, callback_settings
 
 # Servers close idle connections, some after 2 s; a POST that crosses the close cannot be repeated.

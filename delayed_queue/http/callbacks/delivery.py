@@ -23,6 +23,13 @@ from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.exceptions import ResourceUnavailable, UrlRefused
 from delayed_queue.handlers import Handler, Reject, Retry, Snooze
 from delayed_queue.http.callbacks.breaker import REST, Breaker, Deferred, HostState, quietly
+from delayed_queue.http.callbacks.calls import (
+    CallbackRequest,
+    CallbackResult,
+    Failure,
+    sign,
+    webhook_id,
+)
 from delayed_queue.http.callbacks.client import send
 from delayed_queue.http.callbacks.endpoints import (
     DISABLED_WAIT,
@@ -33,8 +40,6 @@ from delayed_queue.http.callbacks.endpoints import (
     place_of,
 )
 from delayed_queue.http.callbacks.gate import Gate, Leave, Withdrawn
-from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
-from delayed_queue.http.callbacks.signing import sign, webhook_id
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.jobs.catalogue import kinds_of
 from delayed_queue.http.jobs.jobs import initial_retry, policy_of_job, url_of

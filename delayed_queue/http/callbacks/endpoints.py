@@ -26,8 +26,8 @@ from yarl import URL
 
 from delayed_queue.exceptions import SecretNotReadable
 from delayed_queue.http.callbacks.breaker import Deferred
+from delayed_queue.http.callbacks.calls import new_secret
 from delayed_queue.http.callbacks.guard import current_policy, read_url
-from delayed_queue.http.callbacks.signing import new_secret
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Endpoint
 from delayed_queue.http.rates import SharedRate

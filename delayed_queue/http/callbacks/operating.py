@@ -17,6 +17,7 @@ from django.utils import timezone
 from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import InvalidConfiguration, UrlRefused
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
+from delayed_queue.http.callbacks.calls import new_secret
 from delayed_queue.http.callbacks.endpoints import (
     DISABLED_WAIT,
     Place,
@@ -25,9 +26,7 @@ from delayed_queue.http.callbacks.endpoints import (
     prefix_of,
     seal,
 )
-from delayed_queue.http.callbacks.signing import new_secret
-from delayed_queue.http.jobs.catalogue import kinds_of
-from delayed_queue.http.jobs.consuming import wake
+from delayed_queue.http.jobs.catalogue import kinds_of, wake
 from delayed_queue.http.jobs.kinds import Way
 from delayed_queue.http.models import Endpoint, Host, Topic
 from delayed_queue.http.rates import SharedRate

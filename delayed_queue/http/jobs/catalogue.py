@@ -1,9 +1,10 @@
-"""The topics there are and how they treat their jobs: read, created, changed."""
+"""The topics there are and how they treat their jobs: read, created, changed, counted, paused."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -15,6 +16,7 @@ from delayed_queue.db.resilience import repeat
 from delayed_queue.db.statements import notify
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.handlers import storable
 from delayed_queue.http.jobs.jobs import MAX_TTR, check_jitter, check_ladder
 from delayed_queue.http.jobs.kinds import (
     MAX_SHARDS,
@@ -30,6 +32,7 @@ from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import DeadLetter, Limit, Message
+from delayed_queue.observe.overview import Count, QueueDepth, depths
 from delayed_queue.queue.groups import declaration
 from delayed_queue.retries import Groups
 
@@ -259,3 +262,89 @@ _CHECKS: Final = {
     "jitter": _check_jitter,
     "ttr": _check_ttr,
 }
+
+
+# Its counts, and its pause
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """The number of a topic's jobs in each state; a count that was cut off may be larger."""
+
+    topic: str
+    shards: int
+    is_paused: bool
+    delayed: Count
+    ready: Count
+    reserved: Count
+    dead: Count
+    oldest_ready_age: timedelta | None
+
+
+def topic_stats(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicStats:
+    """Count the topic's jobs over all shards, at a bounded cost."""
+    row = read_topic(check_topic(topic), using=using)
+    found = repeat(using, partial(depths, kinds_of(row), using=using))
+    ages = [each.oldest_due_age for each in found if each.oldest_due_age is not None]
+    return TopicStats(
+        topic=topic,
+        shards=row.shards,
+        is_paused=is_paused(topic, using=using),
+        delayed=_sum(each.scheduled for each in found),
+        ready=_sum(each.due for each in found),
+        reserved=_most_leased(found),
+        dead=_sum(each.dead for each in found),
+        oldest_ready_age=max(ages, default=None),
+    )
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    found = list(counts)
+    return Count(sum(each.value for each in found), any(each.is_cut for each in found))
+
+
+def _most_leased(found: list[QueueDepth]) -> Count:
+    return _sum(each.leased for each in found)
+
+
+def is_paused(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Return whether the topic hands out no jobs."""
+    return repeat(using, partial(Limit.objects.is_paused, topic_kind(topic), using=using))
+
+
+def pause_topic(
+    topic: str, *, reason: str = "", by: str = "", using: str = DEFAULT_DB_ALIAS
+) -> bool:
+    """Hand out no job of the topic, to consumers or urls; return False when it is paused."""
+    return repeat(using, partial(_pause, check_topic(topic), storable(reason), storable(by), using))
+
+
+def _pause(topic: str, reason: str, by: str, using: str) -> bool:
+    with transaction.atomic(using=using):
+        # Held, so that no shard is added meanwhile that is not paused.
+        paused = [
+            Limit.objects.pause(kind, reason=reason, by=by, using=using)
+            for kind in kinds_of(hold_topic(topic, using=using))
+        ]
+    return any(paused)
+
+
+def resume_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Hand out jobs again, to sleeping consumers too; return whether the topic was paused."""
+    kinds, is_resumed = repeat(using, partial(_resume, check_topic(topic), using))
+    wake(kinds, using=using)
+    return is_resumed
+
+
+def _resume(topic: str, using: str) -> tuple[list[str], bool]:
+    with transaction.atomic(using=using):
+        kinds = kinds_of(hold_topic(topic, using=using))
+        resumed = [Limit.objects.resume(kind, using=using) for kind in kinds]
+    return kinds, any(resumed)
+
+
+def wake(kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> None:
+    """Tell those who sleep on the kinds to look again."""
+    if get_settings().NOTIFY:
+        for kind in kinds:
+            Message.objects.notify(channel_of(kind), using=using)

@@ -25,14 +25,23 @@ from django.db import DEFAULT_DB_ALIAS, Error
 from delayed_queue.codecs import decode
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import repeat, waited_too_long
-from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable, ResourceUnavailable
 from delayed_queue.handlers import error_text, storable
-from delayed_queue.http.jobs.adding import find_row
-from delayed_queue.http.jobs.catalogue import default_ttr, treatment_at_hand, treatment_of
+from delayed_queue.http.jobs.adding import find_job, find_row, job_of
+from delayed_queue.http.jobs.catalogue import (
+    default_ttr,
+    kinds_of,
+    read_topic,
+    treatment_at_hand,
+    treatment_of,
+    wake,
+)
+from delayed_queue.http.jobs.dead import dead_jobs
 from delayed_queue.http.jobs.jobs import (
     CODEC,
     Answer,
+    Job,
+    JobState,
     PoppedJob,
     delay_after_failure,
     initial_retry,
@@ -361,8 +370,33 @@ def _refusal(exists: bool) -> Answer:
     return Answer.STALE if exists else Answer.MISSING
 
 
-def wake(kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> None:
-    """Tell those who sleep on the kinds to look again."""
-    if get_settings().NOTIFY:
-        for kind in kinds:
-            Message.objects.notify(channel_of(kind), using=using)
+# How many jobs of a kind are looked at for those of one state.
+PEEK_DEPTH: Final = 1000
+
+
+def peek(
+    topic: str, state: JobState, limit: int = 1, *, using: str = DEFAULT_DB_ALIAS
+) -> list[Job]:
+    """Return the topic's next jobs of that state, without leasing them.
+
+    Delayed and reserved ones are looked for among the first thousand that are not due of each
+    shard.
+    """
+    if state is JobState.DEAD:
+        dead = dead_jobs(topic, limit=limit, using=using)
+        found = (find_job(topic, each.job_id, using=using) for each in dead)
+        return [each for each in found if each is not None]
+    kinds = kinds_of(read_topic(check_topic(topic), using=using))
+    rows = repeat(
+        using,
+        partial(
+            Topic.objects.peek,
+            kinds,
+            limit,
+            PEEK_DEPTH,
+            is_due=state is JobState.READY,
+            is_leased=state is JobState.RESERVED,
+            using=using,
+        ),
+    )
+    return [job_of(topic, key, row) for key, row in rows]

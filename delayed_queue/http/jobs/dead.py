@@ -14,12 +14,11 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.db.resilience import repeat
 from delayed_queue.db.statements import Step
 from delayed_queue.http.jobs.adding import BATCH, find_row, last_line
-from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic
-from delayed_queue.http.jobs.consuming import wake
+from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic, wake
 from delayed_queue.http.jobs.jobs import Answer, initial_retry, read_headers, url_of
 from delayed_queue.http.jobs.kinds import check_topic, parse_kind, topic_of
 from delayed_queue.http.models import Topic
-from delayed_queue.http.store.dead import DeadJobRow
+from delayed_queue.http.store.finding import DeadJobRow
 from delayed_queue.http.store.topics import MOST_JOBS, locking_letters
 from delayed_queue.messages import check_key, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter

@@ -24,10 +24,9 @@ from django.db import DEFAULT_DB_ALIAS, Error
 from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable, UrlRefused
 from delayed_queue.http.callbacks.breaker import Breaker, Deferred, HostState
+from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, Failure, sign
 from delayed_queue.http.callbacks.client import send
 from delayed_queue.http.callbacks.endpoints import place_of
-from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
-from delayed_queue.http.callbacks.signing import sign
 from delayed_queue.notifications.providers import (
     Outcome,
     Verdict,

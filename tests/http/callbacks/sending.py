@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from aiohttp.abc import AbstractResolver
 from aiohttp.resolver import AsyncResolver
 
+from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult
 from delayed_queue.http.callbacks.client import CallbackClient
-from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult
 from delayed_queue.http.conf import CallbackSettings
 from tests.http.callbacks.names import NameServer
 from tests.http.callbacks.servers import Receiver

@@ -20,8 +20,8 @@ from sentry_sdk.integrations.aiohttp import AioHttpIntegration
 from sentry_sdk.transport import Transport
 
 from delayed_queue import __version__
+from delayed_queue.http.callbacks.calls import Failure
 from delayed_queue.http.callbacks.exchanges import BODY_BYTES, MeteredSocket
-from delayed_queue.http.callbacks.outcomes import Failure
 from tests.http.callbacks import servers
 from tests.http.callbacks.sending import reaching, send_once
 from tests.http.callbacks.servers import Behaviour, Receiver, answering, redirecting, writing

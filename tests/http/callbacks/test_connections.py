@@ -13,9 +13,9 @@ from django.conf import LazySettings
 
 from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.http.callbacks import client as clients
+from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, Failure
 from delayed_queue.http.callbacks.client import CallbackClient
 from delayed_queue.http.callbacks.exchanges import MAX_IDLE
-from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.http.conf import CallbackSettings
 from tests.http.callbacks import servers
 from tests.http.callbacks.names import NameServer

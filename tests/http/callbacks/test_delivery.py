@@ -11,7 +11,7 @@ from django.utils import timezone
 from standardwebhooks import Webhook
 
 from delayed_queue.http.callbacks import delivery, endpoints
-from delayed_queue.http.callbacks.signing import new_secret
+from delayed_queue.http.callbacks.calls import new_secret
 from delayed_queue.http.jobs.catalogue import configure_topic
 from delayed_queue.http.jobs.dead import kick_job
 from delayed_queue.http.models import CallbackAttempt, Endpoint

@@ -16,9 +16,9 @@ from hypothesis import settings as running
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import UrlRefused
+from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, Failure
 from delayed_queue.http.callbacks.client import CallbackClient
 from delayed_queue.http.callbacks.guard import Policy, read_url
-from delayed_queue.http.callbacks.outcomes import CallbackRequest, CallbackResult, Failure
 from delayed_queue.http.conf import CallbackSettings
 from tests.http.callbacks.auditing import Audit, audited
 from tests.http.callbacks.names import NameServer

@@ -120,7 +120,7 @@ import delayed_queue.http.callbacks.guard
 REFUSED |= {"django", "asgiref"}
 for name in [each for each in sys.modules if each.partition(".")[0] in {"django", "delayed_queue"}]:
     del sys.modules[name]
-import delayed_queue.http.callbacks.signing
+import delayed_queue.http.callbacks.calls
 print("imported")
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)

@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from delayed_queue.http.callbacks.outcomes import Failure
-from delayed_queue.http.callbacks.signing import new_secret, sign
+from delayed_queue.http.callbacks.calls import Failure, new_secret, sign
 from tests.support import documents
 from tests.support.documents import DOCS
 

@@ -10,7 +10,7 @@ from hypothesis import settings as running
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.http.callbacks.outcomes import CallbackRequest, excerpt_of, retry_after_of
+from delayed_queue.http.callbacks.calls import CallbackRequest, excerpt_of, retry_after_of
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

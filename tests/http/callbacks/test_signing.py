@@ -18,7 +18,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, SecretNotReadable
 from delayed_queue.http.callbacks import endpoints
-from delayed_queue.http.callbacks.signing import new_secret, sign, webhook_id
+from delayed_queue.http.callbacks.calls import new_secret, sign, webhook_id
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LONG = "k" * 32

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from delayed_queue.http.callbacks.outcomes import CallbackResult, Failure
+from delayed_queue.http.callbacks.calls import CallbackResult, Failure
 from tests.http.callbacks import servers
 from tests.http.callbacks.certificates import DAY, NOW, Authority, authority
 from tests.http.callbacks.names import NameServer

@@ -20,17 +20,24 @@ from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.http.callbacks.operating import recall_host
 from delayed_queue.http.jobs.adding import add_job_in_group, add_jobs, delete_job, find_job
-from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics, list_topics
+from delayed_queue.http.jobs.catalogue import (
+    configure_topic,
+    forget_topics,
+    list_topics,
+    pause_topic,
+    resume_topic,
+    topic_stats,
+)
 from delayed_queue.http.jobs.consuming import (
     bury_job,
     finish_job,
+    peek,
     release_job,
     seconds_to_next_job,
     touch_job,
 )
 from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job, kick_job, kick_topic, replay
 from delayed_queue.http.jobs.idempotency import KeptAnswer, once, prune_answers
-from delayed_queue.http.jobs.inspecting import pause_topic, peek, resume_topic, topic_stats
 from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, NewJob, job_from
 from delayed_queue.http.models import Host, IdempotencyKey, Topic
 from delayed_queue.http.store.topics import LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS

@@ -13,9 +13,10 @@ from delayed_queue.http.jobs.catalogue import (
     forget_topics,
     list_topics,
     read_topic,
+    topic_stats,
     treatment_of,
 )
-from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
+from delayed_queue.http.jobs.consuming import bury_job, peek, pop_jobs
 from delayed_queue.http.jobs.dead import (
     dead_jobs,
     delete_dead_job,
@@ -23,7 +24,6 @@ from delayed_queue.http.jobs.dead import (
     kick_topic,
     replay,
 )
-from delayed_queue.http.jobs.inspecting import peek, topic_stats
 from delayed_queue.http.jobs.jobs import Answer, JobState
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.models import DeadLetter, Message

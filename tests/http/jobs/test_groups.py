@@ -14,7 +14,12 @@ from django.db import connection
 from delayed_queue import DelayedQueue, Groups
 from delayed_queue.db.wakeups import Listener
 from delayed_queue.exceptions import InvalidConfiguration, InvalidJob
-from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics, read_topic
+from delayed_queue.http.jobs.catalogue import (
+    configure_topic,
+    forget_topics,
+    pause_topic,
+    read_topic,
+)
 from delayed_queue.http.jobs.consuming import (
     LimitedTopic,
     bury_job,
@@ -25,7 +30,6 @@ from delayed_queue.http.jobs.consuming import (
     seconds_to_next_job,
 )
 from delayed_queue.http.jobs.dead import kick_job
-from delayed_queue.http.jobs.inspecting import pause_topic
 from delayed_queue.http.jobs.jobs import Answer, job_from
 from delayed_queue.models import Limit, Message
 from delayed_queue.queue.store.groups import TAKE_TURN

@@ -10,9 +10,8 @@ from delayed_queue import DelayedQueue
 from delayed_queue.codecs import MAX_KIND_LENGTH
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.jobs.adding import find_job
-from delayed_queue.http.jobs.catalogue import configure_topic
+from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
 from delayed_queue.http.jobs.consuming import pop_jobs
-from delayed_queue.http.jobs.inspecting import pause_topic, resume_topic
 from delayed_queue.http.jobs.kinds import (
     MAX_SHARDS,
     MAX_TOPIC_LENGTH,

@@ -16,11 +16,11 @@ from delayed_queue.http.jobs.catalogue import (
     configure_topic,
     ensure_topic,
     forget_topics,
+    pause_topic,
     read_topic,
 )
 from delayed_queue.http.jobs.consuming import pop_jobs
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, lock_of, once, prune_answers
-from delayed_queue.http.jobs.inspecting import pause_topic
 from delayed_queue.http.jobs.jobs import IfExists, job_from
 from delayed_queue.http.models import IdempotencyKey
 from delayed_queue.http.store.callers import SAVE_ANSWER, TRY_KEY
