@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from delayed_queue.codecs import check_kind, codec_named, decode, encode, kind_of
-from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable
+from delayed_queue.exceptions import DelayedQueueError, InvalidMessage, PayloadNotDecodable
 from delayed_queue.messages import (
     MAX_GROUP_LENGTH,
     MAX_KEY_LENGTH,
@@ -18,10 +19,15 @@ from delayed_queue.messages import (
     MIN_MILLISECONDS,
     encode_headers,
 )
-from delayed_queue.spark.jobs.records import plain
+from delayed_queue.spark.jobs.records import Checker, plain
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+
+T = TypeVar("T")
+# A scalar stands for a column of which every row has the same.
+Columns = Mapping[str, "pa.Array | pa.ChunkedArray | pa.Scalar"]
 
 
 def converted(batch: pa.RecordBatch, schema: StructType, kind: str | None = None) -> pa.RecordBatch:
@@ -86,12 +92,99 @@ def _text(column: pa.Array, target: Any) -> pa.Array:
         ) from None
 
 
+# What records are read as, where columns alone tell that they are offers
+_ABSENT: Final = ("delay", "headers")
+_TEXTS: Final = ("group", "queue")
+
+
+def offers_among(rows: pa.RecordBatch, checker: Checker) -> tuple[pa.Array, Columns] | None:
+    """Return which records are messages as they stand, and the columns of all as those have them.
+
+    Of the others each is to be looked at; of all, where None is returned: types do not tell.
+    """
+    names = set(rows.schema.names)
+    given = {name: rows.column(each) for name, each in checker.column_of.items() if each in names}
+    if not _are_told(given):
+        return None
+    nothing = pa.nulls(rows.num_rows, pa.string())
+    keys = given["key"].cast(pa.string())
+    groups = given.get("group", nothing).cast(pa.string())
+    groups = pc.if_else(pc.equal(groups, ""), None, groups)
+    kinds = _kinds_among(given.get("queue", nothing).cast(pa.string()), checker)
+    payloads = _payloads_among(given["payload"], checker)
+    times = _milliseconds(given.get("schedule_at", nothing.cast(pa.timestamp("us", "UTC"))))
+    fit = [
+        _fit(keys, MAX_KEY_LENGTH),
+        pc.or_kleene(pc.is_null(groups), _fit(groups, MAX_GROUP_LENGTH)),
+        pc.is_valid(kinds),
+        pc.is_valid(payloads),
+        pc.or_kleene(pc.is_null(times), pc.invert(_out_of_range(times))),
+    ]
+    columns = {
+        "kind": kinds, "key": keys, "payload": payloads, "schedule_ms": times, "grouped": groups
+    }  # fmt: skip
+    return pc.fill_null(reduce(pc.and_kleene, fit), False), columns
+
+
+def _are_told(given: Mapping[str, pa.Array]) -> bool:
+    """Return whether the types of the columns leave only values in question."""
+    is_text = pa.types.is_string
+    key, payload, times = (given.get(name) for name in ("key", "payload", "schedule_at"))
+    if key is None or not (is_text(key.type) or pa.types.is_integer(key.type)):
+        return False
+    if payload is None or not (is_text(payload.type) or pa.types.is_binary(payload.type)):
+        return False
+    if times is not None and not (pa.types.is_timestamp(times.type) and times.type.tz):
+        return False
+    others = [given[name] for name in _ABSENT if name in given]
+    texts = [given[name] for name in _TEXTS if name in given]
+    return all(each.null_count == len(each) for each in others) and all(
+        is_text(each.type) and _is_utf8(each) for each in (*texts, *([key] * is_text(key.type)))
+    )
+
+
+def _is_utf8(texts: pa.Array) -> bool:
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _fit(texts: pa.Array, most: int) -> pa.Array:
+    lengths = pc.utf8_length(texts)
+    fits = pc.and_(pc.greater(lengths, 0), pc.less_equal(lengths, most))
+    if _may_have_nul(texts):
+        fits = pc.and_(fits, pc.invert(pc.match_substring(texts, "\x00")))
+    return fits
+
+
+def _kinds_among(queues: pa.Array, checker: Checker) -> pa.Array:
+    """Return the kinds; null where there is none."""
+    encoded = pc.fill_null(queues, "").dictionary_encode()
+    made = [_or_none(checker.kind_of, name) for name in encoded.dictionary.to_pylist()]
+    return pa.array(made, pa.string()).take(encoded.indices)
+
+
+def _payloads_among(column: pa.Array, checker: Checker) -> pa.Array:
+    """Return the payloads; null where there is none. What is to be decoded is, one by one."""
+    if checker.rules.codec == "bytes" and pa.types.is_binary(column.type):
+        is_small = pc.less_equal(pc.binary_length(column), checker.rules.max_bytes)
+        return pc.if_else(is_small, column, None)
+    made = [_or_none(checker.payload_of, each) for each in column.to_pylist()]
+    return pa.array(made, pa.binary())
+
+
+def _or_none(make: Callable[[Any], T], value: Any) -> T | None:
+    try:
+        return make(value)
+    except DelayedQueueError:
+        return None
+
+
 # The signature, no flags, no extension of the header; and what ends the rows.
 HEADER: Final = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 END: Final = b"\xff\xff"
-
-# A scalar stands for a column of which every row has the same.
-Columns = Mapping[str, "pa.Array | pa.ChunkedArray | pa.Scalar"]
 
 
 def encode_rows(columns: Columns) -> memoryview:
@@ -262,19 +355,25 @@ def _canonical(text: str, key: str) -> bytes:
 
 
 def _schedules(column: pa.Array) -> pa.Array:
+    return in_range(_milliseconds(column), "schedule_at")
+
+
+def _milliseconds(instants: pa.Array) -> pa.Array:
     # Floored, also before 1970, as everywhere.
-    floored = pc.floor_temporal(column, unit="millisecond")
-    milliseconds = floored.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
-    return in_range(milliseconds, "schedule_at")
+    floored = pc.floor_temporal(instants, unit="millisecond")
+    return floored.cast(pa.timestamp("ms", instants.type.tz)).cast(pa.int64())
 
 
 def in_range(milliseconds: pa.Array, column: str) -> pa.Array:
-    wrong = pc.or_(
-        pc.less(milliseconds, MIN_MILLISECONDS), pc.greater(milliseconds, MAX_MILLISECONDS)
-    )
-    if pc.any(wrong).as_py():
+    if pc.any(_out_of_range(milliseconds)).as_py():
         raise InvalidMessage(f"The column {column} leads outside the years 1 to 9999.")
     return milliseconds
+
+
+def _out_of_range(milliseconds: pa.Array) -> pa.Array:
+    return pc.or_(
+        pc.less(milliseconds, MIN_MILLISECONDS), pc.greater(milliseconds, MAX_MILLISECONDS)
+    )
 
 
 def _delays(column: pa.Array) -> pa.Array:

@@ -44,12 +44,12 @@ from delayed_queue.spark.jobs.offers import (
     delivered,
     earlier_answer,
     from_its_beginning,
-    held,
     id_of,
     note_answer,
     offer,
     offered_of,
-    one_a_key,
+    pieces_of,
+    ranked,
     telling,
 )
 from delayed_queue.spark.jobs.records import Rules, parse_mapping
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SAMPLES: Final = 5
+# Of files: some 100,000 records of what is read.
+BYTES_PER_PIECE: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class ImportOptions(JobOptions):
     max_bad_ratio: float = 1.0
     quarantine: str = "quarantine"
     quarantine_format: str = "parquet"
+    # In how many pieces by keys.
+    pieces: int = 1
 
     @property
     def asks_ledger(self) -> bool:
@@ -155,8 +159,10 @@ def run(spark: SparkSession, options: ImportOptions, console: Console) -> Import
     elif not options.is_dry_run:
         check_database(spark)
     files = files_of(spark, options.source.paths)
-    options = replace(options, source=options.source.known(files))
-    of = _digest(spark, options, files)
+    stamps = files_on(spark).stamps(files)
+    pieces = options.partitions or pieces_of(sum(size for _, size, _ in stamps), BYTES_PER_PIECE)
+    options = replace(options, source=options.source.known(files), pieces=pieces)
+    of = _digest(stamps, options)
     options = replace(options, job=options.job or of)
     if options.asks_ledger and (answer := earlier_answer(str(options.job), of)) is not None:
         return ImportReport.of(answer)
@@ -172,10 +178,10 @@ def _count(report: ImportReport, options: ImportOptions) -> None:
         count("import", options.source.rules.queue or "", report.parts)
 
 
-def _digest(spark: SparkSession, options: ImportOptions, files: list[str]) -> str:
+def _digest(stamps: list[tuple[str, int, int]], options: ImportOptions) -> str:
     """Return what the same files and options have again."""
     asked = {**asdict(options.source), "mode": options.mode, "target": options.target}
-    return id_of(files_on(spark).stamps(files), asked)
+    return id_of(stamps, asked)
 
 
 def _checked_first(spark: SparkSession, options: ImportOptions, console: Console) -> ImportReport:
@@ -195,11 +201,22 @@ def _run(
     spark: SparkSession, options: ImportOptions, console: Console, *, is_uncut: bool
 ) -> ImportReport:
     with uncut(spark, is_wanted=is_uncut):
-        frame = checked(spark, options.source).persist()
+        frame = _ranked(checked(spark, options.source), options).persist()
         try:
             return _Import(spark, options, console, frame).run()
         finally:
             frame.unpersist()
+
+
+def _ranked(frame: DataFrame, options: ImportOptions) -> DataFrame:
+    """Return the rows with their rank: of each key the first is what offers in order would leave.
+
+    A record without a key has a place of its own among the partitions.
+    """
+    turn = "" if options.mode == "offer" else " DESC"
+    order = f"file{turn}, block{turn}, place{turn}"
+    spots = frame.selectExpr("*", "coalesce(key, concat_ws(':', file, block, place)) AS spot")
+    return ranked(spots, options.pieces, order, "spot").drop("spot")
 
 
 class _Import:
@@ -224,10 +241,9 @@ class _Import:
         report = ImportReport(str(self._options.job), good + bad, quarantined=bad)
         if bad:
             report = self._with_reasons(report)
+        report = replace(report, duplicates=sum(each.repeated for each in blocks))
         if self._options.is_dry_run:
-            unique = self._unique().count()
-            refused = self._refusal(report)
-            return replace(report, duplicates=good - unique, is_dry_run=True, refused=refused)
+            return replace(report, is_dry_run=True, refused=self._refusal(report))
         if bad:
             report = self._quarantine(report)
         if refused := self._refusal(report):
@@ -280,16 +296,9 @@ class _Import:
 
     # Good ones
 
-    def _unique(self) -> DataFrame:
-        """Return the good rows, of each key the one that offers in order would leave."""
-        turn = "" if self._options.mode == "offer" else " DESC"
-        good = self._frame.where("kind IS NOT NULL").drop("lines", "reasons", "record")
-        rows = sum(each.good for each in self._blocks)
-        order = f"file{turn}, block{turn}, place{turn}"
-        return one_a_key(good, rows, order, self._options.partitions)
-
-    def _scheduled(self, unique: DataFrame, job: str) -> DataFrame:
-        """Give each message its time; a record that says when itself keeps that."""
+    def _messages(self, job: str) -> DataFrame:
+        """Return one of each key with its time; a record that says when itself keeps that."""
+        unique = self._frame.where("kind IS NOT NULL AND rank = 1")
         spread = self._options.spread
         if spread is None:
             return unique
@@ -310,19 +319,17 @@ class _Import:
         return placed.selectExpr("kind", "key", "payload", "headers", "grouped", *times)
 
     def _offer(self, report: ImportReport, good: int) -> ImportReport:
-        with held(self._scheduled(self._unique(), report.job)) as (unique, total):
-            self._console.progress(f"offering {total:,} messages …")
-            with telling(self._console, lambda: offered_of(report.job, total)):
-                offered = delivered(total, lambda: self._delivered(unique, report.job), "import")
-        return replace(
-            report, duplicates=good - total, was_done=offered.was_done, **asdict(offered.counts)
-        )
+        total, messages = good - report.duplicates, self._messages(report.job)
+        self._console.progress(f"offering {total:,} messages …")
+        with telling(self._console, lambda: offered_of(report.job, total)):
+            offered = delivered(total, lambda: self._delivered(messages, report.job), "import")
+        return replace(report, was_done=offered.was_done, **asdict(offered.counts))
 
-    def _delivered(self, unique: DataFrame, job: str) -> Offered:
+    def _delivered(self, messages: DataFrame, job: str) -> Offered:
         if self._options.target is None:
             how = Offer(job, self._options.mode)
-            return offer(unique, how)
-        counts = deliver(unique, self._options.target, self._options.source.rules.codec)
+            return offer(messages, how)
+        counts = deliver(messages, self._options.target, self._options.source.rules.codec)
         return Offered(counts, was_done=False)
 
 

@@ -19,6 +19,7 @@ from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.console import count as add_up
 from delayed_queue.spark.jobs.files import KIND, files_on, read_lake
 from delayed_queue.spark.jobs.offers import (
+    ROWS_PER_PARTITION,
     JobOptions,
     Offer,
     Spread,
@@ -28,7 +29,8 @@ from delayed_queue.spark.jobs.offers import (
     id_of,
     offer,
     offered_of,
-    one_a_key,
+    pieces_of,
+    ranked,
     telling,
 )
 from delayed_queue.spark.session import Stopping, session
@@ -101,7 +103,8 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replay
     job = options.job or _job(spark, options, files)
     with held(_chosen(_normal(source), options)) as (chosen, total):
         order = "at DESC, payload, headers, grouped, error"
-        latest = one_a_key(chosen, total, order, options.partitions)
+        pieces = options.partitions or pieces_of(total, ROWS_PER_PARTITION)
+        latest = ranked(chosen, pieces, order).where("rank = 1").drop("rank")
         with held(_keyed(latest, options, job)) as (unique, count):
             console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")
             found = Replayed(job, total, Counts(), total - count, is_dry_run=options.is_dry_run)

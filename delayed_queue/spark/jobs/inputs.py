@@ -18,8 +18,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.arrow import offers_among
 from delayed_queue.spark.jobs.files import files_on, read_lake
 from delayed_queue.spark.jobs.handling import close_connections, load_application
 from delayed_queue.spark.jobs.records import (
@@ -259,11 +261,28 @@ class _Checking:
         places: _Rows | _Blocks
         places = _Rows() if self._source.format == "parquet" else _Blocks(self._reader())
         for batch in batches:
-            yield _batch(_checked(places.of(batch), checker))
+            places.note(batch)
+            told, rest = self._told(batch, checker)
+            yield told
+            yield _batch(_checked(places.of(rest), checker))
         yield _batch(_checked(places.end(), checker))
         yield _batch(places.ends())
         if check is not None:
             close_connections()
+
+    def _told(
+        self, batch: pa.RecordBatch, checker: Checker
+    ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Return the messages that columns alone tell, and what is to be looked at one by one."""
+        is_told = self._source.format == "parquet" and self._source.check is None
+        found = offers_among(batch, checker) if is_told else None
+        if found is None:
+            return _batch([]), batch
+        fits, columns = found
+        nothing = {each.name: pa.nulls(batch.num_rows, each.type) for each in _ARROW}
+        places = {name: batch.column(f"__{name}") for name in ("file", "block", "place")}
+        messages = pa.RecordBatch.from_pydict({**nothing, **places, **columns}, schema=_ARROW)
+        return messages.filter(fits), batch.filter(pc.invert(fits))
 
     def _reader(self) -> Reader:
         if self._source.format == "jsonl":
@@ -275,19 +294,24 @@ class _Rows:
     """The rows of Parquet, and how many each file had."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[str, int], int] = {}
+        self._lines: dict[str, int] = {}
+
+    def note(self, batch: pa.RecordBatch) -> None:
+        """Note how far each file has been read."""
+        places = pa.table({"file": batch.column("__file"), "place": batch.column("__place")})
+        for each in places.group_by("file").aggregate([("place", "max")]).to_pylist():
+            file = each["file"]
+            self._lines[file] = max(self._lines.get(file, 0), each["place_max"] + 1)
 
     def of(self, batch: pa.RecordBatch) -> Iterator[Found]:
         for row in batch.to_pylist(maps_as_pydicts="strict"):
-            file, block, index = row.pop("__file"), row.pop("__block"), row.pop("__place")
-            self._lines[file, block] = max(self._lines.get((file, block), 0), index + 1)
-            yield (file, block, index), row
+            yield (row.pop("__file"), row.pop("__block"), row.pop("__place")), row
 
     def end(self) -> Iterator[Found]:
         return iter(())
 
     def ends(self) -> list[Row]:
-        return [_end(file, block, lines) for (file, block), lines in self._lines.items()]
+        return [_end(file, 0, lines) for file, lines in self._lines.items()]
 
 
 class _Blocks:
@@ -298,6 +322,9 @@ class _Blocks:
         self._at: tuple[str, int] | None = None
         self._index = 0
         self._ends: list[Row] = []
+
+    def note(self, batch: pa.RecordBatch) -> None:
+        """Nothing: lines are counted where they are read."""
 
     def of(self, batch: pa.RecordBatch) -> Iterator[Found]:
         for data, file, block in zip(*(each.to_pylist() for each in batch.columns), strict=True):
@@ -362,6 +389,8 @@ class Block:
     good: int
     bad: int
     is_open: bool = False
+    # Good ones under a key that another one has.
+    repeated: int = 0
     first_line: int = 0
     first_ordinal: int = 0
 
@@ -397,6 +426,7 @@ def blocks_of(frame: DataFrame) -> list[Block]:
     counts = (
         "max(lines)", "count(kind)", "count(reasons)",
         "coalesce(bool_or(lines IS NOT NULL AND record IS NOT NULL), false)",
+        "count_if(kind IS NOT NULL AND rank > 1)",
     )  # fmt: skip
     rows = frame.groupBy("file", "block").agg(*map(expr, counts)).collect()
     return numbered([Block(*row) for row in rows])

@@ -200,18 +200,21 @@ def id_of(stamps: Any, asked: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def one_a_key(frame: DataFrame, rows: int, order: str, partitions: int | None = None) -> DataFrame:
-    """Return the first row of each key, in that order, of as many rows.
+def ranked(frame: DataFrame, pieces: int, order: str, key: str = "key") -> DataFrame:
+    """Return the rows with their ``rank``, from 1, among those of the same key, in that order.
 
     By hash and in order: the same input gives the same partitions on any cluster, by which the
     ledger knows chunks that an earlier run has offered. With another number than that run had
     they are offered again, which changes nothing.
     """
-    pieces = partitions or max(1, -(-rows // ROWS_PER_PARTITION))
-    ranked = frame.repartition(pieces, "kind", "key").selectExpr(
-        "*", f"row_number() OVER (PARTITION BY kind, key ORDER BY {order}) AS rank"
+    return frame.repartition(pieces, "kind", key).selectExpr(
+        "*", f"row_number() OVER (PARTITION BY kind, {key} ORDER BY {order}) AS rank"
     )
-    return ranked.where("rank = 1").drop("rank")
+
+
+def pieces_of(total: int, each: int) -> int:
+    """Return in how many pieces to cut so much."""
+    return max(1, -(-total // each))
 
 
 @contextmanager

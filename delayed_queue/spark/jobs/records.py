@@ -129,13 +129,13 @@ class Checker:
     """Turns records into messages; every wrong thing in one is named, not only the first."""
 
     def __init__(self, rules: Rules, check_row: Callable[[Any], Any] | None = None) -> None:
-        self._rules = rules
+        self.rules = rules
         self._codec = codec_named(rules.codec)
-        self._column_of = {name: column for column, name in rules.mapping.items()}
+        self.column_of = {name: column for column, name in rules.mapping.items()}
         for name in FIELDS:
             if name not in rules.mapping:
-                self._column_of.setdefault(name, name)
-        self._taken = set(self._column_of.values())
+                self.column_of.setdefault(name, name)
+        self._taken = set(self.column_of.values())
         self._kinds: dict[Any, str] = {}
         self._zone = None if rules.time_zone is None else ZoneInfo(rules.time_zone)
         self._check_row = check_row
@@ -182,17 +182,20 @@ class Checker:
     def _checked_row(self, found: Checked, check_row: Callable[[Any], Any]) -> Checked:
         row = row_of(
             str(found.kind), str(found.key), found.payload or b"",
-            (found.schedule_ms, found.delay_ms), (found.headers, found.group), self._rules.codec,
+            (found.schedule_ms, found.delay_ms), (found.headers, found.group), self.rules.codec,
         )  # fmt: skip
         reasons = tuple(str(each) for each in check_row(row) or ())
         return Checked(reasons=reasons) if reasons else found
 
     def _value(self, record: Mapping[str, Any], name: str) -> Any:
-        return record.get(self._column_of[name])
+        return record.get(self.column_of[name])
 
     def _kind(self, record: Mapping[str, Any]) -> str:
-        name = self._value(record, "queue")
-        name = self._rules.queue if name in (None, "") else name
+        return self.kind_of(self._value(record, "queue"))
+
+    def kind_of(self, name: Any) -> str:
+        """Return the kind of a queue; raises DelayedQueueError for what is none."""
+        name = self.rules.queue if name in (None, "") else name
         if name is None:
             raise InvalidMessage("It names no queue, and --queue gives none.")
         if not isinstance(name, str):
@@ -216,29 +219,35 @@ class Checker:
         return check_group(str(group) if type(group) is int else group)
 
     def _payload(self, record: Mapping[str, Any]) -> bytes:
-        column = self._column_of["payload"]
+        column = self.column_of["payload"]
         if column in record:
-            value = self._decoded(record[column])
-        elif self._rules.codec == "json":
+            return self.payload_of(record[column])
+        if self.rules.codec == "json":
             others = {name: each for name, each in record.items() if name not in self._taken}
             value = {name: self._typed(name, each) for name, each in others.items()}
-        else:
-            raise InvalidMessage("It has no payload.")
+            return self._encoded(value)
+        raise InvalidMessage("It has no payload.")
+
+    def payload_of(self, value: Any) -> bytes:
+        """Return the payload of a value as it was read; raises DelayedQueueError for none."""
+        return self._encoded(self._decoded(value))
+
+    def _encoded(self, value: Any) -> bytes:
         data = encode(self._codec, value)
         # Without so many brackets it cannot be that deep, and counting them is cheap.
-        most = self._rules.max_depth
-        is_suspect = self._rules.codec == "json" and data.count(b"[") + data.count(b"{") > most
+        most = self.rules.max_depth
+        is_suspect = self.rules.codec == "json" and data.count(b"[") + data.count(b"{") > most
         if is_suspect and is_deeper(value, most):
             raise InvalidMessage(f"The payload is nested deeper than {most}.")
-        if len(data) > self._rules.max_bytes:
+        if len(data) > self.rules.max_bytes:
             raise InvalidMessage(
-                f"The payload has {len(data):,} bytes; at most {self._rules.max_bytes:,} are taken."
+                f"The payload has {len(data):,} bytes; at most {self.rules.max_bytes:,} are taken."
             )
         return data
 
     def _typed(self, name: str, value: Any) -> Any:
         """Return the value as the schema has it; an empty cell is null where it is no text."""
-        kind = self._rules.types.get(name, "string")
+        kind = self.rules.types.get(name, "string")
         if kind == "string" or not isinstance(value, str):
             return plain(value)
         try:
@@ -248,19 +257,19 @@ class Checker:
             raise InvalidMessage(f"The column {name} is no {kind}.") from None
 
     def _decoded(self, value: Any) -> Any:
-        if self._rules.codec != "json":
+        if self.rules.codec != "json":
             return value
-        if isinstance(value, bytes) or (self._rules.are_texts_json and isinstance(value, str)):
+        if isinstance(value, bytes) or (self.rules.are_texts_json and isinstance(value, str)):
             return parse_json(value, "The payload")
-        if value is None and self._rules.are_texts_json:
+        if value is None and self.rules.are_texts_json:
             raise InvalidMessage("It has no payload.")
-        return plain(value) if self._rules.are_texts_json else value
+        return plain(value) if self.rules.are_texts_json else value
 
     def _schedule(self, record: Mapping[str, Any]) -> int | None:
         value = self._value(record, "schedule_at")
         if value is None or value == "":
             return None
-        return check_schedule(self._placed(_instant(value, self._rules.time_unit)))
+        return check_schedule(self._placed(_instant(value, self.rules.time_unit)))
 
     def _placed(self, instant: datetime) -> datetime:
         """Return the instant with its offset: its own, or that of the zone."""
