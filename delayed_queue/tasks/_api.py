@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import django
+from django.utils.log import RequireDebugFalse, RequireDebugTrue
 
 from delayed_queue.exceptions import ExtraNotInstalled
 
@@ -66,8 +70,52 @@ __all__ = [
     "TaskResultDoesNotExist",
     "TaskResultMismatch",
     "TaskResultStatus",
+    "listens",
     "normalize_json",
     "signals",
     "task",
     "task_backends",
 ]
+
+
+def listens(signal: Any) -> bool:
+    """Return whether anybody would notice it: Django's own receiver only logs, if at all."""
+    return len(signal.receivers) > 1 or (
+        signals.logger.isEnabledFor(logging.INFO) and _log.is_written(signals.logger)
+    )
+
+
+class _Log:
+    """Whether a handler takes what is logged at INFO, looked up once a second.
+
+    By default Django's logger takes it, and its handler under DEBUG alone: each task would have two
+    lines made that nobody sees, which takes several times as long as all else about it.
+    """
+
+    _logger: logging.Logger | None = None
+    _until = 0.0
+    _answer = False
+
+    def is_written(self, logger: logging.Logger) -> bool:
+        now = time.monotonic()
+        if logger is not self._logger or now > self._until:
+            self._logger, self._until, self._answer = logger, now + 1, any(_takers(logger))
+        return self._answer
+
+
+def _takers(logger: logging.Logger) -> Iterator[logging.Handler]:
+    found: logging.Logger | None = logger
+    while found is not None:
+        for handler in found.handlers:
+            if handler.level <= logging.INFO and all(map(_may_pass, handler.filters)):
+                yield handler
+        found = found.parent if found.propagate else None
+
+
+def _may_pass(given: Any) -> bool:
+    # Those of Django go by the settings and look at no record; of others nobody knows.
+    is_known = isinstance(given, RequireDebugTrue | RequireDebugFalse)
+    return not is_known or given.filter(None)
+
+
+_log: Final = _Log()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import logging
 import os
 import socket
 import time
@@ -31,7 +30,13 @@ from delayed_queue.messages import Envelope, check_text, encode_headers, from_mi
 from delayed_queue.queue.store.settle import acknowledging_members
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.tasks import results
-from delayed_queue.tasks._api import TaskError, TaskResultStatus, normalize_json, signals
+from delayed_queue.tasks._api import (
+    TaskError,
+    TaskResultStatus,
+    listens,
+    normalize_json,
+    signals,
+)
 from delayed_queue.tasks.options import Options, time_of
 from delayed_queue.tasks.policies import MAX_ATTEMPTS, Cancelled, Policy, policy_of
 from delayed_queue.tasks.results import TaskGone
@@ -45,11 +50,6 @@ _LONGEST_NAME: Final = 500
 
 _SUCCESSFUL: Final = str(TaskResultStatus.SUCCESSFUL.value)
 _FAILED: Final = str(TaskResultStatus.FAILED.value)
-
-
-def listens(signal: Any) -> bool:
-    """Return whether anybody would notice it: Django's own receiver only logs, if at all."""
-    return len(signal.receivers) > 1 or signals.logger.isEnabledFor(logging.INFO)
 
 
 class LeaseLost(Exception):

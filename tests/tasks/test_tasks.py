@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.utils import timezone
+from django.utils.log import RequireDebugTrue
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -23,6 +25,7 @@ from delayed_queue.tasks._api import (
     InvalidTask,
     TaskResultDoesNotExist,
     TaskResultStatus,
+    listens,
     signals,
     task_backends,
 )
@@ -259,6 +262,28 @@ class TestSignals:
             assert told == [
                 (signal, type(backend), state) for signal, state in zip(sent, states, strict=True)
             ]
+
+    @pytest.mark.parametrize(
+        ("level", "is_debug", "propagates", "listens_to"),
+        [
+            # As Django's is by default: its logger takes lines, its handler not without DEBUG.
+            (logging.INFO, False, False, False),
+            (logging.INFO, True, False, True),
+            (logging.ERROR, True, False, False),
+            (logging.ERROR, False, True, True),  # to what captures all for tests
+        ],
+    )
+    def test_a_log_that_drops_all_lines_does_not_listen(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch, level: int, is_debug: bool,
+        propagates: bool, listens_to: bool,
+    ) -> None:  # fmt: skip
+        settings.DEBUG = is_debug
+        logger, handler = logging.Logger("tasks", logging.INFO), logging.NullHandler(level)
+        handler.addFilter(RequireDebugTrue())
+        logger.addHandler(handler)
+        logger.parent, logger.propagate = logging.root, propagates
+        monkeypatch.setattr(signals, "logger", logger)
+        assert listens(signals.task_started) is listens_to
 
 
 class TestNames:
