@@ -48,7 +48,7 @@ from delayed_queue.spark.jobs.offers import (
     note_answer,
     offer,
     offered_of,
-    pieces_of,
+    pieces_of_bytes,
     ranked,
     telling,
 )
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SAMPLES: Final = 5
-# Of files: some 100,000 records of what is read.
-BYTES_PER_PIECE: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,7 @@ def run(spark: SparkSession, options: ImportOptions, console: Console) -> Import
         check_database(spark)
     files = files_of(spark, options.source.paths)
     stamps = files_on(spark).stamps(files)
-    pieces = options.partitions or pieces_of(sum(size for _, size, _ in stamps), BYTES_PER_PIECE)
+    pieces = options.partitions or pieces_of_bytes(sum(size for _, size, _ in stamps))
     options = replace(options, source=options.source.known(files), pieces=pieces)
     of = _digest(stamps, options)
     options = replace(options, job=options.job or of)

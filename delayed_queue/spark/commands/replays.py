@@ -19,7 +19,6 @@ from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.console import count as add_up
 from delayed_queue.spark.jobs.files import KIND, files_on, read_lake
 from delayed_queue.spark.jobs.offers import (
-    ROWS_PER_PARTITION,
     JobOptions,
     Offer,
     Spread,
@@ -29,7 +28,7 @@ from delayed_queue.spark.jobs.offers import (
     id_of,
     offer,
     offered_of,
-    pieces_of,
+    pieces_of_rows,
     ranked,
     telling,
 )
@@ -103,7 +102,7 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replay
     job = options.job or _job(spark, options, files)
     with held(_chosen(_normal(source), options)) as (chosen, total):
         order = "at DESC, payload, headers, grouped, error"
-        pieces = options.partitions or pieces_of(total, ROWS_PER_PARTITION)
+        pieces = options.partitions or pieces_of_rows(total)
         latest = ranked(chosen, pieces, order).where("rank = 1").drop("rank")
         with held(_keyed(latest, options, job)) as (unique, count):
             console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")

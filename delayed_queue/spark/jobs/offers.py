@@ -82,6 +82,8 @@ class Spread:
 
 
 ROWS_PER_PARTITION: Final = 100_000
+# Of files: about as many records.
+BYTES_PER_PARTITION: Final = 8 * 1024 * 1024
 # It becomes a directory's name, and with a kind the name of a job in the ledger.
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
 # What the frame must have; a source's own columns are made of them.
@@ -212,9 +214,14 @@ def ranked(frame: DataFrame, pieces: int, order: str, key: str = "key") -> DataF
     )
 
 
-def pieces_of(total: int, each: int) -> int:
-    """Return in how many pieces to cut so much."""
-    return max(1, -(-total // each))
+def pieces_of_rows(rows: int) -> int:
+    """Return in how many pieces to cut so many rows."""
+    return max(1, -(-rows // ROWS_PER_PARTITION))
+
+
+def pieces_of_bytes(size: int) -> int:
+    """Return in how many pieces to cut files of that size together."""
+    return max(1, -(-size // BYTES_PER_PARTITION))
 
 
 @contextmanager
