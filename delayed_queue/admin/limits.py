@@ -371,7 +371,7 @@ def _form(
 
 def _check(change: Change, kind: str, rows: Rows, form: forms.Form, group: str) -> None:
     """Refuse what no claim could keep, and what would replace what was not shown."""
-    lack = why_not_limited(kind) if change.holds_back else ""
+    lack = why_not_limited(kind, rows.db) if change.holds_back else ""
     row = rows.filter(group=group or form.cleaned_data.get("group", "")).first()
     now = seen_of(row, change.fence)
     if lack:

@@ -35,12 +35,14 @@ class HttpConfig(AppConfig):
 
 
 def _add_hooks() -> None:
+    from delayed_queue.http.jobs.catalogue import why_not_limited
     from delayed_queue.http.jobs.dead import JobsGuard, is_topic
     from delayed_queue.http.jobs.kinds import KIND_FAMILY
 
     hooks.redrive_guards.append(JobsGuard())
     hooks.kind_family = KIND_FAMILY
     hooks.is_queue.append(is_topic)
+    hooks.limit_guards.append(why_not_limited)
 
 
 def _source() -> Source:

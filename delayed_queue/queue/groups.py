@@ -13,6 +13,7 @@ from delayed_queue.handlers import registry, storable
 from delayed_queue.messages import check_group
 from delayed_queue.models import LimitManager, MessageManager
 from delayed_queue.queue.base import QueueBase
+from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow
 from delayed_queue.queue.store.groups import (
     Ahead,
@@ -460,14 +461,14 @@ def declaration(rules: Groups, declared: str | None, *, is_change: bool) -> dict
     }  # fmt: skip
 
 
-def why_not_limited(kind: str) -> str:
+def why_not_limited(kind: str, using: str) -> str:
     """Return why a queue can have no limits; empty where it can."""
-    if not any(each.kind == kind and each.transactional for each in registry):
-        return ""
-    return (
-        f"The handler of {kind!r} is transactional: it leases nothing, and what limits count is "
-        "leases. It would find nothing."
-    )
+    if any(each.kind == kind and each.transactional for each in registry):
+        return (
+            f"The handler of {kind!r} is transactional: it leases nothing, and what limits count "
+            "is leases. It would find nothing."
+        )
+    return next(filter(None, (guard(kind, using) for guard in hooks.limit_guards)), "")
 
 
 def named(group: str) -> str:

@@ -24,6 +24,7 @@ from delayed_queue.http.jobs.kinds import (
     Way,
     check_topic,
     kinds_of_topic,
+    parse_kind,
     topic_kind,
     topics_in,
     with_hosts,
@@ -41,6 +42,10 @@ from delayed_queue.retries import Groups
 FRESH_SECONDS: Final = 5.0
 MAX_LISTED: Final = 10_000
 _KEEP: Final[Any] = object()
+_ONE_SHARD: Final = (
+    "A topic with limits has one shard: a group that had jobs in several would have as "
+    "many times its limit. Configure it with shards=1, or with groups=None."
+)
 _known: Final[dict[tuple[str, str], tuple[TopicRow, float]]] = {}
 
 
@@ -193,10 +198,16 @@ def _limit(topic: TopicRow, groups: Groups | None, using: str) -> None:
 def _check_limits(topic: TopicRow, using: str) -> None:
     kind = topic_kind(topic.name)
     if topic.shards > 1 and Limit.objects.limiting(using).filter(kind=kind).exists():
-        raise InvalidConfiguration(
-            "A topic with limits has one shard: a group that had jobs in several would have as "
-            "many times its limit. Configure it with shards=1, or with groups=None."
-        )
+        raise InvalidConfiguration(_ONE_SHARD)
+
+
+def why_not_limited(kind: str, using: str) -> str:
+    """Return why an operator's limits of the queue would not be exact; empty if they are."""
+    found = parse_kind(kind)
+    if found is None or found.way is not Way.PULLED:
+        return ""
+    shards = read_topic(found.topic, using=using).shards
+    return "" if shards == 1 else f"The topic {found.topic!r} has several shards. {_ONE_SHARD}"
 
 
 def _remember(row: TopicRow, using: str) -> TopicRow:

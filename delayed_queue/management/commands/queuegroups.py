@@ -67,7 +67,7 @@ class Command(QueueCommand):
             self._change(queue, command, options)
 
     def _change(self, queue: DelayedQueue, command: str, options: dict[str, Any]) -> None:
-        _refuse_transactional(queue, command)
+        _refuse_limits(queue, command)
         group = options.get("group")
         of = queue.kind if group is None else f"{queue.kind}, group {named(group)},"
         was_changed = _ACTIONS[command](queue, options)
@@ -99,9 +99,9 @@ def _add_change(parser: ArgumentParser, name: str, *, has_group: bool) -> None:
     add_format(parser)
 
 
-def _refuse_transactional(queue: DelayedQueue, command: str) -> None:
-    lack = why_not_limited(queue.kind)
-    if lack and command not in ("clear", "resume"):
+def _refuse_limits(queue: DelayedQueue, command: str) -> None:
+    lack = "" if command in ("clear", "resume") else why_not_limited(queue.kind, queue.using)
+    if lack:
         raise CommandError(lack, returncode=WRONG_USAGE)
 
 

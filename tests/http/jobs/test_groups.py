@@ -9,7 +9,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
+from django.test import Client
 
 from delayed_queue import DelayedQueue, Groups
 from delayed_queue.db.wakeups import Listener
@@ -168,6 +170,18 @@ class TestLimitsOfTopics:
         assert configure_topic("orders", shards=2, groups=None).shards == 2
         with pytest.raises(InvalidConfiguration, match="one shard"):
             configure_topic("orders", groups=Groups(concurrency=1))
+        assert not Limit.objects.exists()
+
+    def test_nor_do_operators_limit_one_of_several(self, admin_client: Client) -> None:
+        configure_topic("orders", shards=2)
+        add("a", group="g")
+        for arguments in (["set", "--concurrency", "1"], ["pause", "g"]):
+            with pytest.raises(CommandError, match="several shards"):
+                call_command("queuegroups", arguments[0], "orders", *arguments[1:])
+        url = "/admin/delayed_queue/queueoverview/history/?kind=orders%7Cjson"
+        limits = {"concurrency": "1", "order": "any", "on_dead": "pass", "fair": "on", "seen": ""}
+        response = admin_client.post(url, {**limits, "limit_all": "", "confirmed": "yes"})
+        assert "several shards" in response.content.decode()
         assert not Limit.objects.exists()
 
     def test_a_pause_goes_with_more_shards(self) -> None:
