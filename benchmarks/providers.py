@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from example_project.demo.fakes import FakeSmtp, FakeWeb, Server, WebServer
+from example_project.fakes import FakeSmtp, FakeWeb, Server, WebServer
 
 
 class Control(WebServer):

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
+import select
+import shlex
 import signal
 import socket
 import sys
 import threading
-from contextlib import redirect_stdout
 from dataclasses import replace
-from queue import SimpleQueue
-from typing import Any, Final
 
 from django.core.management import execute_from_command_line
 
-ANSWER: Final = "answer "
-_heard: Final[SimpleQueue[bytes]] = SimpleQueue()
-
 
 def _end_with_parent() -> None:
-    """Pass on what the parent says, until it closes our standard input; then stop in order."""
-    # Not by ``sys.stdin``: a thread that waits in there aborts the interpreter's end.
-    rest = b""
-    while data := os.read(sys.stdin.fileno(), 64 * 1024):
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            _heard.put(line)
+    """Stop in order when the parent, however it ends, hangs up our standard input."""
+    hangup = select.poll()
+    hangup.register(sys.stdin, 0)  # nothing is read: Spark's commands come by it
+    hangup.poll()
     # To that thread, not the process: only so is a sleeping system call of it interrupted.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
@@ -41,7 +32,7 @@ def _serve_web(descriptor: int) -> None:
 
 
 def _serve_spark() -> None:
-    """Run the commands that are heard, a JSON list a line, until an empty line comes."""
+    """Run the commands of ``queuepipeline`` that are read, one a line, until an empty one."""
     import django
 
     django.setup()
@@ -60,19 +51,16 @@ def _serve_spark() -> None:
     with session(settings, Console(), "demo") as spark:
         # Once, while the acts before still wait: what is slow the first time.
         spark.range(1).selectExpr("md5(string(id))").collect()
-        while line := _heard.get():
-            sys.stdout.write(f"\n{ANSWER}{json.dumps(_run(json.loads(line)))}\n")
+        while line := sys.stdin.readline().strip():
+            _run(shlex.split(line))
 
 
-def _run(arguments: list[str]) -> tuple[int, Any]:
-    """Return a command's exit code, and its answer when it gave one."""
-    said, code = io.StringIO(), 0
-    with redirect_stdout(said):
-        try:
-            execute_from_command_line(["manage.py", "queuepipeline", *arguments])
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-    return code, json.loads(said.getvalue()) if said.getvalue() else None
+def _run(arguments: list[str]) -> None:
+    try:
+        execute_from_command_line(["manage.py", "queuepipeline", "--format", "json", *arguments])
+    except SystemExit as end:
+        if end.code != 3:  # bad records were put aside
+            raise
 
 
 if __name__ == "__main__":

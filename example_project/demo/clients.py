@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, Final, TypeVar
@@ -18,40 +18,38 @@ THREADS: Final = 16
 T = TypeVar("T")
 
 
-class Threads:
+class Threads(ThreadPoolExecutor):
     """Threads of this process that are asked to end, by ``over``, when the block is left."""
 
     def __init__(self) -> None:
+        super().__init__(THREADS)
         self.over = threading.Event()
-        self._pool = ThreadPoolExecutor(THREADS)
         self._started: list[Future[None]] = []
 
-    def __enter__(self) -> Threads:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         self.over.set()
-        self._pool.shutdown()
+        super().__exit__(*exc_info)
 
     def start(self, target: Callable[..., None], *arguments: Any) -> None:
         def run() -> None:
-            try:
+            with closing(connection):
                 target(*arguments)
-            finally:
-                connection.close()
 
-        self._started.append(self._pool.submit(run))
+        self._started.append(self.submit(run))
 
-    def play(self, do: Callable[[T], object], times: Iterable[tuple[float, T]]) -> None:
-        """Start one that does each thing when its time has come, in seconds of Unix time."""
+    def play(
+        self, do: Callable[[T], object], times: Sequence[tuple[float, T]], threads: int = 1
+    ) -> None:
+        """Do each thing when its time has come, in seconds of Unix time, in so many threads."""
 
-        def run() -> None:
-            for at, thing in times:
+        def run(start: int) -> None:
+            for at, thing in times[start::threads]:
                 if self.over.wait(max(at - time.time(), 0)):
                     return
                 do(thing)
 
-        self.start(run)
+        for start in range(threads):
+            self.start(run, start)
 
     @property
     def are_done(self) -> bool:
@@ -79,6 +77,6 @@ class Client:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
         with closing(http.client.HTTPConnection(self._host, timeout=70)) as connected:
             connected.request(method, self._prefix + path, data if body else None, headers)
-            with connected.getresponse() as response:
-                text = response.read()
+            response = connected.getresponse()
+            text = response.read()
         return response.status, json.loads(text) if text else None

@@ -12,19 +12,16 @@ from itertools import pairwise
 from typing import Any, Final
 
 from django.core.management import call_command
-from django.db import transaction
+from django.db.models import QuerySet
 
 from delayed_queue import RetryPolicy
-from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.jobs.kinds import MAX_SHARDS, kinds_of_topic
 from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host, Topic
 from delayed_queue.http.tokens import VERBS, create_token
-from delayed_queue.models import DeadLetter, Message
-from example_project.demo.checks import Check, Outcome, none_of, repeated, stopped
 from example_project.demo.clients import Client, Threads
-from example_project.demo.console import DemoError
-from example_project.demo.fakes import Call, FakeWeb
-from example_project.demo.stage import Act, Stage
+from example_project.demo.report import Check, DemoError, Outcome, Row, none_of, repeated
+from example_project.demo.stage import Act, Stage, messages_of
+from example_project.fakes import Call, FakeWeb
 
 ORDERS_TOPIC: Final = "close-order"
 REFUNDS_TOPIC: Final = "poll-refund"
@@ -33,13 +30,6 @@ TOPICS: Final = (ORDERS_TOPIC, REFUNDS_TOPIC, UPSTREAMS_TOPIC)
 CLIENT: Final = "demo"
 WORKERS: Final = 2
 SEED: Final = 7
-_ROWS: Final = (
-    ("paid", "{paid:>7,}  of {orders:,} orders in time, their jobs deleted"),
-    ("closed", "{closed:>7,}  by a call of their url"),
-    ("refunds", "{refunds_through:>7,}  through after {looks} looks"),
-    ("upstreams", "{told:>7,}  told in {calls} calls, {failed} of which failed by {faults}"),
-    ("kicked", "{kicked:>7,}  dead letters, whose upstreams were mended"),
-)
 
 
 class JobsAct(Act):
@@ -48,27 +38,21 @@ class JobsAct(Act):
     name = "jobs"
     introduction = "asked for over HTTP: close orders, look after refunds, tell upstreams"
 
-    @transaction.atomic
-    def clear(self) -> None:
-        """Delete the topics with their jobs and attempts, and what an earlier run set up."""
-        kinds = [kind for topic in TOPICS for kind in kinds_of_topic(topic, MAX_SHARDS)]
-        for rows in (
-            Message.objects.filter(kind__in=kinds),
-            DeadLetter.objects.filter(kind__in=kinds),
-            CallbackAttempt.objects.filter(topic__in=TOPICS),
-            Topic.objects.filter(name__in=TOPICS),
-            ApiToken.objects.filter(name=CLIENT),
-            Endpoint.objects.filter(origin__startswith="http://127.0.0.1:"),
-            Host.objects.filter(name__startswith="127.0.0.1:"),
-        ):
-            rows.delete()
-        forget_topics()
+    def leftovers(self) -> Iterator[QuerySet[Any]]:
+        """Yield the topics with their jobs and attempts, and what an earlier run set up."""
+        for topic in TOPICS:
+            yield from messages_of(*kinds_of_topic(topic, MAX_SHARDS))
+        yield CallbackAttempt.objects.filter(topic__in=TOPICS)
+        yield Topic.objects.filter(name__in=TOPICS)
+        yield ApiToken.objects.filter(name=CLIENT)
+        yield Endpoint.objects.filter(origin__startswith="http://127.0.0.1:")
+        yield Host.objects.filter(name__startswith="127.0.0.1:")
 
     def prepare(self, stage: Stage) -> None:
         """Open the receivers, and allow calls to them: they are at private addresses."""
         self._shop, self._upstream = (stage.enter(FakeWeb()) for _ in range(2))
         self._upstream.hang_seconds = 2.0
-        stage.allow_calls(self._shop.port, self._upstream.port)
+        stage.ports += [self._shop.port, self._upstream.port]
         # For half a minute nobody wants to watch.
         stage.environment["CALLBACK_BREAKER_PAUSE"] = "1"
 
@@ -76,12 +60,13 @@ class JobsAct(Act):
         """Run the three scenarios side by side."""
         client = Jobs(f"{stage.web}/queue", create_token(CLIENT, verbs=VERBS, topics=TOPICS))
         receivers = (self._shop, self._upstream)
-        for each in receivers:
-            each.secret = _secret_for(each)
+        for receiver in receivers:
+            receiver.secret = _secret_for(receiver)
         workers = stage.start_workers(WORKERS, "worker", "--callbacks-only")
         dice = random.Random(SEED)  # noqa: S311 # the same run each time, not security
         orders, refunds = Orders(client, self._shop, dice), Refunds(client, dice)
         upstreams = Upstreams(client, self._upstream, dice)
+        scenarios = (orders, refunds, upstreams)
 
         def state() -> str:
             counts = len(self._shop.calls), len(orders.paid_at), len(refunds.finished)
@@ -89,27 +74,29 @@ class JobsAct(Act):
             return text.format(*counts, len(self._upstream.calls))
 
         with stage.threads() as clients:
-            for part in (orders, refunds, upstreams):
-                part.begin(clients)
+            for each in scenarios:
+                each.begin(clients)
             stage.wait(upstreams.are_dead, state)
             upstreams.mend()
-            stage.wait(lambda: orders.is_done and refunds.is_done and upstreams.is_done, state)
+            stage.wait(lambda: all(each.is_done for each in scenarios), state)
+        stage.stop(workers)
         unsigned = sum(each.unsigned for each in receivers)
         checks = [
-            *orders.checks(), *refunds.checks(), *upstreams.checks(),
+            *(check for each in scenarios for check in each.checks()),
             Check(f"unsigned {unsigned}", not unsigned, "every call had a signature"),
-            stopped(stage.stop(workers)),
-        ]  # fmt: skip
+        ]
         calls = self._upstream.calls
         failed = [each.answer.split()[0] for each in calls if not each.succeeded]
-        figures = {
-            "orders": ORDERS, "paid": len(orders.paid_at), "closed": len(self._shop.calls),
-            "refunds_through": len(refunds.finished),
-            "looks": sum(map(len, refunds.looks.values())), "told": len(calls) - len(failed),
-            "calls": len(calls), "failed": len(failed), "faults": ", ".join(sorted(set(failed))),
-            "kicked": upstreams.kicked,
-        }  # fmt: skip
-        return Outcome(figures, _ROWS, checks)
+        looks = sum(map(len, refunds.looks.values()))
+        rows = [
+            Row("paid", len(orders.paid_at), f"of {ORDERS:,} orders in time, their jobs deleted"),
+            Row("closed", len(self._shop.calls), "by a call of their url"),
+            Row("refunds", len(refunds.finished), f"through after {looks} looks"),
+            Row("told", len(calls) - len(failed), f"upstreams in {len(calls)} calls"),
+            Row("failed", len(failed), f"of these, by {', '.join(sorted(set(failed)))}"),
+            Row("kicked", upstreams.kicked, "dead letters, whose upstreams were mended"),
+        ]
+        return Outcome(rows, checks)
 
 
 def _secret_for(receiver: FakeWeb) -> str:
@@ -130,6 +117,14 @@ class Jobs(Client):
         if status >= 400:
             raise DemoError(f"{method} {path} was answered with {status}: {answer}")
         return answer
+
+
+def _by(name: str, receiver: FakeWeb) -> dict[str, list[Call]]:
+    """Return the calls that have arrived by what they say under this name."""
+    found: dict[str, list[Call]] = defaultdict(list)
+    for call in list(receiver.calls):
+        found[call.body[name]].append(call)
+    return found
 
 
 def _path(topic: str, job_id: str) -> str:
@@ -169,38 +164,31 @@ class Orders:
         paying = self._dice.sample(sorted(self.run_at), round(ORDERS * PAID_SHARE))
         now, draw = time.time(), self._dice.uniform
         times = sorted((draw(now, self.run_at[each] + 0.1), each) for each in paying)
-        for start in range(PAYERS):
-            clients.play(self._pay, times[start::PAYERS])
+        clients.play(self._pay, times, PAYERS)
 
     def _pay(self, order_id: str) -> None:
         if self._client.ask("DELETE", _path(ORDERS_TOPIC, order_id), missing=False) is None:
             self.paid_at[order_id] = time.time()
 
-    def _calls(self) -> list[tuple[str, float]]:
-        """Return which orders were closed by a call, and when it arrived."""
-        return [(each.body["order"], each.arrived_at) for each in list(self._receiver.calls)]
-
     @property
     def is_done(self) -> bool:
-        return len(dict(self._calls()) | self.paid_at) == len(self.run_at)
+        return len(_by("order", self._receiver).keys() | self.paid_at) == len(self.run_at)
 
-    def _last_call_at(self, order_id: str) -> float:
-        """Return when the call of an order may arrive at the latest: at its DELETE, if that was.
-
-        Of one that was due by then the call may have been under way.
-        """
-        paid_at = self.paid_at.get(order_id, float("inf"))
-        return paid_at + (UNDER_WAY if self.run_at[order_id] <= paid_at else 0)
+    def _is_late(self, order: str, call: Call) -> bool:
+        """Return whether it came after the DELETE; of one that was due it may be under way."""
+        paid_at = self.paid_at.get(order, float("inf"))
+        return call.arrived_at > paid_at + (UNDER_WAY if self.run_at[order] <= paid_at else 0)
 
     def checks(self) -> Iterator[Check]:
-        calls = self._calls()
-        closed = [order for order, _ in calls]
-        lost = self.run_at.keys() - set(closed) - self.paid_at.keys()
+        calls = _by("order", self._receiver)
+        lost = self.run_at.keys() - calls.keys() - self.paid_at.keys()
         yield none_of("orders lost", lost, f"{len(self.paid_at)} paid, {len(calls)} closed")
-        yield none_of("closed twice", repeated(closed), "one call for each order")
-        early = [order for order, at in calls if at < self.run_at[order]]
+        twice = [order for order, some in calls.items() if len(some) > 1]
+        yield none_of("closed twice", twice, "one call for each order")
+        first = {order: some[0] for order, some in calls.items()}
+        early = [order for order, call in first.items() if call.arrived_at < self.run_at[order]]
         yield none_of("closed early", early, "never before its time")
-        after = [order for order, at in calls if at > self._last_call_at(order)]
+        after = [order for order, some in calls.items() if self._is_late(order, some[-1])]
         yield none_of("called after DELETE", after, "never, unless the call was under way")
 
 
@@ -300,18 +288,13 @@ class Upstreams:
     def _answer(self, body: Any, times: int) -> str:
         return dict(enumerate(self.faults[body["payment"]], 1)).get(times, "200")
 
-    def _by_payment(self) -> dict[str, list[Call]]:
-        found: dict[str, list[Call]] = defaultdict(list)
-        for call in list(self._receiver.calls):
-            found[call.body["payment"]].append(call)
-        return found
-
     def are_dead(self) -> bool:
         """Return whether the jobs of all that are deaf have used up their attempts."""
-        calls, deaf = self._by_payment(), list(self.faults)[:DEAF]
-        return all(len(calls[each]) >= ATTEMPTS for each in deaf) and all(
-            self._client.ask("GET", _path(UPSTREAMS_TOPIC, each))["state"] == "dead"
-            for each in deaf
+        calls = _by("payment", self._receiver)
+        return all(
+            len(calls[each]) >= ATTEMPTS
+            and self._client.ask("GET", _path(UPSTREAMS_TOPIC, each))["state"] == "dead"
+            for each in list(self.faults)[:DEAF]
         )
 
     def mend(self) -> None:
@@ -330,7 +313,7 @@ class Upstreams:
     def checks(self) -> Iterator[Check]:
         yield from self.checks_of_calls()
         # What the API lists, against the calls that arrived.
-        name, calls = max(self._by_payment().items(), key=lambda each: len(each[1]))
+        name, calls = max(_by("payment", self._receiver).items(), key=lambda each: len(each[1]))
         answer = self._client.ask("GET", f"/v1/attempts?topic={UPSTREAMS_TOPIC}&job={name}")
         listed = len(answer["items"])
         said = f"{listed} of {name}, {len(calls)} arrived"
@@ -338,7 +321,7 @@ class Upstreams:
 
     def checks_of_calls(self) -> Iterator[Check]:
         """Yield what the calls alone must show."""
-        calls, told = self._by_payment(), self._told()
+        calls, told = _by("payment", self._receiver), self._told()
         yield none_of("untold", self.faults.keys() - set(told), f"{len(told)} heard in the end")
         yield none_of("told again", repeated(told), "a 2xx ends the ladder")
         hasty = [name for name, some in calls.items() if _is_hasty(some)]

@@ -7,35 +7,33 @@ import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from django.db import transaction
-from django.db.models import CharField, Count, Exists, OuterRef
+from django.db.models import CharField, Count, Exists, OuterRef, QuerySet
 from django.db.models.functions import Cast
-from kombu import Connection, Queue
+from kombu import Connection, Producer, Queue
 from kombu.exceptions import KombuError
 
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import create_token
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.models import Message
 from delayed_queue.notifications import models, sweeping
 from delayed_queue.notifications.api import TOPIC
-from delayed_queue.notifications.broker import Consumer
+from delayed_queue.notifications.broker import Consumer, is_amqp
 from delayed_queue.notifications.channels import signing_secrets
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Channel, Delivery, Notification, Status
 from delayed_queue.notifications.services import QUEUES
-from example_project.demo.checks import Check, Outcome, none_of, repeated, stopped
 from example_project.demo.clients import Client, Threads
-from example_project.demo.console import DemoError
-from example_project.demo.fakes import FakeSmtp, FakeWeb
-from example_project.demo.stage import HOST, Act, Child, Stage
+from example_project.demo.report import Check, DemoError, Outcome, Row, none_of, repeated
+from example_project.demo.stage import HOST, Act, Stage, messages_of
+from example_project.fakes import FakeSmtp, FakeWeb
 from example_project.samples import Sample, read_samples, set_up
 
 # The file's minute, and at least so long for fewer requests.
@@ -55,24 +53,9 @@ DISPATCHING: Final = (
     "--no-cron", *(part for each in QUEUES for part in ("--queue", models.queue_name(*each))),
 )  # fmt: skip
 RETRIES: Final = "1s 1s 2s 3s"
-# Shares of the time in which requests come: when both SMS providers go down, and for how long the
-# second does; and when the first is back.
-FIRST_DOWN, SECOND_DOWN, SECOND_DOWN_FOR, FIRST_UP = 0.3, 0.38, 0.06, 0.55
-LATENCY, SLOW_LATENCY, SLOW_SECONDS = 0.02, 0.8, 1.5
-# A dispatcher is killed that sends so many; after ``SLOW_SECONDS`` a few will do.
-MOST_IN_FLIGHT, FEWEST_IN_FLIGHT = 30, 4
-_ROWS: Final = (
-    ("requests", "{requests:>7,}  by REST and broker, {refused:,} of them refused"),
-    ("stored", "{stored:>7,}  the others came for the second time"),
-    ("sent", "{sent:>7,}  {mails:,} mails, {texts:,} texts, {webhooks:,} webhooks"),
-    ("failed over", "{failed_over:>7,}  texts, sent by the second provider"),
-    ("retried", "{retried:>7,}  in more than one attempt"),
-    ("not sent", "{failed:>7,}  failed, {expired:,} expired, {cancelled:,} cancelled, "
-     "{suppressed:,} suppressed"),
-    ("in doubt", "{doubtful:>7,}  lost their answer; {doubtful_sent:,} were asked for again and "
-     "sent once"),
-    ("took", "{seconds:.0f} s"),
-)  # fmt: skip
+LATENCY, SLOW_LATENCY = 0.02, 0.8
+# How many sends are in flight when a dispatcher is killed; fewer where few are asked for.
+MOST_IN_FLIGHT: Final = 20
 
 
 @dataclass
@@ -84,12 +67,10 @@ class NotificationsAct(Act):
     name = "notifications"
     introduction = "each is sent once, though providers fail and a dispatcher is killed"
 
-    @transaction.atomic
-    def clear(self) -> None:
-        """Delete the notifications of the demo's tenant, with all that belongs to them."""
-        forget(TENANT, KINDS)
-        models.ParkedRequest.objects.filter(origin=BROKER_QUEUE).delete()
-        ApiToken.objects.filter(name=TENANT).delete()
+    def leftovers(self) -> Iterator[QuerySet[Any]]:
+        yield from leftovers_of(TENANT, KINDS)
+        yield models.ParkedRequest.objects.filter(origin=BROKER_QUEUE)
+        yield ApiToken.objects.filter(name=TENANT)
 
     def prepare(self, stage: Stage) -> None:
         """Open the third parties, and say in the settings of all processes where they are."""
@@ -100,93 +81,69 @@ class NotificationsAct(Act):
         [self._partners.secret] = signing_secrets()
         for each in (self._mail, *self._texts):
             each.hang_seconds = HANG_SECONDS
-        stage.allow_calls(self._partners.port)
+        stage.ports.append(self._partners.port)
         stage.environment |= {
             "NOTIFICATION_PROVIDERS": json.dumps(providers(self._mail, self._texts)),
             "NOTIFICATION_RETRIES": RETRIES,
         }
 
     def run(self, stage: Stage) -> Outcome:
-        began = time.monotonic()
         token = create_token(TENANT, verbs=["add", "read", "delete"], topics=[TOPIC])
         client = Client(stage.web, token)
         dispatchers = stage.start_workers(DISPATCHERS, "dispatcher", *DISPATCHING)
-        with stage.threads() as consuming, open_broker(stage) as broker, stage.threads() as clients:
-            consuming.start(broker.consumer.run)
-            samples = list(islice(read_samples(), self.limit))
-            seconds = max(SECONDS * len(samples) / ALL, LEAST_SECONDS)
-            traffic = Traffic(samples, seconds, client, broker, self._partners.at(""))
+        samples = list(islice(read_samples(), self.limit))
+        with (
+            stage.threads() as consuming,
+            open_broker(stage) as (producer, consumer),
+            stage.threads() as clients,
+        ):
+            consuming.start(consumer.run)
+            traffic = Traffic(samples, client, producer, consumer, self._partners.at(""))
             traffic.start(clients)
-            watch = partial(stage.wait, state=_state)
-            self._take_down(traffic, watch, stage.console.step)
-            self._kill_one(dispatchers, watch, stage)
-            watch(lambda: clients.are_done and traffic.is_taken and _is_over())
+            self._take_down(traffic, stage)
+            # Everyone takes their time, until much is being sent.
+            self._have_latency(SLOW_LATENCY)
+            enough = min(MOST_IN_FLIGHT, len(samples) // 40)
+            stage.wait(lambda: _statuses()[Status.PROCESSING] >= enough, _state)
+            dispatchers[0] = stage.kill(dispatchers[0], *DISPATCHING)
+            self._have_latency(LATENCY)
+            stage.wait(lambda: clients.are_done and traffic.is_taken and _is_over(), _state)
+        stage.stop(dispatchers)
         witnesses: dict[str, list[Any]] = {
             Channel.EMAIL: [self._mail], Channel.SMS: self._texts, Channel.WEBHOOK: [self._partners]
         }  # fmt: skip
-        codes = stage.stop(dispatchers)
-        unfinished = Delivery.objects.filter(
-            outcome=Delivery.Outcome.UNFINISHED, notification__tenant=TENANT
-        ).values_list("notification_id", flat=True)
-        found = Evidence(
-            traffic, rows_of_table(), parked(), witnesses, self._partners.unsigned,
-            unfinished=[str(each) for each in unfinished],
-            messages=Message.objects.filter(kind__in=KINDS).count(), exit_codes=codes,
-        )  # fmt: skip
-        took = {"seconds": time.monotonic() - began}
-        return Outcome(figures(found) | took, _ROWS, list(check(found)))
+        seen = [
+            (channel, id_, server.began_at[id_])
+            for channel, servers in witnesses.items()
+            for server in servers
+            for id_ in server.accepted.elements()
+        ]
+        left = Message.objects.filter(kind__in=KINDS).count()
+        found = Evidence(traffic, rows_of_table(), parked(), seen, self._partners.unsigned, left)
+        return Outcome(report(found), list(check(found)))
 
-    def _take_down(
-        self, traffic: Traffic, watch: Callable[..., None], step: Callable[[str, str], None]
-    ) -> None:
-        """Have both SMS providers down, one after the other."""
-        first, second = self._texts
-        watch(lambda: traffic.share >= FIRST_DOWN)
-        first.rule = down
-        step("outage", "the first SMS provider answers 503; the second takes over")
-        # Not before it has taken over, which on a busy machine may take a while.
-        watch(lambda: traffic.share >= SECOND_DOWN and bool(second.accepted))
-        second.rule, back = down, traffic.share + SECOND_DOWN_FOR
-        step("outage", "the second one, too: texts wait, and some expire")
-        watch(lambda: traffic.share >= back)
-        second.rule = text_answer
-        watch(lambda: traffic.share >= FIRST_UP)
-        first.rule = text_answer
-        step("mended", "both SMS providers are back, the second before the first")
+    def _take_down(self, traffic: Traffic, stage: Stage) -> None:
+        """Have the SMS providers answer, or not, as ``OUTAGES`` says."""
+        for share, rules, name, said in OUTAGES:
+            stage.wait(partial(traffic.has_passed, share), _state)
+            for server, rule in zip(self._texts, rules, strict=True):
+                server.rule = rule
+            stage.console.step(name, said)
 
-    def _kill_one(self, dispatchers: list[Child], watch: Callable[..., None], stage: Stage) -> None:
-        """Have everyone take their time, and kill a dispatcher when much is being sent."""
-        servers = (self._mail, *self._texts)
-        ours = Notification.objects.filter(tenant=TENANT, status=Status.PROCESSING)
-        for each in servers:
-            each.latency = SLOW_LATENCY
-        fewer_at = time.monotonic() + SLOW_SECONDS
-        watch(
-            lambda: (
-                ours.count()
-                >= (MOST_IN_FLIGHT if time.monotonic() < fewer_at else FEWEST_IN_FLIGHT)
-            )
-        )
-        successor = stage.replace(dispatchers[0], *DISPATCHING)
-        for each in servers:
-            each.latency = LATENCY
-        said = f"dispatcher {dispatchers[0].pid} by SIGKILL; {successor.pid} takes its place"
-        dispatchers.append(successor)
-        stage.console.step("kill", said)
+    def _have_latency(self, seconds: float) -> None:
+        for each in (self._mail, *self._texts):
+            each.latency = seconds
 
 
-def forget(tenant: str, kinds: Sequence[str]) -> None:
-    """Delete the notifications of this tenant, and what is in the queues for them."""
+def leftovers_of(tenant: str, kinds: Sequence[str]) -> Iterator[QuerySet[Any]]:
+    """Yield the notifications of this tenant, and what is in the queues for them."""
     ours = Notification.objects.filter(tenant=tenant)
     keys = ours.annotate(key=Cast("pk", CharField())).values("key")
-    for rows in (
-        Message.objects.filter(kind__in=kinds, key__in=keys),
-        DeadLetter.objects.filter(kind__in=kinds, key__in=keys),
-        Delivery.objects.filter(notification__tenant=tenant),
-        ours,
-        models.DedupeClaim.objects.filter(tenant=tenant),
-    ):
-        rows.delete()
+    for messages in messages_of(*kinds):
+        yield messages.filter(key__in=keys)
+    yield Delivery.objects.filter(notification__tenant=tenant)
+    yield ours
+    yield models.DedupeClaim.objects.filter(tenant=tenant)
 
 
 def _statuses() -> Counter[str]:
@@ -215,14 +172,6 @@ def _is_over() -> bool:
 # What is asked for, by whom, and when
 
 
-class Answer(NamedTuple):
-    """The answer to a request: the id of its notification, or its errors."""
-
-    number: int
-    id: str = ""
-    reason: str = ""
-
-
 def way_of(sample: Sample) -> str:
     """Codes come one by one, as somebody waits for each; what is no JSON fits no bulk."""
     if sample.via == "broker":
@@ -230,21 +179,23 @@ def way_of(sample: Sample) -> str:
     return "single" if sample.kind == "code" or "text" in sample.line else "bulk"
 
 
+@dataclass
 class Traffic:
-    """Requests, each sent at its time: the file's minute takes ``seconds``; and all answers."""
+    """Requests, each sent at its time, and all answers."""
 
-    def __init__(
-        self, samples: Sequence[Sample], seconds: float, client: Client, broker: Broker,
-        webhooks: str = "",
-    ) -> None:  # fmt: skip
-        self.samples, self._seconds = samples, seconds
-        self._client, self._broker, self._webhooks = client, broker, webhooks
-        self.began_at = time.time()
-        self.answers: list[Answer] = []
-        self.published = 0
-        self.cancelled: list[str] = []
-        # Answers that a service must never get.
-        self.surprises: list[str] = []
+    samples: Sequence[Sample]
+    client: Client
+    producer: Producer
+    consumer: Consumer
+    webhooks: str = ""
+    began_at: float = field(default_factory=time.time)
+    # By the number of the request: the id of its notification, or what is wrong with it.
+    accepted: dict[int, str] = field(default_factory=dict)
+    refused: dict[int, Any] = field(default_factory=dict)
+    published: int = 0
+    cancelled: list[str] = field(default_factory=list)
+    # Answers that a service must never get.
+    surprises: list[str] = field(default_factory=list)
 
     def start(self, threads: Threads) -> None:
         """Start a client for each way in, and three where each request waits for its answer."""
@@ -254,21 +205,24 @@ class Traffic:
             ("bulk", 1, 500, self._post_bulk),
         ):
             chosen = [each for each in self.samples if way_of(each) == way]
-            for start in range(clients):
-                threads.play(send, self._batches(chosen[start::clients], most))
+            threads.play(send, list(self._batches(chosen, most)), clients)
 
     @property
-    def share(self) -> float:
-        """How much of the time in which requests come is over."""
-        return (time.time() - self.began_at) / self._seconds
+    def seconds(self) -> float:
+        """How long the file's minute takes."""
+        return max(SECONDS * len(self.samples) / ALL, LEAST_SECONDS)
+
+    def has_passed(self, share: float) -> bool:
+        """Return whether so much of the time in which requests come is over."""
+        return time.time() >= self.began_at + share * self.seconds
 
     @property
     def is_taken(self) -> bool:
         """Whether the consumer has stored or parked all that was published."""
-        return bool(sum(astuple(self._broker.consumer.tally)) == self.published)
+        return bool(sum(astuple(self.consumer.tally)) == self.published)
 
     def due_at(self, sample: Sample) -> float:
-        return self.began_at + sample.after / self.samples[-1].after * self._seconds
+        return self.began_at + sample.after / self.samples[-1].after * self.seconds
 
     def _batches(self, samples: list[Sample], most: int) -> Iterator[tuple[float, list[Sample]]]:
         """Yield the requests with their time, together those that come within a moment."""
@@ -279,20 +233,23 @@ class Traffic:
             yield self.due_at(batch[-1]), batch
 
     def _body(self, sample: Sample) -> bytes:
-        return sample.body(datetime.now(UTC), self._webhooks, HURRY)
+        return sample.body(datetime.now(UTC), self.webhooks, HURRY)
 
     def _publish(self, batch: list[Sample]) -> None:
-        self._broker.publish(self._body(batch[0]), message_id=f"demo-{batch[0].number}")
+        self.producer.publish(
+            self._body(batch[0]), message_id=str(batch[0].number), delivery_mode=2,
+            content_type="application/json", content_encoding="utf-8",
+        )  # fmt: skip
         self.published += 1
 
     def _post(self, batch: list[Sample]) -> None:
         body = self._body(batch[0])
-        self.note(batch[0], *self._client.call("POST", "/v1/notifications", body))
+        self.note(batch[0], *self.client.call("POST", "/v1/notifications", body))
 
     def _post_bulk(self, batch: list[Sample]) -> None:
         lines = b"\n".join(map(self._body, batch))
         path, kind = "/v1/notifications/bulk", "application/x-ndjson"
-        status, answer = self._client.call("POST", path, lines, kind)
+        status, answer = self.client.call("POST", path, lines, kind)
         items = answer.get("items", []) if status == 202 else []
         if len(items) != len(batch):
             self.surprises.append(f"{status} to a bulk of {len(batch)}")
@@ -302,59 +259,42 @@ class Traffic:
                 self._cancel(item["id"])
 
     def _cancel(self, id_: str) -> None:
-        status, _ = self._client.call("DELETE", f"/v1/notifications/{id_}")
+        status, _ = self.client.call("DELETE", f"/v1/notifications/{id_}")
         if status == 204:
             self.cancelled.append(id_)
         elif status != 409:  # it is being sent, or was
             self.surprises.append(f"{status} to DELETE")
 
     def note(self, sample: Sample, status: int, answer: dict[str, Any]) -> None:
-        if status not in (202, 400):
+        if status == 202:
+            self.accepted[sample.number] = answer["id"]
+            return
+        self.refused[sample.number] = answer.get("errors")
+        if status != 400:
             self.surprises.append(f"{status} to request {sample.number + 1}")
-        errors = answer.get("errors") or [{"message": str(answer.get("code", status))}]
-        id_ = answer["id"] if status == 202 else ""
-        self.answers.append(Answer(sample.number, id_, "" if id_ else reason_of(errors)))
-
-
-def reason_of(errors: Sequence[dict[str, str]]) -> str:
-    """Return what was wrong: all ways in say it alike."""
-    return "; ".join(f"{each.get('path') or 'request'}: {each.get('message')}" for each in errors)
-
-
-class Broker(NamedTuple):
-    """What puts messages into the broker's queue, for one thread; and the service's consumer."""
-
-    publish: Callable[..., Any]
-    consumer: Consumer
 
 
 @contextmanager
-def open_broker(stage: Stage) -> Iterator[Broker]:
+def open_broker(stage: Stage) -> Iterator[tuple[Producer, Consumer]]:
     """Give the RabbitMQ that AMQP_URL names, or else a queue in memory; delete the queue after."""
     url = get_settings().BROKER_URL
-    in_memory = url == "memory://"
-    stage.console.step("broker", "in memory, no AMQP_URL" if in_memory else "RabbitMQ")
-    options = {} if in_memory else {"confirm_publish": True}
-    with Connection(url, transport_options=options, connect_timeout=5) as connection:
-        try:
+    stage.console.step("broker", "RabbitMQ" if is_amqp(url) else "in memory, no AMQP_URL")
+    options = {"confirm_publish": True} if is_amqp(url) else {}
+    consumer = Consumer(url=url, queue=BROKER_QUEUE, tenant=TENANT)
+    logging.disable(logging.INFO)  # its lines would come between those of the demo
+    try:
+        with Connection(url, transport_options=options, connect_timeout=5) as connection:
             queue = Queue(BROKER_QUEUE, durable=True)(connection.default_channel)
             queue.declare()
             queue.purge()
-        except (OSError, KombuError) as error:
-            raise DemoError(f"The broker of AMQP_URL: {type(error).__name__}") from error
-        publish = partial(
-            connection.Producer(auto_declare=False).publish, routing_key=BROKER_QUEUE,
-            delivery_mode=2, content_type="application/json", content_encoding="utf-8",
-        )  # fmt: skip
-        consumer = Consumer(url=url, queue=BROKER_QUEUE, tenant=TENANT)
-        logging.disable(logging.INFO)  # its lines would come between those of the demo
-        try:
-            yield Broker(publish, consumer)
-        finally:
+            yield connection.Producer(auto_declare=False, routing_key=BROKER_QUEUE), consumer
             consumer.stop()
-            logging.disable(logging.NOTSET)
-            with suppress(OSError, KombuError):
-                queue.delete()
+            queue.delete()
+    except (OSError, KombuError) as error:
+        raise DemoError(f"The broker of AMQP_URL: {type(error).__name__}") from error
+    finally:
+        consumer.stop()
+        logging.disable(logging.NOTSET)
 
 
 # When third parties fail: by what they are sent, so that each run has the same faults
@@ -364,9 +304,8 @@ TIMEOUT_SECONDS, HANG_SECONDS = 2.0, 4.0
 # Of so many addresses, or numbers, one has this fault.
 _MAIL: Final = {"450": 25, "drop": 400, "hang": 600, "drop-after": 250}
 _TEXTS: Final = {"503 0": 20, "429 0": 40, "drop": 60, "drop-after": 30, "hang-after": 200}
-_BLOCKED: Final = {"blocked": 90}
-# Of the twenty partners; the one that is down never answers anything else.
-_PARTNERS: Final = {"/3": "503", "/7": "500", "/11": "drop-after", "/16": "410"}
+# Of the twenty partners, once; the one that is down never answers anything else.
+_PARTNERS: Final = {"/3": "503", "/7": "500", "/11": "drop-after", "/13": "503", "/16": "410"}
 _DOWN_PARTNER: Final = "/13"
 
 
@@ -391,19 +330,27 @@ def mail_answer(address: str, times: int) -> str:
 def text_answer(asked: Any, times: int) -> str:
     """Fail once for some numbers, block a few for good."""
     number = asked["to"]
-    return _fault_of(number, _BLOCKED) or (_fault_of(number, _TEXTS) if times == 1 else "")
+    return _fault_of(number, {"blocked": 90}) or (_fault_of(number, _TEXTS) if times == 1 else "")
 
 
 def partner_answer(asked: Any, times: int) -> str:
     """Some stumble once, one is gone, one is down."""
     partner = asked["path"].removeprefix("/partners")
-    if partner == _DOWN_PARTNER:
-        return "503"
-    return _PARTNERS.get(partner, "") if times == 1 else ""
+    return _PARTNERS.get(partner, "") if times == 1 or partner == _DOWN_PARTNER else ""
 
 
-def down(asked: Any, times: int) -> str:
+def _down(asked: Any, times: int) -> str:
     return "503 0"
+
+
+# From which share of the time on how the two SMS providers answer.
+OUTAGES: Final = (
+    (0.3, (_down, text_answer), "outage",
+     "the first SMS provider answers 503; the second takes over"),
+    (0.38, (_down, _down), "outage", "the second one, too: texts wait, and some expire"),
+    (0.44, (_down, text_answer), "mended", "the second SMS provider is back"),
+    (0.55, (text_answer, text_answer), "mended", "so is the first"),
+)  # fmt: skip
 
 
 def providers(mail: FakeSmtp, texts: Sequence[FakeWeb]) -> dict[str, list[dict[str, Any]]]:
@@ -412,44 +359,34 @@ def providers(mail: FakeSmtp, texts: Sequence[FakeWeb]) -> dict[str, list[dict[s
         "kind": "email", "name": "mail", "sender": "Shop <shop@example.org>",
         "host": HOST, "port": mail.port, "threads": 30, "timeout": TIMEOUT_SECONDS,
     }  # fmt: skip
-    sms = {
-        "kind": "http", "idempotency_header": "Idempotency-Key", "timeout": TIMEOUT_SECONDS,
-        "codes": {"blocked": "permanent"},
-    }  # fmt: skip
-    first, second = (server.at("/messages") for server in texts)
-    return {
-        "email": [email],
-        "sms": [{**sms, "name": "sms-first", "url": first},
-                {**sms, "name": "sms-second", "url": second}],
-        "webhook": [{"kind": "webhook", "name": "partners"}],
-    }  # fmt: skip
+    sms = [
+        {
+            "kind": "http", "name": name, "url": server.at("/messages"),
+            "idempotency_header": "Idempotency-Key", "timeout": TIMEOUT_SECONDS,
+            "codes": {"blocked": "permanent"},
+        }
+        for name, server in zip(("sms-first", "sms-second"), texts, strict=True)
+    ]  # fmt: skip
+    return {"email": [email], "sms": sms, "webhook": [{"kind": "webhook", "name": "partners"}]}
 
 
 # What everybody saw: those who asked, the table, and the strangers at the other end
 
 
 def rows_of_table() -> dict[str, Any]:
-    """Return our notifications by id; ``is_doubtful`` are those of which an answer was lost."""
-    lost = (Delivery.Outcome.AMBIGUOUS, Delivery.Outcome.UNFINISHED)
-    calls = Delivery.objects.filter(notification=OuterRef("pk"), outcome__in=lost)
+    """Return our notifications by id, with whether an answer, or their dispatcher, was lost."""
+    calls = Delivery.objects.filter(notification=OuterRef("pk"))
+    interrupted = calls.filter(outcome=Delivery.Outcome.UNFINISHED)
+    lost = interrupted | calls.filter(outcome=Delivery.Outcome.AMBIGUOUS)
     ours = Notification.objects.filter(tenant=TENANT)
-    return {str(each.pk): each for each in ours.annotate(is_doubtful=Exists(calls))}
+    rows = ours.annotate(is_doubtful=Exists(lost), was_interrupted=Exists(interrupted))
+    return {str(each.pk): each for each in rows}
 
 
-def parked() -> list[Answer]:
-    """Return a broker's messages that were parked, as often as they were."""
+def parked() -> list[tuple[int, Any]]:
+    """Return number and errors of the broker's messages that were parked, as often as they were."""
     rows = models.ParkedRequest.objects.filter(origin=BROKER_QUEUE)
-    return [
-        Answer(number_of(each.message_id), reason=reason_of(each.errors))
-        for each in rows
-        for _ in range(each.times)
-    ]
-
-
-def number_of(message_id: str) -> int:
-    """Return the number of the sample that was published under this id; -1 if none was."""
-    number = message_id.removeprefix("demo-")
-    return int(number) if number.isdecimal() else -1
+    return [(int(each.message_id), each.errors) for each in rows for _ in range(each.times)]
 
 
 @dataclass(slots=True)
@@ -457,89 +394,69 @@ class Evidence:
     """All of it, gathered when everything had come to its end."""
 
     traffic: Traffic
-    rows: Mapping[str, Any]
-    parked: Sequence[Answer]
-    # By channel the servers, with what they accepted and when it came.
-    witnesses: Mapping[str, Sequence[Any]]
+    rows: dict[str, Any]
+    parked: Sequence[tuple[int, Any]]
+    # What strangers accepted, as often as they did: by channel, which, and when.
+    arrivals: Sequence[tuple[str, str, float]]
     unsigned: int
-    # What the killed dispatcher had begun to send.
-    unfinished: Sequence[str]
     messages: int
-    exit_codes: Sequence[int]
-
-    @property
-    def refused(self) -> list[Answer]:
-        """Everything that was refused, by whichever way it had come."""
-        return [*(each for each in self.traffic.answers if not each.id), *self.parked]
-
-    @property
-    def sent(self) -> set[tuple[str, str]]:
-        """Channel and id of what the table calls sent."""
-        return {(row.channel, id_) for id_, row in self.rows.items() if row.status == SENT}
-
-    @property
-    def in_doubt(self) -> set[tuple[str, str]]:
-        return {(row.channel, id_) for id_, row in self.rows.items() if row.is_doubtful}
-
-    def seen(self) -> Iterator[tuple[str, str, float]]:
-        """Yield channel, id and when for all that strangers accepted, as often."""
-        for channel, servers in self.witnesses.items():
-            for each in servers:
-                for id_ in Counter(each.accepted).elements():
-                    yield channel, id_, each.began_at.get(id_, 0.0)
 
     def is_final(self, id_: str) -> bool:
         return id_ in self.rows and self.rows[id_].status in models.FINAL_STATUSES
 
 
-def figures(found: Evidence) -> dict[str, Any]:
+def report(found: Evidence) -> list[Row]:
     """Count what came of the requests."""
-    rows = list(found.rows.values())
-    sent = Counter(channel for channel, _ in found.sent)
-    status = Counter(row.status for row in rows)
-    suppressed = sum(row.outcome == "suppressed" for row in rows)
+    rows = found.rows.values()
+    sent = Counter(row.channel for row in rows if row.status == SENT)
+    ended = Counter("suppressed" if row.outcome == "suppressed" else row.status for row in rows)
+    ends = (Status.FAILED, Status.EXPIRED, Status.CANCELLED, "suppressed")
+    not_sent = ", ".join(f"{ended[each]:,} {each.lower()}" for each in ends)
     second = sum(row.status == SENT and row.provider == "sms-second" for row in rows)
-    return {
-        "requests": len(found.traffic.samples), "refused": len(found.refused),
-        "stored": len(rows), "sent": sent.total(), "mails": sent[Channel.EMAIL],
-        "texts": sent[Channel.SMS], "webhooks": sent[Channel.WEBHOOK], "failed_over": second,
-        "retried": sum(row.attempts > 1 for row in rows), "failed": status[Status.FAILED],
-        "expired": status[Status.EXPIRED], "suppressed": suppressed,
-        "cancelled": status[Status.CANCELLED] - suppressed,
-        "doubtful": len(found.in_doubt), "doubtful_sent": len(found.in_doubt & found.sent),
-    }  # fmt: skip
+    doubtful = [row for row in rows if row.is_doubtful]
+    kept = sum(row.status == SENT for row in doubtful)
+    return [
+        Row("requests", len(found.traffic.samples), "by REST and broker"),
+        Row("refused", len(found.traffic.refused) + len(found.parked), "of them"),
+        Row("stored", len(rows), "the others came for the second time"),
+        Row("sent", sent.total(), ", ".join(f"{sent[each]:,} by {each}" for each in Channel)),
+        Row("failed over", second, "texts, sent by the second provider"),
+        Row("retried", sum(row.attempts > 1 for row in rows), "in more than one attempt"),
+        Row("not sent", sum(ended[each] for each in ends), not_sent),
+        Row("in doubt", len(doubtful), f"lost their answer; {kept:,} of them were sent once"),
+    ]
 
 
 # What must hold
 
 # What a stranger sees a moment after the dispatcher looked at its clock.
 TRAVEL_SECONDS: Final = 0.5
-TOO_LATE: Final = "expiresAt: is in the past"
+TOO_LATE: Final = [{"path": "expiresAt", "message": "is in the past"}]
 
 
 def check(found: Evidence) -> Iterator[Check]:
     """Yield every check; the run is good if all have passed."""
     yield from _of_intake(found)
     yield from _of_sending(found)
-    ended = [id_ for id_ in found.unfinished if found.is_final(id_)]
-    said = f"{len(ended)} of {len(found.unfinished)} sends that it had in flight have ended"
-    yield Check("killed dispatcher", len(ended) == len(found.unfinished) > 0, said)
+    cut = [id_ for id_, row in found.rows.items() if row.was_interrupted]
+    ended = [id_ for id_ in cut if found.is_final(id_)]
+    said = f"{len(ended)} of {len(cut)} sends that it had in flight have ended"
+    yield Check("killed dispatcher", len(ended) == len(cut) > 0, said)
     yield Check("queues empty", not found.messages, f"{found.messages} messages are left in them")
-    yield stopped(found.exit_codes)
 
 
 def _of_intake(found: Evidence) -> Iterator[Check]:
     traffic, samples = found.traffic, {each.number: each for each in found.traffic.samples}
     wrong = {number for number, each in samples.items() if each.kind == "wrong"}
-    refused = {each.number for each in found.refused}
-    too_late = {each.number for each in found.refused if each.reason == TOO_LATE}
-    # A code may have expired when its request arrived.
-    late = {number for number in too_late if samples[number].kind == "code"}
+    errors = traffic.refused | dict(found.parked)
+    refused = errors.keys()
     said = f"{len(wrong):,} of the file are wrong, {len(refused):,} were refused"
     yield none_of("wrong, accepted", wrong - refused, said)
+    # A code may have expired when its request arrived.
+    late = {each for each in refused if errors[each] == TOO_LATE and samples[each].kind == "code"}
     said = f"{len(late)} more had expired on the way" if late else "all others were accepted"
     yield none_of("right, refused", refused - wrong - late, said)
-    numbers = [each.number for each in found.parked]
+    numbers = [number for number, _ in found.parked]
     said = f"{len(numbers):,} of {traffic.published:,} published, each once"
     yield none_of("parked twice", repeated(numbers), said, and_also=traffic.is_taken)
     yield none_of("odd answers", traffic.surprises, "nothing but 202 and 400")
@@ -553,26 +470,24 @@ def _of_intake(found: Evidence) -> Iterator[Check]:
 
 
 def _of_sending(found: Evidence) -> Iterator[Check]:
-    rows, seen, cancelled = found.rows, list(found.seen()), found.traffic.cancelled
-    promised = {each.id for each in found.traffic.answers if each.id} | rows.keys()
+    rows, cancelled = found.rows, found.traffic.cancelled
+    promised = {*found.traffic.accepted.values(), *rows}
     lost = [id_ for id_ in promised if not found.is_final(id_)]
     yield none_of("lost", lost, f"{len(promised):,} accepted, each has come to an end")
-    twice, received = repeated(id_ for _, id_, _ in seen), {id_ for _, id_, _ in seen}
-    said = f"though of {len(found.in_doubt)} one could not know whether they were"
-    yield none_of("sent twice", twice, said)
-    arrived, sent = {(channel, id_) for channel, id_, _ in seen}, found.sent
+    sent = {(row.channel, id_) for id_, row in rows.items() if row.status == SENT}
+    in_doubt = {(row.channel, id_) for id_, row in rows.items() if row.is_doubtful}
+    said = f"though of {len(in_doubt)} one could not know whether they were"
+    yield none_of("sent twice", repeated(id_ for _, id_, _ in found.arrivals), said)
+    arrived = {(channel, id_) for channel, id_, _ in found.arrivals}
     unseen = [id_ for _, id_ in sent - arrived]
     yield none_of("sent, not seen", unseen, f"{len(sent):,} sent, each was received")
-    in_doubt = found.in_doubt - sent
+    in_doubt -= sent
     unsaid = [id_ for _, id_ in arrived - sent - in_doubt]
-    said = f"{len(received):,} received: sent, or {len(arrived & in_doubt)} recorded as in doubt"
+    said = f"{len(arrived):,} received: sent, or {len(arrived & in_doubt)} recorded as in doubt"
     yield none_of("seen, not sent", unsaid, said)
-    late = {id_ for _, id_, at in seen if id_ in rows and _is_late(rows[id_], at)}
+    ends = {id_: row.expires_at.timestamp() for id_, row in rows.items() if row.expires_at}
+    late = {id_ for _, id_, at in found.arrivals if at > ends.get(id_, at) + TRAVEL_SECONDS}
     yield none_of("sent late", late, "nothing arrived after its expiresAt")
-    unwanted = received & set(cancelled)
+    unwanted = {id_ for _, id_ in arrived} & set(cancelled)
     yield none_of("cancelled, sent", unwanted, f"{len(cancelled)} were cancelled with DELETE")
     yield Check("unsigned 0", not found.unsigned, "every webhook had a valid signature")
-
-
-def _is_late(row: Any, began_at: float) -> bool:
-    return row.expires_at is not None and began_at > row.expires_at.timestamp() + TRAVEL_SECONDS

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from django.db.models import Count, F, Max
+from django.db.models import Count, F, Max, QuerySet
+from django.utils import timezone
 
 from delayed_queue import PeriodicSchedule
-from delayed_queue.models import DeadLetter, Schedule
-from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
+from delayed_queue.models import DeadLetter, Message, Schedule
 from delayed_queue.tasks.models import TaskResult
 from example_project import shop
-from example_project.demo import database
-from example_project.demo.checks import Check, Outcome, none_of, repeated, stopped
-from example_project.demo.stage import Act, Child, Stage
+from example_project.demo.report import Check, Outcome, Row, none_of, repeated
+from example_project.demo.stage import Act, Child, Stage, database_now, messages_of
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from example_project.orders import OrderLine, read_valid
 from example_project.shop import invoices_queue, queue, sales_queue
@@ -43,23 +40,12 @@ SERVING: Final = (
     *(part for each in (sales_queue, invoices_queue, queue) for part in ("--queue", each.name)),
     "--concurrency", "8", "--lease", "5", "--poll-interval", "1", "--shutdown-timeout", "5",
 )  # fmt: skip
-# Shares of the time: of the edit; from when on a worker is killed that has two messages in flight;
-# and from when on one will do.
-EDIT_FROM, KILL_FROM, KILL_ANY_FROM = 0.3, 0.35, 0.5
-ARRIVAL_SECONDS: Final = 0.02
+# How much of the messages is left at the edit, and when a worker is killed.
+EDIT_AT, KILL_AT = 0.7, 0.65
+# What a worker had sent when it was killed still arrives.
+ARRIVAL_SECONDS: Final = 0.1
 PARTICULARS: Final = attrgetter("customer", "amount", "currency")
-# More than any demo offers: counts are exact below the cap.
-CAP: Final = 1_000_000
 BEFORE, AFTER = PeriodicSchedule(timedelta(seconds=5)), PeriodicSchedule(timedelta(seconds=3))
-_ROWS: Final = (
-    ("paid", "{paid:>7,}  in time, their messages dropped; {refused:,} came too late"),
-    ("invoices", "{invoices:>7,}  of large payments, each written by a task"),
-    ("closed", "{closed:>7,}  unpaid at their deadline"),
-    ("dead", "{dead:>7,}  {reasons}"),
-    ("delivered", "{delivered:>7,}  times, {again:,} of them after a timeout or the kill"),
-    ("lateness", "p50 {late_p50_ms:,.0f} ms, p99 {late_p99_ms:,.0f} ms, from due to handler"),
-    ("took", "{seconds:.0f} s"),
-)
 
 
 @dataclass
@@ -76,18 +62,15 @@ class OrdersAct(Act):
     name = "orders"
     introduction = "each is closed at its deadline unless paid by then; a worker is killed"
 
-    def clear(self) -> None:
-        """Delete the orders and records, messages, dead letters and results of an earlier run."""
-        Schedule.objects.filter(kind=sales_queue.kind).delete()
-        for each in (queue, sales_queue, invoices_queue):
-            each.drop_all_messages(DROP_ALL_CONFIRMATION)
-            each.prune_dead_letters(timedelta(0))
+    def leftovers(self) -> Iterator[QuerySet[Any]]:
+        yield Schedule.objects.filter(kind=sales_queue.kind)
+        yield from messages_of(queue.kind, sales_queue.kind, invoices_queue.kind)
+        yield TaskResult.objects.filter(task=write_invoice.module_path)
         for model in (Order, Delivery, Closing, Invoice, SalesReport):
-            model.objects.all().delete()
-        TaskResult.objects.filter(task=write_invoice.module_path).delete()
+            yield model.objects.all()
 
     def run(self, stage: Stage) -> Outcome:
-        began, step = time.monotonic(), stage.console.step
+        step = stage.console.step
         lines, rejects = read_valid(self.input, self.orders, self.rejects, stage.console.warn)
         step("input", f"{self.input.name}: {len(lines):,} orders")
         # As an operator makes one: a row, which the workers keep installed.
@@ -97,88 +80,65 @@ class OrdersAct(Act):
         )  # fmt: skip
         # Or a short run on a busy machine is over before there is a worker to kill.
         workers = stage.start_workers(self.workers, "worker", *SERVING)
-        clock = open_shop(lines, self.seconds)
+        orders = orders_of(lines, self.seconds)
         offered = sum(
-            shop.place([clock.order(each) for each in lines[start : start + LOADED_AT_ONCE]])
-            for start in range(0, len(lines), LOADED_AT_ONCE)
+            shop.place(orders[start : start + LOADED_AT_ONCE])
+            for start in range(0, len(orders), LOADED_AT_ONCE)
         )
         step("offered", f"{offered:,} orders, each with the message to close it")
+        state = partial(state_of, max(each.close_at for each in orders))
         with stage.threads() as customers:
-            for start in range(CUSTOMERS):
-                customers.play(shop.pay, clock.payments(lines[start::CUSTOMERS]))
-            watch = partial(stage.wait, state=partial(state_of, clock))
-            watch(lambda: clock.share >= EDIT_FROM)
+            paying = [(each.pays_at.timestamp(), each.order_id) for each in orders if each.pays_at]
+            customers.play(shop.pay, sorted(paying), CUSTOMERS)
+            stage.wait(lambda: _left(queue) <= EDIT_AT * offered, state)
             # As the admin saves its form.
             schedule.expression = "3s"
             schedule.save()
             step("edit", "the sales report comes every 3 s, not every 5 s")
-            kill = kill_one(stage, workers, clock, watch) if self.kills else None
-            watch(_is_over)
-        more = {"rejected_lines": rejects, "seconds": time.monotonic() - began}
-        return report(lines, offered, stage.stop(workers), kill, **more)
+            stage.wait(lambda: _left(queue) <= KILL_AT * offered, state)
+            kill = kill_one(stage, workers, state) if self.kills else None
+            stage.wait(_is_over, state)
+        stage.stop(workers)
+        return report(lines, offered, kill, rejects)
 
 
-@dataclass(frozen=True, slots=True)
-class ShopClock:
-    """``first`` of the file is ``opened_at`` here; from then on time passes ``speed`` x faster."""
-
-    first: datetime
-    opened_at: datetime
-    length: timedelta
-    speed: float
-    # The database's clock, by which messages fall due, against this machine's.
-    ahead: timedelta
-
-    @property
-    def share(self) -> float:
-        """How much of the run is over, from 0 to 1."""
-        return (datetime.now(UTC) + self.ahead - self.opened_at) / self.length
-
-    def at(self, instant: datetime) -> datetime:
-        """Return when an instant of the file comes, in whole milliseconds as a queue keeps it."""
-        millisecond = timedelta(milliseconds=1)
-        return self.opened_at + (instant - self.first) / self.speed // millisecond * millisecond
-
-    def order(self, line: OrderLine) -> Order:
-        """Return the order as it is stored, its times those of this run."""
-        return Order(
-            order_id=line.order_id, customer=line.customer, amount=line.amount,
-            currency=line.currency, created_at=self.at(line.created_at),
-            close_at=self.at(line.close_at), pays_at=line.pays_at and self.at(line.pays_at),
-        )  # fmt: skip
-
-    def payments(self, lines: Sequence[OrderLine]) -> list[tuple[float, str]]:
-        """Return which of the orders are paid, and when by the clock of this machine."""
-        paid = [(each.pays_at, each.order_id) for each in lines if each.pays_at]
-        return sorted(((self.at(at) - self.ahead).timestamp(), order) for at, order in paid)
-
-
-def open_shop(lines: Sequence[OrderLine], seconds: float | None) -> ShopClock:
-    """Return the clock of a run of so many seconds, which begins when all can be stored."""
+def orders_of(lines: Sequence[OrderLine], seconds: float | None) -> list[Order]:
+    """Return the orders with the times of this run, in which the file's pass in so many seconds."""
     first = min(each.created_at for each in lines)
     span = max(each.close_at for each in lines) - first
     length = timedelta(seconds=seconds or max(SECONDS, len(lines) / ORDERS_PER_SECOND))
-    lead = timedelta(seconds=1 + len(lines) / LOADED_PER_SECOND)
-    now = database.now()
-    return ShopClock(first, now + lead, length, span / length, now - datetime.now(UTC))
+    # Not before all of them can be stored.
+    opens_at = database_now() + timedelta(seconds=1 + len(lines) / LOADED_PER_SECOND)
+
+    def at(instant: datetime) -> datetime:
+        # In whole milliseconds, as a queue keeps it.
+        passed = (instant - first) / span * length
+        return opens_at + passed // timedelta(milliseconds=1) * timedelta(milliseconds=1)
+
+    return [
+        Order(
+            order_id=each.order_id, customer=each.customer, amount=each.amount,
+            currency=each.currency, created_at=at(each.created_at), close_at=at(each.close_at),
+            pays_at=each.pays_at and at(each.pays_at),
+        )
+        for each in lines
+    ]  # fmt: skip
 
 
-def state_of(clock: ShopClock) -> str:
+def state_of(last_deadline: datetime) -> str:
     """Say how things stand; before anything is due, the time is what moves."""
-    second = min(clock.share, 1) * clock.length.total_seconds()
     states = dict(Order.objects.values_list("state").annotate(Count("pk")))
     paid, closed = (states.get(each, 0) for each in ("paid", "closed"))
-    found = queue.stats(cap=CAP)
+    found = queue.stats()
+    still = max((last_deadline - timezone.now()).total_seconds(), 0)
     return (
-        f"{found.scheduled:,} not yet due, {found.due:,} due, {found.leased:,} leased; "
-        f"{paid:,} paid, {closed:,} closed, {found.dead:,} dead; "
-        f"{Invoice.objects.count():,} invoices; second {second:.0f}"
+        f"{found.scheduled:,} wait, {found.due:,} due, {found.leased:,} leased; "
+        f"{paid:,} paid, {closed:,} closed, {found.dead:,} dead; {still:.0f} s to go"
     )
 
 
 def _left(*queues: Any) -> int:
-    stats = [each.stats(cap=CAP) for each in queues]
-    return sum(each.scheduled + each.due + each.leased for each in stats)
+    return Message.objects.filter(kind__in=[each.kind for each in queues]).count()
 
 
 def _is_over() -> bool:
@@ -193,143 +153,108 @@ class Kill(NamedTuple):
     killed_at: datetime
 
 
-def kill_one(
-    stage: Stage, workers: list[Child], clock: ShopClock, watch: Callable[..., None]
-) -> Kill | None:
-    """Kill a worker that has messages in flight, unless the run is over before any has."""
-    suspended: list[Child] = []
-
-    def is_suspended() -> bool:
-        """Suspend the one with the most; what ends by then had been sent before, and arrives."""
-        worker = max(workers, key=_in_flight)
-        if _in_flight(worker) < (1 if clock.share >= KILL_ANY_FROM else 2):
-            return clock.share >= 1 and _is_over()
-        worker.send_signal(signal.SIGSTOP)
+def kill_one(stage: Stage, workers: list[Child], state: Callable[[], str]) -> Kill | None:
+    """Kill the busiest worker; the next one, if it had just done all; None if the run is over."""
+    while True:
+        stage.wait(lambda: any(map(_in_flight, workers)) or _is_over(), state)
+        if _is_over():
+            return None
+        victim = max(workers, key=_in_flight)
+        workers.remove(victim)
+        workers.append(stage.kill(victim, *SERVING))
+        kill = Kill(victim.pid, database_now())
         time.sleep(ARRIVAL_SECONDS)
-        if _in_flight(worker):
-            suspended.append(worker)
-        else:
-            worker.send_signal(signal.SIGCONT)
-        return bool(suspended)
-
-    watch(lambda: clock.share >= KILL_FROM)
-    # A message is in flight for milliseconds: a few looks a second would meet none.
-    watch(is_suspended, every=ARRIVAL_SECONDS)
-    if not suspended:
-        return None
-    [victim] = suspended
-    said = f"worker {victim.pid} by SIGKILL with {_in_flight(victim)} messages in flight"
-    workers.append(stage.replace(victim, *SERVING))
-    stage.console.step("kill", f"{said}; {workers[-1].pid} takes its place")
-    return Kill(victim.pid, database.now())
-
-
-def _unfinished(worker: int) -> set[str]:
-    found = Delivery.objects.filter(worker=worker, outcome=Delivery.Outcome.UNFINISHED)
-    return set(found.values_list("order_id", flat=True))
+        if _in_flight(victim):
+            return kill
 
 
 def _in_flight(worker: Child) -> int:
-    return len(_unfinished(worker.pid))
+    return _unfinished(worker.pid).count()
+
+
+def _unfinished(worker: int) -> QuerySet[Delivery]:
+    return Delivery.objects.filter(worker=worker, outcome=Delivery.Outcome.UNFINISHED)
 
 
 # Afterwards
 
 
 def report(
-    lines: Sequence[OrderLine], offered: int, codes: Sequence[int], kill: Kill | None, **more: Any
+    lines: Sequence[OrderLine], offered: int, kill: Kill | None = None, rejects: int = 0
 ) -> Outcome:
     """Count in the database, and compare with the file line by line."""
+    stored = {order.order_id: order for order in Order.objects.all()}
     letters = DeadLetter.objects.filter(kind=queue.kind)
     dead = set(letters.values_list("key", flat=True))
-    stored = {order.order_id: order for order in Order.objects.all()}
-    ends = {each.order_id: _end(stored.get(each.order_id), dead) for each in lines}
-    counts = Counter(ends.values())
-    refused = [each for each in lines if each.pay_after and ends[each.order_id] != "paid"]
-    late = sum(not each.is_paid_in_time for each in refused)
-    reasons = dict(letters.values_list("reason").annotate(Count("pk")))
-    returns = kill and {"worker": kill.worker, **_returns(kill)}
-    figures = {
-        "orders": len(lines), "offered": offered,
-        **{each: counts[each] for each in ("paid", "closed", "dead", "lost")},
-        "late_payments": late, "missed_payments": len(refused) - late, "refused": len(refused),
-        "dead_reasons": reasons,
-        "reasons": "; ".join(f"{count:,} {reason}" for reason, count in reasons.items()),
-        "invoices": Invoice.objects.count(), **_deliveries(), "kill": returns, **more,
-    }  # fmt: skip
-    checks = [
-        *_of_orders(lines, stored, ends),
-        *_of_messages(figures, len(stored), len(dead)),
-        *_of_invoices({each.order_id for each in stored.values() if _is_invoiced(each)}),
-        *_of_ticks(),
-        *_of_kill(returns),
-        stopped(codes),
+    reasons = letters.values_list("reason").annotate(count=Count("pk"))
+    paid, closed = _in_state(stored, Order.State.PAID), _in_state(stored, Order.State.CLOSED)
+    rows = [
+        Row("orders", len(lines), f"in the file, beside {rejects:,} lines that are none"),
+        Row("paid", len(paid), "in time, their messages dropped"),
+        Row("refused", sum(bool(each.pay_after) for each in lines) - len(paid), "as too late"),
+        Row("invoices", Invoice.objects.count(), "of large payments, each written by a task"),
+        Row("closed", len(closed), "unpaid at their deadline"),
+        Row("dead", len(dead), "; ".join(f"{count:,} {reason}" for reason, count in reasons)),
+        *_deliveries(),
     ]
-    return Outcome(figures, _ROWS, checks)
+    checks = [
+        *_of_orders(lines, stored, dead),
+        *_of_messages(len(lines), offered, stored, dead),
+        *_of_invoices({each for each in paid if stored[each].amount >= shop.INVOICED_FROM}),
+        *_of_ticks(),
+        *(_of_kill(each) for each in [kill] if each),
+    ]
+    return Outcome(rows, checks)
 
 
-def _end(order: Order | None, dead: set[str]) -> str:
-    """Return how an order ended: open ones are lost unless they are dead letters."""
-    if order is None:
-        return "lost"
-    if order.state == Order.State.OPEN:
-        return "dead" if order.order_id in dead else "lost"
-    return order.state
+def _in_state(stored: Mapping[str, Order], state: Order.State) -> set[str]:
+    return {order_id for order_id, order in stored.items() if order.state == state}
 
 
-def _deliveries() -> dict[str, Any]:
-    """Return how many there were, and how late, on the database's clock."""
+def _deliveries() -> Iterator[Row]:
+    """Count them, and how late they were, on the database's clock."""
     rows = list(Delivery.objects.values_list("attempt", "due_at", "started_at"))
+    again = sum(attempt > 1 for attempt, _, _ in rows)
     late = sorted((started - due).total_seconds() * 1000 for _, due, started in rows)
     p50, p99 = (late[math.ceil(len(late) * at) - 1] if late else 0.0 for at in (0.5, 0.99))
-    again = sum(attempt > 1 for attempt, _, _ in rows)
-    return {"delivered": len(rows), "again": again, "late_p50_ms": p50, "late_p99_ms": p99}
-
-
-def _returns(kill: Kill) -> dict[str, Any]:
-    """Return how many of the killed worker's deliveries came back, and how soon the last."""
-    cut = _unfinished(kill.worker)
-    back = Delivery.objects.filter(order_id__in=cut, started_at__gt=kill.killed_at)
-    back = back.exclude(outcome=Delivery.Outcome.UNFINISHED)
-    last = back.aggregate(last=Max("started_at"))["last"] or kill.killed_at
-    came_back = back.values("order_id").distinct().count()
-    seconds = (last - kill.killed_at).total_seconds()
-    return {"in_flight": len(cut), "came_back": came_back, "seconds": seconds}
+    yield Row("delivered", len(rows), f"times, {again:,} of them after a timeout or the kill")
+    yield Row("late p50 ms", p50, "from due to handler")
+    yield Row("late p99 ms", p99)
 
 
 def _of_orders(
-    lines: Sequence[OrderLine], stored: dict[str, Order], ends: dict[str, str]
+    lines: Sequence[OrderLine], stored: Mapping[str, Order], dead: set[str]
 ) -> Iterator[Check]:
-    counts = Counter(ends.values())
-    lost = [order_id for order_id, end in ends.items() if end == "lost"]
-    said = " + ".join(f"{counts[end]:,} {end}" for end in ("paid", "closed", "dead"))
-    yield none_of("lost", lost, f"{said} = {len(lines):,} orders in the file")
+    paid, closed = _in_state(stored, Order.State.PAID), _in_state(stored, Order.State.CLOSED)
+    ended = paid | closed | (dead & stored.keys())
+    lost = [each.order_id for each in lines if each.order_id not in ended]
+    said = f"{len(paid):,} paid + {len(closed):,} closed + {len(dead):,} dead = {len(lines):,}"
+    yield none_of("lost", lost, f"{said} orders in the file")
     closings = list(Closing.objects.values_list("order_id", flat=True))
-    closed = {each.order_id for each in stored.values() if each.state == Order.State.CLOSED}
     said = f"{len(closings):,} closings for {len(closed):,} closed orders"
     yield none_of("closed twice", repeated(closings), said, and_also=set(closings) == closed)
     early = Order.objects.filter(closed_at__lt=F("close_at")).values_list("order_id", flat=True)
     yield none_of("closed early", early, "never before the deadline")
-    paid = {each.order_id for each in lines if ends[each.order_id] == "paid"}
-    in_time = {each.order_id for each in lines if each.is_paid_in_time}
-    yield none_of("wrongly paid", paid - in_time, "only what the file pays before its deadline")
-    pairs = [(each, stored[each.order_id]) for each in lines if each.order_id in stored]
-    altered = [line.order_id for line, own in pairs if PARTICULARS(line) != PARTICULARS(own)]
+    wrong = paid - {each.order_id for each in lines if each.is_paid_in_time}
+    yield none_of("wrongly paid", wrong, "only what the file pays before its deadline")
+    altered = [
+        line.order_id
+        for line in lines
+        if (own := stored.get(line.order_id)) and PARTICULARS(own) != PARTICULARS(line)
+    ]
     yield none_of("altered", altered, "customer, amount, currency as in the file")
 
 
-def _of_messages(figures: dict[str, Any], stored: int, dead: int) -> Iterator[Check]:
-    is_whole = figures["orders"] == stored == figures["offered"]
-    said = f"{figures['offered']:,} messages for {stored:,} orders in the database"
-    yield Check("offered", is_whole, said)
-    said = f"{dead:,}, one for each of the {figures['dead']:,} orders left open"
-    yield Check("dead letters", dead == figures["dead"], said)
+def _of_messages(
+    orders: int, offered: int, stored: Mapping[str, Order], dead: set[str]
+) -> Iterator[Check]:
+    said = f"{offered:,} messages for {len(stored):,} orders in the database"
+    yield Check("offered", orders == len(stored) == offered, said)
+    unpaid = _in_state(stored, Order.State.OPEN)
+    said = f"{len(dead):,}, one for each of the {len(unpaid):,} orders left open"
+    yield Check("dead letters", dead == unpaid, said)
     left = _left(queue)
     yield Check("queue empty", not left, f"{left:,} messages left in it")
-
-
-def _is_invoiced(order: Order) -> bool:
-    return order.state == Order.State.PAID and order.amount >= shop.INVOICED_FROM
 
 
 def _of_invoices(due: set[str]) -> Iterator[Check]:
@@ -358,8 +283,12 @@ def _of_ticks() -> Iterator[Check]:
     yield none_of("outdated ticks", outdated, "none of the old schedule after the edit")
 
 
-def _of_kill(returns: dict[str, Any] | None) -> Iterator[Check]:
-    if returns is not None:
-        said = "{came_back} of {in_flight} in flight came back, the last after {seconds:.1f} s"
-        passed = returns["came_back"] == returns["in_flight"]
-        yield Check("killed worker", passed, said.format(**returns))
+def _of_kill(kill: Kill) -> Check:
+    """All that was in flight in the killed worker must have been delivered again, and ended."""
+    cut = set(_unfinished(kill.worker).values_list("order_id", flat=True))
+    again = Delivery.objects.filter(order_id__in=cut, started_at__gt=kill.killed_at)
+    back = again.exclude(outcome=Delivery.Outcome.UNFINISHED)
+    found = back.aggregate(count=Count("order_id", distinct=True), last=Max("started_at"))
+    seconds = ((found["last"] or kill.killed_at) - kill.killed_at).total_seconds()
+    said = f"{found['count']} of {len(cut)} in flight came back, the last after {seconds:.1f} s"
+    return Check("killed worker", found["count"] == len(cut) > 0, said)

@@ -5,33 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 import tempfile
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from django.db import transaction
 from django.db.models import Count, QuerySet
 
-from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications.models import OPEN_STATUSES, Notification, Status, queue_name
-from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.spark.models import ArchiveManifest
 from example_project.data import make_campaign, make_vouchers
-from example_project.demo.checks import Check, Outcome, none_of, repeated, stopped
-from example_project.demo.child import ANSWER
-from example_project.demo.console import DemoError
 from example_project.demo.jobs import ORDERS_TOPIC
-from example_project.demo.notifications import forget
-from example_project.demo.stage import WORKER, Act, Stage
+from example_project.demo.notifications import leftovers_of
+from example_project.demo.report import Check, Outcome, Row, none_of, repeated
+from example_project.demo.stage import WORKER, Act, Stage, messages_of
 from example_project.models import ExpiredVoucher
 from example_project.samples import set_up
 from example_project.shop import vouchers
@@ -43,38 +34,35 @@ SERVING: Final = (
     "--no-cron", *(each for name in (*QUEUES, vouchers.name) for each in ("--queue", name)),
 )  # fmt: skip
 NOTIFICATIONS: Final = "delayed_queue_notification"
-# The commands, as a data engineer types them.
+# The commands, as a data engineer types them, in a directory LAKE.
 IMPORT_CAMPAIGN: Final = (
-    "import {lake}/campaign.jsonl --queue {tenant} --map id=key --target "
-    "delayed_queue.notifications.intake:import_rows --quarantine {lake}/quarantine"
+    f"import LAKE/campaign.jsonl --queue {TENANT} --map id=key --target "
+    "delayed_queue.notifications.intake:import_rows --quarantine LAKE/quarantine"
 )
 IMPORTS: Final = (
     IMPORT_CAMPAIGN,
-    "import {lake}/vouchers.parquet --queue {vouchers.name} --map number=key --over 6s "
-    "--quarantine {lake}/quarantine",
+    f"import LAKE/vouchers.parquet --queue {vouchers.name} --map number=key --over 6s "
+    "--quarantine LAKE/quarantine",
     IMPORT_CAMPAIGN,
 )
 # What is this act's own, and of the act of the jobs the calls that closed orders. Nothing else: the
 # database may be somebody's.
-_TO: Final = "--older-than 1ms --to {lake}/archive"
+_TO: Final = "--older-than 1ms --to LAKE/archive"
 ARCHIVES: Final = (
-    f"archive dead-letters --only 'pKind={{vouchers.kind}}' {_TO}",
+    f"archive dead-letters --only 'pKind={vouchers.kind}' {_TO}",
     f"archive callback-attempts --only topic={ORDERS_TOPIC} {_TO}",
-    f"archive {NOTIFICATIONS} --age ended_at --only tenant={{tenant}} {_TO}",
-    "report --archive {lake}/archive/delayed_queue_dead_letter "
-    f"--events {{lake}}/archive/{NOTIFICATIONS} --map channel=kind --map send_at=scheduled_at "
-    "--map ended_at=finished_at --map status=outcome --map outcome=reason --out {lake}/report",
+    f"archive {NOTIFICATIONS} --age ended_at --only tenant={TENANT} {_TO}",
+    "report --archive LAKE/archive/delayed_queue_dead_letter "
+    f"--events LAKE/archive/{NOTIFICATIONS} --map channel=kind --map send_at=scheduled_at "
+    "--map ended_at=finished_at --map status=outcome --map outcome=reason --out LAKE/report",
 )
+STARTS: Final = "starts: Java and a session of it take about ten seconds"
+# Lines of Spark's log: how far a command is, and what it answers.
+_PROGRESS: Final = re.compile(r"^\[ *[\d.]+ s\] (.*)$", re.MULTILINE)
+_ANSWER: Final = re.compile(r"^\{.*\}$", re.MULTILINE)
 # A step of Spark may say nothing for as long, on a machine that has more to do.
 TIMEOUT_FACTOR: Final = 3
-QUARANTINED: Final = 3
 PARTS: Final = ("created", "updated", "ignored", "duplicates", "quarantined")
-_ROWS: Final = (
-    ("campaign", "{campaign[created]:>7,}  stored, {campaign[quarantined]:,} bad put aside"),
-    ("vouchers", "{vouchers[created]:>7,}  offered: {expired:,} expired, {dead:,} dead letters"),
-    ("archived", "{archived:>7,}  rows; archive and report are in {lake}"),
-    ("took", "{seconds:.0f} s"),
-)
 
 
 class PipelineAct(Act):
@@ -86,23 +74,19 @@ class PipelineAct(Act):
     def __init__(self) -> None:
         self._spark: Spark | None = None
 
-    @transaction.atomic
-    def clear(self) -> None:
-        """Delete what an earlier run left, also of an archive that it did not finish."""
-        forget(TENANT, [f"{queue}|json" for queue in QUEUES])
-        vouchers.drop_all_messages(DROP_ALL_CONFIRMATION)
-        DeadLetter.objects.filter(kind=vouchers.kind).delete()
-        ExpiredVoucher.objects.all().delete()
-        ArchiveManifest.objects.filter(destination__contains=f"/{LAKE_PREFIX}").delete()
-
-    def prepare(self, stage: Stage) -> None:
-        set_up()
+    def leftovers(self) -> Iterator[QuerySet[Any]]:
+        """Yield what an earlier run left, also of an archive that it did not finish."""
+        yield from leftovers_of(TENANT, [f"{queue}|json" for queue in QUEUES])
+        yield from messages_of(vouchers.kind)
+        yield ExpiredVoucher.objects.all()
+        yield ArchiveManifest.objects.filter(destination__contains=f"/{LAKE_PREFIX}")
 
     def warm_up(self, stage: Stage) -> None:
         self._spark = self._spark or Spark(stage)
 
     def run(self, stage: Stage) -> Outcome:
-        began, spark = time.monotonic(), self._spark or Spark(stage)
+        set_up()
+        spark = self._spark or Spark(stage)
         lake = Path(tempfile.mkdtemp(prefix=LAKE_PREFIX))
         stage.console.step("lake", f"{lake}, where the files below are; it stays")
         (lake / "campaign.jsonl").write_bytes(make_campaign.as_bytes())
@@ -110,95 +94,63 @@ class PipelineAct(Act):
         # Not by the providers of the act before: by one that only says so.
         stage.environment |= {"NOTIFICATION_PROVIDERS": "", "NOTIFICATION_RETRIES": ""}
         worker = stage.start("worker", *WORKER, *SERVING)
-        campaign, coupons, again = spark.run(IMPORTS, lake, _is_quiet)
-        expired, expected = ExpiredVoucher.objects.values_list("number", flat=True), to_archive()
-        facts = Facts(campaign, coupons, again, notifications(), expected[0], list(expired))
-        *archives, facts.report = spark.run(ARCHIVES, lake)
-        codes = [*stage.stop([worker]), spark.close()]
-        facts.plots = sorted(str(each) for each in (lake / "report").glob("*.png"))
+        campaign, coupons, again = spark.run(IMPORTS, lake, lambda: not any(_waiting()))
+        expired = list(ExpiredVoucher.objects.values_list("number", flat=True))
+        counts, expected = notifications(), to_archive()
+        *archives, measured = spark.run(ARCHIVES, lake)
+        stage.stop([worker])
+        spark.close()
+        plots = [str(each) for each in (lake / "report").glob("*.png")]
+        facts = Facts(campaign, coupons, again, counts, expected[0], expired, measured, plots)
         counted = zip(archives, expected, to_archive(), strict=True)
         found = [check_archive(*each, lake / "archive") for each in counted]
-        figures = {
-            "campaign": campaign, "again": again, "vouchers": coupons,
-            "expired": len(facts.expired), "dead": facts.dead, "archived": sum(expected),
-            "lake": str(lake), "plots": facts.plots, "seconds": time.monotonic() - began,
-        }  # fmt: skip
-        return Outcome(figures, _ROWS, [*checks(facts), *found, stopped(codes)])
-
-
-def what_is_missing() -> str:
-    """Return what is to be installed before Spark can start; nothing when all is there."""
-    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        return "PySpark is not installed: pip install 'django-delayed-queue[spark,spark-jre]'."
-    from delayed_queue.spark.session import find_java_home
-
-    try:
-        find_java_home()
-    except DelayedQueueError as error:
-        return str(error)
-    return ""
-
-
-# Spark: a process of ``child.py`` that runs commands one after the other
-
-_PROGRESS: Final = re.compile(r"\[ *[\d.]+ s\] (.*)")
+        bad = campaign["quarantined"] + coupons["quarantined"]
+        rows = [
+            Row("campaign", campaign["created"], "notifications stored"),
+            Row("vouchers", coupons["created"], f"offered, {len(expired):,} of which expired"),
+            Row("quarantined", bad, "bad records, put aside"),
+            Row("dead", facts.dead, "vouchers of a shop that is gone"),
+            Row("archived", sum(expected), "rows"),
+            Row("lake", str(lake), "has the archive and the report"),
+        ]
+        return Outcome(rows, [*checks(facts), *found])
 
 
 class Spark:
-    """Tells that process which commands to run, and reads in its log how far it is."""
+    """A process of ``child.py`` that runs commands; its log has how far it is, and the answers."""
 
     def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._child = stage.start("spark", "spark")
-        # How much of its log has been read, and what Spark has said last.
-        self._read, self._said = 0, "starts: Java and a session of it take about ten seconds"
-        stage.console.step("spark", self._said)
+        self._stage, self._child = stage, stage.start("spark", "spark")
+        stage.console.step("spark", STARTS)
 
     def run(
         self, commands: Sequence[str], lake: Path, is_over: Callable[[], bool] = lambda: True
     ) -> list[Any]:
         """Return what these commands of ``queuepipeline`` have answered, once all else is over."""
+        before = len(self._said(_ANSWER))
         for each in commands:
-            shown = each.replace("{lake}/", "").format(tenant=TENANT, vouchers=vouchers)
-            lines = textwrap.wrap(f"queuepipeline {shown}", 86, break_on_hyphens=False)
+            shown = f"queuepipeline {each.replace('LAKE/', '')}"
+            lines = textwrap.wrap(shown, 66, break_on_hyphens=False)
             self._stage.console.step("command", f"\n{'':13}".join(lines))
-            command = each.format(lake=lake, tenant=TENANT, vouchers=vouchers)
-            self._child.tell(json.dumps([*shlex.split(command), "--format", "json"]))
-        answers: list[Any] = []
-
-        def have_answered() -> bool:
-            answers.extend(self._new_answers(lake))
-            return len(answers) == len(commands)
+            self._child.tell(each.replace("LAKE", str(lake)))
 
         def state() -> str:
-            text = f"Spark: {self._said}" if len(answers) < len(commands) else "Spark has done it"
-            left = _open_notifications().count(), _voucher_messages().count()
-            return "{}; {:,} notifications and {:,} vouchers wait".format(text, *left)
+            said = [STARTS, *self._said(_PROGRESS)][-1].replace(f"{lake}/", "")
+            return "{:,} notifications, {:,} vouchers wait; Spark: {}".format(*_waiting(), said)
 
         self._stage.wait(
-            lambda: have_answered() and is_over(), state, TIMEOUT_FACTOR * self._stage.timeout
-        )
-        return answers
+            lambda: len(self._said(_ANSWER)) == before + len(commands) and is_over(), state,
+            TIMEOUT_FACTOR * self._stage.timeout,
+        )  # fmt: skip
+        return [json.loads(each) for each in self._said(_ANSWER)[before:]]
 
-    def _new_answers(self, lake: Path) -> Iterator[Any]:
-        """Take answers and progress out of what it has written since."""
-        text = self._child.log.read_bytes()[self._read :]
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            if line.startswith(ANSWER):
-                code, answer = json.loads(line.removeprefix(ANSWER))
-                if code not in (0, QUARANTINED):
-                    raise DemoError(f"A command of Spark failed after: {self._said}")
-                yield answer
-            elif found := _PROGRESS.fullmatch(line):
-                self._said = found[1].replace(f"{lake}/", "")
+    def _said(self, what: re.Pattern[str]) -> list[str]:
+        return what.findall(self._child.log.read_text(errors="replace"))
 
-    def close(self) -> int:
-        """Have the process end in order, and return its exit code."""
-        self._child.may_end = True
+    def close(self) -> None:
+        """Have the process end in order."""
         self._child.tell("")
-        return self._child.end(20)
+        self._stage.codes.append(self._child.end(20))
 
 
 # What is counted in the database and in the files, apart from what the pipeline says of itself
@@ -218,17 +170,10 @@ def to_archive() -> tuple[int, int, int]:
     return letters.count(), attempts.count(), notifications().total()
 
 
-def _open_notifications() -> QuerySet[Notification]:
-    return Notification.objects.filter(tenant=TENANT, status__in=OPEN_STATUSES)
-
-
-def _voucher_messages() -> QuerySet[Message]:
-    return Message.objects.filter(kind=vouchers.kind)
-
-
-def _is_quiet() -> bool:
-    """Return whether everything that came in has ended."""
-    return not _open_notifications().exists() and not _voucher_messages().exists()
+def _waiting() -> tuple[int, int]:
+    """Return how many notifications and vouchers have not ended."""
+    still_open = Notification.objects.filter(tenant=TENANT, status__in=OPEN_STATUSES)
+    return still_open.count(), Message.objects.filter(kind=vouchers.kind).count()
 
 
 def check_archive(answer: dict[str, Any], expected: int, left: int, lake: Path) -> Check:
@@ -260,8 +205,7 @@ def sha256(path: Path) -> str:
 # What must hold
 
 
-@dataclass(slots=True)
-class Facts:
+class Facts(NamedTuple):
     """The answers of the commands, and what was counted beside them."""
 
     campaign: dict[str, Any]
@@ -271,8 +215,8 @@ class Facts:
     notifications: Counter[tuple[str, str]]
     dead: int
     expired: Sequence[str]
-    report: dict[str, Any] = field(default_factory=dict)
-    plots: Sequence[str] = ()
+    report: dict[str, Any]
+    plots: Sequence[str]
     lines: int = 4008
     records: int = make_vouchers.COUNT
 

@@ -1,38 +1,42 @@
-"""The helper of all acts: it starts processes, waits for what they do, and leaves none behind."""
+"""The helper of all acts: a database, processes that end with the demo, and waits for them."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.contrib.auth.hashers import make_password
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.test.utils import override_settings
 from django.urls import reverse
 
-from delayed_queue.models import Worker
-from example_project.demo import database
-from example_project.demo.checks import Outcome
+from delayed_queue.models import DeadLetter, Message, Worker
 from example_project.demo.clients import Threads
-from example_project.demo.console import Console, Patience, Stalled
+from example_project.demo.report import Console, DemoError, Outcome, Stalled
+from example_project.management.commands.migrate import locks
 
 MANAGE: Final = (sys.executable, "-m", "example_project.demo.child")
 WORKER: Final = ("runqueueworker", "--processes", "0", "--no-color")
 HOST: Final = "127.0.0.1"
-# The port that is tried before any other.
-FIRST_PORT: Final = 8000
 TIMEOUT_SECONDS: Final = 60.0
-START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 0.25
+LOCK: Final = int.from_bytes(b"demo", "big")
 T = TypeVar("T")
 
 
@@ -42,8 +46,9 @@ class Act:
     name: str
     introduction: str
 
-    def clear(self) -> None:
-        """Delete what an earlier run left in the database."""
+    def leftovers(self) -> Iterator[QuerySet[Any]]:
+        """Yield the rows that an earlier run has left, in the order in which they are deleted."""
+        raise NotImplementedError
 
     def prepare(self, stage: Stage) -> None:
         """Open what must be there before any process of the stage is started."""
@@ -55,6 +60,17 @@ class Act:
         """Run from start to end; raises DemoError when it cannot, or does not get on."""
         raise NotImplementedError
 
+    @transaction.atomic
+    def clear(self) -> None:
+        for rows in self.leftovers():
+            rows.delete()
+
+
+def messages_of(*kinds: str) -> Iterator[QuerySet[Any]]:
+    """Yield the messages of these kinds, and their dead letters."""
+    yield Message.objects.filter(kind__in=kinds)
+    yield DeadLetter.objects.filter(kind__in=kinds)
+
 
 class Child(subprocess.Popen[bytes]):
     """A management command as a process of its own, its log in a file."""
@@ -64,7 +80,7 @@ class Child(subprocess.Popen[bytes]):
     may_end = False
 
     def tell(self, line: str) -> None:
-        """Write a line to its input; one that has ended is found by ``Stage.check``."""
+        """Write a line to its input; one that has ended is found by ``check``."""
         assert self.stdin is not None  # noqa: S101 # Stage.start made it
         with suppress(BrokenPipeError):
             self.stdin.write(f"{line}\n".encode())
@@ -86,9 +102,8 @@ class Child(subprocess.Popen[bytes]):
             self.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
-        if self.stdin is not None:
-            self.stdin.close()
-        return self.wait()
+        self.communicate()  # closes its input
+        return self.returncode
 
 
 class Stage:
@@ -102,16 +117,18 @@ class Stage:
     ) -> None:
         self.console, self.timeout = console, timeout
         self.children: list[Child] = []
+        # Exit codes of what was stopped in order, since an act began.
+        self.codes: list[int] = []
         self.environment: dict[str, str] = {}
         self._manage, self._stack = manage, ExitStack()
-        self._ports: list[int] = []
+        self.ports: list[int] = []
         self._threads: list[Threads] = []
 
     def __enter__(self) -> Stage:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.console.erase()
+        self.console.say(ending="")
         with self._stack:
             try:
                 self.stop(self.children)
@@ -125,32 +142,30 @@ class Stage:
 
     def prepare(self, acts: Sequence[Act]) -> None:
         """Start and migrate the database, and clear what the acts left in it before."""
-        self.console.step("database", database.start())
-        self.enter(database.alone())
-        for act in acts:
-            act.clear()
+        self.console.step("database", start_database())
+        self.enter(alone())
         self.directory = Path(self.enter(tempfile.TemporaryDirectory(prefix="delayed-queue-demo-")))
         self.environment = {
             **os.environ,
-            "DATABASE_URL": database.url(),
             "DEBUG": "0",  # under it Django keeps and times every query
             "SECRET_KEY": settings.SECRET_KEY,
             "PYTHONUNBUFFERED": "1",
         }
-        self.login = database.create_login()
+        self.login = _create_login()
         for act in acts:
+            act.clear()
             act.prepare(self)
+        self._allow_calls()
 
-    def allow_calls(self, *ports: int) -> None:
-        """Let this process and those started from now on call these ports of this machine."""
-        self._ports += ports
+    def _allow_calls(self) -> None:
+        """Let this process and those that it starts call the ports of the acts' third parties."""
         known: dict[str, Any] = settings.DELAYED_QUEUE
-        calls = {"ALLOWED_NETWORKS": [f"{HOST}/32"], "ALLOWED_PORTS": list(self._ports)}
+        calls = {"ALLOWED_NETWORKS": [f"{HOST}/32"], "ALLOWED_PORTS": self.ports}
         calls = {**known.get("CALLBACKS", {}), **calls}
         self.enter(override_settings(DELAYED_QUEUE={**known, "CALLBACKS": calls}))
         self.environment |= {
             "CALLBACKS": "1", "CALLBACK_NETWORKS": f"{HOST}/32",
-            "CALLBACK_PORTS": ",".join(map(str, self._ports)),
+            "CALLBACK_PORTS": ",".join(map(str, self.ports)),
         }  # fmt: skip
 
     # Processes
@@ -177,62 +192,62 @@ class Stage:
 
     def start_workers(self, count: int, name: str, *arguments: str) -> list[Child]:
         """Start so many, and return when each has told the database that it is up."""
-        started_at = database.now()
+        started_at = database_now()
         workers = [self.start(name, *WORKER, *arguments) for _ in range(count)]
-        pids = sorted(each.pid for each in workers)
+        pids = [each.pid for each in workers]
         # Since then: a worker that was killed may have left a row with the same pid.
         up = Worker.objects.filter(started_at__gte=started_at, pid__in=pids)
         self.wait(
             lambda: up.count() == count, lambda: f"{up.count()} of {count} processes are up",
-            START_SECONDS,
+            TIMEOUT_SECONDS,
         )  # fmt: skip
         self.console.step(name, f"{count} processes: {', '.join(map(str, pids))}")
         return workers
 
-    def replace(self, killed: Child, *arguments: str) -> Child:
-        """Kill a worker with SIGKILL, and start another in its place."""
-        killed.end()
-        return self.start(killed.name, *WORKER, *arguments)
+    def kill(self, victim: Child, *arguments: str) -> Child:
+        """Kill a worker with SIGKILL, and return another that takes its place."""
+        victim.end()
+        successor = self.start(victim.name, *WORKER, *arguments)
+        said = f"{victim.name} {victim.pid} by SIGKILL; {successor.pid} takes its place"
+        self.console.step("kill", said)
+        return successor
 
-    def stop(self, children: Sequence[Child]) -> list[int]:
-        """Stop with SIGTERM, after a while with SIGKILL; return the codes of those not killed."""
+    def stop(self, children: Sequence[Child]) -> None:
+        """Stop with SIGTERM, after a while with SIGKILL; note the codes of those not killed."""
         ours = [each for each in children if not each.may_end]
         for each in ours:
             each.may_end = True
             each.terminate()
         deadline = time.monotonic() + STOP_SECONDS
-        return [each.end(max(deadline - time.monotonic(), 0)) for each in ours]
+        self.codes += [each.end(max(deadline - time.monotonic(), 0)) for each in ours]
 
-    @contextmanager
-    def threads(self) -> Iterator[Threads]:
-        """Give threads of this process, whose failure ends what is waited for."""
-        with Threads() as found:
-            self._threads.append(found)
-            try:
-                yield found
-            finally:
-                self._threads.remove(found)
+    def threads(self) -> Threads:
+        """Return threads of this process, whose failure ends what is waited for."""
+        self._threads.append(Threads())
+        return self._threads[-1]
 
     # Waiting
 
     def wait(
-        self, until: Callable[[], bool], state: Callable[[], str], timeout: float = 0.0,
-        every: float = LOOK_SECONDS,
-    ) -> None:  # fmt: skip
+        self, until: Callable[[], bool], state: Callable[[], str], timeout: float = 0.0
+    ) -> None:
         """Return once it is true; raise Stalled when the state stays the same, or something fails.
 
-        The state says in words how things stand, and so must change as long as they move.
+        The state says in words how things stand, and so must change as long as they move, however
+        slow the machine is.
         """
-        began, waiting = time.monotonic(), Patience(timeout or self.timeout)
-        shown_at = began
+        timeout = timeout or self.timeout
+        began = moved_at = time.monotonic()
+        seen = ""
         while not until():
             self.check()
-            if time.monotonic() >= shown_at:
-                text = state()
-                waiting.see(text)
-                self.console.progress(f"{time.monotonic() - began:3.0f} s  {text}")
-                shown_at = time.monotonic() + LOOK_SECONDS
-            time.sleep(every)
+            text, now = state(), time.monotonic()
+            if text != seen:
+                seen, moved_at = text, now
+            elif now - moved_at > timeout:
+                raise Stalled(f"No progress for {timeout:g} s: {text}.")
+            self.console.progress(f"{now - began:3.0f} s  {text}")
+            time.sleep(LOOK_SECONDS)
 
     def check(self) -> None:
         """Raise Stalled if a process has ended that should be running, or a thread has failed."""
@@ -247,7 +262,7 @@ class Stage:
     def web(self) -> str:
         """The address of the web server, with the admin and the APIs; started when first needed."""
         # The child inherits the port: one that was only looked up could be another's by then.
-        with listener() as own:
+        with socket.create_server((HOST, 0)) as own:
             # DEBUG: it serves the admin's static files, too.
             self._web = self.start("web", "web", str(own.fileno()), inherits=own, DEBUG="1")
             # Until it is up, calls wait: the port is listened on already.
@@ -269,9 +284,46 @@ class Stage:
                 time.sleep(LOOK_SECONDS)
 
 
-def listener() -> socket.socket:
-    """Listen on the port 8000, or on any that is free."""
-    try:
-        return socket.create_server((HOST, FIRST_PORT))
-    except OSError:
-        return socket.create_server((HOST, 0))
+# The database: started, migrated, and one demo's alone
+
+
+def start_database() -> str:
+    """Start the embedded server unless DATABASE_URL names another, and migrate; say which it is."""
+    embedded = settings.EMBEDDED_POSTGRES
+    if embedded:
+        embedded.start()
+    call_command("migrate", verbosity=0, interactive=False)
+    where = "embedded" if embedded else f"at {connection.settings_dict['HOST'] or 'its socket'}"
+    version = ".".join(map(str, connection.get_database_version()))
+    return f"PostgreSQL {version} ({where}), database {connection.settings_dict['NAME']}"
+
+
+def database_now() -> datetime:
+    """Return the time on the clock that messages fall due by."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT statement_timestamp()")
+        found: datetime = cursor.fetchone()[0]
+        return found
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Refuse to run while another demo uses this database: each begins by clearing it.
+
+    A lock of a transaction on a second connection: gone with this process, however it ends.
+    """
+    other: Any = connection.copy()
+    with closing(other):
+        other.set_autocommit(False)
+        if not locks(other, LOCK):
+            raise DemoError("Another demo is running on this database. Stop it first.")
+        yield
+
+
+def _create_login() -> str:
+    """Create the admin's superuser with a password of this run; return how to log in."""
+    password = secrets.token_urlsafe(9)
+    rights = {"is_staff": True, "is_superuser": True, "is_active": True}
+    defaults = {**rights, "password": make_password(password)}
+    get_user_model().objects.update_or_create(username="demo", defaults=defaults)
+    return f"(user demo, password {password})"

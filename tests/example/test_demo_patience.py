@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import io
+import time
+from itertools import count
 
 import pytest
 from django.core.management.base import OutputWrapper
+from django.core.management.color import no_style
 
-from example_project.demo.console import Console, Patience, Stalled
-
-
-class Clock:
-    """Goes on when it is told to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from example_project.demo import stage
+from example_project.demo.report import Console, Row, Stalled
+from example_project.demo.stage import Stage
 
 
-def test_what_moves_is_waited_for_however_long_it_takes():
-    clock = Clock()
-    timeout = Patience(60, clock)
-    for left in range(100, 0, -1):
-        clock.now += 59
-        timeout.see(f"{left} wait")
+def console(out: io.StringIO) -> Console:
+    return Console(OutputWrapper(out), OutputWrapper(out), no_style())
 
 
-def test_what_stands_still_is_given_up_after_a_minute():
-    clock = Clock()
-    timeout = Patience(60, clock)
-    timeout.see("2,756 wait")
-    clock.now = 60
-    timeout.see("2,756 wait")
-    clock.now = 60.1
-    with pytest.raises(Stalled, match=r"^No progress for 60 s: 2,756 wait\.$"):
-        timeout.see("2,756 wait")
+@pytest.fixture
+def a_stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(stage, "LOOK_SECONDS", 0.01)
+    return Stage(console(io.StringIO()), timeout=0.2)
+
+
+def test_what_moves_is_waited_for_however_long_it_takes(a_stage: Stage):
+    ends_at, moves = time.monotonic() + 0.6, count()
+    a_stage.wait(lambda: time.monotonic() > ends_at, lambda: f"{next(moves)} wait")
+
+
+def test_what_stands_still_is_given_up(a_stage: Stage):
+    with pytest.raises(Stalled, match=r"^No progress for 0.2 s: 2,756 wait\.$"):
+        a_stage.wait(lambda: False, lambda: "2,756 wait")
+
+
+def test_a_client_that_fails_ends_what_is_waited_for(a_stage: Stage):
+    def fail() -> None:
+        raise LookupError("no such job")
+
+    moves = count()
+    with a_stage.threads() as clients:
+        clients.start(fail)
+        with pytest.raises(Stalled, match=r"^A client failed: LookupError: no such job$"):
+            a_stage.wait(lambda: False, lambda: f"{next(moves)} wait")
 
 
 class Terminal(io.StringIO):
@@ -45,11 +53,11 @@ class Terminal(io.StringIO):
 
 def said(out: io.StringIO) -> str:
     """Return what is written of two lines, with something that is waited for in between."""
-    console = Console(OutputWrapper(out), OutputWrapper(out), colour=False)
-    console.say("ORDERS\n")
+    found = console(out)
+    found.say("ORDERS\n")
     for left in ("2", "1"):
-        console.progress(f"{left} wait")
-    console.say("over")
+        found.progress(f"{left} wait")
+    found.say("over")
     return out.getvalue()
 
 
@@ -58,3 +66,9 @@ def test_a_terminal_has_one_line_for_what_is_waited_for_and_a_file_the_steps_alo
     assert said(io.StringIO()) == "ORDERS\n\nover\n"
     waits = f"{erased}  2 wait{erased}  1 wait{erased}over\n"
     assert said(Terminal()) == f"{erased}ORDERS\n\n{waits}"
+
+
+def test_a_figure_stands_under_the_others_and_has_no_blanks_behind_it():
+    assert str(Row("paid", 4572, "in time")) == "paid             4,572  in time"
+    assert str(Row("seconds", 35.6)) == "seconds             36"
+    assert str(Row("lake", "/tmp/lake")) == "lake           /tmp/lake"  # noqa: S108

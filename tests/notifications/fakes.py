@@ -17,8 +17,8 @@ from typing import Any, Final
 from aiohttp import web
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-from example_project.demo import fakes
-from example_project.demo.fakes import hang_up
+from example_project import fakes
+from example_project.fakes import hang_up
 
 __all__ = ["FakeHook", "FakeSms", "FakeSmtp", "Server"]
 

@@ -7,25 +7,27 @@ import math
 import os
 import signal
 import sys
+import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
+from django.core.management.color import no_style
 from django.db import Error, connection
 
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.models import Message
 from example_project.demo import orders
-from example_project.demo.checks import Check, Outcome
-from example_project.demo.console import BOLD, DIM, GREEN, RED, Console, DemoError, Stalled
 from example_project.demo.jobs import JobsAct
 from example_project.demo.notifications import NotificationsAct
 from example_project.demo.orders import OrdersAct
-from example_project.demo.pipeline import PipelineAct, what_is_missing
+from example_project.demo.pipeline import PipelineAct
+from example_project.demo.report import Check, Console, DemoError, Outcome, Row, Stalled, stopped
 from example_project.demo.stage import TIMEOUT_SECONDS, Act, Stage
 from example_project.orders import InputError
 from example_project.postgres import LauncherError
@@ -70,7 +72,7 @@ class Command(BaseCommand):
     def handle(self, *args: str, **options: Any) -> None:
         acts, as_json = _acts(options), options["format"] == "json"
         out = self.stderr if as_json else self.stdout
-        console = Console(out, self.stderr, colour=self.style.ERROR("x") != "x")
+        console = Console(out, self.stderr, self.style if out.isatty() else no_style())
         acts = _without_what_is_missing(acts, options["acts"], console)
         with _said(), _sigterm_as_ctrl_c(), Stage(console, timeout=options["timeout"]) as stage:
             outcomes = _run(stage, acts, serve=options["serve"])
@@ -102,9 +104,22 @@ def _acts(options: dict[str, Any]) -> list[Act]:
     return [each for each in all_of_them if each.name in wanted]
 
 
+def _what_is_missing() -> str:
+    """Return what is to be installed before Spark can start; nothing when all is there."""
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        return "PySpark is not installed: pip install 'django-delayed-queue[spark,spark-jre]'."
+    from delayed_queue.spark.session import find_java_home
+
+    try:
+        find_java_home()
+    except DelayedQueueError as error:
+        return str(error)
+    return ""
+
+
 def _without_what_is_missing(acts: list[Act], named: Sequence[str], console: Console) -> list[Act]:
     """Leave the act of Spark out where that cannot run, unless it was asked for by its name."""
-    missing = what_is_missing() if any(isinstance(each, PipelineAct) for each in acts) else ""
+    missing = _what_is_missing() if any(isinstance(each, PipelineAct) for each in acts) else ""
     if not missing:
         return acts
     if PipelineAct.name in named:
@@ -151,17 +166,14 @@ def _run(stage: Stage, acts: Sequence[Act], *, serve: bool) -> dict[str, Outcome
     if serve:
         console.step("admin", stage.admin)
     for position, act in enumerate(acts):
-        console.say(f"\n{console.styled(act.name.upper(), BOLD)}: {act.introduction}\n")
+        heading = console.style.MIGRATE_HEADING(act.name.upper())
+        console.say(f"\n{heading}: {act.introduction}\n")
         # Spark starts while the jobs wait for their time, not beside the busy acts.
         for later in acts[position + 2 : position + 3]:
             later.warm_up(stage)
-        try:
-            outcomes[act.name] = act.run(stage)
-        except Stalled as error:
-            check = Check("came to its end", False, str(error))
-            outcomes[act.name] = Outcome({"stalled": str(error)}, [], [check])
-        _show(outcomes[act.name], console)
-        if "stalled" in outcomes[act.name].figures:
+        outcome = outcomes[act.name] = _outcome_of(act, stage)
+        _show(outcome, console)
+        if not outcome.rows:
             break
     passed = [check.passed for each in outcomes.values() for check in each.checks]
     console.say()
@@ -169,15 +181,27 @@ def _run(stage: Stage, acts: Sequence[Act], *, serve: bool) -> dict[str, Outcome
     return outcomes
 
 
+def _outcome_of(act: Act, stage: Stage) -> Outcome:
+    """Return what came of the act; if it does not get on, that it did not, and no figures."""
+    began = time.monotonic()
+    stage.codes.clear()
+    try:
+        rows, checks = act.run(stage)
+    except Stalled as error:
+        return Outcome([], [Check("came to its end", False, str(error))])
+    took = Row("seconds", time.monotonic() - began)
+    return Outcome([*rows, took], [*checks, stopped(stage.codes)])
+
+
 def _show(outcome: Outcome, console: Console) -> None:
     """Say the report of an act and its checks."""
     console.say()
-    for name, text in outcome.rows:
-        console.say(f"  {name:<14} {text.format(**outcome.figures)}")
+    for row in outcome.rows:
+        console.say(f"  {row}")
     console.say()
     for each in outcome.checks:
-        verdict = console.styled("ok  ", GREEN) if each.passed else console.styled("FAIL", RED)
-        console.say(f"  {verdict} {each.name:<22} {console.styled(each.statement, DIM)}")
+        verdict = console.style.SUCCESS("ok  ") if each.passed else console.style.ERROR("FAIL")
+        console.say(f"  {verdict} {each.name:<22} {each.statement}")
 
 
 def _end(stage: Stage, *, serve: bool) -> None:
@@ -185,8 +209,8 @@ def _end(stage: Stage, *, serve: bool) -> None:
         stage.serve()
         stage.console.say("Stopped.")
         return
-    runs = f"`DEBUG=1 python manage.py runserver`, then /admin/ {stage.login}"
-    stage.console.step("admin", runs)
+    stage.console.step("admin", "`DEBUG=1 python manage.py runserver`, then /admin/")
+    stage.console.step("login", stage.login)
     if settings.EMBEDDED_POSTGRES:
         stage.console.step("database", "goes on running; `python manage.py queuedb stop` stops it")
 

@@ -6,8 +6,11 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from django.apps import apps
+from django.conf import settings
+from django.core.management import CommandError
 from django.core.management.commands import migrate
-from django.db import connections
+from django.db import ProgrammingError, connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +19,7 @@ LOCK: Final = int.from_bytes(b"migrate", "big")
 
 
 class Command(migrate.Command):
-    """Wait until no other `migrate` runs on this database, then run.
+    """Wait until no other `migrate` runs on this database, then run, and look at the tables.
 
     Django looks which migrations are missing and then applies them: of several that start on an
     empty database at once, the slower ones fail on tables that exist by then.
@@ -25,7 +28,24 @@ class Command(migrate.Command):
     def handle(self, *args: Any, **options: Any) -> str | None:
         """Run Django's command while nobody else does."""
         with alone(options["database"]):
-            return super().handle(*args, **options)
+            answer = super().handle(*args, **options)
+        if not (options["app_label"] or options["plan"] or options["check_unapplied"]):
+            check_tables(options["database"])
+        return answer
+
+
+def check_tables(alias: str) -> None:
+    """Raise where a table lacks what this version has: until a release, none are migrated."""
+    try:
+        for model in apps.get_models():
+            model._default_manager.using(alias).order_by().first()
+    except ProgrammingError as error:
+        embedded = settings.EMBEDDED_POSTGRES
+        way = f"`python manage.py queuedb stop`, remove {embedded.home}" if embedded else "Drop it"
+        raise CommandError(
+            "The database was made by another version of the project, before the first release: "
+            f"{str(error).splitlines()[0]}. {way}, and run this again."
+        ) from error
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -46,21 +46,15 @@ class Server:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._call(self._start())
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(20)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.release()
-        self._call(self._stop())
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
-
-    def _call(self, wanted: Awaitable[Any]) -> Any:
-        async def run() -> Any:
-            return await wanted
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
 
     def release(self) -> None:
         """End all hanging; nothing hangs any more."""
@@ -89,7 +83,7 @@ class FakeSmtp(Server):
     """
 
     async def _start(self) -> None:
-        # Of each open connection: when its mail began, and how it is to be answered.
+        # Of each connection: when it was told a recipient, and how it is to be answered.
         self._mails: dict[SMTP, tuple[float, str]] = {}
         self._server = await self._loop.create_server(self._session, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -102,19 +96,12 @@ class FakeSmtp(Server):
         for session in self._mails:
             _abort(session)
 
-    async def handle_MAIL(
-        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
-    ) -> str:
-        self._mails[server] = time.time(), ""
-        envelope.mail_from = address
-        return "250 OK"
-
     async def handle_RCPT(
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
         self.seen[f"<{address}>"] += 1
         answer = self.rule(address, self.seen[f"<{address}>"])
-        self._mails[server] = self._mails[server][0], answer
+        self._mails[server] = time.time(), answer
         if answer.isdigit():
             return f"{answer} no mailbox {address}"
         if answer == "hang":
