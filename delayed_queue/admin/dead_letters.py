@@ -23,10 +23,12 @@ from delayed_queue.admin.failures import failures_view
 from delayed_queue.admin.filters import KIND, DiedFilter, GroupFilter, KindFilter, chosen_kind
 from delayed_queue.admin.lists import Keyset, LetterRow
 from delayed_queue.admin.operations import (
+    LETTERS,
     Call,
     Entry,
     Operation,
     Report,
+    english,
     lock,
     parse_ids,
     record,
@@ -35,7 +37,8 @@ from delayed_queue.admin.operations import (
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
 
-ALIVE: Final = "as a message lives under their key, or a newer letter of it came first"
+ALIVE: Final = _("as a message lives under their key, or a newer letter of it came first")
+_OUTCOMES: Final = {True: _("created"), False: _("overwritten")}
 
 
 def _letters() -> DeadLetterManager[DeadLetter]:
@@ -52,7 +55,7 @@ class Redrive(Operation):
     overwrites = False
 
     def run(self, call: Call) -> Report:
-        report = Report("Redriven", "dead letter")
+        report = Report(_("Redriven"), LETTERS)
         with call.transaction():
             ids = parse_ids(call.tokens)
             # Before the letters: who deletes a job locks it first, then its letters.
@@ -61,15 +64,15 @@ class Redrive(Operation):
             answers = _letters().redrive(
                 [row.id for row in rows], overwrite=self.overwrites, using=call.using
             )
-            created = {answer.id: answer.created for answer in answers}
+            created = {each.id: each.created for each in answers if each.created is not None}
             entries = []
             for row in rows:
-                if created.get(row.id) is None:
+                if row.id not in created:
                     report.leave(ALIVE, row.key)
                     continue
-                outcome = "created" if created[row.id] else "overwritten"
+                outcome = _OUTCOMES[created[row.id]]
                 report.changed.append(f"{row.key} ({outcome})")
-                entries.append(Entry(row, f"Redriven, {outcome}. {_identity(row)}"))
+                entries.append(Entry(row, f"Redriven, {english(outcome)}. {_identity(row)}"))
             record(call, DELETION, entries)
             wake({entry.row.kind for entry in entries}, call.using)
         return report
@@ -95,7 +98,7 @@ class DropLetter(Operation):
     is_destructive = True
 
     def run(self, call: Call) -> Report:
-        report = Report("Dropped", "dead letter")
+        report = Report(_("Dropped"), LETTERS)
         with call.transaction():
             rows = cast("list[LetterRow]", lock(call, parse_ids(call.tokens), report))
             _letters().drop([row.id for row in rows], using=call.using)

@@ -17,6 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
@@ -243,9 +244,9 @@ def _confirmation(
 class RunSwitch(Switch):
     """Pause, resume or cancel, as ``switch_run`` does."""
 
-    noun = "run"
+    noun = ngettext_lazy("%(count)s run", "%(count)s runs", "count")
     permission = _PERMISSIONS["redrive"]
-    left = "which is in another state by now"
+    left = _("which is in another state by now")
     states: tuple[str, ...] = (RUNNING,)
 
     def fits(self, row: Any) -> bool:
@@ -258,14 +259,14 @@ class RunSwitch(Switch):
 class PauseRun(RunSwitch):
     name = "pause"
     label = _("Pause")
-    past = "Paused"
+    past = _("Paused")
     help = _("Take no further letter until it is resumed.")
 
 
 class ResumeRun(RunSwitch):
     name = "resume"
     label = _("Resume")
-    past = "Resumed"
+    past = _("Resumed")
     help = _("Go on where it was.")
     states = (PAUSED,)
 
@@ -273,7 +274,7 @@ class ResumeRun(RunSwitch):
 class CancelRun(RunSwitch):
     name = "cancel"
     label = _("Cancel")
-    past = "Cancelled"
+    past = _("Cancelled")
     help = _("End it here; what is done stays done.")
     warning = _(
         "The run ends where it is, for good: what was done stays done, the rest stays dead."

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.base import CONFIRMED, QueueModelAdmin
 from delayed_queue.admin.formats import dated, printable, table
-from delayed_queue.admin.operations import Call, Entry, Operation, Report, record
+from delayed_queue.admin.operations import GROUPS, QUEUES, Call, Entry, Operation, Report, record
 from delayed_queue.admin.overview import asked
 from delayed_queue.admin.schedule_forms import reasons
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
@@ -162,8 +162,7 @@ class Change(Operation):
 
     permission = "delayed_queue.pause_queue"
     form_class: type[forms.Form] = PlainForm
-    past: str
-    left: str
+    left: Any
     # What the operator has seen of the row, and what a change by another is known by.
     fence: tuple[str, ...] = ()
     # Or nothing is claimed of a queue that can have no limits.
@@ -183,12 +182,12 @@ class Change(Operation):
     def run(self, call: Call) -> Report:
         kind, group = call.tokens[0], call.options.get("group", "")
         name = group or name_of(kind).queue
-        report = Report(self.past, "group" if group else "queue")
+        report = Report(self.past, GROUPS if group else QUEUES)
         with call.transaction():
             rows = call.queryset.using(call.using).filter(group=group)
             before = rows.select_for_update().first()
             if seen_of(before, self.fence) != call.options["seen"]:
-                report.leave("changed meanwhile", name)
+                report.leave(_("changed meanwhile"), name)
                 return report
             is_changed = self.change(_queue(kind, call.using), group, call)
             row = rows.first() or before
@@ -203,7 +202,7 @@ class Change(Operation):
         of = f"Queue {kind}, group {group}." if group else f"Queue {kind}."
         given = ((name, each) for name, each in call.options.items() if name not in _NOT_TOLD)
         said = ", ".join(f"{name} {each}" for name, each in given if each not in (None, ""))
-        return f"{self.past}. {of}" + (f" {said[:1].upper()}{said[1:]}." if said else "")
+        return f"{self.recorded}. {of}" + (f" {said[:1].upper()}{said[1:]}." if said else "")
 
 
 _NOT_TOLD: Final = ("group", "seen")
@@ -212,7 +211,7 @@ _NOT_TOLD: Final = ("group", "seen")
 class LimitAll(Change):
     name = "limit_all"
     label = _("Set limits of all groups")
-    past, left = "Limited", "without limits already"
+    past, left = _("Limited"), _("without limits already")
     warning = _(
         "They hold for each of its groups that has none of its own, in the place of those that "
         "were there, with the next claim of each worker. What is leased runs on. They stay until "
@@ -235,7 +234,7 @@ class LimitAll(Change):
 class Clear(Change):
     name = "clear_limits"
     label = _("Take back limits of all groups")
-    past, left = "Took back the limits of", "without limits already"
+    past, left = _("Took back the limits of"), _("without limits already")
     warning = _("Limits of single groups stay, and so do pauses.")
     fence = _OF_ALL
     holds_back = False
@@ -248,7 +247,7 @@ class Clear(Change):
 class LimitOne(Change):
     name = "limit_group"
     label = _("Set limits of a group")
-    past, left = "Limited", "without limits of its own already"
+    past, left = _("Limited"), _("without limits of its own already")
     warning = _(
         "What is empty is as for all groups; empty it all to take back what it has of its own. "
         "In force with the next claim of each worker."
@@ -267,7 +266,7 @@ class LimitOne(Change):
 class PauseGroup(Change):
     name = "pause_group"
     label = _("Pause a group")
-    past, left = "Paused", "paused already"
+    past, left = _("Paused"), _("paused already")
     warning = _(
         "Nothing more of the group is handed out until it is resumed, in any process, at once. "
         "Offers go on, and messages in flight are finished."
@@ -282,7 +281,7 @@ class PauseGroup(Change):
 class ResumeGroup(Change):
     name = "resume_group"
     label = _("Resume a group")
-    past, left = "Resumed", "not held"
+    past, left = _("Resumed"), _("not held")
     warning = _("Its messages are handed out again, past what is dead of it.")
     form_class = GroupForm
     fence = ("paused_at",)

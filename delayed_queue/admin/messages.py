@@ -51,7 +51,7 @@ from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message, MessageManager, QueueOverview
 from delayed_queue.observe.overview import handler_of
 
-CHANGED: Final = "changed meanwhile"
+CHANGED: Final = _("changed meanwhile")
 _MAX_BIGINT: Final = 2**63
 
 
@@ -98,12 +98,11 @@ class Group(NamedTuple):
 class MessageOperation(Operation):
     """An operation on messages under the lease that was seen."""
 
-    past: str
     flag = CHANGE
     wakes = False
     ends_lease = False
 
-    def refusal(self, row: MessageRow) -> str:
+    def refusal(self, row: MessageRow) -> Any:
         """Return why the operation does not apply to the row; empty when it does."""
         return ""
 
@@ -160,7 +159,8 @@ class MessageOperation(Operation):
 
     def _audit(self, row: MessageRow, call: Call) -> str:
         reason = call.options.get("reason")
-        text = f"{self.past}. Queue {row.kind}, key {row.key!r}, lease {row.lease_id or 'none'}."
+        lease = row.lease_id or "none"
+        text = f"{self.recorded}. Queue {row.kind}, key {row.key!r}, lease {lease}."
         return f"{text} Reason: {reason}" if reason else text
 
 
@@ -177,12 +177,12 @@ class Release(MessageOperation):
     label = _("Release the lease")
     help = _("Take the message from its holder, whose handler is cancelled: due again now.")
     permission = "delayed_queue.release_message"
-    past = "Released"
+    past = _("Released")
     wakes = True
     ends_lease = True
 
-    def refusal(self, row: MessageRow) -> str:
-        return "" if _is_leased(row) else gettext("not leased")
+    def refusal(self, row: MessageRow) -> Any:
+        return "" if _is_leased(row) else _("not leased")
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         return _messages().release(group.lease_id, ids, using=call.using)
@@ -193,10 +193,10 @@ class Extend(MessageOperation):
     label = _("Extend the lease")
     help = _("Give the holder more time: a full lease from now, never less than it has.")
     permission = "delayed_queue.extend_message"
-    past = "Extended"
+    past = _("Extended")
 
-    def refusal(self, row: MessageRow) -> str:
-        return "" if _is_leased(row) else gettext("not leased")
+    def refusal(self, row: MessageRow) -> Any:
+        return "" if _is_leased(row) else _("not leased")
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         lease = lease_of(group.kind) // MILLISECOND
@@ -219,13 +219,13 @@ class Deliver(MessageOperation):
     label = _("Deliver now")
     help = _("Make a scheduled message due at once.")
     permission = "delayed_queue.deliver_message"
-    past = "Made due"
+    past = _("Made due")
     wakes = True
 
-    def refusal(self, row: MessageRow) -> str:
+    def refusal(self, row: MessageRow) -> Any:
         if _is_leased(row):
-            return gettext("leased, release it instead")
-        return "" if state_of(row) is RowState.SCHEDULED else gettext("due already")
+            return _("leased, release it instead")
+        return "" if state_of(row) is RowState.SCHEDULED else _("due already")
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         return _messages().release(None, ids, using=call.using)
@@ -242,11 +242,11 @@ class Reject(MessageOperation):
     )
     ends_lease = True
     form_class = ReasonForm
-    past = "Rejected"
+    past = _("Rejected")
     flag = DELETION
 
     def form(self, data: Any, username: str) -> forms.Form:
-        return ReasonForm(data, initial={"reason": f"rejected by {username}"})
+        return ReasonForm(data, initial={"reason": _("rejected by %(user)s") % {"user": username}})
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         reason = storable(call.options["reason"])
@@ -264,7 +264,7 @@ class Drop(MessageOperation):
     )
     ends_lease = True
     is_destructive = True
-    past = "Dropped"
+    past = _("Dropped")
     flag = DELETION
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:

@@ -13,6 +13,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router, transaction
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy, override
 
 from delayed_queue.admin.lists import is_id
 from delayed_queue.conf import get_settings
@@ -28,8 +29,13 @@ class ReasonForm(forms.Form):
     )
 
 
-GONE: Final = "no longer there"
-BUSY: Final = "held by another transaction just now, try again"
+GONE: Final = _("no longer there")
+BUSY: Final = _("held by another transaction just now, try again")
+# How many of what a report is about.
+MESSAGES: Final = ngettext_lazy("%(count)s message", "%(count)s messages", "count")
+LETTERS: Final = ngettext_lazy("%(count)s dead letter", "%(count)s dead letters", "count")
+GROUPS: Final = ngettext_lazy("%(count)s group", "%(count)s groups", "count")
+QUEUES: Final = ngettext_lazy("%(count)s queue", "%(count)s queues", "count")
 _MAX_WAIT: Final = 2000  # milliseconds
 _MAX_NAMED: Final = 10
 
@@ -68,35 +74,34 @@ class Call:
 class Report:
     """The results of an action on the selected rows, in sentences for the operator."""
 
-    past: str
-    noun: str = "message"
+    past: Any
+    noun: Any = MESSAGES
     changed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left: dict[str, list[str]] = field(default_factory=dict)
 
-    def leave(self, why: str, name: str) -> None:
-        self.left.setdefault(why, []).append(name)
+    def leave(self, why: Any, name: Any) -> None:
+        self.left.setdefault(str(why), []).append(str(name))
 
     def success(self) -> str:
         if not self.changed:
             return ""
-        notes = "".join(f" {note}" for note in self.notes)
-        return f"{self.past} {self._count(self.changed)}: {_names(self.changed)}.{notes}"
+        said = _("%(done)s %(what)s: %(names)s.") % self._facts(self.changed, done=self.past)
+        return " ".join([said, *self.notes])
 
     def warnings(self) -> list[str]:
-        return [
-            f"Left alone {self._count(names)}, {why}: {_names(names)}."
-            for why, names in self.left.items()
-        ]
+        said = _("Left alone %(what)s, %(why)s: %(names)s.")
+        return [said % self._facts(names, why=why) for why, names in self.left.items()]
 
-    def _count(self, names: list[str]) -> str:
-        return f"{len(names)} {self.noun}" + ("" if len(names) == 1 else "s")
+    def _facts(self, names: list[str], **more: Any) -> dict[str, Any]:
+        return {"what": self.noun % {"count": len(names)}, "names": _names(names), **more}
 
 
 def _names(names: list[str]) -> str:
     more = len(names) - _MAX_NAMED
     shown = ", ".join(names[:_MAX_NAMED])
-    return f"{shown} and {more} more" if more > 0 else shown
+    facts = {"names": shown, "number": more}
+    return _("%(names)s and %(number)s more") % facts if more > 0 else shown
 
 
 class Operation:
@@ -106,10 +111,17 @@ class Operation:
     label: Any
     help: Any
     permission: str
+    # What its report says was done.
+    past: Any = ""
     # What is asked before it is done; without it, it is done at once.
     warning: Any = ""
     is_destructive = False
     form_class: type[forms.Form] = forms.Form
+
+    @property
+    def recorded(self) -> str:
+        """What was done, as the audit has it."""
+        return english(self.past)
 
     def fits(self, row: Any) -> bool:
         """Return whether it makes sense to offer this for the row."""
@@ -149,6 +161,12 @@ def record(call: Call, flag: int, entries: Iterable[Entry]) -> None:
     )
 
 
+def english(text: Any) -> str:
+    """Return the text as the audit has it: in one language, whichever its operator reads."""
+    with override(None):
+        return str(text)
+
+
 def _log_alias() -> str:
     return router.db_for_write(LogEntry)
 
@@ -169,16 +187,20 @@ def lock(call: Call, ids: Sequence[int], report: Report) -> list[Any]:
     if missing:
         held = dict(found.filter(id__in=missing).values_list("id", "key"))
         for each in missing:
-            report.leave(BUSY if each in held else GONE, held.get(each, f"id {each}"))
+            report.leave(BUSY if each in held else GONE, held.get(each) or unnamed(each))
     return rows
+
+
+def unnamed(id_: int) -> str:
+    """Return what a row is called that is there no more."""
+    return _("id %(id)s") % {"id": id_}
 
 
 class Switch(Operation):
     """Something done to each of the chosen rows."""
 
-    past: str
-    noun: str
-    left = ""
+    noun: Any
+    left: Any = ""
 
     def run(self, call: Call) -> Report:
         report = Report(self.past, self.noun)
@@ -202,7 +224,7 @@ class Switch(Operation):
         raise NotImplementedError
 
     def audit(self, call: Call) -> str:
-        return f"{self.past}."
+        return f"{self.recorded}."
 
     def follow(self, row: Any, call: Call, report: Report) -> None:
         """Do what must wait until the change has committed."""

@@ -23,6 +23,7 @@ from delayed_queue.admin.filters import KIND
 from delayed_queue.admin.formats import dotted, human, per_second
 from delayed_queue.admin.lists import DatabaseClock
 from delayed_queue.admin.operations import (
+    QUEUES,
     Call,
     Entry,
     Operation,
@@ -94,7 +95,7 @@ class Pause(Switch):
         return call.tokens[0]
 
     def run(self, call: Call) -> Report:
-        report = Report("Paused", "queue")
+        report = Report(gettext_lazy("Paused"), QUEUES)
         kind, reason = call.tokens[0], storable(call.options.get("reason", ""))
         with call.transaction():
             by = call.user.get_username()
@@ -103,7 +104,7 @@ class Pause(Switch):
                 row = call.queryset.using(call.using).get(kind=kind)
                 record(call, CHANGE, [Entry(row, _audit("Paused", kind, reason))])
             else:
-                report.leave("paused already", name_of(kind).queue)
+                report.leave(_("paused already"), name_of(kind).queue)
         return report
 
 
@@ -122,7 +123,7 @@ class Resume(Switch):
         return next(iter(rows.values_list("kind", flat=True)), "")
 
     def run(self, call: Call) -> Report:
-        report = Report("Resumed", "queue")
+        report = Report(gettext_lazy("Resumed"), QUEUES)
         with call.transaction():
             for row in lock(call, parse_ids(call.tokens), report):
                 _pauses().resume(row.kind, using=call.using)

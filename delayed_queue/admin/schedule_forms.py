@@ -17,6 +17,7 @@ from django.core.exceptions import ValidationError
 from django.forms.fields import InvalidJSONInput
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
@@ -205,7 +206,7 @@ def _read(text: str) -> None:
         json.loads(text)
     # Of a number of too many digits, and of nesting too deep, Django's field would not know.
     except (ValueError, RecursionError) as error:
-        raise ValidationError(f"This is not JSON: {error}.") from error
+        raise ValidationError(gettext("This is not JSON: %s.") % error) from error
 
 
 class ScheduleForm(_Base):
@@ -306,7 +307,7 @@ class ScheduleForm(_Base):
         with reasons():
             encode(codec_named(codec), payload)
         if _NUL.search(encode(codec_named(_CODEC), payload)):
-            raise ValidationError("PostgreSQL cannot store a NUL character in JSON.")
+            raise ValidationError(gettext("PostgreSQL cannot store a NUL character in JSON."))
         return payload
 
     def clean(self) -> None:
@@ -329,7 +330,8 @@ class ScheduleForm(_Base):
         name, text = data["type"], data["expression"]
         if name == "periodic":
             if data.get("timezone"):
-                self.add_error("timezone", "A periodic schedule has no time zone: leave it empty.")
+                said = gettext("A periodic schedule has no time zone: leave it empty.")
+                self.add_error("timezone", said)
             data["gap"], data["fold"] = "shift", ""
         fold = data.get("fold") or ""
         trials = (
@@ -347,11 +349,14 @@ class ScheduleForm(_Base):
         kind = kind_of(queue, codec_named(_CODEC))
         entry = declared_entry(kind, key_prefix)
         if entry is not None:
-            text = f"The code has a schedule of this prefix already, in {entry.declared_in}."
-            self.add_error("key_prefix", text)
+            text = gettext("The code has a schedule of this prefix already, in %s.")
+            self.add_error("key_prefix", text % entry.declared_in)
         elif Schedule.objects.filter(kind=kind, key_prefix=key_prefix).exists():
-            text = "This queue has a schedule of this prefix already, or had ticks installed by a "
-            self.add_error("key_prefix", f"{text}program: choose another prefix.")
+            text = gettext(
+                "This queue has a schedule of this prefix already, or had ticks installed by a "
+                "program: choose another prefix."
+            )
+            self.add_error("key_prefix", text)
         self.instance.kind, self.instance.codec = kind, _CODEC
 
 

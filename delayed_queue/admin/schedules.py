@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import WithForm
@@ -26,13 +27,13 @@ from delayed_queue.messages import OfferOutcome, to_milliseconds
 from delayed_queue.models import Schedule
 from delayed_queue.queue.queue import DelayedQueue
 
+_SCHEDULES: Final = ngettext_lazy("%(count)s schedule", "%(count)s schedules", "count")
+
 
 class ScheduleOperation(Operation):
     """An operation on schedules, each row locked while it is done."""
 
-    past: str
-
-    def apply(self, row: Any, call: Call) -> str:
+    def apply(self, row: Any, call: Call) -> Any:
         """Change the row; return why it was left alone, or nothing."""
         raise NotImplementedError
 
@@ -41,7 +42,7 @@ class ScheduleOperation(Operation):
         return ""
 
     def run(self, call: Call) -> Report:
-        report = Report(self.past, "schedule")
+        report = Report(self.past, _SCHEDULES)
         with call.transaction():
             entries = []
             for row in lock(call, parse_ids(call.tokens), report):
@@ -54,7 +55,8 @@ class ScheduleOperation(Operation):
         return report
 
     def _audit(self, row: Any) -> str:
-        return f"{self.past}. Queue {row.kind}, key prefix {row.key_prefix!r}.{self.note(row)}"
+        of = f"Queue {row.kind}, key prefix {row.key_prefix!r}."
+        return f"{self.recorded}. {of}{self.note(row)}"
 
 
 class Enable(ScheduleOperation):
@@ -62,14 +64,14 @@ class Enable(ScheduleOperation):
     label = _("Enable")
     help = _("Workers write its ticks ahead again within ten seconds; nothing is caught up.")
     permission = "delayed_queue.pause_schedule"
-    past = "Enabled"
+    past = _("Enabled")
 
     def fits(self, row: Any) -> bool:
         return not row.is_enabled
 
-    def apply(self, row: Any, call: Call) -> str:
+    def apply(self, row: Any, call: Call) -> Any:
         if row.is_enabled:
-            return "enabled already"
+            return _("enabled already")
         row.is_enabled = True
         row.save(using=call.using, update_fields=["is_enabled"])
         return ""
@@ -80,14 +82,14 @@ class Pause(ScheduleOperation):
     label = _("Pause")
     help = _("Take back its pending ticks, and write none until it is enabled.")
     permission = "delayed_queue.pause_schedule"
-    past = "Paused"
+    past = _("Paused")
 
     def fits(self, row: Any) -> bool:
         return bool(row.is_enabled)
 
-    def apply(self, row: Any, call: Call) -> str:
+    def apply(self, row: Any, call: Call) -> Any:
         if not row.is_enabled:
-            return "paused already"
+            return _("paused already")
         row.is_enabled = False
         row.save(using=call.using, update_fields=["is_enabled"])
         row.taken_back = take_back(row, call.using)
@@ -102,9 +104,9 @@ class RunNow(ScheduleOperation):
     label = _("Run now")
     help = _("Offer one message with its payload, due now, beside its ticks; paused or not.")
     permission = "delayed_queue.run_schedule"
-    past = "Run"
+    past = _("Run")
 
-    def apply(self, row: Any, call: Call) -> str:
+    def apply(self, row: Any, call: Call) -> Any:
         row.run_key = f"{row.key_prefix}/run-now-{to_milliseconds(row.read_at)}"
         try:
             # Whatever a generator did to the database before it raised is undone.
@@ -112,19 +114,21 @@ class RunNow(ScheduleOperation):
                 return self._offer(row, call.using)
         # A generator is the project's own, and may raise anything.
         except Exception as error:
-            return f"as its payload could not be offered ({type(error).__name__}: {error})"
+            said = _("as its payload could not be offered (%(error)s)")
+            return said % {"error": f"{type(error).__name__}: {error}"}
 
-    def _offer(self, row: Any, using: str) -> str:
+    def _offer(self, row: Any, using: str) -> Any:
         entry = declared_entry(row.kind, row.key_prefix)
         if entry is not None:
             queue, payload = installer_of(entry, using).ticks.queue, entry.generate(row.read_at)
         elif row.declared_in:
-            return f"as its code, {row.declared_in}, is not loaded in this process"
+            said = _("as its code, %(module)s, is not loaded in this process")
+            return said % {"module": row.declared_in}
         else:
             queue = DelayedQueue(row.queue, codec=row.codec, kind=row.kind, using=using)
             payload = row.payload
         if queue.offer_if_not_exists(row.run_key, payload) is OfferOutcome.IGNORED:
-            return "run in this very millisecond already"
+            return _("run in this very millisecond already")
         return ""
 
     def note(self, row: Any) -> str:
@@ -225,7 +229,7 @@ class ScheduleAdmin(WithForm):
 
     @admin.display(description=_("zone"))
     def zone_column(self, row: Schedule) -> str | SafeString:
-        return row.timezone or (formats.NOTHING if row.type == "periodic" else "default")
+        return row.timezone or (formats.NOTHING if row.type == "periodic" else str(_("default")))
 
     @admin.display(description=_("enabled"))
     def enabled_column(self, row: Schedule) -> SafeString:
@@ -289,8 +293,8 @@ class ScheduleAdmin(WithForm):
         if change and "is_enabled" in form.changed_data and not obj.is_enabled:
             take_back(obj, router.db_for_write(Schedule, instance=obj))
         if lack := registry.lack_of(obj.queue, obj.kind):
-            text = f"{lack} What the schedule offers waits until one takes it."
-            self.message_user(request, text, messages.WARNING)
+            text = _("What the schedule offers waits until one takes it.")
+            self.message_user(request, f"{lack} {text}", messages.WARNING)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Delete, with the pending ticks: nobody would take them back without the row."""

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 from django.db import DEFAULT_DB_ALIAS, Error, connections
-from django.utils.translation import gettext
 from django.utils.translation import gettext as _
 
 from delayed_queue.db.resilience import advice_on
@@ -33,9 +32,7 @@ def add_format(parser: ArgumentParser, *more: str) -> None:
     )  # fmt: skip
 
 
-def show(
-    out: OutputWrapper, rows: Sequence[dict[str, Any]], style: str, *, none: str = "Nothing."
-) -> None:
+def show(out: OutputWrapper, rows: Sequence[dict[str, Any]], style: str, *, none: str = "") -> None:
     """Write the rows, whose keys are the heads of the columns.
 
     As a table at most 80 characters wide: the widest texts are cut, in JSON nothing is.
@@ -43,7 +40,7 @@ def show(
     if style == "json":
         out.write(json.dumps(rows, default=str))
     else:
-        out.write("\n".join(lines(rows)) if rows else none)
+        out.write("\n".join(lines(rows)) if rows else none or _("Nothing."))
 
 
 def tell(out: OutputWrapper, said: str, style: str, **facts: Any) -> None:
@@ -152,7 +149,7 @@ class QueueCommand(BaseCommand):
     """A command that keeps tracebacks to itself; Django's ``--traceback`` shows them."""
 
     def create_parser(self, *args: Any, **kwargs: Any) -> CommandParser:
-        self.help = gettext(self.help)
+        self.help = _(self.help)
         return super().create_parser(*args, **kwargs)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
@@ -178,12 +175,10 @@ class QueueCommand(BaseCommand):
 
 def add_switch(parser: CommandParser) -> None:
     """Add what pausing and resuming a queue have in common."""
-    parser.add_argument("queue", help=gettext("a queue, or a kind as name|codec"))
-    parser.add_argument(
-        "--dry-run", action="store_true", help=gettext("only say what would change")
-    )
+    parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
+    parser.add_argument("--dry-run", action="store_true", help=_("only say what would change"))
     add_format(parser)
-    parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=gettext("database alias"))
+    parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
 
 
 def queue_named(name: str, using: str) -> DelayedQueue:
@@ -191,12 +186,15 @@ def queue_named(name: str, using: str) -> DelayedQueue:
     if not is_known(name, using):
         there_are = {name_of(kind).queue for kind in find_kinds(using)[0]}
         raise CommandError(
-            f"There is no queue {name!r}.{did_you_mean(name, there_are)}", returncode=WRONG_USAGE
+            _("There is no queue %r.") % name + did_you_mean(name, there_are),
+            returncode=WRONG_USAGE,
         )
     kinds = [each.kind for each in measure([name], cap=1, using=using)[0]]
     if len(kinds) > 1:
         raise CommandError(
-            f"{name!r} is several queues; name one: {', '.join(kinds)}.", returncode=WRONG_USAGE
+            _("%(name)r is several queues; name one: %(kinds)s.")
+            % {"name": name, "kinds": ", ".join(kinds)},
+            returncode=WRONG_USAGE,
         )
     return DelayedQueue(name_of(kinds[0]).queue, kind=kinds[0], using=using)
 
@@ -206,14 +204,16 @@ def check_alias(using: str) -> None:
     aliases = sorted(connections)
     if using not in aliases:
         raise CommandError(
-            f"There is no database alias {using!r}; there are: {', '.join(aliases)}."
-            f"{did_you_mean(using, aliases)}",
+            _("There is no database alias %(alias)r; there are: %(aliases)s.")
+            % {"alias": using, "aliases": ", ".join(aliases)}
+            + did_you_mean(using, aliases),
             returncode=WRONG_USAGE,
         )
     vendor = connections[using].vendor
     if vendor != "postgresql":
         raise CommandError(
-            f"The database {using!r} is {vendor}; delayed_queue needs PostgreSQL.",
+            _("The database %(alias)r is %(vendor)s; delayed_queue needs PostgreSQL.")
+            % {"alias": using, "vendor": vendor},
             returncode=WRONG_CONFIGURATION,
         )
 
@@ -223,4 +223,5 @@ def _answered(error: Error, using: str) -> CommandError:
     advice = advice_on(error, using)
     if advice:
         return CommandError(f"{advice} ({said})", returncode=WRONG_SCHEMA)
-    return CommandError(f"The database {using!r} cannot be asked: {said}")
+    facts = {"alias": using, "error": said}
+    return CommandError(_("The database %(alias)r cannot be asked: %(error)s") % facts)

@@ -307,7 +307,7 @@ class Cancel(MessageOperation):
     label = _("Cancel")
     help = _("Take a waiting task away; a running one is told, and ends as soon as it can.")
     permission = "delayed_queue_tasks.cancel_task"
-    past = "Cancelled"
+    past = _("Cancelled")
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         rows = Message.objects.using(call.using).filter(pk__in=ids)

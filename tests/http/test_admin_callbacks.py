@@ -268,9 +268,10 @@ def test_attempts_are_listed_and_found_by_the_job(admin_client: Client):
     log(key="job-2", topic="mails", attempt=2, status=None, failure="timeout", is_ambiguous=True)
     assert len(rows(admin_client, ATTEMPTS)) == 3
     found = rows(admin_client, f"{ATTEMPTS}?q=job-2")
-    assert [each.split()[:5] for each in found] == [
-        ["job-2", "mails", "2", "timeout", "may"], ["job-2", "orders", "1", "status", "503"]
-    ]  # fmt: skip
+    assert [each.split()[:7] for each in found] == [
+        ["job-2", "mails", "2", "no", "answer", "in", "time"],
+        ["job-2", "orders", "1", "status", "503", "12", "ms"],
+    ]
     assert len(rows(admin_client, f"{ATTEMPTS}?topic=mails")) == 1
     row = CallbackAttempt.objects.get(excerpt="<b>no")
     detail = page(admin_client, f"{ATTEMPTS}{row.pk}/change/")

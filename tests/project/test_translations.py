@@ -6,24 +6,30 @@ import ast
 import re
 from collections.abc import Iterator
 from gettext import GNUTranslations
+from io import StringIO
 from pathlib import Path
+from typing import Final
 from urllib.parse import urljoin
 
 import pytest
-from django.core.management import load_command_class
+from django.contrib.admin.models import LogEntry
+from django.core.management import call_command, load_command_class
 from django.test import Client
 from django.utils.translation import override
 from pytest_django import Settings
 
 import delayed_queue
 from delayed_queue.models import Message
+from tests.admin.operations import run
+from tests.admin.support import told
 from tests.support.factories import MessageFactory
 
 ROOM = Path(delayed_queue.__file__).parent
 WINGS = ("http", "notifications", "spark", "tasks")
 # By the folder whose texts they have: of a wing those that the core has not.
 CATALOGUES = ("", *WINGS)
-MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext"}
+PLURALS = {"ngettext", "ngettext_lazy"}
+MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop", *PLURALS}
 _TRANSLATE = re.compile(r"""{% translate (["'])(.*?)\1 %}""")
 _BLOCK = re.compile(r"{% blocktranslate.*? %}(.*?){% endblocktranslate %}")
 _VARIABLE = re.compile(r"{{ (\w+) }}")
@@ -51,7 +57,7 @@ def _wanted(folder: Path, but: tuple[str, ...]) -> Iterator[str]:
 def marked(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MARKS:
-            for argument in node.args[: 2 if node.func.id == "ngettext" else 1]:
+            for argument in node.args[: 2 if node.func.id in PLURALS else 1]:
                 if isinstance(argument, ast.Constant):
                     yield str(argument.value)
 
@@ -112,9 +118,7 @@ class TestCatalogue:
         """Labels, helps and columns in Python, and every word of a template."""
         folder, found = ROOM / room, {}
         modules = [*(folder / "admin").rglob("*.py"), *folder.glob("admin.py")]
-        modules += folder.glob("models.py")
-        # The commands of wings are for developers, and in English.
-        modules += [] if room else (folder / "management").rglob("*.py")
+        modules += [*folder.glob("models.py"), *(folder / "management").rglob("*.py")]
         for path in modules:
             found[path.name] = list(unmarked(ast.parse(path.read_text(encoding="utf-8"))))
         for path in (folder / "templates/admin").rglob("*.html"):
@@ -153,7 +157,16 @@ _SHOWN = {
     "list_heading",
     "verbose_name",
     "verbose_name_plural",
+    # Of the reports of operations.
+    "past",
+    "noun",
+    "left",
 }
+# What takes a text that an operator reads, and the place it has among the arguments.
+_TELLING: Final = {
+    "message_user": 1, "leave": 0, "_note": -1, "notes.append": 0, "Report": 0, "add_error": 1,
+    "CommandError": 0, "stdout.write": 0, "stderr.write": 0, "ValidationError": 0, "tell": 1,
+}  # fmt: skip
 _SPOKEN = re.compile(r"[A-Za-z]{3,}")
 _MARKUP = re.compile(
     r"{% block bodyclass %}.*?{% endblock %}|&\w+;|{#.*?#}"
@@ -167,13 +180,37 @@ def unmarked(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         named: list[tuple[str | None, ast.expr | None]] = []
         if isinstance(node, ast.ClassDef):
-            plain = (each for each in node.body if isinstance(each, ast.Assign))
-            named = [(ast.unparse(each.targets[0]), each.value) for each in plain]
+            named = [pair for each in node.body for pair in _assigned(each)]
         elif isinstance(node, ast.Call):
-            named = [(each.arg, each.value) for each in node.keywords]
+            named = [(each.arg, each.value) for each in node.keywords] + _told(node)
         for name, value in named:
-            if name in _SHOWN and isinstance(value, ast.Constant) and value.value:
-                yield f"{name}={value.value!r}"
+            if name in _SHOWN | _TELLING.keys() and value is not None and _is_bare(value):
+                yield f"{name}={ast.unparse(value)}"
+
+
+def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each name with its value, also of ``name, label = "close", _("Send again")``."""
+    if not isinstance(node, ast.Assign):
+        return
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        yield from zip(map(ast.unparse, target.elts), value.elts, strict=True)
+    else:
+        yield ast.unparse(target), value
+
+
+def _told(call: ast.Call) -> list[tuple[str | None, ast.expr | None]]:
+    """Return the text that a call tells an operator."""
+    called = ast.unparse(call.func)
+    found = [(name, at) for name, at in _TELLING.items() if f".{called}".endswith(f".{name}")]
+    return [(name, call.args[at]) for name, at in found if len(call.args) > max(at, 0)]
+
+
+def _is_bare(value: ast.expr) -> bool:
+    """Return whether it is a text, or one with places, that has words."""
+    parts = value.values if isinstance(value, ast.JoinedStr) else [value]
+    texts = (each.value for each in parts if isinstance(each, ast.Constant))
+    return any(isinstance(each, str) and _SPOKEN.search(each) for each in texts)
 
 
 @pytest.mark.django_db
@@ -195,3 +232,46 @@ def test_the_pages_are_in_the_language_of_the_project(admin_client: Client, sett
     for url, words in shown.items():
         html = admin_client.get(urljoin("/admin/delayed_queue/", url)).content.decode()
         assert [each for each in words if each not in html] == [], url
+
+
+@pytest.mark.django_db
+def test_an_operation_answers_in_the_language_of_its_operator_and_is_recorded_in_english(
+    admin_client: Client, settings: Settings
+):
+    settings.LANGUAGE_CODE = "de"
+    url = "/admin/delayed_queue/message/"
+    for key in ("a", "b"):
+        MessageFactory.create(key=key, scheduled=True)
+
+    answer = run(admin_client, "deliver", url)
+    assert told(answer) == ["Fällig gestellt \N{EN DASH} 2 Nachrichten: a, b."]
+    answer = run(admin_client, "deliver", url)
+    assert told(answer) == ["Unverändert \N{EN DASH} 2 Nachrichten, schon fällig: a, b."]
+
+    recorded = set(LogEntry.objects.values_list("change_message", flat=True))
+    assert {each.partition(".")[0] for each in recorded} == {"Made due"}
+
+
+@pytest.mark.parametrize(("language", "said"), [("de", "ist pausiert"), ("en", "is paused")])
+@pytest.mark.django_db
+def test_a_command_answers_in_the_language_of_the_project(language: str, said: str):
+    MessageFactory.create(key="a", scheduled=True)
+    out = StringIO()
+    with override(language):
+        call_command("queuepause", "orders", stdout=out)
+    assert said in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Report("Paused")',
+        'report.leave("gone", row.key)',
+        'self.message_user(request, f"{name} is gone")',
+        'report.notes.append(f"Left: {count}")',
+        'class Close:\n    name, past = "close", "Closed"',
+        'raise CommandError(f"Nothing of {name}.")',
+    ],
+)
+def test_a_text_of_a_report_that_nothing_translates_is_found(text: str):
+    assert len(list(unmarked(ast.parse(text)))) == 1

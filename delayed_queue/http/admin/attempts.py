@@ -20,6 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.lists import Keyset
+from delayed_queue.http.callbacks.outcomes import Failure
 from delayed_queue.http.jobs.kinds import Way, parse_kind
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.messages import MILLISECOND
@@ -28,16 +29,30 @@ if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
 
 MOST_SHOWN: Final = 50
+# The words that are stored of a failure, as an operator reads them.
+_FAILURES: Final[dict[str, Any]] = {
+    Failure.BLOCKED: _("blocked"), Failure.DNS: _("name not found"),
+    Failure.REFUSED: _("connection refused"), Failure.UNREACHABLE: _("unreachable"),
+    Failure.CONNECT_TIMEOUT: _("no connection in time"), Failure.TLS: _("TLS"),
+    Failure.TIMEOUT: _("no answer in time"), Failure.RESET: _("connection lost"),
+    Failure.PROTOCOL: _("not HTTP"), Failure.TOO_LARGE: _("answer too large"),
+    Failure.STATUS: _("status"), Failure.LOCAL: _("failed here"),
+}  # fmt: skip
 
 
 def result_of(row: CallbackAttempt) -> SafeString:
     """Return the status or what went wrong, and whether the receiver may have acted."""
     if not row.failure:
         return format_html('<span class="dq-state dq-due">{}</span>', row.status)
-    words = f"{row.failure} {row.status}" if row.status else row.failure
+    # A worker of a later release may know another.
+    failure = _FAILURES.get(row.failure, row.failure)
+    words = f"{failure} {row.status}" if row.status else failure
     doubt = _("may have arrived") if row.is_ambiguous else ""
     return format_html(
-        '<span class="dq-state dq-alarm">{}</span> <span class="dq-quiet">{}</span>', words, doubt
+        '<span class="dq-state dq-alarm" title="{}">{}</span> <span class="dq-quiet">{}</span>',
+        row.failure,
+        words,
+        doubt,
     )
 
 

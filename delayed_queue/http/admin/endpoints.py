@@ -13,7 +13,7 @@ from django.db import router
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 else:
     _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
 
+_HOSTS: Final = ngettext_lazy("%(count)s host", "%(count)s hosts", "count")
+_ENDPOINTS: Final = ngettext_lazy("%(count)s endpoint", "%(count)s endpoints", "count")
 _MINUTE: Final = timedelta(minutes=1)
 # What a page of hosts looks at, at most, to say how many jobs wait for each.
 _MOST_TOPICS: Final = 1000
@@ -67,8 +69,8 @@ class OpenForm(forms.Form):
 class Close(Switch):
     """Send to hosts again, without waiting for the end of their pause."""
 
-    name, label, past, left = "close", _("Send again"), "Sending again to", "sent to already"
-    noun = "host"
+    name, label = "close", _("Send again")
+    past, left, noun = _("Sending again to"), _("sent to already"), _HOSTS
     help = _("Send to the host again now, deferred jobs included, and forget its failures.")
     permission = "delayed_queue_http.close_host"
     warning = _(
@@ -93,8 +95,8 @@ class Close(Switch):
 class Open(Switch):
     """Send nothing to hosts for a while, as if they had failed."""
 
-    name, label, past, left = "open", _("Suspend"), "Suspended", "suspended for longer"
-    noun = "host"
+    name, label = "open", _("Suspend")
+    past, left, noun = _("Suspended"), _("suspended for longer"), _HOSTS
     help = _("Send nothing to the host for a while; its jobs are deferred, and lose no attempt.")
     permission = "delayed_queue_http.close_host"
     warning = _(
@@ -110,13 +112,14 @@ class Open(Switch):
 
     def audit(self, call: Call) -> str:
         why = f" {call.options['reason']}" if call.options["reason"] else ""
-        return f"{self.past} for {call.options['minutes']} min.{why}"
+        return f"{self.recorded} for {call.options['minutes']} min.{why}"
 
 
 def note_recalled(row: Any, recalled: int, report: Report) -> None:
     """Say how many jobs come back, if any were deferred."""
     if recalled:
-        report.notes.append(f"Deferred jobs for {row} that come from now on: {recalled:,}.")
+        said = _("Deferred jobs for %(name)s that come from now on: %(number)s.")
+        report.notes.append(said % {"name": row, "number": f"{recalled:,}"})
 
 
 class CompletedChangeList(KeysetChangeList):
@@ -291,8 +294,8 @@ class EndpointForm(_Form):
 
 
 class Enable(Switch):
-    name, label, past, left = "enable", _("Enable"), "Enabled", "not disabled"
-    noun = "endpoint"
+    name, label = "enable", _("Enable")
+    past, left, noun = _("Enabled"), _("not disabled"), _ENDPOINTS
     help = _("Send to it again, deferred jobs included.")
     permission = "delayed_queue_http.disable_endpoint"
 
@@ -307,8 +310,8 @@ class Enable(Switch):
 
 
 class Disable(Switch):
-    name, label, past, left = "disable", _("Disable"), "Disabled", "disabled already"
-    noun = "endpoint"
+    name, label = "disable", _("Disable")
+    past, left, noun = _("Disabled"), _("disabled already"), _ENDPOINTS
     help = _("Send nothing more to it; its jobs wait.")
     permission = "delayed_queue_http.disable_endpoint"
     warning = _("Nothing more is sent to these endpoints; their jobs wait until they are enabled.")
@@ -322,8 +325,8 @@ class Disable(Switch):
 
 
 class Rotate(Switch):
-    name, label, past = "rotate", _("Rotate the secret"), "Rotated the secret of"
-    noun = "endpoint"
+    name, label = "rotate", _("Rotate the secret")
+    past, noun = _("Rotated the secret of"), _ENDPOINTS
     help = _("Make a new secret, shown once; the old one's signature goes along for 24 h.")
     permission = "delayed_queue_http.rotate_endpoint"
     warning = _(
@@ -333,7 +336,8 @@ class Rotate(Switch):
 
     def change(self, row: Any, call: Call, report: Report) -> bool:
         secret = rotate_secret(row, using=call.using)
-        report.notes.append(f"The secret of {row.prefix}, shown only now: {secret}")
+        said = _("The secret of %(prefix)s, shown only now: %(secret)s")
+        report.notes.append(said % {"prefix": row.prefix, "secret": secret})
         return True
 
 

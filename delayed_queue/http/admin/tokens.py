@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 else:
     _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
 
+_TOKENS: Final = ngettext_lazy("%(count)s token", "%(count)s tokens", "count")
 _WHAT: Final = {
     "add": _("add: add jobs"),
     "read": _("read: look at jobs, topics and metrics"),
@@ -113,7 +114,7 @@ class Revoke(Operation):
         return row.disabled_at is None
 
     def run(self, call: Call) -> Report:
-        report = Report("Revoked", "token")
+        report = Report(_("Revoked"), _TOKENS)
         with call.transaction():
             rows = lock(call, parse_ids(call.tokens), report)
             now = timezone.now()
@@ -129,7 +130,7 @@ def at_once(burst: int) -> str:
 
 def _revoke(row: Any, now: datetime, call: Call, report: Report) -> bool:
     if row.disabled_at is not None:
-        report.leave("revoked already", row.name)
+        report.leave(_("revoked already"), row.name)
         return False
     ApiToken.objects.using(call.using).filter(pk=row.pk).update(disabled_at=now)
     report.changed.append(row.name)

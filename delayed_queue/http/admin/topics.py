@@ -19,12 +19,23 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm
 from delayed_queue.admin.filters import KIND
 from delayed_queue.admin.lists import KeysetChangeList
-from delayed_queue.admin.operations import Call, Entry, Operation, Report, parse_ids, record
+from delayed_queue.admin.operations import (
+    GONE,
+    Call,
+    Entry,
+    Operation,
+    Report,
+    english,
+    parse_ids,
+    record,
+    unnamed,
+)
 from delayed_queue.admin.overview import PauseForm
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
@@ -40,6 +51,7 @@ if TYPE_CHECKING:
 else:
     _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
 
+_TOPICS: Final = ngettext_lazy("%(count)s topic", "%(count)s topics", "count")
 # A count goes no further: a page has up to a hundred topics.
 _CAP: Final = 1000
 _SECOND: Final = timedelta(seconds=1)
@@ -137,14 +149,14 @@ class Pause(Operation):
         return row.pause is None
 
     def run(self, call: Call) -> Report:
-        report = Report("Paused", "topic")
+        report = Report(_("Paused"), _TOPICS)
         by, reason = call.user.get_username(), call.options.get("reason", "")
         with call.transaction():
             rows = _rows(call, report)
             changed = [
                 row for row in rows if pause_topic(row.name, reason=reason, by=by, using=call.using)
             ]
-            _note(call, report, rows, changed, "paused already")
+            _note(call, report, rows, changed, _("paused already"))
         return report
 
 
@@ -160,11 +172,11 @@ class Resume(Operation):
         return row.pause is not None
 
     def run(self, call: Call) -> Report:
-        report = Report("Resumed", "topic")
+        report = Report(_("Resumed"), _TOPICS)
         with call.transaction():
             rows = _rows(call, report)
             changed = [row for row in rows if resume_topic(row.name, using=call.using)]
-            _note(call, report, rows, changed, "not paused")
+            _note(call, report, rows, changed, _("not paused"))
         return report
 
 
@@ -172,16 +184,16 @@ def _rows(call: Call, report: Report) -> list[Any]:
     ids = parse_ids(call.tokens)
     rows = list(call.queryset.using(call.using).filter(id__in=ids).order_by("name"))
     for each in set(ids) - {row.id for row in rows}:
-        report.leave("no longer there", f"id {each}")
+        report.leave(GONE, unnamed(each))
     return rows
 
 
-def _note(call: Call, report: Report, rows: list[Any], changed: list[Any], why_not: str) -> None:
+def _note(call: Call, report: Report, rows: list[Any], changed: list[Any], why_not: Any) -> None:
     for row in rows:
         if row not in changed:
             report.leave(why_not, row.name)
     report.changed += [row.name for row in changed]
-    record(call, CHANGE, [Entry(row, f"{report.past}.") for row in changed])
+    record(call, CHANGE, [Entry(row, f"{english(report.past)}.") for row in changed])
 
 
 class TopicChangeList(KeysetChangeList):

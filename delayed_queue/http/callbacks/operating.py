@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS
 from django.db.models import F
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import InvalidConfiguration, UrlRefused
@@ -235,13 +236,14 @@ def _enable(command: BaseCommand, options: Options) -> None:
     chosen = _chosen(options)
     enable_endpoint(chosen, using=options["database"])
     recalled = recall_endpoint(chosen, using=options["database"])
-    command.stdout.write("Enabled. Workers know within seconds.")
-    command.stdout.write(f"Messages that were deferred and come from now on: {recalled}.")
+    command.stdout.write(_("Enabled. Workers know within seconds."))
+    said = _("Messages that were deferred and come from now on: %s.")
+    command.stdout.write(said % recalled)
 
 
 def _disable(command: BaseCommand, options: Options) -> None:
     disable_endpoint(_chosen(options), using=options["database"])
-    command.stdout.write("Disabled. Its messages wait.")
+    command.stdout.write(_("Disabled. Its messages wait."))
 
 
 ACTIONS: Final[dict[str, Callable[[BaseCommand, Options], None]]] = {

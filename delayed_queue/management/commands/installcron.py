@@ -68,7 +68,7 @@ class Command(QueueCommand):
     def _report(self, kept: list[Kept], style: str) -> None:
         self._say([_outcome(each) for each in kept], style)
         if any(each.error for each in kept):
-            raise CommandError("Some schedules could not be installed.")
+            raise CommandError(_("Some schedules could not be installed."))
 
     def _say(self, rows: list[dict[str, Any]], style: str) -> None:
         if style == "json":

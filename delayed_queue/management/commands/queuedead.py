@@ -13,7 +13,7 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import NoSuchLetters, RunInProgress
@@ -45,6 +45,7 @@ MAX_ROWS: Final = 5_000
 TRY_LATER: Final = 75
 _BATCH: Final = 1_000
 _MAX_KINDS: Final = 10_000
+_MEANT: Final = gettext_lazy("%s dead letters are meant; nothing was changed.")
 _SWITCHES: Final = ("pause", "resume", "cancel")
 
 
@@ -101,14 +102,14 @@ class Command(QueueCommand):
     def _show(self, options: dict[str, Any]) -> None:
         letter = DeadLetter.objects.using(options["database"]).filter(pk=options["id"]).first()
         if letter is None:
-            raise CommandError(f"There is no dead letter {options['id']}.", returncode=1)
+            raise CommandError(_("There is no dead letter %s.") % options["id"], returncode=1)
         row = _letter(letter)
         if options["format"] == "json":
             errors = {"first_error": letter.first_error, "last_error": letter.last_error}
             show(self.stdout, [{**row, **errors}], "json")
             return
         self.stdout.write("\n".join(f"{name:8} {value}" for name, value in row.items()))
-        self.stdout.write(f"\n{letter.last_error or 'No error was kept.'}")
+        self.stdout.write(f"\n{letter.last_error or _('No error was kept.')}")
 
     def _begin(self, options: dict[str, Any]) -> None:
         using, plan, style = options["database"], _plan(options), options["format"]
@@ -117,7 +118,7 @@ class Command(QueueCommand):
         meant = f"{found.meant:,}{more}"
         facts = {"meant": found.meant, "is_capped": bool(more)}
         if options["dry_run"]:
-            said = f"{meant} dead letters are meant; nothing was changed."
+            said = _MEANT % meant
             tell(self.stdout, said, style, run=None, **facts)
             return
         try:
@@ -126,10 +127,10 @@ class Command(QueueCommand):
             raise CommandError(str(error), returncode=TRY_LATER) from error
         except NoSuchLetters as error:
             raise CommandError(str(error), returncode=1) from error
-        said = (
-            f"Run {run_id} has begun: {meant} dead letters. See queuedead runs for how far it is."
+        said = _(
+            "Run %(run)s has begun: %(meant)s dead letters. See queuedead runs for how far it is."
         )
-        tell(self.stdout, said, style, run=run_id, **facts)
+        tell(self.stdout, said % {"run": run_id, "meant": meant}, style, run=run_id, **facts)
 
     def _export(self, options: dict[str, Any]) -> None:
         letters = _plan(options).letters(options["database"])
@@ -142,10 +143,11 @@ class Command(QueueCommand):
             with Path(options["output"]).open("x", encoding="utf-8") as file:
                 written = sum(file.write(f"{_exported(each)}\n") > 0 for each in letters)
         except OSError as error:
-            raise CommandError(
-                f"{options['output']} cannot be written: {error.strerror}.", returncode=1
-            ) from error
-        self.stderr.write(f"{written:,} dead letters were written to {options['output']}.")
+            said = _("%(file)s cannot be written: %(error)s.")
+            facts = {"file": options["output"], "error": error.strerror}
+            raise CommandError(said % facts, returncode=1) from error
+        said = _("%(number)s dead letters were written to %(file)s.")
+        self.stderr.write(said % {"number": f"{written:,}", "file": options["output"]})
 
     def _prune(self, options: dict[str, Any]) -> None:
         using, age, kind = options["database"], _age(options), _kind(options)
@@ -154,18 +156,20 @@ class Command(QueueCommand):
             until = to_milliseconds(datetime.now(UTC) - age)
             plans = [BulkPlan("drop", each, until=until) for each in kinds]
             meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
-            said = f"{meant:,} dead letters are meant; nothing was changed."
+            said = _MEANT % f"{meant:,}"
             tell(self.stdout, said, options["format"], meant=meant)
             return
         pruned = sum(_pruned(each, age, using) for each in kinds)
-        said = f"{pruned:,} dead letters were deleted."
+        said = _("%s dead letters were deleted.") % f"{pruned:,}"
         tell(self.stdout, said, options["format"], deleted=pruned)
 
     def _switch(self, options: dict[str, Any]) -> None:
         run_id, command = options["id"], options["command"]
         if not switch_run(run_id, command, using=options["database"]):
-            raise CommandError(f"There is no run {run_id} to {command}.", returncode=1)
-        tell(self.stdout, f"Run {run_id}: {command} done.", options["format"], run=run_id)
+            said = _("There is no run %(run)s for %(command)s.")
+            raise CommandError(said % {"run": run_id, "command": command}, returncode=1)
+        said = _("Run %(run)s: %(command)s done.") % {"run": run_id, "command": command}
+        tell(self.stdout, said, options["format"], run=run_id)
 
 
 def _add_list(parser: ArgumentParser) -> None:
@@ -248,7 +252,7 @@ def _age(options: dict[str, Any]) -> timedelta:
     kept = get_settings().DEAD_LETTER_RETENTION
     if kept is None:
         raise CommandError(
-            "Dead letters are kept for good (DEAD_LETTER_RETENTION): say --older-than.",
+            _("Dead letters are kept for good (DEAD_LETTER_RETENTION): say --older-than."),
             returncode=WRONG_USAGE,
         )
     return kept
@@ -300,7 +304,7 @@ def _letters(options: dict[str, Any]) -> list[dict[str, Any]]:
     kind, group = _kind(options), options["group"]
     rows = DeadLetter.objects.using(options["database"]).defer("payload", "headers")
     if group is not None and kind is None:
-        raise CommandError("A failure is one of a queue: add --queue.", returncode=WRONG_USAGE)
+        raise CommandError(_("A failure is one of a queue: add --queue."), returncode=WRONG_USAGE)
     if kind is not None:
         rows = rows.filter(kind=kind).order_by("-died_at", "-id")
     else:

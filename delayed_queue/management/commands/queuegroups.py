@@ -69,15 +69,17 @@ class Command(QueueCommand):
     def _change(self, queue: DelayedQueue, command: str, options: dict[str, Any]) -> None:
         _refuse_limits(queue, command)
         group = options.get("group")
-        of = queue.kind if group is None else f"{queue.kind}, group {named(group)},"
+        of = queue.kind
+        if group is not None:
+            of = _("%(queue)s, group %(group)s,") % {"queue": queue.kind, "group": named(group)}
         was_changed = _ACTIONS[command](queue, options)
-        words = "would be changed." if options["dry_run"] else "is changed."
+        said = _("%s would be changed.") if options["dry_run"] else _("%s is changed.")
         if command in ("pause", "resume") and not was_changed:
-            words = "is paused already." if command == "pause" else "is not held."
+            said = _("%s is paused already.") if command == "pause" else _("%s is not held.")
         facts = {"queue": queue.kind, "group": group, "was_changed": was_changed}
         if options["dry_run"]:
             facts["was_changed"] = False
-        tell(self.stdout, f"{of} {words}", options["format"], **facts)
+        tell(self.stdout, said % of, options["format"], **facts)
 
 
 def _add_change(parser: ArgumentParser, name: str, *, has_group: bool) -> None:

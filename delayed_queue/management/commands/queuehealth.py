@@ -84,7 +84,7 @@ def _reasons(options: dict[str, Any]) -> list[str]:
         return _reasons_of_database(options)
     if any(options[name] not in (None, []) for name in _OF_DATABASE):
         raise CommandError(
-            "--file looks at one worker alone; ask the database in a call of its own.",
+            _("--file looks at one worker alone; ask the database in a call of its own."),
             returncode=WRONG_USAGE,
         )
     return problems_of_file(options["file"], options["max_file_age"])

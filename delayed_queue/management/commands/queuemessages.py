@@ -59,7 +59,7 @@ class Command(QueueCommand):
         command, style = options["command"], options["format"]
         if command in ("list", "find"):
             rows = _listed(options) if command == "list" else _found(options)
-            none = "No messages." if command == "list" else "No such key."
+            none = _("No messages.") if command == "list" else _("No such key.")
             show(self.stdout, rows, style, none=none)
             return
         queue, key = queue_named(options["queue"], options["database"]), options["key"]
@@ -94,7 +94,8 @@ def _rows(messages: QuerySet[Message]) -> list[dict[str, Any]]:
 
 
 def _missing(queue: DelayedQueue, key: str) -> CommandError:
-    return CommandError(f"{queue.kind} has no message {key!r}.", returncode=1)
+    said = _("%(queue)s has no message %(key)r.") % {"queue": queue.kind, "key": key}
+    return CommandError(said, returncode=1)
 
 
 def _shown(queue: DelayedQueue, key: str) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def _word(value: Any) -> str:
 def _drop(queue: DelayedQueue, key: str) -> str:
     if not queue.drop_message(key):
         raise _missing(queue, key)
-    return f"{key!r} was dropped from {queue.kind}."
+    return _("%(key)r was dropped from %(queue)s.") % {"key": key, "queue": queue.kind}
 
 
 def _release(queue: DelayedQueue, key: str) -> str:
@@ -123,9 +124,11 @@ def _release(queue: DelayedQueue, key: str) -> str:
     if found is None:
         raise _missing(queue, key)
     if found.lease_id is None:
-        raise CommandError(f"{key!r} is {found.state.value}, not leased.", returncode=1)
+        said = _("%(key)r is %(state)s, not leased.") % {"key": key, "state": found.state.value}
+        raise CommandError(said, returncode=1)
     _make_due(queue, key, found.lease_id)
-    return f"{key!r} of {queue.kind} was taken from its holder, and is due now."
+    said = _("%(key)r of %(queue)s was taken from its holder, and is due now.")
+    return said % {"key": key, "queue": queue.kind}
 
 
 def _deliver_now(queue: DelayedQueue, key: str) -> str:
@@ -133,17 +136,18 @@ def _deliver_now(queue: DelayedQueue, key: str) -> str:
     if found is None:
         raise _missing(queue, key)
     if found.state is not MessageState.SCHEDULED:
-        raise CommandError(f"{key!r} is {found.state.value}, not scheduled.", returncode=1)
+        said = _("%(key)r is %(state)s, not scheduled.") % {"key": key, "state": found.state.value}
+        raise CommandError(said, returncode=1)
     # Of no lease: one that was claimed meanwhile stays with its holder.
     _make_due(queue, key, None)
-    return f"{key!r} of {queue.kind} is due now."
+    return _("%(key)r of %(queue)s is due now.") % {"key": key, "queue": queue.kind}
 
 
 def _make_due(queue: DelayedQueue, key: str, lease_id: str | None) -> None:
     rows = Message.objects.using(queue.using).filter(kind=queue.kind, key=key)
     ids = list(rows.values_list("id", flat=True))
     if not Message.objects.release(lease_id, ids, using=queue.using):
-        raise CommandError(f"{key!r} was leased or settled meanwhile.", returncode=1)
+        raise CommandError(_("%r was leased or settled meanwhile.") % key, returncode=1)
     if get_settings().NOTIFY:
         Message.objects.notify(channel_of(queue.kind), using=queue.using)
         Message.objects.tell_holders([lease_id] if lease_id else [], using=queue.using)

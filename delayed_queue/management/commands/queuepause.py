@@ -25,9 +25,9 @@ class Command(QueueCommand):
         queue = queue_named(options["queue"], options["database"])
         if options["dry_run"]:
             is_paused, is_new = queue.is_paused(), False
-            said = "is paused already." if is_paused else "would be paused."
+            said = _("%s is paused already.") if is_paused else _("%s would be paused.")
         else:
             is_paused, is_new = True, queue.pause(options["why"], by=getpass.getuser())
-            said = "is paused." if is_new else "was paused already; its reason stays."
+            said = _("%s is paused.") if is_new else _("%s was paused already; its reason stays.")
         facts = {"queue": queue.kind, "is_paused": is_paused, "was_changed": is_new}
-        tell(self.stdout, f"{queue.kind} {said}", options["format"], **facts)
+        tell(self.stdout, said % queue.kind, options["format"], **facts)

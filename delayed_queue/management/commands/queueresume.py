@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import CommandParser
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.management.base import QueueCommand, add_switch, queue_named, tell
@@ -20,9 +21,11 @@ class Command(QueueCommand):
         queue = queue_named(options["queue"], options["database"])
         if options["dry_run"]:
             is_paused, is_new = queue.is_paused(), False
-            said = "would hand out its messages again." if is_paused else "is not paused."
+            said = (
+                _("%s would hand out its messages again.") if is_paused else _("%s is not paused.")
+            )
         else:
             is_paused, is_new = False, queue.resume()
-            said = "hands out its messages again." if is_new else "was not paused."
+            said = _("%s hands out its messages again.") if is_new else _("%s was not paused.")
         facts = {"queue": queue.kind, "is_paused": is_paused, "was_changed": is_new}
-        tell(self.stdout, f"{queue.kind} {said}", options["format"], **facts)
+        tell(self.stdout, said % queue.kind, options["format"], **facts)

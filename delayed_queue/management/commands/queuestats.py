@@ -56,7 +56,7 @@ class Command(QueueCommand):
             self.stdout.write("\n".join(sorted({each.name.queue for each in found})))
         else:
             clear = _CLEAR if options["watch"] and self.stdout.isatty() else ""
-            table = lines(list(map(_cells, found))) if found else ["There are no queues."]
+            table = lines(list(map(_cells, found))) if found else [_("There are no queues.")]
             self.stdout.write(clear + "\n".join([*table, *_notes(found, is_cut)]))
         self.stdout.flush()
 
@@ -86,7 +86,8 @@ def _cells(depth: QueueDepth) -> dict[str, Any]:
 def _notes(found: list[QueueDepth], is_cut: bool) -> list[str]:
     notes = []
     if any(counted.is_cut for each in found for counted in each.counts.values()):
-        notes.append("+ counting stopped there; there may be more (--cap counts further)")
+        notes.append(_("+ counting stopped there; there may be more (--cap counts further)"))
     if is_cut:
-        notes.append(f"Only {MAX_KINDS} queues are shown; name others with --queue.")
+        said = _("Only %s queues are shown; name others with --queue.")
+        notes.append(said % MAX_KINDS)
     return notes

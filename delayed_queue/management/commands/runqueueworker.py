@@ -188,7 +188,7 @@ class Command(QueueCommand):
             with self.answering(chosen.using):
                 worker.run()
         except CommandError as error:
-            self.stderr.write(f"CommandError: {error}")
+            self.stderr.write(f"{type(error).__name__}: {error}")
             return error.returncode
         return EXIT_RECYCLE if worker.is_used_up else 0
 
@@ -236,8 +236,11 @@ def _demand_callbacks(options: dict[str, Any]) -> None:
     """Refuse to be told which callbacks to send where none are sent at all."""
     if (options["topics"] or options["callbacks_only"]) and not registry.sources:
         raise CommandError(
-            "Callbacks are off, so there are none to send for --topics or --callbacks-only. "
-            f"Set {SETTING}['CALLBACKS']['ENABLED'] to True."
+            _(
+                "Callbacks are off, so there are none to send for --topics or --callbacks-only. "
+                "Set %s['CALLBACKS']['ENABLED'] to True."
+            )
+            % SETTING
         )
 
 

@@ -45,12 +45,14 @@ class TemplateForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptab
         # As browsers send them; an SMS would pay for each carriage return.
         cleaned |= {name: str(cleaned.get(name) or "").replace("\r\n", "\n") for name in TEXTS}
         if problem := check_category(cleaned.get("category") or ""):
-            self.add_error("category", f"It {problem}.")
+            self.add_error("category", _("It %(problem)s.") % {"problem": problem})
         if not self.errors:
             try:
                 compiled(Template(**cleaned))
             except TemplateSyntaxError as error:
-                raise forms.ValidationError(f"It does not compile: {error}") from error
+                raise forms.ValidationError(
+                    _("It does not compile: %(error)s") % {"error": error}
+                ) from error
         return cleaned
 
 
@@ -114,14 +116,14 @@ class SuppressionForm(forms.ModelForm):  # type: ignore[type-arg] # not subscrip
     def clean_category(self) -> str:
         category: str = self.cleaned_data["category"]
         if problem := check_category(category):
-            raise forms.ValidationError(f"The category {problem}.")
+            raise forms.ValidationError(_("The category %(problem)s.") % {"problem": problem})
         return category
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         channel, recipient = cleaned.get("channel"), cleaned.get("recipient")
         if channel and recipient and (problem := problem_with(channel, recipient)):
-            raise forms.ValidationError({"recipient": f"It {problem}."})
+            raise forms.ValidationError({"recipient": _("It %(problem)s.") % {"problem": problem}})
         return cleaned
 
 

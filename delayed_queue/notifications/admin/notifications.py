@@ -99,8 +99,8 @@ def _call(delivery: Delivery, with_details: bool) -> SafeString:
         delivery.attempt,
         delivery.provider or _("a dispatcher that died"),
         _CLASSES[delivery.outcome],
-        Delivery.Outcome(delivery.outcome).label,
         delivery.outcome,
+        Delivery.Outcome(delivery.outcome).label,
         took,
         told,
     )
@@ -166,7 +166,8 @@ class NotificationAdmin(ShownOnly):
             return HttpResponseRedirect(self.list_url())
         if problem := problem_with(channel, recipient):
             # An empty list would read as "nothing was sent to them".
-            self.message_user(request, f"What you look for {problem}.", messages.WARNING)
+            said = _("What you look for %(problem)s.") % {"problem": problem}
+            self.message_user(request, said, messages.WARNING)
             return HttpResponseRedirect(reverse("admin:delayed_queue_notifications_dashboard"))
         return HttpResponseRedirect(
             self.list_url(**{RECIPIENT: recipient_hash(channel, recipient).hex()})

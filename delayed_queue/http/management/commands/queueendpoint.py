@@ -6,30 +6,32 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import needing
 from delayed_queue.management.base import QueueCommand, add_format
 
 
 class Command(QueueCommand):
-    help = "Manage the endpoints of callbacks: their secrets, limits and switches."
+    help = gettext_noop("Manage the endpoints of callbacks: their secrets, limits and switches.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         actions = parser.add_subparsers(dest="action", required=True)
-        add_format(actions.add_parser("list", help="show all endpoints"))
+        add_format(actions.add_parser("list", help=_("show all endpoints")))
         for name, text in (
-            ("add", "register a url prefix, and print its secret"),
-            ("rotate", "print a new secret; the old one stays valid for 24 h"),
-            ("enable", "send to it again"),
-            ("disable", "send nothing more; its messages wait"),
+            ("add", _("register a url prefix, and print its secret")),
+            ("rotate", _("print a new secret; the old one stays valid for 24 h")),
+            ("enable", _("send to it again")),
+            ("disable", _("send nothing more; its messages wait")),
         ):
             action = actions.add_parser(name, help=text)
-            action.add_argument("prefix", help="such as https://example.com/hooks")
+            action.add_argument("prefix", help=_("such as https://example.com/hooks"))
             if name == "add":
-                action.add_argument("--rate", type=float, help="callbacks per second")
-                action.add_argument("--burst", type=int, default=1, help="of them at once")
-                action.add_argument("--concurrency", type=int, help="on the wire at a time")
+                action.add_argument("--rate", type=float, help=_("callbacks per second"))
+                action.add_argument("--burst", type=int, default=1, help=_("of them at once"))
+                action.add_argument("--concurrency", type=int, help=_("on the wire at a time"))
 
     def handle(self, **options: Any) -> None:
         with needing("http", "queueendpoint"):

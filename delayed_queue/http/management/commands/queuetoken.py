@@ -8,6 +8,8 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import VERBS, create_token, list_tokens, revoke_token
@@ -15,14 +17,16 @@ from delayed_queue.management.base import QueueCommand, add_format, count, show
 
 
 class Command(QueueCommand):
-    help = "Create, list and revoke tokens of the HTTP API."
+    help = gettext_noop("Create, list and revoke tokens of the HTTP API.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         actions = parser.add_subparsers(dest="action", required=True)
-        _add_create(actions.add_parser("create", help="make a token and print it, once"))
-        add_format(actions.add_parser("list", help="show all tokens; never the tokens themselves"))
-        revoke = actions.add_parser("revoke", help="disable a token for good")
+        _add_create(actions.add_parser("create", help=_("make a token and print it, once")))
+        add_format(
+            actions.add_parser("list", help=_("show all tokens; never the tokens themselves"))
+        )
+        revoke = actions.add_parser("revoke", help=_("disable a token for good"))
         revoke.add_argument("name")
 
     def handle(self, **options: Any) -> None:
@@ -35,7 +39,7 @@ class Command(QueueCommand):
             options["name"], verbs=options["verb"], topics=options["topic"],
             expires_at=expires_at, rate=options["rate"], burst=options["burst"], using=using,
         )  # fmt: skip
-        self.stderr.write("Keep it now; it will not be shown again.")
+        self.stderr.write(_("Keep it now; it will not be shown again."))
         self.stdout.write(token)
 
     def _list(self, options: dict[str, Any], using: str) -> None:
@@ -43,24 +47,24 @@ class Command(QueueCommand):
 
     def _revoke(self, options: dict[str, Any], using: str) -> None:
         if not revoke_token(options["name"], using=using):
-            raise CommandError(f"No token named {options['name']!r} is in force.")
-        self.stdout.write("Revoked; server processes obey within seconds.")
+            raise CommandError(_("No token named %r is in force.") % options["name"])
+        self.stdout.write(_("Revoked; server processes obey within seconds."))
 
 
 def _add_create(parser: ArgumentParser) -> None:
-    parser.add_argument("name", help="who will use it")
+    parser.add_argument("name", help=_("who will use it"))
     parser.add_argument(
         "--verb", action="append", choices=VERBS, required=True,
-        help="what it may do; repeat for several",
+        help=_("what it may do; repeat for several"),
     )  # fmt: skip
     parser.add_argument(
         "--topic", action="append", required=True, metavar="PATTERN",
-        help="a topic, or the beginning of some and a star; repeat for several ('*': all that "
-        "the setting TOPICS serves)",
+        help=_("a topic, or the beginning of some and a star; repeat for several ('*': all that "
+               "the setting TOPICS serves)"),
     )  # fmt: skip
-    parser.add_argument("--days", type=count(1, 3650), help="how long it is valid")
-    parser.add_argument("--rate", type=float, help="requests per second")
-    parser.add_argument("--burst", type=count(1, 1_000_000), help="requests at once")
+    parser.add_argument("--days", type=count(1, 3650), help=_("how long it is valid"))
+    parser.add_argument("--rate", type=float, help=_("requests per second"))
+    parser.add_argument("--burst", type=count(1, 1_000_000), help=_("requests at once"))
 
 
 def _row(token: ApiToken) -> dict[str, Any]:

@@ -7,18 +7,23 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
+from delayed_queue.management.base import QueueCommand
 from delayed_queue.notifications.broker import Consumer
 
 
-class Command(BaseCommand):
-    help = "Take notification requests from the broker, store them, then acknowledge them."
+class Command(QueueCommand):
+    help = gettext_noop(
+        "Take notification requests from the broker, store them, then acknowledge them."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--queue", default="", help="the broker's queue")
-        parser.add_argument("--tenant", default="", help="whose notifications they are")
-        parser.add_argument("--batch-size", type=int, help="most messages per transaction")
+        parser.add_argument("--queue", default="", help=_("the broker's queue"))
+        parser.add_argument("--tenant", default="", help=_("whose notifications they are"))
+        parser.add_argument("--batch-size", type=int, help=_("most messages per transaction"))
 
     def handle(self, *, queue: str, tenant: str, batch_size: int | None, **options: Any) -> None:
         """Consume; the first SIGTERM or SIGINT ends it after the batch in flight."""
@@ -27,11 +32,12 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         if consumer.url.startswith("memory:"):
-            self.stderr.write("memory:// has the messages of this process alone: set AMQP_URL.")
+            said = _("memory:// has the messages of this process alone: set AMQP_URL.")
+            self.stderr.write(said)
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, lambda *_: consumer.stop())
         consumer.run()
         tally = consumer.tally
-        self.stdout.write(
-            f"accepted {tally.accepted}, duplicates {tally.duplicates}, parked {tally.parked}"
-        )
+        facts = {"accepted": tally.accepted, "again": tally.duplicates, "parked": tally.parked}
+        said = _("accepted %(accepted)s, duplicates %(again)s, parked %(parked)s")
+        self.stdout.write(said % facts)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import add_format, tell
+from delayed_queue.management.base import QueueCommand, add_format, tell
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.sweeping import prune
 
 
-class Command(BaseCommand):
-    help = "Delete ended notifications, deliveries, dedupe keys and parked requests by age."
+class Command(QueueCommand):
+    help = gettext_noop(
+        "Delete ended notifications, deliveries, dedupe keys and parked requests by age."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--days", type=int, help="default: the setting RETENTION")
+        parser.add_argument("--days", type=int, help=_("default: the setting RETENTION"))
         add_format(parser)
 
     def handle(self, *, days: int | None, **options: Any) -> None:
@@ -25,8 +29,8 @@ class Command(BaseCommand):
         if age < settings.DEDUPE_WINDOW:
             # A dedupe key without its notification would let each repetition through.
             raise CommandError(
-                f"--days must not be below DEDUPE_WINDOW ({settings.DEDUPE_WINDOW})."
+                _("--days must not be below DEDUPE_WINDOW (%s).") % settings.DEDUPE_WINDOW
             )
         deleted = prune(age)
-        said = f"notifications deleted: {deleted}"
+        said = _("notifications deleted: %s") % deleted
         tell(self.stdout, said, options["format"], deleted=deleted, days=age.days)

@@ -8,6 +8,8 @@ from argparse import REMAINDER, ArgumentParser
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import needing
 from delayed_queue.management.base import QueueCommand, add_format
@@ -15,7 +17,7 @@ from delayed_queue.spark.apps import spark_settings
 
 
 class Command(QueueCommand):
-    help = (
+    help = gettext_noop(
         "Fill, drain, archive, replay and measure queues on Spark: import, drain, archive, "
         "replay, snapshot, report, doctor, bundle, main. Each has its own --help."
     )
@@ -23,10 +25,10 @@ class Command(QueueCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="database alias")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         add_format(parser)
         parser.add_argument(
-            "arguments", nargs=REMAINDER, metavar="COMMAND …", help="as of delayed_queue.spark"
+            "arguments", nargs=REMAINDER, metavar="COMMAND …", help=_("as of delayed_queue.spark")
         )
 
     def handle(self, **options: Any) -> None:
