@@ -98,8 +98,6 @@ class ArchiveManifest(models.Model):
     state = models.TextField(choices=State, db_default=State.PLANNED)
     staging = models.TextField(db_default="")
     rows = models.BigIntegerField(null=True)
-    digest = models.TextField(db_default="")
-    files = models.JSONField(db_default=Value([], models.JSONField()))
     deleted = models.BigIntegerField(db_default=0)
     changed = models.BigIntegerField(db_default=0)
     holder = models.TextField(db_default="")
@@ -118,6 +116,36 @@ class ArchiveManifest(models.Model):
 
     def __str__(self) -> str:
         return f"{self.source} {self.lower} to {self.upper}"
+
+
+class ArchiveFile(models.Model):
+    """A file of an archive: what was read back from it, and how far its rows are deleted.
+
+    Each counts for itself, so that tasks which delete at the same time wait for none.
+    """
+
+    # The manifest may be deleted by hand; what is left of it here is never read again.
+    archive = models.ForeignKey(
+        ArchiveManifest, models.CASCADE, related_name="files", db_column="archiveId",
+        db_constraint=False, db_index=False,
+    )  # fmt: skip
+    name = models.TextField(db_collation="C")
+    size = models.BigIntegerField()
+    rows = models.BigIntegerField()
+    checksum = models.BigIntegerField()
+    position = models.BigIntegerField(db_default=0)
+    deleted = models.BigIntegerField(db_default=0)
+    changed = models.BigIntegerField(db_default=0)
+
+    class Meta:
+        db_table = "delayed_queue_archive_file"
+        constraints = [
+            models.UniqueConstraint(fields=["archive", "name"], name="archive_file_name"),
+        ]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class PipelineReport(models.Model):

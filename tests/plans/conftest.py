@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from delayed_queue.spark.offering import CREATE_STAGE
-from tests.plans.pipeline_rows import ARCHIVES, LEDGER, OFFERED, REPORTS, STAGE
+from tests.plans.pipeline_rows import ARCHIVES, FILES, LEDGER, OFFERED, REPORTS, STAGE
 from tests.plans.task_rows import PRIORITIES, TASKS
 
 NOW: Final = 1_800_000_000_000
@@ -22,6 +22,7 @@ _TABLES: Final = (
     "delayed_queue_rate, delayed_queue_token, delayed_queue_slot, delayed_queue_endpoint, "
     "delayed_queue_host, delayed_queue_callback_attempt, "
     "delayed_queue_offer_ledger, delayed_queue_offer_stage, delayed_queue_archive, "
+    "delayed_queue_archive_file, "
     "delayed_queue_report, delayed_queue_task_result, delayed_queue_task_priority, "
     "delayed_queue_sample"
 )
@@ -267,7 +268,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
                 *(TASKS, PRIORITIES, SAMPLES),
             ):
                 connection.execute(rows, {"now": NOW, "rows": ROWS})
-            for rows in (ARCHIVES, REPORTS):
+            for rows in (ARCHIVES, FILES, REPORTS):
                 connection.execute(rows, {})
             yield connection
     finally:

@@ -9,6 +9,7 @@ from tests.plans.conftest import NOW
 
 ARCHIVES: Final = "delayed_queue_archive_pkey"
 UNFINISHED: Final = "archive_unfinished"
+FILES: Final = "archive_file_name"
 REPORTS: Final = "delayed_queue_report_pkey"
 
 LEDGER: Final = "delayed_queue_offer_ledger_pkey"
@@ -133,15 +134,21 @@ def archives() -> list[Case]:
         "lease": LEASE, "now": NOW,
     }  # fmt: skip
     step = {
-        "state": "published", "to": "pruned", "staging": None, "rows": None, "digest": None,
-        "files": None, "changed": 0,
+        "state": "published", "to": "pruned", "staging": None, "rows": None, "deleted": 1,
+        "changed": 0,
     }  # fmt: skip
+    names = [f"new-{n}" for n in range(100)]
+    files = {"id": 2600, "names": names, **dict.fromkeys(("sizes", "rows", "checksums"), [1] * 100)}
+    batch = {"name": "part-7", "from": 0, "to": 500, "deleted": 500, "changed": 0}
     return [
         Case("PLAN_ARCHIVE", plan, {UNFINISHED}, rows=0, buffers=60),
         Case("UNFINISHED_ARCHIVE", {"source": "table-20", "now": NOW}, {UNFINISHED}),
         Case("HOLD_ARCHIVE", {**held, "dead": "x", "lease": LEASE}, {ARCHIVES}, buffers=60),
         Case("ADVANCE_ARCHIVE", {**held, **step}, {ARCHIVES}, buffers=60),
-        Case("COUNT_PRUNED", {**held, "deleted": 1, "lease": LEASE}, {ARCHIVES}, buffers=60),
+        Case("NOTE_FILES", files, {FILES}, n=100, rows=4, buffers=60),
+        Case("FILES_OF", {"id": 2600}, {FILES}, n=100, rows=4),
+        Case("FILE_TO_PRUNE", {**held, "name": "part-7"}, {FILES, ARCHIVES}),
+        Case("COUNT_BATCH", {**held, **batch}, {FILES, ARCHIVES}, buffers=60),
         Case(
             "SAVE_REPORT", {"figures": "{}", "plots": "{}", "keep": 30, "now": NOW}, {REPORTS},
             n=130, rows=3, buffers=6,

@@ -42,6 +42,12 @@ SELECT
     CASE WHEN n %% 100 = 0 THEN 'published' ELSE 'pruned' END, 'host:1:x', 0, 0
 FROM generate_series(1, 5000) AS n
 """
+# Of those that are published a hundred files each, as of those that are done.
+FILES: Final = """
+INSERT INTO delayed_queue_archive_file ("archiveId", name, size, rows, checksum)
+SELECT 2000 + n / 100 * 100, 'part-' || n %% 100, 1, 1000, n
+FROM generate_series(1, 10000) AS n
+"""
 REPORTS: Final = """
 INSERT INTO delayed_queue_report ("createdAt", figures, plots)
 SELECT 0, '{}', '{}'

@@ -52,7 +52,13 @@ from delayed_queue.models import Schedule as StoredSchedule
 from delayed_queue.notifications.conf import CONSOLES, NotificationSettings
 from delayed_queue.observe import signals
 from delayed_queue.retries import Backoff
-from delayed_queue.spark.models import ArchiveManifest, OfferLedger, OfferStage, PipelineReport
+from delayed_queue.spark.models import (
+    ArchiveFile,
+    ArchiveManifest,
+    OfferLedger,
+    OfferStage,
+    PipelineReport,
+)
 from delayed_queue.spark.settings import SparkSettings
 from tests.support import documents
 from tests.support.documents import DOCS, ROOT
@@ -347,7 +353,7 @@ class TestInternals:
             Message, DeadLetter, BulkRun, StoredSchedule, Worker, Sample, Limit, Rate,
             ApiToken,
             Topic, IdempotencyKey, Endpoint, Host, Slot, CallbackAttempt, OfferLedger, OfferStage,
-            ArchiveManifest, PipelineReport,
+            ArchiveManifest, ArchiveFile, PipelineReport,
         )  # fmt: skip
         for rows, model in zip(documents.tables(SCHEMA, *header), models, strict=True):
             documented = {documents.code(row[0]): documents.code(row[2]) for row in rows}

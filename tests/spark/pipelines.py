@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -64,3 +66,13 @@ def archive(spark: Any, lake: str, **changes: Any) -> archives.Archived:
     cutoff = to_milliseconds(datetime(2026, 2, 1, tzinfo=UTC))
     asked = archives.ArchiveOptions((KNOWN["dead-letters"],), cutoff, lake, **changes)
     return archives.run(spark, asked, CONSOLE)[0]
+
+
+@contextmanager
+def holding(url: str, key: str) -> Iterator[psycopg.Connection[Any]]:
+    """Hold a letter, for whose deletion tasks then wait."""
+    with psycopg.connect(url) as holder:
+        holder.execute(
+            """SELECT FROM delayed_queue_dead_letter WHERE "pKey" = %s FOR UPDATE""", [key]
+        )
+        yield holder

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import psycopg
 import pyarrow.parquet as pq
 import pytest
@@ -21,13 +22,13 @@ from delayed_queue.messages import Counts
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark.commands import archives, replays
 from delayed_queue.spark.jobs.offers import Spread
-from delayed_queue.spark.jobs.tables import KNOWN
-from delayed_queue.spark.models import ArchiveManifest
+from delayed_queue.spark.jobs.tables import KNOWN, ArchiveLost, Table
+from delayed_queue.spark.models import ArchiveFile, ArchiveManifest
 from delayed_queue.spark.settings import VARIABLE
 from example_project.postgres.server import EmbeddedPostgres
 from tests.spark.archiver import STEPS, arm
-from tests.spark.pipelines import CONSOLE, archive, letters
-from tests.spark.support import with_jvm
+from tests.spark.pipelines import CONSOLE, archive, holding, letters
+from tests.spark.support import is_waiting_for, with_jvm
 from tests.support.processes import wait_until
 from tests.support.sampling import sample
 from tests.support.servers import crash, private_server
@@ -44,6 +45,15 @@ SELECT pg_terminate_backend(pid)
 FROM pg_stat_activity
 WHERE datname = current_database() AND NOT pid = ANY (%s)
 """
+CUT_DELETING = """
+SELECT pg_terminate_backend(pid)
+FROM pg_stat_activity
+WHERE datname = current_database() AND NOT pid = ANY (%s) AND query LIKE '%%DELETE FROM%%'
+"""
+# What is waited for is what is done to the rows then.
+LOCKS = {"read": "", "deleted": " IN SHARE MODE"}
+MOMENTS = {"read": "about to read", "deleted": "published"}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MANY_LETTERS = """
 INSERT INTO delayed_queue_dead_letter (
     "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
@@ -57,18 +67,17 @@ SELECT count(*)
 FROM pg_locks
 WHERE NOT granted AND relation = 'delayed_queue_dead_letter'::regclass
 """
-# A partition for each, so that Spark opens one when the one before has been read.
-ONE_FILE_EACH = {
-    "spark.sql.files.maxPartitionBytes": "4000000",
-    "spark.sql.files.openCostInBytes": "4000000",
-}
 
 
 def alter(part: Path) -> None:
-    data = bytearray(part.read_bytes())
-    data[8] ^= 1
-    part.write_bytes(bytes(data))
+    """Change a value of a row, and nothing else."""
+    rows = pq.read_table(part)
+    reasons = ["another", *rows["reason"].to_pylist()[1:]]
+    place = rows.schema.get_field_index("reason")
+    pq.write_table(rows.set_column(place, "reason", [reasons]), part)
     part.with_name(f".{part.name}.crc").unlink(missing_ok=True)
+    # As if a file could be changed and stay as large.
+    ArchiveFile.objects.filter(name=part.name).update(size=part.stat().st_size)
 
 
 def remove(part: Path) -> None:
@@ -76,7 +85,7 @@ def remove(part: Path) -> None:
 
 
 def add(part: Path) -> None:
-    part.with_name("one-more.parquet").write_bytes(part.read_bytes())
+    part.with_name("part-one-more.parquet").write_bytes(part.read_bytes())
 
 
 def restart(server: EmbeddedPostgres, holder: psycopg.Connection[Any]) -> None:
@@ -85,6 +94,29 @@ def restart(server: EmbeddedPostgres, holder: psycopg.Connection[Any]) -> None:
         wait_until(lambda: watcher.execute(WAITING).fetchone() == (2,))
         crash(server)
     server.start()
+
+
+KEYS = {
+    "uuid": "md5(n::text)::uuid",
+    "text": "'k%' || n",
+    "bigint": "-n * 7919",
+    "bytea": "decode(md5(n::text), 'hex')",
+    "timestamptz": "to_timestamp(n * 1.001)",
+}
+NOTES = """
+CREATE TABLE spark_notes AS
+SELECT {key} AS key, n AS number, to_timestamp(n) AS at,
+    CASE WHEN n % 2 = 0 THEN '100%' ELSE 'other' END AS text, NULL::numeric AS nothing
+FROM generate_series(1, 100) AS n;
+ALTER TABLE spark_notes ALTER key SET DATA TYPE {kind}, ADD PRIMARY KEY (key)
+"""
+
+
+def elsewhere(figures: str, lake: str) -> tuple[Any, ...]:
+    """What an engine that has not written the files finds in them."""
+    counted = duckdb.execute(f"SELECT {figures} FROM read_parquet(?)", [f"{lake}/*/*/*.parquet"])  # noqa: S608
+    found: tuple[Any, ...] = counted.fetchall()[0]
+    return found
 
 
 def parquet_files(lake: str) -> list[Path]:
@@ -185,37 +217,83 @@ class TestArchiveAndReplay:
             archive(spark, lake)
         assert DeadLetter.objects.count() == 10
 
-    @pytest.mark.long
-    def test_a_file_that_vanishes_while_rows_are_deleted_keeps_its_rows(
+    @pytest.mark.parametrize("how", sample([alter, remove, add], add))
+    def test_rows_that_are_not_those_that_were_read_are_seen(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch,
+        how: Callable[[Path], None],
+    ) -> None:  # fmt: skip
+        letters(30)
+        read_back = archives.Archive.read_back
+
+        def damage(self: Any, staging: str) -> Any:
+            how(min(Path(staging).glob("*.parquet")))
+            return read_back(self, staging)
+
+        monkeypatch.setattr(archives.Archive, "read_back", damage)
+        with pytest.raises(InvalidConfiguration, match="has not the rows that were read"):
+            archive(spark, lake, rows_per_file=10)
+        assert DeadLetter.objects.count() == 30
+        monkeypatch.undo()
+        assert archive(spark, lake).deleted == 30
+
+    def test_a_row_that_was_read_twice_is_seen(
         self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         letters(30)
+
+        def overlapping(bounds: list[str]) -> list[Any]:
+            return [(each, bounds[-1], True) for each in bounds]
+
+        monkeypatch.setattr(archives, "ranges_of", overlapping)
+        with pytest.raises(InvalidConfiguration, match="has rows twice"):
+            archive(spark, lake, rows_per_file=10)
+        assert DeadLetter.objects.count() == 30
+
+    def test_a_file_that_vanishes_before_its_rows_are_deleted_keeps_them(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(30)
+        is_whole = archives.Archive._is_whole  # noqa: SLF001
         vanished: list[int] = []
-        delete = archives.Archive.delete
 
-        def and_vanish(self: Any, keys: list[str], digests: list[str]) -> int:
-            if not vanished:
-                of = {each: pq.read_table(each)["id"].to_pylist() for each in parquet_files(lake)}
-                part = next(each for each in of if not {*map(str, of[each])} & {*keys})
-                vanished.extend(of[part])
-                part.unlink()
-            return delete(self, keys, digests)
+        def and_vanish(self: Any, manifest: Any) -> bool:
+            found = is_whole(self, manifest)
+            part = min(parquet_files(lake))
+            vanished.extend(pq.read_table(part)["id"].to_pylist())
+            part.unlink()
+            return found
 
-        monkeypatch.setattr(archives.Archive, "delete", and_vanish)
-        before = {name: spark.conf.get(name) for name in ONE_FILE_EACH}
-        for name, value in ONE_FILE_EACH.items():
-            spark.conf.set(name, value)
-        try:
-            with pytest.raises(Exception, match=r"(?i)not exist"):
-                archive(spark, lake, rows_per_file=10, batch_size=10)
-        finally:
-            for name, value in before.items():
-                spark.conf.set(name, value)
-        left = set(DeadLetter.objects.values_list("id", flat=True))
+        monkeypatch.setattr(archives.Archive, "_is_whole", and_vanish)
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake, rows_per_file=10)
+        monkeypatch.undo()
+        assert set(DeadLetter.objects.values_list("id", flat=True)) == {*vanished}
         assert len(vanished) == 10
-        assert left >= set(vanished)
         with pytest.raises(InvalidConfiguration, match="not those that were written"):
             archive(spark, lake)
+
+    @pytest.mark.parametrize("kind", sample(KEYS, "uuid"))
+    def test_another_engine_counts_the_same(
+        self, kind: str, queue: DelayedQueue, spark: Any, lake: str,
+        other: psycopg.Connection[Any],
+    ) -> None:  # fmt: skip
+        other.execute(NOTES.format(kind=kind, key=KEYS[kind]))
+        try:
+            sums = other.execute("SELECT count(*), sum(number) FROM spark_notes").fetchone()
+            table = Table("spark_notes", "key", "at", {"text": ["100%", "other"]})
+            asked = archives.ArchiveOptions(
+                (table,), 2**42, lake, rows_per_archive=60, rows_per_file=7, batch_size=3,
+                partitions=2,
+            )  # fmt: skip
+            (found,) = archives.run(spark, asked, CONSOLE)
+            left = other.execute("SELECT count(*) FROM spark_notes").fetchone()
+        finally:
+            other.execute("DROP TABLE spark_notes")
+        assert (found.rows, found.deleted, found.changed, found.archives) == (100, 100, 0, 2)
+        assert left == (0,)
+        assert elsewhere("count(*), sum(number), count(DISTINCT key)", lake) == (*(sums or ()), 100)
+        # Of two tasks each writes one file.
+        assert len(parquet_files(lake)) == 4
 
     @pytest.mark.long
     def test_a_directory_of_another_database_is_neither_taken_nor_replaced(
@@ -256,7 +334,7 @@ class TestArchiveAndReplay:
         monkeypatch.setattr(archives.Archive, "publish", cut)
         assert archive(spark, lake, lease_ms=900).deleted == 3
 
-    @pytest.mark.parametrize("step", sample(STEPS, "in the middle"))
+    @pytest.mark.parametrize("step", sample(STEPS, "written"))
     def test_connections_that_are_cut_end_nothing(
         self, step: str, queue: DelayedQueue, spark: Any, lake: str,
         other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch,
@@ -282,10 +360,46 @@ class TestArchiveAndReplay:
         rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter").collect()
         assert sorted(row["id"] for row in rows) == sorted(original)
 
+    def test_connections_of_tasks_that_are_cut_end_nothing(
+        self, queue: DelayedQueue, spark: Any, lake: str, known: str,
+        other: psycopg.Connection[Any],
+    ) -> None:  # fmt: skip
+        letters(50)
+        with holding(known, "k25") as holder, ThreadPoolExecutor(1) as pool:
+            running = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
+            wait_until(lambda: is_waiting_for(holder))
+            ours = [holder.info.backend_pid, other.info.backend_pid]
+            assert other.execute(CUT_DELETING, [ours]).fetchall()
+            holder.rollback()
+            found = running.result()
+        assert (found.archives, found.rows, found.deleted, found.changed) == (1, 50, 50, 0)
+        assert not DeadLetter.objects.exists()
+
+    def test_of_two_drivers_the_later_finishes(
+        self, queue: DelayedQueue, spark: Any, lake: str, known: str
+    ) -> None:
+        """The first, whose lease has run out while its tasks delete, changes nothing more."""
+        letters(50)
+        with holding(known, "k25") as holder, ThreadPoolExecutor(2) as pool:
+            first = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
+            wait_until(lambda: is_waiting_for(holder))
+            ArchiveManifest.objects.update(holder="elsewhere:1:x", held_until=EPOCH)
+            second = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
+            wait_until(lambda: not ArchiveManifest.objects.filter(held_until=EPOCH).exists())
+            holder.rollback()
+            with pytest.raises(ArchiveLost, match="taken over"):
+                first.result()
+            assert second.result().deleted == 50
+        assert not DeadLetter.objects.exists()
+        manifest = ArchiveManifest.objects.get()
+        assert (manifest.state, manifest.rows, manifest.deleted) == ("pruned", 50, 50)
+        assert elsewhere("count(*), count(DISTINCT id)", lake) == (50, 50)
+
     @pytest.mark.long
     @pytest.mark.slow
-    def test_the_database_restarts_while_rows_are_read(
-        self, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("step", ["read", "deleted"])
+    def test_the_database_restarts_while_rows_are(
+        self, step: str, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with private_server() as server, ThreadPoolExecutor(1) as pool:
             url = server.socket_url
@@ -297,10 +411,10 @@ class TestArchiveAndReplay:
 
             def happen() -> None:
                 holder = psycopg.connect(url)
-                holder.execute("LOCK TABLE delayed_queue_dead_letter")
+                holder.execute(f"LOCK TABLE delayed_queue_dead_letter{LOCKS[step]}")
                 restarting.append(pool.submit(restart, server, holder))
 
-            arm("bounded", happen, monkeypatch.setattr)
+            arm(MOMENTS[step], happen, monkeypatch.setattr)
             found = archive(spark, lake, rows_per_file=20, batch_size=100)
             restarting[0].result()
         assert (found.archives, found.rows, found.deleted) == (1, 400, 400)

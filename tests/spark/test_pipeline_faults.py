@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,8 +31,8 @@ from delayed_queue.spark.jobs import handling
 from delayed_queue.spark.models import ArchiveManifest
 from delayed_queue.spark.session import find_java_home
 from tests.spark.archiver import STEPS
-from tests.spark.pipelines import CONSOLE, archive, letters, lines, options
-from tests.spark.support import with_jvm
+from tests.spark.pipelines import CONSOLE, archive, holding, letters, lines, options
+from tests.spark.support import is_waiting_for, with_jvm
 from tests.support.processes import ROOT, kill_family, wait_until
 from tests.support.sampling import sample
 
@@ -94,24 +95,76 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 class TestArchive:
     """P8: a crash at any step repeats from the manifest."""
 
-    @pytest.mark.parametrize("step", sample(STEPS, "in the middle"))
+    @pytest.mark.parametrize("step", sample(STEPS, "staged"))
     def test_killed_at(
         self, step: str, queue: DelayedQueue, spark: Any, lake: str, other: Any
     ) -> None:
         letters(50)
         original = set(DeadLetter.objects.values_list("id", "key"))
+        with self.archiving(step, spark, lake) as process:
+            _, said = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == -signal.SIGKILL, said
+        self.check_the_rest(spark, lake, original)
+
+    def test_killed_while_its_tasks_delete(
+        self, queue: DelayedQueue, spark: Any, lake: str, known: str
+    ) -> None:
+        """They go on in the name of the dead, until somebody takes the archive over."""
+        letters(50)
+        original = set(DeadLetter.objects.values_list("id", "key"))
+        with holding(known, "k25") as holder:
+            with self.archiving("none", spark, lake) as process:
+                wait_until(lambda: is_waiting_for(holder), TIMEOUT)
+                process.kill()
+                process.wait()
+            self.check_nothing_is_lost(spark, lake, original, self.left())
+            with ThreadPoolExecutor(1) as pool:
+                later = pool.submit(self.check_the_rest, spark, lake, original)
+                wait_until(lambda: f":{os.getpid()}:" in ArchiveManifest.objects.get().holder)
+                holder.rollback()
+                later.result()
+
+    # On one of processes: in the run's own session executors are threads.
+    @pytest.mark.long
+    def test_an_executor_is_killed_while_it_deletes(
+        self, queue: DelayedQueue, known: str, lake: str, tmp_path: Path
+    ) -> None:
+        letters(50)
+        with (
+            holding(known, "k25") as holder,
+            command(
+                "archive", "dead-letters", "--older-than", "1d", "--to", lake,
+                "--rows-per-file", "20", "--batch-size", "4", "--format", "json",
+                "--master", "local-cluster[2,1,1024]",
+            ) as process,
+        ):  # fmt: skip
+            wait_until(lambda: is_waiting_for(holder) or process.poll() is not None, TIMEOUT)
+            for each in executors_of(process.pid):
+                each.kill()
+            holder.rollback()
+            [found] = answer(process)["tables"]
+        assert (found["rows"], found["deleted"], found["changed"]) == (50, 50, 0)
+        assert not DeadLetter.objects.exists()
+
+    @contextmanager
+    def archiving(self, step: str, spark: Any, lake: str) -> Iterator[subprocess.Popen[str]]:
         # PySpark has no other way to tell where its JVM listens.
         gateway = spark.sparkContext._gateway.gateway_parameters  # noqa: SLF001
-        cutoff = 2_000_000_000_000
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.spark.archiver", step, lake, str(cutoff)],
-            cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.archiver", step, lake, "2000000000000"],
+            cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment(
                 PYSPARK_GATEWAY_PORT=str(gateway.port), PYSPARK_GATEWAY_SECRET=gateway.auth_token
             ),
-        )  # fmt: skip
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        left = set(DeadLetter.objects.values_list("id", "key"))
+        ) as process:  # fmt: skip
+            yield process
+
+    def left(self) -> set[Any]:
+        return set(DeadLetter.objects.values_list("id", "key"))
+
+    def check_the_rest(self, spark: Any, lake: str, original: set[Any]) -> None:
+        """The next command finishes what another has left, and counts all of it."""
+        left = self.left()
         assert left <= original
         assert ArchiveManifest.objects.exclude(state="pruned").count() == 1
         self.check_nothing_is_lost(spark, lake, original, left)

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.lists import Keyset
-from delayed_queue.http.callbacks.outcomes import Failure
+from delayed_queue.http.callbacks.calls import Failure
 from delayed_queue.http.jobs.kinds import Way, parse_kind
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.messages import MILLISECOND

@@ -2,31 +2,38 @@
 
 planned → staged → published → pruned, each written to the manifest before the next begins. A run
 first takes up what an earlier one left; nothing is deleted but rows whose key and digest were read
-from files whose checksums are those of the manifest.
+from files whose checksums are those of the manifest. Rows pass through executors alone.
 """
 
 from __future__ import annotations
 
 import threading
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.spark.commands import DONE, duration, whole
+from delayed_queue.spark.commands import DONE, add_partitions, duration, whole
 from delayed_queue.spark.database import Connection, check_database, fetch, outlasting, steady
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.files import digest_of, files_on
+from delayed_queue.spark.jobs.files import Sums, checksum_of, files_on, sums
+from delayed_queue.spark.jobs.inputs import uncut
 from delayed_queue.spark.jobs.tables import (
+    ALL,
     DIGEST,
     LEASE_MS,
+    ArchivedFile,
+    ArchiveLost,
     Layout,
     Manifest,
     Manifests,
@@ -38,21 +45,23 @@ from delayed_queue.spark.jobs.tables import (
     ranges_of,
 )
 from delayed_queue.spark.session import Stopping, session
-from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.spark.settings import TASKS_EACH, SparkSettings, tasks_of
 from delayed_queue.spark.store.archiving import (
-    BOUNDS,
+    COUNT_BATCH,
     COUNT_KEPT,
     COUNT_RANGE,
     DELETE_ARCHIVED,
+    FILE_TO_PRUNE,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-T = TypeVar("T")
 # The manifest's, and the one that keeps it.
 CONNECTIONS_OF_DRIVER: Final = 2
 _TRIES: Final = 3
+# What a crash while it is written has written again, on a small machine.
+_ROWS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +71,18 @@ class ArchiveOptions:
     tables: tuple[Table, ...]
     cutoff: int
     destination: str
-    rows_per_archive: int = 1_000_000
+    rows_per_archive: int | None = None
     rows_per_file: int = 100_000
     batch_size: int = 5_000
     is_dry_run: bool = False
     lease_ms: int = LEASE_MS
+    partitions: int | None = None
+
+    def rows_on(self, spark: SparkSession) -> int:
+        """Return how many rows an archive may have: so many files that all tasks have work."""
+        if self.rows_per_archive is not None:
+            return self.rows_per_archive
+        return max(_ROWS, TASKS_EACH * tasks_of(spark) * self.rows_per_file)
 
 
 @dataclass(slots=True)
@@ -133,14 +149,17 @@ class Archive:
         self._files = files_on(spark)
         self._found = found
         self._after_cutoff: set[tuple[str, str]] = set()
+        # Where the archive that was planned last is cut; another walk over the keys is saved.
+        self._planned: tuple[int, list[str]] = (0, [])
 
     def run(self) -> Archived:
         if self._options.is_dry_run:
-            self._found.waiting = self._bounds(self._options.cutoff, 2**62)[1]
+            self._found.waiting = self._bounds(self._options.cutoff, ALL)[1]
             return self._found
         self._resume()
+        most = self._options.rows_on(self._spark)
         while True:
-            bounds, total = self._bounds(self._options.cutoff, self._options.rows_per_archive)
+            bounds, total = self._bounds(self._options.cutoff, most)
             # A stretch that changed since it was archived stays; the next command takes it.
             if not total or (bounds[0], bounds[-1]) in self._after_cutoff:
                 return self._found
@@ -151,6 +170,7 @@ class Archive:
                 self._table, (bounds[0], bounds[-1]), self._options.cutoff, total,
                 self._options.destination.rstrip("/"),
             )  # fmt: skip
+            self._planned = manifest.id, bounds
             self._finish(manifest)
 
     def _resume(self) -> None:
@@ -186,7 +206,6 @@ class Archive:
             self._prune(manifest)
         self._found.archives += 1
         self._found.rows += manifest.rows or 0
-        self._found.deleted += manifest.deleted
         self._found.paths.append(manifest.path)
 
     @contextmanager
@@ -220,31 +239,61 @@ class Archive:
         self._manifests.advance(manifest, "planned", staging=staging)
         for _ in range(_TRIES):
             self._console.progress(f"{manifest.source}: writing to {staging} …")
-            rows = self._write(manifest, staging)
-            if rows >= self._there(manifest):
+            files = self._write(manifest, staging)
+            rows, there = sum(each.sums.rows for each in files), self._there(manifest)
+            if rows > there:
+                self._check_distinct(staging, rows)
+            if rows >= there:
                 break
         else:
             raise InvalidConfiguration(
                 f"{staging} has fewer rows than {manifest.source}, {_TRIES} times in a row. "
                 "Nothing was deleted. Is the age older than the longest transaction?"
             )
-        files = self._files.digests(staging)
-        digest = digest_of(files)
-        self._manifests.advance(manifest, "staged", rows=rows, digest=digest, files=files)
+        self._manifests.staged(manifest, files)
 
-    def _write(self, manifest: Manifest, staging: str) -> int:
-        """Write one file for each piece; return how many rows can be read back, each key once."""
+    def _write(self, manifest: Manifest, staging: str) -> list[ArchivedFile]:
+        """Write a file for each piece; return them, if what can be read back is what was read."""
+        from pyspark.sql import Observation
+
         layout = Layout(manifest.table, self._layout.types)
-        ranges = ranges_of(self._bounds(manifest.cutoff, manifest.expected, layout)[0])
-        rows = pieces_read(self._spark, Reading(layout, manifest.cutoff, tuple(ranges)))
-        rows.write.mode("overwrite").parquet(staging)
+        reading = Reading(layout, manifest.cutoff, tuple(ranges_of(self._cuts(manifest, layout))))
+        rows = pieces_read(self._spark, reading, self._options.partitions)
+        # Spark adds up each part once, of whatever tasks it was tried by.
+        read = Observation()
+        rows.observe(read, *sums(rows.columns)).write.mode("overwrite").parquet(staging)
+        files = self.read_back(staging)
+        if reduce(add, (each.sums for each in files), Sums(0, 0)) != Sums.of(**read.get):
+            raise InvalidConfiguration(
+                f"{staging} has not the rows that were read: one is lost, there twice, or another. "
+                "Nothing was deleted; archive again."
+            )
+        return files
+
+    def _cuts(self, manifest: Manifest, layout: Layout) -> list[str]:
+        planned, cuts = self._planned
+        self._planned = 0, []
+        if planned == manifest.id:
+            return cuts
+        return self._bounds(manifest.cutoff, manifest.expected, layout)[0]
+
+    def read_back(self, staging: str) -> list[ArchivedFile]:
+        """Return the files, and what is read back from each."""
+        from pyspark.sql.functions import col
+
         back = self._read(staging)
-        count, distinct = back.selectExpr(
-            "count(*)", f"count(DISTINCT `{manifest.key}`, {DIGEST})"
-        ).collect()[0]
-        if count != distinct:
+        found = back.groupBy(col(_FILE).alias("file")).agg(*sums(back.columns)).collect()
+        read = {name: Sums.of(*figures) for name, *figures in found}
+        return [
+            ArchivedFile(name, size, read.get(name, Sums(0, 0)))
+            for name, size in self._files.sizes(staging)
+        ]
+
+    def _check_distinct(self, staging: str, rows: int) -> None:
+        """Raise InvalidConfiguration if a row is there twice: some may have gone from the table."""
+        distinct = self._read(staging).select(self._table.key, DIGEST).distinct().count()
+        if distinct != rows:
             raise InvalidConfiguration(f"{staging} has rows twice. Nothing was deleted.")
-        return int(count)
 
     def _there(self, manifest: Manifest) -> int:
         """Return how many rows the table has of those that were to be written."""
@@ -264,30 +313,36 @@ class Archive:
         self._manifests.advance(manifest, "published")
 
     def _prune(self, manifest: Manifest) -> None:
-        """Check the files once more, then delete the rows that are in them, in batches."""
+        """Have the rows deleted that are in the files, and write down what became of them."""
         if not self._is_whole(manifest):
-            raise InvalidConfiguration(
-                f"The files in {manifest.path} are not those that were written: nothing was "
-                "deleted. Put them back, or delete the row of the manifest, and archive again."
-            )
-        kept = self._delete_all(manifest)
-        self._found.changed += kept
-        self._manifests.advance(manifest, "pruned", changed=kept)
-        self._console.progress(f"{manifest.deleted:,} rows of {manifest.source} deleted")
+            raise _not_those(manifest.path)
+        self._delete_all(manifest)
+        files = self._manifests.files(manifest)
+        if left := [each.name for each in files if each.left]:
+            raise _not_those(manifest.path, left)
+        deleted, changed = sum(each.deleted for each in files), sum(each.changed for each in files)
+        self._manifests.advance(manifest, "pruned", deleted=deleted, changed=changed)
+        self._found.deleted += deleted
+        self._found.changed += changed
+        self._console.progress(f"{deleted:,} rows of {manifest.source} deleted")
 
-    def _delete_all(self, manifest: Manifest) -> int:
-        """Delete the archived rows; return how many stay, as they have changed since."""
-        kept = 0
-        for batch in batched(self._archived_keys(manifest.path), self._options.batch_size):
-            keys, digests = [key for key, _ in batch], [digest for _, digest in batch]
-            self._manifests.pruned(manifest, lambda: self.delete(keys, digests))  # noqa: B023 # called here
-            counted = fetch(self._connection, self._layout.statement(COUNT_KEPT), {"keys": keys})
-            kept += counted[0][0]
-        return kept
-
-    def delete(self, keys: list[str], digests: list[str]) -> int:
-        statement = self._layout.statement(DELETE_ARCHIVED)
-        return self._connection.execute(statement, {"keys": keys, "digests": digests}).rowcount
+    def _delete_all(self, manifest: Manifest) -> None:
+        """Have each file read by a task that checks it, then deletes its rows in batches."""
+        layout = Layout(manifest.table, self._layout.types)
+        pruning = Pruning(layout, manifest.id, self._manifests.holder, self._options.batch_size)
+        back = self._read(manifest.path)
+        rows = back.selectExpr(
+            f"`{manifest.key}` AS key", f"`{DIGEST}` AS digest",
+            f"{checksum_of(back.columns)} AS checksum", f"{_FILE} AS file",
+        )  # fmt: skip
+        if self._options.partitions is not None:
+            rows = rows.coalesce(self._options.partitions)
+        with uncut(self._spark, is_wanted=True):
+            found = rows.mapInArrow(pruning, "file string, problem string").collect()
+        if any(problem == LOST for _, problem in found):
+            raise ArchiveLost(f"The archive {manifest.id} was taken over by another process.")
+        if wrong := sorted(name for name, problem in found if problem):
+            raise _not_those(manifest.path, wrong)
 
     # Looking
 
@@ -295,30 +350,115 @@ class Archive:
         self, cutoff: int, limit: int, layout: Layout | None = None
     ) -> tuple[list[str], int]:
         """Return where pieces begin, the last key, and how many rows there are."""
-        statement = (layout or self._layout).statement(BOUNDS)
-        params = {"cutoff": cutoff, "limit": limit, "piece": self._options.rows_per_file}
-        rows = fetch(self._connection, statement, params)
-        return [key for key, _, _ in rows], rows[0][2] if rows else 0
+        piece = self._options.rows_per_file
+        rows = (layout or self._layout).bounds(self._connection, cutoff, limit, piece)
+        return [key for key, _ in rows], rows[-1][1] if rows else 0
 
     def _is_whole(self, manifest: Manifest) -> bool:
-        """Return whether the files, wherever they are by now, are those of the manifest."""
+        """Return whether the files, wherever they are by now, are called and as large as noted.
+
+        What they hold is looked at by whoever deletes.
+        """
         path = manifest.path if self._files.exists(manifest.path) else manifest.staging
         if not self._files.exists(path):
             return False
-        return digest_of(self._files.digests(path)) == manifest.digest
+        noted = [(each.name, each.size) for each in self._manifests.files(manifest)]
+        return self._files.sizes(path) == noted
 
     def _read(self, path: str) -> DataFrame:
         return self._spark.read.schema(self._layout.schema).parquet(path)
 
-    def _archived_keys(self, path: str) -> Iterator[tuple[str, str]]:
-        rows = self._read(path).select(self._table.key, DIGEST).toLocalIterator()
-        return ((str(key), digest) for key, digest in rows)
+
+def _not_those(path: str, names: Sequence[str] = ()) -> InvalidConfiguration:
+    which = f" ({', '.join(names[:3])})" if names else ""
+    return InvalidConfiguration(
+        f"The files in {path} are not those that were written{which}: nothing of them was "
+        "deleted. Put them back, or delete the row of the manifest, and archive again."
+    )
 
 
-def batched(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    """Yield the items in lists of at most that many."""
-    while batch := list(islice(items, size)):
-        yield batch
+_FILE: Final = "_metadata.file_name"
+# What a task finds wrong with a file.
+LOST: Final = "lost"
+ALTERED: Final = "altered"
+_FOUND: Final = pa.schema([("file", pa.string()), ("problem", pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """Deletes the rows of files, in the executors: of a file that is what the manifest says.
+
+    Of twins that have one file, each batch is counted by one; the other finds it done.
+    """
+
+    layout: Layout
+    archive: int
+    holder: str
+    batch_size: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for name, rows in files_read(batches):
+            problem = outlasting(lambda: self.prune(name, rows))  # noqa: B023 # called here
+            yield pa.RecordBatch.from_arrays([[name], [problem]], schema=_FOUND)
+
+    def prune(self, name: str, rows: pa.Table) -> str:
+        """Delete the rows, from where it was left; return what is wrong, or nothing."""
+        read = Sums(rows.num_rows, int(rows["checksum"].to_numpy().sum()))
+        which = {"id": self.archive, "name": name, "holder": self.holder}
+        with closing(steady()) as connection:
+            while True:
+                noted = fetch(connection, FILE_TO_PRUNE, which)
+                if not noted or Sums(*noted[0][:2]) != read:
+                    return ALTERED
+                position, is_held = noted[0][2:]
+                if position == read.rows:
+                    return ""
+                if not is_held:
+                    return LOST
+                self._delete(connection, which, rows, position)
+
+    def _delete(
+        self, connection: Connection, which: dict[str, Any], rows: pa.Table, position: int
+    ) -> None:
+        """Delete batches until the file's end, or until one is not this task's to count."""
+        for begin in range(position, rows.num_rows, self.batch_size):
+            batch = rows.slice(begin, self.batch_size)
+            turn = {**which, "from": begin, "to": begin + batch.num_rows}
+            if not self._delete_batch(connection, turn, batch):
+                return
+
+    def _delete_batch(self, connection: Connection, turn: dict[str, Any], batch: pa.Table) -> bool:
+        """Delete a batch and count it in one transaction; return False if nothing was changed."""
+        keys = [_text_of(each) for each in batch["key"].to_pylist()]
+        params = {"keys": keys, "digests": batch["digest"].to_pylist()}
+        kept = 0
+        with connection.transaction() as transaction:
+            delete = self.layout.statement(DELETE_ARCHIVED)
+            deleted = connection.execute(delete, params).rowcount
+            if deleted < len(keys):
+                kept = fetch(connection, self.layout.statement(COUNT_KEPT), params)[0][0]
+            counted = fetch(connection, COUNT_BATCH, {**turn, "deleted": deleted, "changed": kept})
+            if not counted:
+                raise psycopg.Rollback(transaction)
+        return bool(counted)
+
+
+def _text_of(key: Any) -> str:
+    return f"\\x{key.hex()}" if isinstance(key, bytes) else str(key)
+
+
+def files_read(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
+    """Yield each file's rows, in their order: one is read to its end before the next begins."""
+    last, kept = "", list[pa.RecordBatch]()
+    for batch in batches:
+        for name in batch.column("file").unique().to_pylist():
+            if name != last and kept:
+                yield last, pa.Table.from_batches(kept)
+                kept = []
+            last = name
+            kept.append(batch.filter(pc.equal(batch.column("file"), name)))
+    if kept:
+        yield last, pa.Table.from_batches(kept)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -330,13 +470,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--key", metavar="COLUMN", help="the primary key; default: id")
     add("--age", metavar="COLUMN", help="by which rows age; NULL never does")
     add("--only", action="append", default=[], metavar="COLUMN=VALUE,…", help="only these rows")
-    add(
-        "--rows",
-        type=whole,
-        default=1_000_000,
-        metavar="N",
-        help="of one archive, at most",
-    )
+    add("--rows", type=whole, metavar="N",
+        help="of one archive; default: three files for each task, at least a million")  # fmt: skip
     add("--rows-per-file", type=whole, default=100_000, metavar="N")
     add(
         "--batch-size",
@@ -346,6 +481,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="rows deleted at a time",
     )
     add("--dry-run", action="store_true", help="count what would be archived")
+    add_partitions(parser)
 
 
 def execute(
@@ -362,6 +498,7 @@ def execute(
         rows_per_file=options.rows_per_file,
         batch_size=options.batch_size,
         is_dry_run=options.dry_run,
+        partitions=options.partitions,
     )
     with session(settings, console, "archive", is_verbose=options.verbose) as spark:
         found = run(spark, asked, console)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands import DONE, instant
+from delayed_queue.spark.commands import DONE, add_partitions, instant
 from delayed_queue.spark.database import fetch, steady
 from delayed_queue.spark.jobs import plots
 from delayed_queue.spark.jobs.console import Console, aligned, span
 from delayed_queue.spark.jobs.files import KIND, read_lake
 from delayed_queue.spark.jobs.tables import KNOWN, read_rows
 from delayed_queue.spark.session import Stopping, session
-from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.spark.settings import SparkSettings, partitions_on
 from delayed_queue.spark.store.archiving import SAVE_REPORT
 
 if TYPE_CHECKING:
@@ -75,9 +75,10 @@ def archived(spark: SparkSession, path: str) -> DataFrame:
     return _selected(read_lake(spark, path), _LETTERS, path, "an archive of dead letters")
 
 
-def stored_letters(spark: SparkSession) -> DataFrame:
+def stored_letters(spark: SparkSession, partitions: int | None = None) -> DataFrame:
     """Return the dead letters that the database has, without their payloads."""
-    return read_rows(spark, KNOWN["dead-letters"], _LETTER_COLUMNS).selectExpr(*_LETTERS)
+    rows = read_rows(spark, KNOWN["dead-letters"], _LETTER_COLUMNS, partitions)
+    return rows.selectExpr(*_LETTERS)
 
 
 def others(spark: SparkSession, path: str, mapping: Mapping[str, str]) -> DataFrame:
@@ -140,6 +141,7 @@ class ReportOptions:
     until: datetime | None = None
     uses_database: bool = True
     out: Path | None = None
+    partitions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ def _ended(spark: SparkSession, options: ReportOptions) -> DataFrame:
     frames += [archived(spark, each) for each in options.archives]
     frames += [others(spark, each, options.mapping) for each in options.events]
     if options.uses_database:
-        frames.append(stored_letters(spark))
+        frames.append(stored_letters(spark, options.partitions))
     found = together(spark, frames).where("finished_at IS NOT NULL")
     if options.since is not None:
         found = found.where(col("finished_at") >= lit(options.since))
@@ -198,6 +200,8 @@ def _waiting(spark: SparkSession, options: ReportOptions) -> DataFrame | None:
     if not options.uses_database:
         return None
     reader = spark.read.format("delayed_queue").schema("kind string, scheduled_at timestamp")
+    if (partitions := partitions_on(spark, options.partitions)) is not None:
+        reader = reader.option("numPartitions", str(partitions))
     return reader.option("allQueues", "true").load()
 
 
@@ -426,6 +430,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--until", type=instant, metavar="AT", help="before then")
     add("--no-database", action="store_true", help="from files alone; nothing is saved")
     add("--out", metavar="DIR", help="for report.json and the plots, on this machine")
+    add_partitions(parser)
 
 
 def execute(
@@ -442,6 +447,7 @@ def execute(
         until=options.until,
         uses_database=not options.no_database,
         out=None if options.out is None else Path(options.out),
+        partitions=options.partitions,
     )
     with session(settings, console, "report", is_verbose=options.verbose) as spark:
         report = run(spark, asked, console)

@@ -13,7 +13,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.commands import CODECS, DONE, add_partitions, asked_kind
 from delayed_queue.spark.database import Connection, fetch, steady
 from delayed_queue.spark.jobs.console import Console, aligned
-from delayed_queue.spark.jobs.files import digest_of, files_on
+from delayed_queue.spark.jobs.files import Sums, files_on, sums
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on
 from delayed_queue.spark.store.archiving import COUNT_MESSAGES, EXPORT_SNAPSHOT
@@ -29,11 +29,11 @@ class Snapshot:
     path: str
     messages: int
     files: int
-    digest: str
+    checksum: str
 
     def lines(self) -> list[str]:
         """Return the answer in words."""
-        rows = [("messages", self.messages), ("files", self.files), ("checksum", self.digest)]
+        rows = [("messages", self.messages), ("files", self.files), ("checksum", self.checksum)]
         return [*aligned(rows), self.path]
 
 
@@ -53,17 +53,17 @@ def run(
         partitions = partitions_on(spark, partitions)
         given = {} if partitions is None else {"numPartitions": str(partitions)}
         written = _write(spark, kind, staging, console, given)
-        digests = files.digests(staging) if written else []
+        count = len(files.sizes(staging)) if written.rows else 0
         files.rename(staging, path)
     except BaseException:
         files.delete(staging)
         raise
-    return Snapshot(path, written, len(digests), digest_of(digests))
+    return Snapshot(path, written.rows, count, f"{written.checksum % 2**64:016x}")
 
 
 def _write(
     spark: SparkSession, kind: str | None, staging: str, console: Console, given: Mapping[str, str]
-) -> int:
+) -> Sums:
     with moment() as (connection, snapshot):
         console.progress("reading the messages …")
         reader = spark.read.format("delayed_queue").option("snapshot", snapshot)
@@ -71,10 +71,13 @@ def _write(
         frame = reader.options(**which).load()
         frame.write.partitionBy("kind").parquet(staging)
         expected = int(fetch(connection, COUNT_MESSAGES.text, {"kind": kind})[0][0])
-    written = spark.read.schema(frame.schema).parquet(staging).count() if expected else 0
-    if written != expected:
+    if not expected:
+        return Sums(0, 0)
+    back = spark.read.schema(frame.schema).parquet(staging).agg(*sums(frame.columns))
+    written = Sums.of(*back.collect()[0])
+    if written.rows != expected:
         raise InvalidConfiguration(
-            f"{written:,} messages were written, and there were {expected:,}; try again."
+            f"{written.rows:,} messages were written, and there were {expected:,}; try again."
         )
     return written
 

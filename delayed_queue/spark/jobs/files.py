@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -19,16 +18,7 @@ from delayed_queue.spark.leases import Owner, owner_from, refusal
 from delayed_queue.spark.settings import is_elsewhere
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class FileDigest:
-    """A file's name, size and checksum."""
-
-    name: str
-    size: int
-    sha256: str
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 def files_on(spark: SparkSession) -> Files:
@@ -117,24 +107,15 @@ class Files:
             stream.close()
         return None if line is None else str(line)
 
-    def digests(self, path: str) -> list[FileDigest]:
-        """Return the data files below the directory with their checksums; none is held whole."""
+    def sizes(self, path: str) -> list[tuple[str, int]]:
+        """Return name and size of each data file below the directory, in order."""
         system, found = self._at(path)
         walk = system.listFiles(found, True)
-        digests = []
+        sizes = []
         while walk.hasNext():
             status = walk.next()
-            at = status.getPath()
-            if at.getName().endswith(".parquet"):
-                sha256 = self._sha256(system.open(at))
-                digests.append(FileDigest(at.getName(), int(status.getLen()), sha256))
-        return sorted(digests)
-
-    def _sha256(self, stream: Any) -> str:
-        try:
-            return str(self._jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex(stream))
-        finally:
-            stream.close()
+            sizes.append((str(status.getPath().getName()), int(status.getLen())))
+        return sorted(each for each in sizes if each[0].endswith(".parquet"))
 
 
 class SharedFiles(Files):
@@ -197,28 +178,50 @@ class SharedFiles(Files):
             line = TextIOWrapper(stream, "utf-8", "replace").readline()
         return line.rstrip("\r\n") if line else None
 
-    def digests(self, path: str) -> list[FileDigest]:
+    def sizes(self, path: str) -> list[tuple[str, int]]:
         system, found = self._at(path)
         files = system.get_file_info(FileSelector(found, recursive=True))
-        return sorted(
-            FileDigest(each.base_name, each.size, _sha256_of(system, each.path))
-            for each in files
-            if each.base_name.endswith(".parquet")
-        )
+        sizes = ((each.base_name, each.size) for each in files)
+        return sorted(each for each in sizes if each[0].endswith(".parquet"))
 
 
-def _sha256_of(system: FileSystem, path: str) -> str:
-    digest = hashlib.sha256()
-    with system.open_input_stream(path) as stream:
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """How many rows there are, and their checksums added up, of which 64 bits are kept.
+
+    In any order: equal where no row is lost, doubled or another.
+    """
+
+    rows: int
+    checksum: int
+
+    @classmethod
+    def of(cls, rows: int, high: int | None, low: int | None) -> Sums:
+        """Return what the aggregates of ``sums`` say; there are none of no rows."""
+        return cls(rows, _within_64_bits(((high or 0) << 32) + (low or 0)))
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.rows + other.rows, _within_64_bits(self.checksum + other.checksum))
 
 
-def digest_of(files: list[FileDigest]) -> str:
-    """Return one checksum over all: of names, sizes and checksums, in order."""
-    text = "".join(f"{each.name} {each.size} {each.sha256}\n" for each in sorted(files))
-    return hashlib.sha256(text.encode()).hexdigest()
+def _within_64_bits(number: int) -> int:
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def checksum_of(columns: Iterable[str]) -> str:
+    """Return the expression for the checksum of a row."""
+    return f"xxhash64({', '.join(f'`{each}`' for each in columns)})"
+
+
+def sums(columns: Iterable[str]) -> list[Column]:
+    """Return the aggregates of which Sums are made."""
+    from pyspark.sql.functions import expr
+
+    # In halves: Spark refuses a sum that has no room, and one of decimals is slow.
+    each = checksum_of(columns)
+    halves = {"high": f"sum(shiftright({each}, 32))", "low": f"sum({each} & {2**32 - 1}L)"}
+    named = {"rows": "count(1)", **halves}
+    return [expr(text).alias(name) for name, text in named.items()]
 
 
 # A text that is empty has no directory of its own but that of NULL, which no kind is.

@@ -5,30 +5,38 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 from uuid import uuid4
 
-import psycopg
 import pyarrow as pa
 from psycopg import sql as composed
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_MILLISECONDS
-from delayed_queue.spark.database import Connection, fetch, filled, outlasting, steady
-from delayed_queue.spark.jobs.files import FileDigest
+from delayed_queue.spark.database import (
+    Connection,
+    connect,
+    fetch,
+    filled,
+    outlasting,
+    steady,
+)
+from delayed_queue.spark.jobs.files import Sums
+from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.archiving import (
     ADVANCE_ARCHIVE,
     BOUNDS,
     COLUMNS,
-    COUNT_PRUNED,
+    FILES_OF,
     FIRST_INFINITE,
     HOLD_ARCHIVE,
+    NOTE_FILES,
     PLAN_ARCHIVE,
     READ_PIECE,
+    STEADY_TEXT,
     UNFINISHED_ARCHIVE,
     Template,
 )
@@ -51,6 +59,8 @@ _PARQUET: Final[Mapping[str, str]] = {
 }
 # A timestamp without a zone is kept as text.
 _MAY_BE_INFINITE: Final = frozenset({"timestamp with time zone", "date"})
+# Have BOUNDS walk along the key: never sort what is left anew for each piece.
+_BY_KEY: Final = "SET LOCAL enable_sort TO off"
 _CUTOFFS: Final[Mapping[str, LiteralString]] = {
     "bigint": "%(cutoff)s::bigint",
     "timestamp with time zone": "to_timestamp(%(cutoff)s::bigint / 1000.0)",
@@ -147,6 +157,17 @@ class Layout:
         ]
         return composed.SQL(" AND ").join(found) if found else composed.SQL("true")
 
+    def bounds(
+        self, connection: Connection, cutoff: int, limit: int, piece: int
+    ) -> list[tuple[str, int]]:
+        """Return where pieces begin, and the last key, each with its place among the rows."""
+        params = {"cutoff": cutoff, "limit": limit, "piece": piece}
+        with connection.transaction():
+            connection.execute(_BY_KEY)
+            return [
+                (key, place) for key, place in fetch(connection, self.statement(BOUNDS), params)
+            ]
+
     def refuse_infinite(self, connection: Connection, lower: str, upper: str, cutoff: int) -> None:
         """Raise InvalidConfiguration naming a row that Parquet cannot hold."""
         params = {"lower": lower, "upper": upper, "cutoff": cutoff}
@@ -163,9 +184,12 @@ class Layout:
             return composed.SQL("true")
         shape: LiteralString = "{}::text = ANY ({}::text[])"
         return composed.SQL(" AND ").join(
-            composed.SQL(shape).format(composed.Identifier(name), composed.Literal(list(values)))
+            composed.SQL(shape).format(
+                # A percent sign is one of a placeholder, unless there are two.
+                composed.Identifier(name), composed.Literal([v.replace("%", "%%") for v in values])
+            )
             for name, values in self.table.only.items()
-        )
+        )  # fmt: skip
 
 
 def parse_only(pairs: Sequence[str]) -> dict[str, list[str]]:
@@ -195,6 +219,15 @@ def named(name: str, key: str | None, age: str | None, only: Mapping[str, Sequen
 LEASE_MS: Final = 120_000
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedFile:
+    """What a file is known by: its name, its size, and what was read back from it."""
+
+    name: str
+    size: int
+    sums: Sums
+
+
 class ArchiveLost(RuntimeError):
     """Another process took the archive over; this one stops and changes nothing more."""
 
@@ -216,8 +249,6 @@ class Manifest:
     state: str
     staging: str
     rows: int | None
-    digest: str
-    deleted: int
     holder: str
     held_for_ms: int
 
@@ -301,41 +332,52 @@ class Manifests:
         to: str,
         *,
         staging: str | None = None,
-        files: Sequence[FileDigest] | None = None,
         rows: int | None = None,
-        digest: str | None = None,
+        deleted: int | None = None,
         changed: int | None = None,
     ) -> None:
         """Write the next state down, or raise ArchiveLost."""
-        listed = None if files is None else json.dumps([asdict(each) for each in files])
         params: dict[str, Any] = {
             "id": manifest.id, "holder": self.holder, "state": manifest.state, "to": to,
-            "staging": staging, "rows": rows, "digest": digest, "files": listed,
-            "changed": changed, "now": None,
+            "staging": staging, "rows": rows, "deleted": deleted, "changed": changed, "now": None,
         }  # fmt: skip
         if not fetch(self.connection, ADVANCE_ARCHIVE, params):
             raise ArchiveLost(f"The archive {manifest.id} was taken over by another process.")
         manifest.state = to
         manifest.staging = manifest.staging if staging is None else staging
         manifest.rows = manifest.rows if rows is None else rows
-        manifest.digest = manifest.digest if digest is None else digest
 
-    def pruned(self, manifest: Manifest, delete: Callable[[], int]) -> int:
-        """Delete a batch and count it, in one transaction."""
+    def staged(self, manifest: Manifest, files: Sequence[ArchivedFile]) -> None:
+        """Write down that the files are written, and what was read back from each."""
+        params = {
+            "id": manifest.id,
+            "names": [each.name for each in files],
+            "sizes": [each.size for each in files],
+            "rows": (rows := [each.sums.rows for each in files]),
+            "checksums": [each.sums.checksum for each in files],
+        }
         with self.connection.transaction():
-            deleted = delete()
-            params = {
-                "id": manifest.id, "holder": self.holder, "deleted": deleted,
-                "lease": self._lease_ms, "now": None,
-            }  # fmt: skip
-            if not fetch(self.connection, COUNT_PRUNED, params):
-                raise ArchiveLost(f"The archive {manifest.id} was taken over by another process.")
-        manifest.deleted += deleted
-        return deleted
+            self.advance(manifest, "staged", rows=sum(rows))
+            self.connection.execute(NOTE_FILES, params)
+
+    def files(self, manifest: Manifest) -> list[FileRow]:
+        """Return the files of the archive, in order of their names."""
+        rows = fetch(self.connection, FILES_OF, {"id": manifest.id})
+        return sorted(FileRow(*each) for each in rows)
+
+
+class FileRow(NamedTuple):
+    """A file, how many of its rows are yet to be deleted, and what became of the others."""
+
+    name: str
+    size: int
+    left: int
+    deleted: int
+    changed: int
 
 
 _PIECE: Final = 100_000
-_FETCHED: Final = 5_000
+ALL: Final = 2**62
 _ARROW: Final = {
     "smallint": pa.int16(),
     "integer": pa.int32(),
@@ -367,37 +409,34 @@ class Reading:
 
     def _rows(self, lower: str, upper: str, is_last: bool) -> Iterator[pa.RecordBatch]:
         params = {"lower": lower, "upper": upper, "is_last": is_last, "cutoff": self.cutoff}
-        with outlasting(partial(steady, autocommit=False)) as connection:
-            cursor: psycopg.ServerCursor[Any] = psycopg.ServerCursor(connection, "archive")
-            with cursor:
-                cursor.execute(self.layout.statement(READ_PIECE), params)
-                while rows := cursor.fetchmany(_FETCHED):
-                    yield self._batch(rows)
-
-    def _batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        statement = self.layout.statement(READ_PIECE).as_string(None)
         schema = _arrow_schema(self.layout)
-        columns = zip(*rows, strict=True)
-        arrays = [
-            pa.array(column, type=each.type) for column, each in zip(columns, schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        session = outlasting(lambda: connect(Options(), reads_rows=True))
+        try:
+            session.fetch(STEADY_TEXT.text, {})
+            for batch in session.stream(statement, params, schema):
+                columns = map(pa.Array.cast, batch.columns, schema.types)
+                yield pa.RecordBatch.from_arrays(list(columns), schema=schema)
+        finally:
+            session.close()
 
 
-def read_rows(spark: SparkSession, table: Table, columns: Sequence[str]) -> DataFrame:
+def read_rows(
+    spark: SparkSession, table: Table, columns: Sequence[str], partitions: int | None = None
+) -> DataFrame:
     """Return some columns of all rows of a table that have an age."""
     with steady() as connection:
         whole = Layout.of(connection, table)
         layout = Layout(table, {name: whole.types[name] for name in columns})
-        params = {"cutoff": MAX_MILLISECONDS, "limit": 2**62, "piece": _PIECE}
-        found = fetch(connection, layout.statement(BOUNDS), params)
-    ranges = ranges_of([key for key, _, _ in found])
-    return pieces_read(spark, Reading(layout, MAX_MILLISECONDS, tuple(ranges)))
+        found = layout.bounds(connection, MAX_MILLISECONDS, ALL, _PIECE)
+    ranges = ranges_of([key for key, _ in found])
+    return pieces_read(spark, Reading(layout, MAX_MILLISECONDS, tuple(ranges)), partitions)
 
 
-def pieces_read(spark: SparkSession, reading: Reading) -> DataFrame:
-    """Return the rows of the pieces, each read by a task of its own: by a hash some share one."""
+def pieces_read(spark: SparkSession, reading: Reading, partitions: int | None = None) -> DataFrame:
+    """Return the rows of the pieces, each read by a task of its own, or by so many tasks."""
     count = len(reading.pieces)
-    numbers = spark.range(0, count, 1, max(count, 1))
+    numbers = spark.range(0, count, 1, max(min(count, partitions or count), 1))
     return numbers.mapInArrow(reading, reading.layout.schema)
 
 

@@ -124,11 +124,6 @@ class Migration(migrations.Migration):
                 ),
                 ("staging", models.TextField(db_default="")),
                 ("rows", models.BigIntegerField(null=True)),
-                ("digest", models.TextField(db_default="")),
-                (
-                    "files",
-                    models.JSONField(db_default=models.Value([], models.JSONField())),
-                ),
                 ("deleted", models.BigIntegerField(db_default=0)),
                 ("changed", models.BigIntegerField(db_default=0)),
                 ("holder", models.TextField(db_default="")),
@@ -156,6 +151,42 @@ class Migration(migrations.Migration):
                         fields=("source",),
                         name="archive_unfinished",
                     )
+                ],
+            },
+        ),
+        CreateModelOnce(
+            name="ArchiveFile",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "archive",
+                    models.ForeignKey(
+                        db_column="archiveId",
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=models.CASCADE,
+                        related_name="files",
+                        to="delayed_queue_spark.archivemanifest",
+                    ),
+                ),
+                ("name", models.TextField(db_collation="C")),
+                ("size", models.BigIntegerField()),
+                ("rows", models.BigIntegerField()),
+                ("checksum", models.BigIntegerField()),
+                ("position", models.BigIntegerField(db_default=0)),
+                ("deleted", models.BigIntegerField(db_default=0)),
+                ("changed", models.BigIntegerField(db_default=0)),
+            ],
+            options={
+                "db_table": "delayed_queue_archive_file",
+                "default_permissions": [],
+                "constraints": [
+                    models.UniqueConstraint(fields=["archive", "name"], name="archive_file_name")
                 ],
             },
         ),

@@ -33,14 +33,15 @@ UNFINISHED_ARCHIVE: Final[LiteralString] = (
     + """
 SELECT
     id, source, "keyColumn", "ageColumn", lower, upper, "only"::text, cutoff, expected, destination,
-    state, staging, rows, digest, deleted, holder, "heldUntil" - (SELECT now FROM clock)
+    state, staging, rows, holder, "heldUntil" - (SELECT now FROM clock)
 FROM delayed_queue_archive
 WHERE source = %(source)s
     AND state <> 'pruned'
 """
 )
 
-# Take an archive over from a holder that is dead or silent, or stay its holder.
+# Take an archive over from a holder that is dead or silent, or stay its holder. The lock is one
+# that COUNT_BATCH waits for: what is deleted in another's name is committed before, or not at all.
 # Reads: the primary key.
 HOLD_ARCHIVE: Final[LiteralString] = (
     CLOCK
@@ -48,9 +49,14 @@ HOLD_ARCHIVE: Final[LiteralString] = (
 UPDATE delayed_queue_archive
 SET holder = %(holder)s,
     "heldUntil" = (SELECT now FROM clock) + %(lease)s::bigint
-WHERE id = %(id)s
-    AND state <> 'pruned'
-    AND (holder IN (%(holder)s, %(dead)s) OR "heldUntil" <= (SELECT now FROM clock))
+WHERE id = (
+    SELECT id
+    FROM delayed_queue_archive
+    WHERE id = %(id)s
+        AND state <> 'pruned'
+        AND (holder IN (%(holder)s, %(dead)s) OR "heldUntil" <= (SELECT now FROM clock))
+    FOR UPDATE
+)
 RETURNING id
 """
 )
@@ -64,8 +70,7 @@ UPDATE delayed_queue_archive
 SET state = %(to)s,
     staging = COALESCE(%(staging)s::text, staging),
     rows = COALESCE(%(rows)s::bigint, rows),
-    digest = COALESCE(%(digest)s::text, digest),
-    files = COALESCE(%(files)s::jsonb, files),
+    deleted = COALESCE(%(deleted)s::bigint, deleted),
     changed = COALESCE(%(changed)s::bigint, changed),
     "finishedAt" = CASE WHEN %(to)s::text = 'pruned' THEN (SELECT now FROM clock) END
 WHERE id = %(id)s
@@ -75,21 +80,66 @@ RETURNING id
 """
 )
 
-# Count a batch of deleted rows, in the transaction that deletes it; no row means that the archive
-# was lost, and the deletion must be rolled back.
-# Reads: the primary key.
-COUNT_PRUNED: Final[LiteralString] = (
-    CLOCK
-    + """
-UPDATE delayed_queue_archive
-SET deleted = deleted + %(deleted)s::bigint,
-    "heldUntil" = (SELECT now FROM clock) + %(lease)s::bigint
-WHERE id = %(id)s
-    AND holder = %(holder)s
-    AND state = 'published'
-RETURNING id
-"""
+# What was read back from the files, instead of what is known of those of an earlier try; in the
+# transaction of the step to "staged".
+# Reads: archive_file_name.
+NOTE_FILES: Final[LiteralString] = """
+WITH outdated AS (
+    DELETE FROM delayed_queue_archive_file
+    WHERE "archiveId" = %(id)s
+        AND NOT name = ANY (%(names)s::text[])
 )
+INSERT INTO delayed_queue_archive_file ("archiveId", name, size, rows, checksum)
+SELECT %(id)s, name, size, rows, checksum
+FROM unnest(
+    %(names)s::text[], %(sizes)s::bigint[], %(rows)s::bigint[], %(checksums)s::bigint[]
+) AS file (name, size, rows, checksum)
+ON CONFLICT ("archiveId", name) DO NOTHING
+"""
+
+# The files of an archive, and what became of their rows.
+# Reads: archive_file_name.
+FILES_OF: Final[LiteralString] = """
+SELECT name, size, rows - position, deleted, changed
+FROM delayed_queue_archive_file
+WHERE "archiveId" = %(id)s
+"""
+
+# What a file must be, how many of its rows are done, and whether the archive is the holder's.
+# Reads: archive_file_name, the primary key.
+FILE_TO_PRUNE: Final[LiteralString] = """
+SELECT
+    file.rows, file.checksum, file.position,
+    archive.holder = %(holder)s AND archive.state = 'published'
+FROM delayed_queue_archive_file AS file
+JOIN delayed_queue_archive AS archive ON archive.id = file."archiveId"
+WHERE file."archiveId" = %(id)s
+    AND file.name = %(name)s
+"""
+
+# Count a batch, last in the transaction that deletes it; no row means that the archive was lost,
+# or that a twin of the task has counted it, and the deletion must be rolled back. Batches share
+# the lock of the manifest with each other, but not with HOLD_ARCHIVE.
+# Reads: archive_file_name, the primary key.
+COUNT_BATCH: Final[LiteralString] = """
+WITH held AS (
+    SELECT id
+    FROM delayed_queue_archive
+    WHERE id = %(id)s
+        AND holder = %(holder)s
+        AND state = 'published'
+    FOR KEY SHARE
+)
+UPDATE delayed_queue_archive_file AS file
+SET position = %(to)s::bigint,
+    deleted = deleted + %(deleted)s::bigint,
+    changed = changed + %(changed)s::bigint
+FROM held
+WHERE file."archiveId" = held.id
+    AND file.name = %(name)s
+    AND file.position = %(from)s::bigint
+RETURNING file.position
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +150,49 @@ class Template:
 
 
 # The first rows that are old enough, by key, and where to cut them into pieces: the first key of
-# each piece, the last of all, and how many there are. The primary key is walked from its start,
-# where the old rows are; behind the last of them it is read to its end, once in a command.
+# each piece, and the last of all, whose place is how many there are. The primary key is walked
+# from its start, where the old rows are, from piece to piece, which keeps no row and numbers none
+# but those of the last piece; behind that it is read to its end, once in a command.
 BOUNDS: Final = Template("""
-SELECT key::text, place, total
-FROM (
-    SELECT key, row_number() OVER (ORDER BY key) AS place, count(*) OVER () AS total
-    FROM (
-        SELECT {key} AS key
+WITH RECURSIVE cuts (key, place) AS (
+    (
+        SELECT {key}, 1::bigint
         FROM {table}
         WHERE {age} < {cutoff}
             AND {only}
         ORDER BY {key}
-        LIMIT %(limit)s::bigint
-    ) AS oldest
-) AS numbered
-WHERE place %% %(piece)s::bigint = 1
-    OR %(piece)s::bigint = 1
-    OR place = total
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT following.key, cuts.place + %(piece)s::bigint
+    FROM cuts
+    CROSS JOIN LATERAL (
+        SELECT {key} AS key
+        FROM {table}
+        WHERE {key} > cuts.key AND {age} < {cutoff} AND {only}
+        ORDER BY {key}
+        OFFSET %(piece)s::bigint - 1
+        LIMIT 1
+    ) AS following
+    WHERE cuts.place + %(piece)s::bigint <= %(limit)s::bigint
+),
+remaining AS (
+    SELECT following.key, cuts.place + row_number() OVER (ORDER BY following.key) AS place
+    FROM (SELECT key, place FROM cuts ORDER BY place DESC LIMIT 1) AS cuts
+    CROSS JOIN LATERAL (
+        SELECT {key} AS key
+        FROM {table}
+        WHERE {key} > cuts.key AND {age} < {cutoff} AND {only}
+        ORDER BY {key}
+        LIMIT least(%(piece)s::bigint - 1, %(limit)s::bigint - cuts.place)
+    ) AS following
+)
+SELECT key::text, place
+FROM (
+    SELECT key, place FROM cuts
+    UNION ALL
+    (SELECT key, place FROM remaining ORDER BY place DESC LIMIT 1)
+) AS bounds
 ORDER BY place
 """)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands.archives import batched
-from delayed_queue.spark.jobs.files import FileDigest, digest_of
+from delayed_queue.spark.commands.archives import files_read
+from delayed_queue.spark.jobs.files import Sums
 from delayed_queue.spark.jobs.tables import is_dead, named, new_holder, parse_only, ranges_of
 
 
@@ -31,14 +33,30 @@ class TestArchives:
     def test_no_bounds_no_pieces(self) -> None:
         assert ranges_of([]) == []
 
-    def test_batches(self) -> None:
-        assert list(batched(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+    @given(st.lists(st.integers(0, 4)), st.integers(1, 3))
+    def test_each_file_is_read_to_its_end(self, lengths: list[int], size: int) -> None:
+        files = [f"f{n}" for n, length in enumerate(lengths) for _ in range(length)]
+        rows = pa.table({"key": range(len(files)), "file": pa.array(files, pa.string())})
+        found = list(files_read(iter(rows.to_batches(max_chunksize=size))))
+        assert [name for name, _ in found] == list(dict.fromkeys(files))
+        keys = [key for _, table in found for key in table["key"].to_pylist()]
+        assert keys == list(range(len(files)))
 
-    def test_the_checksum_changes_with_any_file(self) -> None:
-        files = [FileDigest("a", 1, "x"), FileDigest("b", 2, "y")]
-        assert digest_of(files) == digest_of(files[::-1])
-        assert digest_of(files) != digest_of(files[:1])
-        assert digest_of(files) != digest_of([files[0], FileDigest("b", 2, "z")])
+    @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.randoms())
+    def test_checksums_are_the_same_in_any_order(self, hashes: list[int], random: Any) -> None:
+        one = [Sums.of(1, each >> 32, each & (2**32 - 1)) for each in hashes]
+        assert [each.checksum for each in one] == hashes
+        mixed = random.sample(one, len(one))
+        assert sum(one, Sums(0, 0)) == sum(mixed, Sums(0, 0))
+        together = Sums.of(
+            len(hashes),
+            sum(each >> 32 for each in hashes),
+            sum(each & (2**32 - 1) for each in hashes),
+        )
+        assert sum(one, Sums(0, 0)) == together
+
+    def test_of_no_rows_there_are_no_sums(self) -> None:
+        assert Sums.of(0, None, None) == Sums(0, 0)
 
     def test_holders(self) -> None:
         assert is_dead(new_holder())  # an earlier run of this very process
