@@ -36,15 +36,16 @@ from benchmarks.spark_rivals import (
     encode,
 )
 from delayed_queue.spark import build_session, counts, drain
-from delayed_queue.spark.commands import imports
+from delayed_queue.spark.commands import archives, imports
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.inputs import Input
 from delayed_queue.spark.jobs.records import Rules
+from delayed_queue.spark.jobs.tables import KNOWN
 from delayed_queue.spark.settings import TASKS, VARIABLE
 
 JAR: Final = "/usr/share/java/postgresql.jar"
 WARM: Final = 50_000
-ALL: Final = ("write", "read", "drain", "handlers", "command", "scaling", "import")
+ALL: Final = ("write", "read", "drain", "handlers", "command", "archive", "scaling", "import")
 SCALING: Final = Path("docs/benchmarks/spark-scaling.svg")
 AIMS: Final = {
     "write against 4 connections of binary COPY": 0.9,
@@ -92,6 +93,7 @@ def _options() -> Namespace:
     parser.add_argument("--drained", type=int, default=1_000_000)
     parser.add_argument("--imported", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--archived", type=int, default=1_000_000)
     parser.add_argument("--jar", default=JAR)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", choices=ALL)
@@ -214,6 +216,38 @@ class Bench:
         report = imports.run(self.spark(), asked, console)
         if report.created != report.input:
             raise AssertionError(report)
+
+    def measure_archive(self) -> None:
+        """``archive`` of dead letters, a tenth of them first; and in how much of it no job runs."""
+        count = self.options.archived
+        self._archive(WARM)
+        for _ in range(self.options.rounds):
+            for rows in (count // 10, count):
+                self._letters(rows)
+                name, began = f"archive of {rows:,}", time.time()
+                self._timed(
+                    name, rows, lambda rows=rows: self._archive(rows, is_there=True), keep=True
+                )
+                seconds = time.time() - began
+                share = 1 - busy_since(self.spark(), began) / seconds
+                say(f"{name}: {seconds:.1f} s, the driver alone {share:.1%}")
+
+    def _letters(self, count: int) -> None:
+        self.connection.execute("TRUNCATE delayed_queue_dead_letter")
+        self.connection.execute(LETTERS, {"count": count})
+        self.connection.execute("VACUUM ANALYZE delayed_queue_dead_letter")
+        self.connection.execute("CHECKPOINT")
+
+    def _archive(self, count: int, *, is_there: bool = False) -> None:
+        if not is_there:
+            self._letters(count)
+        lake = str(self.directory / uuid4().hex)
+        asked = archives.ArchiveOptions((KNOWN["dead-letters"],), int(time.time() * 1000), lake)
+        console = Console(out=io.StringIO(), err=io.StringIO())
+        [found] = archives.run(self.spark(), asked, console)
+        if (found.rows, found.deleted) != (count, count):
+            raise AssertionError(found)
+        shutil.rmtree(lake)
 
     def measure_scaling(self) -> None:
         rows, points = self._rows(self.options.rows), []
@@ -368,6 +402,32 @@ def offer(frame: Any) -> None:
     found = counts(job)
     if not found.is_complete:
         raise AssertionError(found)
+
+
+LETTERS: Final = """
+INSERT INTO delayed_queue_dead_letter (
+    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
+)
+SELECT
+    'orders|json', 'key-' || md5(n::text), convert_to(repeat('x', 120), 'UTF8'), 3,
+    'attempts exhausted: ValueError', 0, 0, n
+FROM generate_series(1, %(count)s) AS n
+"""
+
+
+def busy_since(spark: Any, began: float) -> float:
+    """Return for how many seconds at least one job of Spark has run since then."""
+    jobs = spark._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001
+    spans = []
+    for number in range(jobs.size()):
+        job = jobs.apply(number)
+        times = (job.submissionTime(), job.completionTime())
+        spans.append(tuple(each.get().getTime() / 1000 for each in times))
+    busy, end = 0.0, began
+    for start, stop in sorted(spans):
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return busy
 
 
 class Memory:
