@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.filters import KIND, chosen_kind
-from delayed_queue.admin.formats import MAX_READ, quiet, show_payload
+from delayed_queue.admin.formats import MAX_READ, number, quiet, show_payload
 from delayed_queue.admin.lists import (
     LIVE,
     DatabaseClock,
@@ -128,7 +128,7 @@ class QueueModelAdmin(_Base):
             return show_payload(row.kind, bytes(row.payload_head), row.payload_size)
         return quiet(
             _("%(size)s bytes, hidden: needs the permission delayed_queue.view_payload.")
-            % {"size": f"{row.payload_size:,}"}
+            % {"size": number(row.payload_size)}
         )
 
     # The list

@@ -26,7 +26,7 @@ from delayed_queue.admin.operations import Call, Entry, Report, Switch, record
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.messages import from_milliseconds, to_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
-from delayed_queue.observe.overview import KindName, name_of
+from delayed_queue.observe.overview import Count, KindName, name_of
 from delayed_queue.queue.bulk import (
     MAX_CANARY,
     MAX_PACE,
@@ -75,7 +75,8 @@ class GroupLine:
 
     @property
     def count(self) -> str:
-        return counted(self.row.letters)
+        cap = GROUP_CAP - 1
+        return formats.counted(Count(min(self.row.letters, cap), self.row.letters > cap))
 
     @property
     def first(self) -> Any:
@@ -92,11 +93,6 @@ class GroupLine:
     @property
     def query(self) -> str:
         return urlencode({KIND: self.row.kind, GROUP: self.row.fingerprint})
-
-
-def counted(count: int, cap: int = GROUP_CAP - 1) -> str:
-    """Return a count of letters, with a plus where counting stopped."""
-    return f"{count:,}" if count <= cap else f"{cap:,}+"
 
 
 def failures_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
@@ -235,7 +231,7 @@ def _confirmation(
         "label": label,
         "target": request.POST[plan.action],
         "queue": name_of(plan.kind),
-        "count": f"{found.meant:,}" + ("+" if found.seen == PREVIEW_CAP else ""),
+        "count": formats.counted(Count(found.meant, found.seen == PREVIEW_CAP)),
         "form": form,
     }
     return TemplateResponse(request, "admin/delayed_queue/confirm_run.html", context)
@@ -288,7 +284,9 @@ def _field(name: str, words: Any) -> Any:
     @admin.display(description=words)
     def column(self: Any, row: Any) -> Any:
         found = getattr(row, name)
-        return formats.NOTHING if found in (None, "") else found
+        if found in (None, ""):
+            return formats.NOTHING
+        return formats.number(found) if isinstance(found, int) else found
 
     return column
 
@@ -342,9 +340,9 @@ class BulkRunAdmin(RecordAdmin):
     def progress_column(self, row: Any) -> str:
         left = max(row.total - row.done - row.skipped, 0)
         seconds = ((row.ended_at or row.read_at) - row.created_at).total_seconds()
-        more = "+" if row.is_total_cut else ""
         rate = formats.per_second(row.done / seconds) if seconds > 0 else ""
-        facts = (_("%s done") % f"{row.done:,}", _("%s left") % f"{left:,}{more}", rate)
+        more = formats.counted(Count(left, row.is_total_cut))
+        facts = (_("%s done") % formats.number(row.done), _("%s left") % more, rate)
         return " · ".join(str(each) for each in facts if each)
 
     @admin.display(description=_("begun"))

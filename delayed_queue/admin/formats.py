@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.utils import dateformat
+from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
@@ -20,7 +21,7 @@ from django.utils.translation import gettext_lazy
 from delayed_queue.admin.lists import MessageRow, RowState, state_of
 from delayed_queue.codecs import codec_named, decode
 from delayed_queue.exceptions import PayloadNotDecodable
-from delayed_queue.observe.overview import name_of
+from delayed_queue.observe.overview import Count, name_of
 
 MAX_SHOWN: Final = 10_000
 # The parameter by which the list of messages shows those of one lease.
@@ -36,6 +37,30 @@ _BREAK: Final = SafeString("<wbr>.")
 NOTHING: Final = SafeString('<span class="dq-quiet">—</span>')
 
 
+def number(value: float) -> str:
+    """Return a number as its reader writes it, below 10 with the two digits that matter."""
+    few = float(f"{value:.2g}") if abs(value) < 10 else round(value)
+    return number_format(int(few) if few == int(few) else few, force_grouping=True)
+
+
+def counted(count: Count) -> str:
+    """Return a count, with a plus where counting stopped, or as an estimate."""
+    if count.is_estimated:
+        return f"≈ {number(float(f'{count.value:.2g}'))}"
+    return number(count.value) + "+" * count.is_cut
+
+
+def percent(share: float, places: int = 1) -> str:
+    return _("%s%%") % number_format(share * 100, places, force_grouping=True)
+
+
+def seconds(value: float) -> str:
+    """Return a short time with the digits that matter, a long one in its two largest units."""
+    if value < 1:
+        return f"{number(round(value * 1000))} ms"
+    return f"{number(value)} s" if value < 10 else human(timedelta(seconds=value))
+
+
 def human(span: timedelta) -> str:
     """Return the length in its two largest units, as in ``3 d 4 h``, whatever the sign."""
     left = abs(int(span.total_seconds()))
@@ -45,7 +70,7 @@ def human(span: timedelta) -> str:
     for name, size in _UNITS:
         count, left = divmod(left, size)
         if count:
-            parts.append(f"{count:,} {name}")
+            parts.append(f"{number(count)} {name}")
         elif parts:
             break
     return " ".join(parts[:2])
@@ -53,7 +78,7 @@ def human(span: timedelta) -> str:
 
 def per_second(rate: float) -> str:
     """Return a rate with the digits that matter."""
-    return f"{rate:,.0f}/s" if rate >= 10 or rate == 0 else f"{rate:.2g}/s"
+    return f"{number(rate)}/s"
 
 
 def exact(at: datetime) -> str:
@@ -137,7 +162,7 @@ def block(text: str) -> SafeString:
 
 
 def _sizes(text: str) -> dict[str, str]:
-    return {"shown": f"{MAX_SHOWN:,}", "all": f"{len(text):,}"}
+    return {"shown": number(MAX_SHOWN), "all": number(len(text))}
 
 
 def error_block(text: str | None) -> SafeString:
@@ -210,10 +235,10 @@ def show_payload(kind: str, head: bytes, size: int) -> SafeString:
     do anything with bytes that anyone may have written.
     """
     text, note = _readable(kind, head, is_whole=len(head) == size)
-    shown = _("%(size)s bytes") % {"size": f"{size:,}"} + note
+    shown = _("%(size)s bytes") % {"size": number(size)} + note
     if len(text) > MAX_SHOWN or len(head) < size:
         first = _("; the first %(shown)s characters are shown")
-        shown += first % {"shown": f"{min(len(text), MAX_SHOWN):,}"}
+        shown += first % {"shown": number(min(len(text), MAX_SHOWN))}
     return format_html("{}{}", quiet(f"{shown}."), block(text[:MAX_SHOWN]))
 
 

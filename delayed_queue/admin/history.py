@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.charts import Line, Mark, chart, drawn, largest
 from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.formats import dated, human, table
+from delayed_queue.admin.formats import dated, number, seconds, table
 from delayed_queue.admin.limits import CHANGES, change_view, groups_of
 from delayed_queue.admin.schedule_forms import rule_of
 from delayed_queue.codecs import check_kind
@@ -50,16 +50,6 @@ _MOST_SCHEDULES: Final = 20
 Value = Callable[[Step], float | None]
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
-
-
-def _seconds(value: float) -> str:
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    return f"{value:.2g} s" if value < 10 else human(timedelta(seconds=value))
-
-
 def _percentile(histogram: str, share: float) -> Value:
     def of(step: Step) -> float | None:
         found = quantile(getattr(step, histogram), share)
@@ -83,7 +73,7 @@ class Figure(NamedTuple):
 
     title: Any
     lines: tuple[tuple[Any, str, Value], ...]
-    words: Callable[[float], str] = _number
+    words: Callable[[float], str] = number
     note: Any = ""
 
 
@@ -101,11 +91,11 @@ FIGURES: Final = (
         (_("most overdue"), "dq-of-alarm", lambda step: step.late),
         (_("p99"), "dq-of-expired", _percentile("lateness", 0.99)),
         (_("p50"), "dq-of-leased", _percentile("lateness", 0.5)),
-    ), _seconds),
+    ), seconds),
     Figure(_("Run time"), (
         (_("p99"), "dq-of-expired", _percentile("runs", 0.99)),
         (_("p50"), "dq-of-leased", _percentile("runs", 0.5)),
-    ), _seconds),
+    ), seconds),
     Figure(_("Failures, a minute"), (
         (_("retried"), "dq-of-expired", _a_minute("failed")),
         (_("dead-lettered"), "dq-of-alarm", _a_minute("died")),

@@ -16,7 +16,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.base import CONFIRMED, QueueModelAdmin
-from delayed_queue.admin.formats import dated, printable, table
+from delayed_queue.admin.formats import dated, number, printable, table
 from delayed_queue.admin.operations import GROUPS, QUEUES, Call, Entry, Operation, Report, record
 from delayed_queue.admin.overview import asked
 from delayed_queue.admin.schedule_forms import reasons
@@ -470,10 +470,10 @@ def _buttons(group: str, *, is_held: bool) -> SafeString:
 
 
 def _held(group: HeldGroup, pause: Limit | None) -> list[str]:
-    most = "" if group.concurrency is None else f" / {group.concurrency}"
+    most = "" if group.concurrency is None else f" / {number(group.concurrency)}"
     return [
         group.name, _why(group.reason, pause), _moment(group.until), _moment(group.due_since),
-        f"{group.leased}{most}",
+        f"{number(group.leased)}{most}",
     ]  # fmt: skip
 
 
@@ -493,4 +493,5 @@ def _words(row: Limit) -> Iterator[str]:
     for name, words in _SAID.items():
         value = getattr(row, name)
         if value != _PLAIN.get(name):
-            yield words % {"value": written_rate(value) if name in _RATES.values() else value}
+            said = written_rate if name in _RATES.values() else number
+            yield words % {"value": said(value)}

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from delayed_queue.admin.charts import Values, sparkline
 from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.formats import dotted, human, per_second
+from delayed_queue.admin.formats import counted, dotted, human, number, per_second
 from delayed_queue.admin.lists import DatabaseClock
 from delayed_queue.admin.operations import (
     QUEUES,
@@ -42,6 +42,7 @@ from delayed_queue.models import Limit, LimitManager, Worker
 from delayed_queue.observe.history import MINUTE, Step, trends
 from delayed_queue.observe.overview import (
     MAX_KINDS,
+    Count,
     KindName,
     QueueDepth,
     estimated_depths,
@@ -294,18 +295,18 @@ def summary(lines: Sequence[QueueLine], silent: int, *, may_view_letters: bool) 
     dead = sum(each.dead_count for each in lines if may_view_letters)
     paused = sum(each.pause is not None for each in lines)
     parts = (
-        (late, str(late), ngettext("%(number)s queue late", "%(number)s queues late", late)),
-        (unserved, str(unserved), _("%(number)s without a worker")),
-        (dead, f"{dead:,}", _("%(number)s dead")),
+        (late, number(late), ngettext("%(number)s queue late", "%(number)s queues late", late)),
+        (unserved, number(unserved), _("%(number)s without a worker")),
+        (dead, number(dead), _("%(number)s dead")),
         (silent, _capped(silent),
          ngettext("%(number)s worker silent", "%(number)s workers silent", silent)),
-        (paused, str(paused), _("%(number)s paused")),
+        (paused, number(paused), _("%(number)s paused")),
     )  # fmt: skip
     return ", ".join(words % {"number": shown} for number, shown, words in parts if number)
 
 
 def _capped(silent: int) -> str:
-    return f"{MAX_SILENT}+" if silent > MAX_SILENT else str(silent)
+    return counted(Count(min(silent, MAX_SILENT), silent > MAX_SILENT))
 
 
 def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
@@ -378,10 +379,10 @@ def _line(
         queue=depth.name.queue,
         codec=depth.name.codec,
         handler="" if handler is None else dotted(handler.path),
-        due=str(depth.due),
-        scheduled=str(depth.scheduled),
-        leased=str(depth.leased),
-        dead=str(depth.dead),
+        due=counted(depth.due),
+        scheduled=counted(depth.scheduled),
+        leased=counted(depth.leased),
+        dead=counted(depth.dead),
         dead_count=depth.dead.value,
         late_by=depth.oldest_due_age,
         workers=service.workers,

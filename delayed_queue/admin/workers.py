@@ -153,11 +153,11 @@ class WorkerAdmin(QueueModelAdmin):
     @admin.display(description=_("in flight"))
     def in_flight_column(self, row: Any) -> str:
         # Nor does it hold what it told last.
-        return formats.NOTHING if is_silent(row) else f"{row.in_flight:,}"
+        return formats.NOTHING if is_silent(row) else formats.number(row.in_flight)
 
     @admin.display(description=_("done"))
     def done_column(self, row: Worker) -> str:
-        return f"{row.done:,}"
+        return formats.number(row.done)
 
     @admin.display(description=_("retried"))
     def failed_column(self, row: Worker) -> SafeString:
@@ -211,7 +211,7 @@ class WorkerAdmin(QueueModelAdmin):
     def counts(self, row: Worker) -> SafeString:
         heads = (_("in flight"), _("done"), _("retried"), _("dead"), _("lost"))
         counts = (row.in_flight, row.done, row.failed, row.dead, row.lost)
-        return formats.table(heads, [tuple(f"{each:,}" for each in counts)])
+        return formats.table(heads, [tuple(map(formats.number, counts))])
 
     @admin.display(description=_("leases"))
     def held(self, row: Any) -> SafeString:
@@ -261,7 +261,9 @@ def _more(number: int) -> str:
 def _count(number: int, *, is_bad: bool = False) -> SafeString:
     if number == 0:
         return _ZERO
-    return format_html('<span class="{}">{}</span>', "dq-alarm" if is_bad else "", f"{number:,}")
+    return format_html(
+        '<span class="{}">{}</span>', "dq-alarm" if is_bad else "", formats.number(number)
+    )
 
 
 # Who holds a message

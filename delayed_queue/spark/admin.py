@@ -15,8 +15,8 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext_lazy as _
 
+from delayed_queue.admin.formats import number, percent, seconds
 from delayed_queue.admin.lists import find
-from delayed_queue.spark.jobs.console import cell, span
 from delayed_queue.spark.models import PipelineReport
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _shown(report: PipelineReport) -> dict[str, Any]:
     return {
         "kinds": [_kind(each) for each in figures.get("kinds", ())],
         "reasons": [
-            {**each, "messages": cell(each["messages"])} for each in figures.get("reasons", ())
+            {**each, "messages": number(each["messages"])} for each in figures.get("reasons", ())
         ],
         "backlog": [_backlog(each) for each in figures.get("backlog", ())],
         "since": _instant(figures.get("since")),
@@ -135,12 +135,12 @@ def _kind(each: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "kind": each["kind"],
         "counts": [
-            (label, cell(each[name]))
+            (label, number(each[name]))
             for label, name in ((_("Ended"), "messages"), (_("Done"), "done"), (_("Dead"), "dead"))
         ],
         "has_dead": each["dead"] > 0,
         "rates": [
-            (label, f"{each[name]:.2%}")
+            (label, percent(each[name], 2))
             for label, name in ((_("Failed"), "failure_rate"), (_("Again"), "redelivery_rate"))
         ],
         "spans": [
@@ -151,10 +151,10 @@ def _kind(each: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spans(what: Any, found: Mapping[str, float] | None) -> list[tuple[str, str]]:
-    return [(f"{what} {each}", "—" if found is None else span(found[each])) for each in _SPANS]
+    return [(f"{what} {each}", "—" if found is None else seconds(found[each])) for each in _SPANS]
 
 
 def _backlog(each: Mapping[str, Any]) -> dict[str, Any]:
     hours = each["hours"]
     counts = (each["due"], hours[0], sum(hours[:6]), sum(hours), each["later"])
-    return {"kind": each["kind"], "counts": list(zip(_BACKLOG, map(cell, counts), strict=True))}
+    return {"kind": each["kind"], "counts": list(zip(_BACKLOG, map(number, counts), strict=True))}

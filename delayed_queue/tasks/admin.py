@@ -235,7 +235,7 @@ class TaskResultAdmin(_Base):
         # Whatever a task has put there itself is no progress.
         if not isinstance(share, int | float):
             return "—"
-        return f"{share:.0%} {row.metadata.get('message', '')}"
+        return f"{formats.percent(share, 0)} {row.metadata.get('message', '')}"
 
     @admin.display(description=_("arguments"))
     def arguments(self, row: TaskResult) -> SafeString:
@@ -407,7 +407,7 @@ def _cancel_message(message: Message) -> bool:
 
 def _span(span: timedelta) -> str:
     if span < timedelta(seconds=10):
-        return f"{span / timedelta(milliseconds=1):,.0f} ms"
+        return f"{formats.number(round(span / timedelta(milliseconds=1)))} ms"
     return formats.human(span)
 
 

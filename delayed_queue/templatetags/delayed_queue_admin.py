@@ -10,8 +10,14 @@ from django.utils.html import format_html, strip_tags
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
+from delayed_queue.admin.formats import counted, number
+
 register: Final = template.Library()
 _OPENED: Final = len("<td")
+
+
+register.filter("number", number)
+register.filter("counted", counted)
 
 
 @register.filter

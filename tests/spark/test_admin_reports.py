@@ -47,8 +47,8 @@ def test_the_last_report_is_shown_with_its_figures_in_words() -> None:
         "2.75%",
         "50.00%",
         "250 ms",
-        "1.5 min",
-        "2.0 h",
+        "1 min 30 s",
+        "2 h",
         "—",
         "since 2026-04-01",
     ):

@@ -58,7 +58,11 @@ def result_of(row: CallbackAttempt) -> SafeString:
 
 def took(row: CallbackAttempt) -> str:
     span = row.duration * MILLISECOND
-    return f"{row.duration} ms" if span < timedelta(seconds=10) else formats.human(span)
+    return (
+        f"{formats.number(row.duration)} ms"
+        if span < timedelta(seconds=10)
+        else formats.human(span)
+    )
 
 
 def attempts_of_job(kind: str, key: str, request: HttpRequest, site: str) -> SafeString:

@@ -119,7 +119,7 @@ def note_recalled(row: Any, recalled: int, report: Report) -> None:
     """Say how many jobs come back, if any were deferred."""
     if recalled:
         said = _("Deferred jobs for %(name)s that come from now on: %(number)s.")
-        report.notes.append(said % {"name": row, "number": f"{recalled:,}"})
+        report.notes.append(said % {"name": row, "number": formats.number(recalled)})
 
 
 class CompletedChangeList(KeysetChangeList):
@@ -200,7 +200,7 @@ class HostAdmin(Completed):
 
     @admin.display(description=_("jobs that wait"))
     def waiting_column(self, row: Any) -> str:
-        return str(row.waiting)
+        return formats.counted(row.waiting)
 
     @admin.display(description=_("since"))
     def since_column(self, row: Any) -> SafeString:
@@ -416,7 +416,7 @@ class EndpointAdmin(Completed, MadeByForm):
 
     @admin.display(description=_("on the wire"))
     def concurrency_column(self, row: Any) -> str:
-        return str(_("any")) if row.concurrency is None else f"{row.concurrency:,}"
+        return str(_("any")) if row.concurrency is None else formats.number(row.concurrency)
 
     @admin.display(description=_("secret"))
     def rotated_column(self, row: Any) -> SafeString:

@@ -125,7 +125,7 @@ class Revoke(Operation):
 
 def at_once(burst: int) -> str:
     """Return how many may come at once, in words."""
-    return str(_("%(number)s at once") % {"number": f"{burst:,}"})
+    return str(_("%(number)s at once") % {"number": formats.number(burst)})
 
 
 def _revoke(row: Any, now: datetime, call: Call, report: Report) -> bool:

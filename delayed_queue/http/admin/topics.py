@@ -283,21 +283,21 @@ class TopicAdmin(MadeByForm):
 
     @admin.display(description=_("ready"))
     def ready_column(self, row: Any) -> str:
-        return str(row.counts["ready"])
+        return formats.counted(row.counts["ready"])
 
     @admin.display(description=_("delayed"))
     def delayed_column(self, row: Any) -> str:
-        return str(row.counts["delayed"])
+        return formats.counted(row.counts["delayed"])
 
     @admin.display(description=_("reserved"))
     def reserved_column(self, row: Any) -> str:
-        return str(row.counts["reserved"])
+        return formats.counted(row.counts["reserved"])
 
     @admin.display(description=_("dead"))
     def dead_column(self, row: Any) -> SafeString:
         count = row.counts["dead"]
         name = "dq-alarm" if count.value else "dq-quiet"
-        return format_html('<span class="{}">{}</span>', name, str(count))
+        return format_html('<span class="{}">{}</span>', name, formats.counted(count))
 
     @admin.display(description=_("ladder"))
     def ladder_column(self, row: Any) -> SafeString:
@@ -314,7 +314,9 @@ class TopicAdmin(MadeByForm):
     @admin.display(description=_("jobs"))
     def holds(self, row: Any) -> SafeString:
         """List the kinds with links to their messages and dead letters, and the counts of all."""
-        counts = ", ".join(f"{count} {_STATES[state]}" for state, count in row.counts.items())
+        counts = ", ".join(
+            f"{formats.counted(count)} {_STATES[state]}" for state, count in row.counts.items()
+        )
         kinds = kinds_of_topic(row.name, row.shards, hosts=row.hosts)
         links = format_html_join("", "<br>{}: {} · {} · {}", map(self._links, kinds))
         name = "admin:delayed_queue_http_callbackattempt_changelist"
@@ -341,7 +343,11 @@ class TopicAdmin(MadeByForm):
         policy = policy_named(row.ladder, row.jitter)
         waits = ", ".join(formats.human(each) for each in policy.delays)
         total = formats.human(sum(policy.delays, timedelta(0)))
-        jitter = _(", each ± %(jitter)s") % {"jitter": f"{row.jitter:.0%}"} if row.jitter else ""
+        jitter = (
+            _(", each ± %(jitter)s") % {"jitter": formats.percent(row.jitter, 0)}
+            if row.jitter
+            else ""
+        )
         held = {"span": "" if row.ttr is None else _held(row.ttr)}
         ttr = "" if row.ttr is None else _("A consumer holds a job for %(span)s.") % held
         tries = _("%(number)s attempts over %(span)s.")

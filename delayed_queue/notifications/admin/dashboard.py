@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.formats import human, moment, per_second, relative
+from delayed_queue.admin.formats import human, moment, number, per_second, percent, relative
 from delayed_queue.notifications import managing, monitor
 from delayed_queue.notifications.admin.base import badge, may
 from delayed_queue.notifications.models import Channel, Priority, Status
@@ -60,8 +60,8 @@ def _figures() -> dict[str, Any]:
         "is_late": any(_is_late(each) for each in queues),
         "span": human(timedelta(seconds=calls.span)),
         "is_cut": calls.is_cut,
-        "calls_cap": f"{monitor.CALLS:,}",
-        "cap": f"{monitor.CAP:,}",
+        "calls_cap": number(monitor.CALLS),
+        "cap": number(monitor.CAP),
         "parked": monitor.parked(),
         "failures": [
             (each, moment(each.ended_at, relative(min(each.ended_at, now), now)))
@@ -96,17 +96,17 @@ def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
     at = figures.last_failure_at
     return {
         "counts": [
-            (_("Sent"), f"{figures.sent:,}"),
-            (_("Failed"), f"{figures.failed:,}"),
-            (_("In doubt"), f"{figures.doubtful:,}"),
-            (_("Refused"), f"{figures.refused:,}"),
+            (_("Sent"), number(figures.sent)),
+            (_("Failed"), number(figures.failed)),
+            (_("In doubt"), number(figures.doubtful)),
+            (_("Refused"), number(figures.refused)),
             (_("Half within"), _milliseconds(figures.median_ms)),
             (_("95 % within"), _milliseconds(figures.slow_ms)),
         ],
         "last_error": figures.last_error,
         "name": figures.name or _("dispatcher lost"),
         # What a lost dispatcher leaves in doubt is no provider's failure.
-        "share": f"{figures.share_failing:.1%}" if figures.name else "—",
+        "share": percent(figures.share_failing) if figures.name else "—",
         "percent": round(figures.share_failing * 100) if figures.name else 0,
         "is_failing": bool(figures.name) and figures.share_failing > ALARMING_SHARE,
         "last_failure": "" if at is None else moment(at, relative(min(at, now), now)),
@@ -114,4 +114,4 @@ def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
 
 
 def _milliseconds(value: int | None) -> str:
-    return "—" if value is None else f"{value:,} ms"
+    return "—" if value is None else f"{number(value)} ms"

@@ -197,7 +197,7 @@ class ParkedRequestAdmin(ShownOnly):
 
     @admin.display(description=_("size"))
     def size_column(self, row: Any) -> str:
-        return str(_("%(size)s bytes") % {"size": f"{row.size:,}"})
+        return str(_("%(size)s bytes") % {"size": formats.number(row.size)})
 
     @admin.display(description=_("last parked"))
     def parked_column(self, row: Any) -> SafeString:

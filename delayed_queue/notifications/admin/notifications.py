@@ -88,7 +88,7 @@ def _call(delivery: Delivery, with_details: bool) -> SafeString:
     took = (
         ""
         if delivery.duration_ms is None
-        else _(" in %(milliseconds)s ms") % {"milliseconds": f"{delivery.duration_ms:,}"}
+        else _(" in %(milliseconds)s ms") % {"milliseconds": formats.number(delivery.duration_ms)}
     )
     told = " · ".join(
         each for each in (delivery.error_class, delivery.detail if with_details else "") if each
@@ -227,7 +227,7 @@ class NotificationAdmin(ShownOnly):
 
     @admin.display(description=_("attempts"))
     def attempts_column(self, row: Notification) -> str:
-        return f"{row.attempts:,}"
+        return formats.number(row.attempts)
 
     @admin.display(description=_("outcome"))
     def provider_column(self, row: Notification) -> SafeString:
