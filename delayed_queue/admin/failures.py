@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,10 +21,11 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
+from delayed_queue.admin.fields import DurationField, reasons
 from delayed_queue.admin.filters import GROUP, KIND, chosen_kind
 from delayed_queue.admin.operations import Call, Entry, Report, Switch, record
-from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.messages import from_milliseconds, to_milliseconds
+from delayed_queue.exceptions import DelayedQueueError, InvalidMessage
+from delayed_queue.messages import ago, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.observe.overview import Count, KindName, name_of
 from delayed_queue.queue.bulk import (
@@ -38,7 +39,6 @@ from delayed_queue.queue.bulk import (
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.store.bulk import PAUSED, RUNNING
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, MAX_GROUPS, GroupRow
-from delayed_queue.retries import parse_duration
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin
@@ -136,20 +136,9 @@ class RunForm(forms.Form):
         required=False, min_value=1, max_value=MAX_PACE, label=_("Letters a second"),
         help_text=_("Empty: as fast as it goes."),
     )  # fmt: skip
-    over = forms.CharField(
-        required=False,
-        max_length=20,
-        label=_("Spread over"),
-        help_text=_("A time, as 2h, in place of a pace."),
-    )
-    newer_than = forms.CharField(
-        required=False, max_length=20, label=_("Died since"),
-        help_text=_("So long ago, as 30m or 2d."),
-    )  # fmt: skip
-    older_than = forms.CharField(
-        required=False, max_length=20, label=_("Died before"),
-        help_text=_("So long ago, as 30m or 2d."),
-    )  # fmt: skip
+    over = DurationField(_("Spread over"), _("A time, as 2h, in place of a pace."))
+    newer_than = DurationField(_("Died since"), _("So long ago, as 30m or 2d."))
+    older_than = DurationField(_("Died before"), _("So long ago, as 30m or 2d."))
     limit = forms.IntegerField(
         required=False, min_value=1, label=_("At most"), help_text=_("Empty: all of them.")
     )
@@ -165,17 +154,28 @@ class RunForm(forms.Form):
         required=False, max_length=500, label=_("Why"), help_text=_("Kept with the run.")
     )
 
-    def plan(self, action: str, kind: str, fingerprint: str) -> BulkPlan:
-        """Return the plan, or raise InvalidConfiguration, which says what is wrong with it."""
+    def __init__(self, data: Any, plan: BulkPlan) -> None:
+        super().__init__(data)
+        # What is meant; of all letters of the failure, while what was typed makes no plan.
+        self.plan = plan
+        if plan.action != REDRIVE:
+            del self.fields["canary"], self.fields["canary_deaths"]
+
+    def clean(self) -> None:
+        if not self.errors:
+            with reasons():
+                self.plan = replace(self.plan, **self._given())
+
+    def _given(self) -> dict[str, Any]:
         given = {
-            name: value for name, value in self.cleaned_data.items() if value and name != "why"
+            name: value
+            for name, value in self.cleaned_data.items()
+            if value is not None and name != "why"
         }
-        if "over" in given:
-            given["over"] = parse_duration(given["over"])
         for name, age in (("since", "newer_than"), ("until", "older_than")):
             if age in given:
-                given[name] = to_milliseconds(timezone.now() - parse_duration(given.pop(age)))
-        return BulkPlan(action, kind, fingerprint, **given)
+                given[name] = ago(given.pop(age))
+        return given
 
 
 def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
@@ -185,44 +185,48 @@ def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse
         raise BadRequest("Neither redrive nor drop.")
     if not request.user.has_perm(_PERMISSIONS[action]):
         raise PermissionDenied
-    fingerprint, kind = request.POST[action].partition(":")[::2]
     is_confirmed, is_filled = "confirmed" in request.POST, "why" in request.POST
-    form = RunForm(request.POST if is_filled or is_confirmed else None)
-    if action != REDRIVE:
-        del form.fields["canary"], form.fields["canary_deaths"]
+    form = RunForm(request.POST if is_filled or is_confirmed else None, _plan(request, action))
     using = model_admin.get_queryset(request).select_for_update().db
-    try:
-        is_valid = form.is_valid()
-        plan = (form.plan if is_valid else BulkPlan)(action, kind, fingerprint)
-        if not is_valid or not is_confirmed:
-            return _confirmation(model_admin, request, plan, form, using)
-        _begin(request, plan, form.cleaned_data["why"], using)
-    except DelayedQueueError as error:
-        text = _("Nothing was begun.")
-        model_admin.message_user(request, f"{text} {error}", messages.ERROR)
-        return HttpResponseRedirect(request.path)
+    if not form.is_valid() or not is_confirmed or not _begin(request, form, using):
+        return _confirmation(model_admin, request, form, using)
     url = reverse("admin:delayed_queue_bulkrun_changelist", current_app=model_admin.admin_site.name)
     text = _("The run has begun; workers carry it out, and this page says how far they are.")
     model_admin.message_user(request, text, messages.SUCCESS)
     return HttpResponseRedirect(url)
 
 
-def _begin(request: HttpRequest, plan: BulkPlan, why: str, using: str) -> None:
+def _plan(request: HttpRequest, action: str) -> BulkPlan:
+    fingerprint, kind = request.POST[action].partition(":")[::2]
+    try:
+        return BulkPlan(action, kind, fingerprint)
+    except InvalidMessage as error:
+        raise BadRequest(str(error)) from error
+
+
+def _begin(request: HttpRequest, form: RunForm, using: str) -> bool:
+    """Begin the run; where there is nothing to do or another does it, say so on the form."""
     call = Call(BulkRun.objects.using(using), [], request.user)
-    with call.transaction():
-        run_id = plan.start(by=str(request.user), why=why, using=using)
-        row = BulkRun.objects.using(using).get(pk=run_id)
-        said = f"Begun. Failure {plan.fingerprint} of {plan.kind}." + (f" {why}" if why else "")
-        record(call, ADDITION, [Entry(row, said)])
+    plan, why = form.plan, form.cleaned_data["why"]
+    try:
+        with call.transaction():
+            run_id = plan.start(by=str(request.user), why=why, using=using)
+            row = BulkRun.objects.using(using).get(pk=run_id)
+            said = f"Begun. Failure {plan.fingerprint} of {plan.kind}." + (f" {why}" if why else "")
+            record(call, ADDITION, [Entry(row, said)])
+    except DelayedQueueError as error:
+        form.add_error(None, formats.printable(str(error)))
+        return False
+    return True
 
 
 def _confirmation(
     model_admin: QueueModelAdmin,
     request: HttpRequest,
-    plan: BulkPlan,
     form: RunForm,
     using: str,
 ) -> HttpResponse:
+    plan = form.plan
     found = plan.preview(using)
     label, title = _ASKED[plan.action]
     context = {

@@ -16,23 +16,22 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.base import CONFIRMED, QueueModelAdmin
+from delayed_queue.admin.fields import RateField, reasons
 from delayed_queue.admin.formats import dated, number, printable, table
 from delayed_queue.admin.operations import GROUPS, QUEUES, Call, Entry, Operation, Report, record
 from delayed_queue.admin.overview import asked
-from delayed_queue.admin.schedule_forms import reasons
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import MAX_GROUP_LENGTH, from_milliseconds
 from delayed_queue.models import Limit
 from delayed_queue.observe.overview import name_of
 from delayed_queue.queue.groups import HeldGroup, named, why_not_limited
 from delayed_queue.queue.queue import DelayedQueue
-from delayed_queue.retries import MOST, Groups, parse_rate, written_rate
+from delayed_queue.retries import MOST, Groups, written_rate
 
 if TYPE_CHECKING:
     Rows = QuerySet[Limit]
 
 _MOST_GROUPS: Final = 100
-_LONGEST_RATE: Final = 12
 _RATES: Final = {"rate": "interval", "queue_rate": "queue_interval"}
 _OWN: Final = ("concurrency", "weight", "interval", "burst")
 _OF_ALL: Final = (
@@ -64,23 +63,6 @@ def _number(label: Any, help_text: Any = "") -> forms.IntegerField:
     return forms.IntegerField(
         label=label, min_value=1, max_value=MOST, required=False, help_text=help_text
     )
-
-
-class RateField(forms.CharField):
-    """A rate, or none."""
-
-    def __init__(self, label: Any, help_text: Any = "") -> None:
-        super().__init__(
-            label=label, max_length=_LONGEST_RATE, required=False, empty_value=None,
-            help_text=help_text,
-        )  # fmt: skip
-
-    def clean(self, value: Any) -> Any:
-        rate = super().clean(value)
-        with reasons():
-            if rate is not None:
-                parse_rate(rate)
-        return rate
 
 
 class PlainForm(forms.Form):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -21,7 +19,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.formats import dated, printable
+from delayed_queue.admin.fields import reasons
+from delayed_queue.admin.formats import dated
 from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
 from delayed_queue.cron.keeper import declared
 from delayed_queue.cron.registry import CronEntry, Definition, schedule_of
@@ -358,12 +357,3 @@ class ScheduleForm(_Base):
             )
             self.add_error("key_prefix", text)
         self.instance.kind, self.instance.codec = kind, _CODEC
-
-
-@contextmanager
-def reasons() -> Iterator[None]:
-    """Turn a refusal of the library into one of the field."""
-    try:
-        yield
-    except DelayedQueueError as error:
-        raise ValidationError(printable(str(error))) from error

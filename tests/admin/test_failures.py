@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from pytest_django import Settings
 from delayed_queue import DelayedQueue
 from delayed_queue.models import BulkRun, DeadLetter
 from tests.admin.lists import keys_of
-from tests.admin.support import LETTERS, operator, page, post, tokens, told
+from tests.admin.support import LETTERS, operator, page, post, tokens
 from tests.support.factories import DeadLetterFactory, from_now
 
 FAILURES = f"{LETTERS}failures/"
@@ -71,6 +72,12 @@ def test_counts_stop_and_say_so():
 ADMIN = "/admin/delayed_queue/bulkrun/"
 
 
+def shown(response: Any) -> str:
+    """What a page that asks again has on it."""
+    assert response.status_code == 200
+    return unescape(response.content.decode())
+
+
 def begin(client: Client, action: str = "", target: str = "", **data: str) -> Any:
     asked = {action: target} if action else {}
     return client.post(FAILURES, {**asked, "confirmed": "yes", **data})
@@ -92,8 +99,9 @@ def test_a_failure_is_redriven_from_its_line_after_a_page_that_counts(admin_clie
     assert (run.pace, run.canary, run.why, run.total) == (50, 1, "mended", 3)
     assert run.started_by == LogEntry.objects.get().user.get_username()
     assert "0 done · 3 left" in page(admin_client, ADMIN)
-    again = begin(admin_client, "redrive", target)
-    assert "is in progress" in told(again)[0]
+    again = begin(admin_client, "redrive", target, why="twice")
+    assert "is in progress" in shown(again)
+    assert 'value="twice"' in shown(again)
 
 
 def test_a_failure_is_counted_and_redriven_by_when_it_died(admin_client: Client):
@@ -105,9 +113,46 @@ def test_a_failure_is_counted_and_redriven_by_when_it_died(admin_client: Client)
     assert 'value="2d"' in asked
     assert not BulkRun.objects.exists()
 
-    assert "not a duration" in told(begin(admin_client, **{**data, "newer_than": "soon"}))[-1]
-    assert "until a later" in told(begin(admin_client, **{**data, "newer_than": "1h"}))[-1]
     begin(admin_client, **data)
+    assert BulkRun.objects.get().total == 1
+
+
+@pytest.mark.parametrize("field", ["over", "newer_than", "older_than"])
+def test_a_time_that_is_none_is_told_beside_its_field(admin_client: Client, field: str):
+    DeadLetterFactory.create(fingerprint="a")
+    html = shown(begin(admin_client, "redrive", "a:orders|json", limit="7", **{field: "soon"}))
+
+    line = html.partition(f'name="{field}"')[0].rpartition('class="form-row"')[2]
+    assert "is not a duration" in line
+    assert f'name="{field}" value="soon"' in html
+    assert 'name="limit" value="7"' in html
+    assert not BulkRun.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ({"canary": "2", "canary_deaths": "3"}, "deaths of a canary"),
+        ({"newer_than": "1h", "older_than": "2h"}, "until a later one"),
+        ({"pace": "5", "over": "2h"}, "not both"),
+        ({"over": "0s"}, "more than no time"),
+    ],
+)
+def test_what_makes_no_run_together_is_told_above_the_fields(
+    admin_client: Client, typed: dict[str, str], said: str
+):
+    DeadLetterFactory.create(fingerprint="a")
+    html = shown(begin(admin_client, "redrive", "a:orders|json", **typed))
+
+    assert said in html.partition('class="form-row"')[0]
+    kept = {name: f'name="{name}" value="{value}"' in html for name, value in typed.items()}
+    assert all(kept.values()), kept
+    assert not BulkRun.objects.exists()
+
+
+def test_a_time_before_there_were_any_is_long_enough(admin_client: Client):
+    DeadLetterFactory.create(fingerprint="a")
+    begin(admin_client, "redrive", "a:orders|json", newer_than="999999999d")
     assert BulkRun.objects.get().total == 1
 
 
@@ -130,7 +175,9 @@ def test_a_pace_out_of_range_is_asked_for_again(admin_client: Client, pace: str)
 
 
 def test_what_is_no_group_begins_nothing(admin_client: Client):
-    assert "No dead letter" in told(begin(admin_client, "redrive", "a:orders|json"))[0]
+    assert "No dead letter" in shown(begin(admin_client, "redrive", "a:orders|json"))
+    assert begin(admin_client, "redrive", "a:" + "x" * 200).status_code == 400
+    assert not BulkRun.objects.exists()
     assert admin_client.post(FAILURES, {}).status_code == 400
     viewer = operator("view_deadletter")
     assert viewer.post(FAILURES, {"drop": "a:orders|json"}).status_code == 403

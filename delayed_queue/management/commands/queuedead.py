@@ -6,7 +6,7 @@ import getpass
 import json
 from argparse import ArgumentParser
 from base64 import b64encode
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from delayed_queue.management.base import (
     show,
     tell,
 )
-from delayed_queue.messages import MILLISECOND, from_milliseconds, to_milliseconds
+from delayed_queue.messages import MILLISECOND, ago, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.queue.bulk import (
     MAX_CANARY,
@@ -153,7 +153,7 @@ class Command(QueueCommand):
         using, age, kind = options["database"], _age(options), _kind(options)
         kinds = DeadLetter.objects.kinds(_MAX_KINDS, using=using) if kind is None else [kind]
         if options["dry_run"]:
-            until = to_milliseconds(datetime.now(UTC) - age)
+            until = ago(age)
             plans = [BulkPlan("drop", each, until=until) for each in kinds]
             meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
             said = _MEANT % f"{meant:,}"
@@ -240,10 +240,7 @@ def _plan(options: dict[str, Any]) -> BulkPlan:
 
 
 def _ago(duration: str | None) -> int | None:
-    """Return the instant so long ago, in ms."""
-    if duration is None:
-        return None
-    return to_milliseconds(datetime.now(UTC) - parse_duration(duration))
+    return None if duration is None else ago(parse_duration(duration))
 
 
 def _age(options: dict[str, Any]) -> timedelta:
