@@ -105,8 +105,8 @@ $(VENV)/bench: $(VENV)/installed
 bench-peers: $(VENV)/bench ## the worker against its peers, each in an environment of its own
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-bench-growth: $(VENV)/bench ## millions of messages, an old snapshot, an idle queue, PgBouncer
-	@for each in growth held_snapshot idle pgbouncer; do \
+bench-growth: $(VENV)/bench ## millions of messages, an old snapshot, an idle queue, PgBouncer, the admin's pages
+	@for each in growth held_snapshot idle pgbouncer pages; do \
 		$(BIN)/python -m benchmarks.$$each $(ARGS) || exit 1; done
 
 bench-notifications: $(VENV)/bench ## the dispatcher at 1,200/s with providers that take 100 ms
