@@ -21,9 +21,16 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.fields import DurationField, reasons
 from delayed_queue.admin.filters import GROUP, KIND, chosen_kind
-from delayed_queue.admin.operations import Call, Entry, Report, Switch, record
+from delayed_queue.admin.operations import (
+    Call,
+    DurationField,
+    Entry,
+    Report,
+    Switch,
+    reasons,
+    record,
+)
 from delayed_queue.exceptions import DelayedQueueError, InvalidMessage
 from delayed_queue.messages import ago, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter

@@ -16,9 +16,18 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.base import CONFIRMED, QueueModelAdmin
-from delayed_queue.admin.fields import RateField, reasons
 from delayed_queue.admin.formats import dated, number, printable, table
-from delayed_queue.admin.operations import GROUPS, QUEUES, Call, Entry, Operation, Report, record
+from delayed_queue.admin.operations import (
+    GROUPS,
+    QUEUES,
+    Call,
+    Entry,
+    Operation,
+    RateField,
+    Report,
+    reasons,
+    record,
+)
 from delayed_queue.admin.overview import asked
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import MAX_GROUP_LENGTH, from_milliseconds

@@ -19,8 +19,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.fields import reasons
 from delayed_queue.admin.formats import dated
+from delayed_queue.admin.operations import reasons
 from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
 from delayed_queue.cron.keeper import declared
 from delayed_queue.cron.registry import CronEntry, Definition, schedule_of
