@@ -21,7 +21,9 @@ from django.utils.translation import gettext_lazy
 from delayed_queue.admin.lists import MessageRow, RowState, state_of
 from delayed_queue.codecs import codec_named, decode
 from delayed_queue.exceptions import PayloadNotDecodable
-from delayed_queue.observe.overview import Count, name_of
+from delayed_queue.observe.overview import name_of
+from delayed_queue.templatetags.delayed_queue_admin import counted as counted
+from delayed_queue.templatetags.delayed_queue_admin import number as number
 
 MAX_SHOWN: Final = 10_000
 # The parameter by which the list of messages shows those of one lease.
@@ -35,19 +37,6 @@ _LABELS: Final = {
 }
 _BREAK: Final = SafeString("<wbr>.")
 NOTHING: Final = SafeString('<span class="dq-quiet">—</span>')
-
-
-def number(value: float) -> str:
-    """Return a number as its reader writes it, below 10 with the two digits that matter."""
-    few = float(f"{value:.2g}") if abs(value) < 10 else round(value)
-    return number_format(int(few) if few == int(few) else few, force_grouping=True)
-
-
-def counted(count: Count) -> str:
-    """Return a count, with a plus where counting stopped, or as an estimate."""
-    if count.is_estimated:
-        return f"≈ {number(float(f'{count.value:.2g}'))}"
-    return number(count.value) + "+" * count.is_cut
 
 
 def percent(share: float, places: int = 1) -> str:

@@ -1,23 +1,39 @@
-"""Tags of the admin's templates, beside Django's own."""
+"""Tags of the admin's templates, beside Django's own.
+
+Django loads them in projects that have no admin, too: nothing of it is imported here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django import template
+from django.utils.formats import number_format
 from django.utils.html import format_html, strip_tags
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
-from delayed_queue.admin.formats import counted, number
+if TYPE_CHECKING:
+    from delayed_queue.observe.overview import Count
 
 register: Final = template.Library()
 _OPENED: Final = len("<td")
 
 
-register.filter("number", number)
-register.filter("counted", counted)
+@register.filter
+def number(value: float) -> str:
+    """Return a number as its reader writes it, below 10 with the two digits that matter."""
+    few = float(f"{value:.2g}") if abs(value) < 10 else round(value)
+    return number_format(int(few) if few == int(few) else few, force_grouping=True)
+
+
+@register.filter
+def counted(count: Count) -> str:
+    """Return a count, with a plus where counting stopped, or as an estimate."""
+    if count.is_estimated:
+        return f"≈ {number(float(f'{count.value:.2g}'))}"
+    return number(count.value) + "+" * count.is_cut
 
 
 @register.filter

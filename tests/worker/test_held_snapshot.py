@@ -19,7 +19,9 @@ INSERT INTO delayed_queue (
 SELECT 'k' || number, 'orders|json', '1', due, due, due
 FROM generate_series(1, %(count)s) AS number
 CROSS JOIN LATERAL (
-    SELECT floor(extract(epoch FROM now()) * 1000)::bigint - %(ago)s - 10 * (%(count)s - number) AS due
+    SELECT
+        floor(extract(epoch FROM now()) * 1000)::bigint
+        - %(ago)s - 10 * (%(count)s - number) AS due
 ) AS times
 """
 
