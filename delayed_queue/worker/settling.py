@@ -249,6 +249,7 @@ class Settler:
         self._counts.done += len(envelopes)
         consumer.tally.done += len(envelopes)
         if envelopes:
+            consumer.schedule.end_trial()
             signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
 
 

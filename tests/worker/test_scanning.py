@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 
+from delayed_queue import DelayedQueue, Snooze
 from delayed_queue.messages import Envelope
 from delayed_queue.worker.consumers import Consumer, consumers_of
 from delayed_queue.worker.options import WorkerOptions
@@ -18,7 +20,8 @@ from delayed_queue.worker.scanning import (
     Poll,
     PollResult,
 )
-from tests.support.running import handler_of, registry_with
+from tests.support.processes import wait_until
+from tests.support.running import handler_of, registry_with, running, worker_with
 
 POLL = 3.0
 LIMIT = 10
@@ -190,4 +193,25 @@ def test_a_consumer_at_rest_polls_nothing_whatever_wakes_it(consumer: Consumer, 
     assert schedule.next_at <= clock.now
     assert consumer.begin_poll(2 * TRIAL).limit == TRIAL
     schedule.end_trial()
+    assert consumer.begin_poll(2 * TRIAL).limit == 2 * TRIAL
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("transactional", [False, True])
+def test_one_message_that_is_handled_ends_the_trial_after_a_rest(transactional: bool):
+    # A transaction that fails is tried again, each message by itself.
+    rests = [timedelta(milliseconds=1)] * (1 + transactional)
+
+    def rest_once(envelope: Envelope) -> None:
+        if rests:
+            raise Snooze(timedelta(0), rest=rests.pop())
+
+    worker = worker_with(handler_of("orders", rest_once, transactional=transactional))
+    orders = DelayedQueue("orders")
+    with running(worker):
+        for done, key in enumerate("ab", start=1):
+            orders.offer_or_update(key, 1)
+            wait_until(lambda: worker.counts.done == done)  # noqa: B023 # called here
+    assert worker.counts.snoozed == 1
+    [consumer] = worker.consumers
     assert consumer.begin_poll(2 * TRIAL).limit == 2 * TRIAL
