@@ -156,7 +156,7 @@ class _Exchanges:
         from delayed_queue.db.statements import run
         from delayed_queue.queue.store.claim import LeasedRow, earliest_first
         from delayed_queue.queue.store.settle import acknowledging_leases
-        from delayed_queue.worker.scanning import PollResult
+        from delayed_queue.worker.consumers import PollResult
 
         poll = self._consumer.schedule.begin(batch)
         lease_id = str(uuid.uuid4())

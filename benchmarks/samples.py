@@ -68,7 +68,7 @@ def _message(connection: psycopg.Connection[Any], count: int, size: int) -> floa
 def _noted(size: int) -> float:
     """Return what the worker notes of a message, in batches of that size: when it was due, and
     how long its handler took."""
-    from delayed_queue.observe.history import Tally
+    from delayed_queue.worker.consumers import Tally
 
     tally, rounds = Tally(KIND), 200_000 // size
     rows, took = [time.time_ns() // 1_000_000] * size, [0.001] * size
@@ -85,7 +85,8 @@ def _minute(connection: psycopg.Connection[Any]) -> float:
     """Return the CPU of worker and server for the samples of a minute."""
     from django.db import connection as ours
 
-    from delayed_queue.observe.history import Sampler, Tally
+    from delayed_queue.observe.history import Sampler
+    from delayed_queue.worker.consumers import Tally
 
     fill(connection, OURS, 10_000)
     ours.ensure_connection()

@@ -10,8 +10,7 @@ from typing import Final
 from benchmarks.workerapp.stamps import Pen
 from delayed_queue import Envelope, handler
 from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.worker.consumers import Consumer
-from delayed_queue.worker.scanning import Poll, PollResult, ScanSchedule
+from delayed_queue.worker.consumers import Consumer, Poll, PollResult, ScanSchedule
 
 PEN: Final = Pen(os.environ["BENCHMARK_STAMPS"])
 _end_poll: Final = Consumer.end_poll

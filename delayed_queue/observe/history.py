@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from heapq import nlargest
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
@@ -20,6 +20,9 @@ from delayed_queue.observe import store
 from delayed_queue.observe.logs import described, log
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, estimated_depths, find_kinds
 from delayed_queue.observe.store import BucketRow, CountsRow, DepthRow, StepRow, Window
+
+if TYPE_CHECKING:
+    from delayed_queue.worker.consumers import Tally
 
 MINUTE: Final = timedelta(minutes=1)
 _MINUTE_MS: Final = 60_000
@@ -32,8 +35,6 @@ _BUCKETS: Final = 32
 _COUNT_BITS: Final = 25
 _MOST: Final = 2**_COUNT_BITS - 1
 _MAX_INT: Final = 2**31 - 1
-# In a worker's own count lateness may be of any 64-bit instant, so run times begin behind.
-_RUNS: Final = 64
 
 
 class _Told(NamedTuple):
@@ -42,64 +43,39 @@ class _Told(NamedTuple):
     done: int = 0
     failed: int = 0
     died: int = 0
-    times: Mapping[int, int] = {}
+    lateness: Mapping[int, int] = {}
+    runs: Mapping[int, int] = {}
 
 
-class Tally:
-    """A worker's counts of a queue since it began, added to by its claim loop, a batch at a time.
-
-    Numbers only grow: who tells of them, from another thread, remembers what it has told.
-    """
-
-    __slots__ = ("died", "done", "failed", "kind", "times")
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.done = self.failed = self.died = 0
-        self.times: Counter[int] = Counter()
-
-    def note_lateness(self, milliseconds: Sequence[int]) -> None:
-        if milliseconds:
-            self._note(0, milliseconds, 1)
-
-    def note_runs(self, seconds: Sequence[float]) -> None:
-        if seconds:
-            self._note(_RUNS, seconds, 1000)
-
-    def _note(self, base: int, values: Sequence[float], scale: int) -> None:
-        # Mostly those of a batch are alike; looking at each took four times as long.
-        least, most = _bits(min(values) * scale), _bits(max(values) * scale)
-        if least == most:
-            self.times[base + least] += len(values)
-        else:
-            self.times.update([base + _bits(each * scale) for each in values])
-
-    def told(self) -> _Told:
-        return _Told(self.done, self.failed, self.died, dict(self.times))
-
-    def since(self, before: _Told) -> CountsRow:
-        now = self.told()
-        gained = {each: n - before.times.get(each, 0) for each, n in now.times.items()}
-        done, failed = now.done - before.done, now.failed - before.failed
-        return CountsRow(self.kind, done, failed, now.died - before.died, _packed(gained))
+def _told(tally: Tally) -> _Told:
+    return _Told(tally.done, tally.failed, tally.died, dict(tally.lateness), dict(tally.runs))
 
 
-def _bits(milliseconds: float) -> int:
-    return max(int(milliseconds), 0).bit_length()
+def _since(kind: str, before: _Told, now: _Told) -> CountsRow:
+    """Return what was counted in between, as it is stored."""
+    return CountsRow(
+        kind,
+        now.done - before.done,
+        now.failed - before.failed,
+        now.died - before.died,
+        _packed(_gained(before.lateness, now.lateness), _gained(before.runs, now.runs)),
+    )
 
 
-def _packed(gained: Mapping[int, int]) -> str:
-    """Return the histograms as the array that is stored."""
-    stored: Counter[int] = Counter()
-    for bucket, count in gained.items():
-        base, width = divmod(bucket, _RUNS)
-        stored[base * _BUCKETS + min(width, _BUCKETS - 1)] += count
-    lateness = {each: n for each, n in stored.items() if n and each < _BUCKETS}
-    runs = {each: n for each, n in stored.items() if n and each >= _BUCKETS}
+def _gained(before: Mapping[int, int], now: Mapping[int, int]) -> Counter[int]:
+    """Return how many more there are of each width; a last bucket has all that are wider."""
+    gained: Counter[int] = Counter()
+    for bits, count in now.items():
+        gained[min(bits, _BUCKETS - 1)] += count - before.get(bits, 0)
+    return gained
+
+
+def _packed(lateness: Counter[int], runs: Counter[int]) -> str:
+    """Return the histograms as the array that is stored, the second behind the first."""
     numbers = (
-        (each << _COUNT_BITS) + min(n, _MOST)
-        for histogram in (lateness, runs)
-        for each, n in sorted(_trimmed(histogram).items())
+        ((base + bucket) << _COUNT_BITS) + min(count, _MOST)
+        for base, histogram in ((0, +lateness), (_BUCKETS, +runs))
+        for bucket, count in sorted(_trimmed(histogram).items())
     )
     return "{" + ",".join(map(str, numbers)) + "}"
 
@@ -149,8 +125,8 @@ class Sampler:
 
     def _tell(self, current: set[Tally]) -> list[str]:
         """Add what was counted to the minute's samples; return the kinds."""
-        now = {each: each.told() for each in self._told}
-        rows = [each.since(before) for each, before in self._told.items()]
+        now = {each: _told(each) for each in self._told}
+        rows = [_since(each.kind, before, now[each]) for each, before in self._told.items()]
         busy = [row for row in rows if row[1:] != (0, 0, 0, "{}")]
         busiest = nlargest(MAX_COUNTED, busy, key=lambda row: sum(row[1:4]))
         if busiest:

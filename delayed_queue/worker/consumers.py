@@ -1,25 +1,18 @@
-"""Consumers: the queues as a worker sees them, those that it knows and those that come and go."""
+"""Consumers: the queues as a worker sees them, when it polls each, and what it counts of it."""
 
 from __future__ import annotations
 
-import logging
 import math
+import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from django.db import Error
-
-from delayed_queue.conf import get_settings
 from delayed_queue.db.statements import Step
-from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, ResourceUnavailable
-from delayed_queue.handlers import Handler, Registry, Source, Verdict, judge
+from delayed_queue.handlers import Handler, Verdict, judge
 from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.models import Message
-from delayed_queue.observe.history import Tally
-from delayed_queue.observe.instruments import awrap, wrap
-from delayed_queue.observe.logs import log
 from delayed_queue.queue.groups import GroupWalk
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import (
@@ -32,15 +25,6 @@ from delayed_queue.queue.store.claim import (
 )
 from delayed_queue.queue.store.limits import reading_rules
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.scanning import (
-    DEEP_POLL_SHARE,
-    FULL_SCAN_INTERVALS,
-    IDLE,
-    Poll,
-    PollResult,
-    ScanSchedule,
-)
 
 CRASHED: Final = "crashed: attempts used up without an answer"
 
@@ -52,10 +36,26 @@ FIRST_WINDOW: Final = 1 / 8
 LIMITED_AHEAD: Final = 0.25
 # Of how many messages, at most, the moving average is.
 AVERAGED: Final = 16
-
-
-# How often sources are asked where no NOTIFY says that they have changed.
-ASK_SECONDS: Final = 5.0
+# How far below the latest due time the scan position stays, in milliseconds: offers commit in
+# another order than that of their due times, usually by less than this.
+MARGIN_MS: Final = 1_000
+# How far below the scan position a rewind begins: more than most transactions take.
+REWIND_MS: Final = 15_000
+# How much of its time a worker may spend on rewinds, and as much again on full scans, as one in
+# so many. Little enough to leave the 99th percentile alone.
+DEEP_POLL_SHARE: Final = 200
+# At most so many poll intervals pass without a full scan; without a rewind, one does.
+FULL_SCAN_INTERVALS: Final = 10
+# After how long, at most, a strict consumer polls again that met another worker's claim: about
+# what the commit of one takes.
+TURN_SECONDS: Final = 0.005
+# For how many messages a poll asks after a rest, until one of them was handled: the others would
+# be deferred as well.
+TRIAL: Final = 10
+# When a consumer polls for which the idle scan does: not by itself.
+IDLE: Final = math.inf
+# What a poll that took long is believed to cost the first time.
+DOUBT_SECONDS: Final = 0.005
 
 
 @dataclass(slots=True)
@@ -95,6 +95,199 @@ class TransactionLoad:
         if handled:
             weight = min(handled / AVERAGED, 1)
             self.seconds_each += (seconds / handled - self.seconds_each) * weight
+
+
+class Tally:
+    """A worker's counts of a queue since it began, added to by its claim loop, a batch at a time.
+
+    Numbers only grow: who tells of them, from another thread, remembers what it has told. Of
+    lateness and run times it counts how many have so many bits, in milliseconds.
+    """
+
+    __slots__ = ("died", "done", "failed", "kind", "lateness", "runs")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.done = self.failed = self.died = 0
+        self.lateness: Counter[int] = Counter()
+        self.runs: Counter[int] = Counter()
+
+    def note_lateness(self, milliseconds: Sequence[int]) -> None:
+        _note(self.lateness, milliseconds, 1)
+
+    def note_runs(self, seconds: Sequence[float]) -> None:
+        _note(self.runs, seconds, 1000)
+
+
+def _note(counted: Counter[int], values: Sequence[float], scale: int) -> None:
+    if not values:
+        return
+    # Mostly those of a batch are alike; looking at each took four times as long.
+    least, most = _bits(min(values) * scale), _bits(max(values) * scale)
+    if least == most:
+        counted[least] += len(values)
+    else:
+        counted.update([_bits(each * scale) for each in values])
+
+
+def _bits(milliseconds: float) -> int:
+    return max(int(milliseconds), 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """One poll of a queue: where it begins, and whether it asks when the next falls due."""
+
+    limit: int
+    position: int
+    asks_ahead: bool
+    began_at: float
+    is_rewind: bool = False
+    # Where there are several: the most urgent first.
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def is_full_scan(self) -> bool:
+        return self.position == NO_FLOOR
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """The result of a poll: how many, the latest due time, and milliseconds until the next is due.
+
+    ``seconds`` is how long it took, None if it ended just now.
+    """
+
+    found: int
+    latest: int | None = None
+    next_due_in: int | None = None
+    seconds: float | None = None
+    # Whether it was told so.
+    has_more: bool = False
+
+    def is_full(self, poll: Poll) -> bool:
+        """Return whether there may be more right now."""
+        return self.has_more or self.found == poll.limit
+
+
+class ScanSchedule:
+    """``next_at`` is the monotonic time before which a poll of the queue would find nothing.
+
+    Two polls come before a sleep: one that found less than it asked for, and one that learns,
+    in the same round trip but before it claims, when the next message falls due. What commits
+    or falls due between the two is in the answer of one of them.
+
+    Polls begin at the scan position, below which all was taken; now and then, and before every
+    long sleep, one is a rewind, which begins well below it, for messages that are due earlier than
+    what was taken since: offered by a transaction that committed late. More rarely one is a full
+    scan, from the start of the queue, for those offered into the past.
+
+    While it rests, because its handler said so, nothing wakes it; then it begins with a few.
+    """
+
+    def __init__(self, longest_sleep: float, *, is_dynamic: bool = False) -> None:
+        self.longest_sleep = longest_sleep
+        # Of a dynamic queue, which the idle scan looks after while it has nothing.
+        self.is_dynamic = is_dynamic
+        self.next_at = IDLE if is_dynamic else 0.0  # the idle scan, which is due, knows better
+        self.position = NO_FLOOR
+        self.rewind_at = self.full_scan_at = 0.0
+        self._full_scan_seconds = 0.0
+        self._was_short = False
+        self._has_rewound = self._has_scanned_fully = False
+        self._rests_until = 0.0
+        self._is_trying = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self.next_at == IDLE
+
+    @property
+    def rewound_position(self) -> int:
+        """Where a rewind begins, and an idle scan that does not go through the whole queue."""
+        return max(self.position - REWIND_MS, NO_FLOOR)
+
+    def begin(self, limit: int, kinds: tuple[str, ...] = ()) -> Poll:
+        """Return the poll to make now, of so many messages at most.
+
+        One position cannot stand for several ``kinds``: their polls are full scans.
+        """
+        now = time.monotonic()
+        limit = min(limit, TRIAL) if self._is_trying else limit
+        if kinds:
+            return Poll(limit, NO_FLOOR, self._was_short, now, is_rewind=True, kinds=kinds)
+        if now >= self.full_scan_at:
+            return Poll(limit, NO_FLOOR, self._was_short, now, is_rewind=True)
+        if now >= self.rewind_at:
+            return Poll(limit, self.rewound_position, self._was_short, now, is_rewind=True)
+        is_rewind = self.position == NO_FLOOR
+        return Poll(limit, self.position, self._was_short, now, is_rewind)
+
+    def end(self, poll: Poll, result: PollResult) -> None:
+        """Note what a poll found, and say when the next one is worth it."""
+        latest = None if poll.kinds else result.latest
+        if poll.is_rewind:
+            self._note_depth(poll, result.seconds)
+        if latest is not None:
+            # A rewind that met old messages has more of them to expect.
+            position = NO_FLOOR if poll.is_rewind else self.position
+            self.position = max(position, latest - MARGIN_MS)
+        if result.is_full(poll):
+            self._was_short = self._has_rewound = self._has_scanned_fully = False
+        elif not poll.asks_ahead:
+            self._was_short = True
+        elif self._was_short:  # nobody has called in between
+            self._was_short = False
+            self.next_at = max(self._next(poll, result.next_due_in), self._rests_until)
+
+    def _note_depth(self, poll: Poll, seconds: float | None) -> None:
+        spent = time.monotonic() - poll.began_at if seconds is None else seconds
+        # One slow answer is not yet a slow scan: the belief in it at most doubles.
+        if poll.is_full_scan:
+            self._full_scan_seconds = min(spent, 2 * self._full_scan_seconds + DOUBT_SECONDS)
+        # From the beginning: the poll after a sleep of one poll interval must be a rewind.
+        pause = (1 + DEEP_POLL_SHARE) * min(spent, self._full_scan_seconds)
+        self.rewind_at = poll.began_at + min(pause, self.longest_sleep)
+        self._has_rewound = True
+        if poll.is_full_scan:
+            longest = FULL_SCAN_INTERVALS * self.longest_sleep
+            self.full_scan_at = poll.began_at + min(pause, longest)
+            self._has_scanned_fully = True
+
+    def _next(self, poll: Poll, next_due_in: int | None) -> float:
+        if next_due_in is not None:
+            times = [poll.began_at + next_due_in / 1000]
+        else:
+            times = [IDLE if self.is_dynamic else poll.began_at + self.longest_sleep]
+        if not self._has_rewound:
+            times.append(self.rewind_at)
+        if not self._has_scanned_fully:
+            times.append(self.full_scan_at)
+        return min(times)
+
+    def wait_for_turn(self) -> None:
+        """Poll again soon: nothing was found because another worker was claiming."""
+        self.next_at = time.monotonic() + random.uniform(0.2, 1.0) * TURN_SECONDS  # noqa: S311
+
+    def wake(self, at: float = 0.0) -> None:
+        """Something may have been offered, or falls due then: poll at once, or then."""
+        self.next_at = max(at, self._rests_until)
+        self._was_short = self._has_rewound = self._has_scanned_fully = False
+
+    def rest(self, seconds: float) -> None:
+        """Poll nothing for so long, whatever is offered meanwhile; then for a few at a time."""
+        self._is_trying = True
+        self._rests_until = max(self._rests_until, time.monotonic() + seconds)
+        self.next_at = max(self.next_at, self._rests_until)
+
+    def end_trial(self) -> None:
+        """A message was handled: poll for as many as there is room for."""
+        self._is_trying = False
+
+    def rewind(self) -> None:
+        """Messages are due again that may lie below the scan position."""
+        self.wake()
+        self.rewind_at = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -209,197 +402,3 @@ class Consumer:
             self.queue.kind, poll.limit, lease_id, retaken_id, lease,
             floor=poll.position, strict=self.is_strict,
         )  # fmt: skip
-
-
-def consumers_of(options: WorkerOptions, registry: Registry) -> list[Consumer]:
-    """Return the consumers of the named queues, in their order, or of all with a handler."""
-    if registry.failures:
-        raise InvalidConfiguration(
-            f"Handlers are missing. {' '.join(registry.failures.values())} Mend that, then start "
-            "the worker again."
-        )
-    chosen: Iterable[Handler] = () if options.only_sourced else registry
-    if options.queues:
-        chosen = [registry.get(name) for name in options.queues]
-    consumers = [consumer_of(each, options) for each in chosen]
-    if not consumers and not (options.asks_sources and registry.sources):
-        raise HandlerNotFound(
-            "No handler is registered, so there is nothing to work on. Declare one with "
-            "@handler in a module named handlers of an installed app."
-        )
-    return consumers
-
-
-def consumer_of(handler: Handler, options: WorkerOptions, *, is_dynamic: bool = False) -> Consumer:
-    queue = DelayedQueue(
-        handler.queue,
-        codec=handler.codec,
-        kind=handler.kind,
-        using=options.using,
-        lease_duration=options.lease or handler.lease,
-        poll_interval=options.poll_interval,
-        retry_policy=handler.retry,
-        claim=handler.claim,
-    )
-    limit = min(options.batch_size, handler.batch_size or options.batch_size)
-    call, acall = wrap(handler), awrap(handler)
-    return Consumer(handler, queue, queue.retry_policy, call, limit, acall, is_dynamic)
-
-
-def declare_groups(consumers: Iterable[Consumer]) -> None:
-    """Write the limits that handlers declare, where they declare others than the last time."""
-    for consumer in consumers:
-        consumer.queue.groups.declare(consumer.handler.groups)
-        if consumer.handler.groups is not None:
-            consumer.walk = GroupWalk()
-
-
-def shortest_lease(consumers: list[Consumer]) -> float:
-    """Return the seconds of the shortest lease, or of the default where there is no consumer."""
-    leases = [consumer.queue.lease_duration for consumer in consumers]
-    return min(leases, default=get_settings().LEASE_DURATION).total_seconds()
-
-
-class DynamicQueues:
-    """Many consumers of equal rank, of which most have nothing to do most of the time.
-
-    A consumer that has found nothing twice is idle: it costs no more polls of its own. One
-    statement every poll interval, the **idle scan**, finds out which of the idle have a message
-    that is due within the next one; a ``NOTIFY`` wakes its consumer alone. Those that have
-    something take turns.
-    """
-
-    def __init__(self, options: WorkerOptions, registry: Registry, reserved: Iterable[str]) -> None:
-        self._options = options
-        self._sources = registry.sources if options.asks_sources else ()
-        # What has a consumer already, by a handler of its own.
-        self._reserved = frozenset(reserved)
-        self._consumers: dict[str, Consumer] = {}
-        self._turns: list[Consumer] = []
-        self.ask_at = 0.0
-        self._idle_scan_at = 0.0
-        self._full_at = 0.0
-        for source in self._sources:
-            source.prepare()
-
-    def __iter__(self) -> Iterator[Consumer]:
-        """Yield the consumers, the one that has waited longest for its turn first."""
-        return iter(self._turns)
-
-    @property
-    def names(self) -> list[str]:
-        """The sources, and which of their queues are wanted."""
-        wanted = self._options.sourced
-        of = f" of {', '.join(wanted)}" if wanted else ""
-        return [source.name + of for source in self._sources]
-
-    @property
-    def wake_channels(self) -> list[str]:
-        """The kinds by which sources announce a change."""
-        return [source.wake_channel for source in self._sources]
-
-    @property
-    def next_at(self) -> float:
-        """The monotonic time of the next question to a source, or idle scan."""
-        return min(self.ask_at, self._idle_scan_at) if self._sources else IDLE
-
-    def had_turn(self, consumer: Consumer) -> None:
-        if consumer.is_dynamic:
-            self._turns.remove(consumer)
-            self._turns.append(consumer)
-
-    def wake(self, kinds: set[str] | None) -> None:
-        """Have consumers poll at once: of these kinds, or all that may have something."""
-        if kinds is None:
-            self.ask_at = self._idle_scan_at = self._full_at = 0.0
-        elif kinds.intersection(self.wake_channels):
-            self.ask_at = 0.0
-        for consumer in self._turns:
-            if not consumer.schedule.is_idle if kinds is None else consumer.queue.kind in kinds:
-                consumer.schedule.wake()
-
-    # Sources
-
-    def ask(self) -> bool:
-        """Ask the sources if it is time; return whether consumers came or went."""
-        now = time.monotonic()
-        if not self._sources or now < self.ask_at:
-            return False
-        self.ask_at = now + ASK_SECONDS
-        known = self._consumers
-        self._consumers = {consumer.queue.kind: consumer for consumer in self._wanted()}
-        new = [
-            consumer
-            for consumer in self._consumers.values()
-            if known.get(consumer.queue.kind) is not consumer
-        ]
-        if not new and len(known) == len(self._consumers):
-            return False
-        kept = [
-            consumer
-            for consumer in self._turns
-            if self._consumers.get(consumer.queue.kind) is consumer
-        ]
-        self._turns = [*new, *kept]
-        self._idle_scan_at = self._full_at = 0.0
-        return True
-
-    def _wanted(self) -> Iterator[Consumer]:
-        for source in self._sources:
-            for handler in self._handlers_of(source):
-                known = self._consumers.get(handler.kind)
-                if known is not None and known.handler == handler:
-                    yield known
-                elif handler.kind not in self._reserved:
-                    yield self._consumer(handler)
-
-    def _handlers_of(self, source: Source) -> list[Handler]:
-        named = self._options.sourced
-        try:
-            found = list(source.handlers(self._options.using))
-        except (Error, ResourceUnavailable):
-            raise
-        # It is others' code: a mistake there must not stop what it named before.
-        except Exception as error:
-            _report(source, error)
-            return [consumer.handler for consumer in self._consumers.values()]
-        return [each for each in found if named is None or each.queue in named]
-
-    def _consumer(self, handler: Handler) -> Consumer:
-        consumer = consumer_of(handler, self._options, is_dynamic=True)
-        if handler.is_async:
-            consumer.share.window = max(self._options.async_concurrency * FIRST_WINDOW, 1)
-        return consumer
-
-    # The idle scan
-
-    def idle_scan(self) -> None:
-        """Find out, if it is time, which of the idle consumers may have something to do."""
-        now = time.monotonic()
-        if not self._sources or now < self._idle_scan_at:
-            return
-        interval = self._options.poll_interval.total_seconds()
-        idle = [consumer for consumer in self._turns if consumer.schedule.is_idle]
-        is_full = now >= self._full_at
-        self._idle_scan_at = now + interval
-        if not idle:
-            return
-        floors = [NO_FLOOR if is_full else consumer.schedule.rewound_position for consumer in idle]
-        waits = Message.objects.next_due_of_kinds(
-            [consumer.queue.kind for consumer in idle],
-            floors,
-            self._options.poll_interval // MILLISECOND,
-            using=self._options.using,
-        )
-        if is_full:
-            # As with a consumer's own polls: what is behind the scan positions is read rarely where
-            # it is dear, which is only under an old snapshot.
-            pause = DEEP_POLL_SHARE * (time.monotonic() - now)
-            self._full_at = now + min(pause, FULL_SCAN_INTERVALS * interval)
-        for consumer in idle:
-            if (wait := waits.get(consumer.queue.kind)) is not None:
-                consumer.schedule.wake(now + wait / 1000)
-
-
-def _report(source: Source, error: Exception) -> None:
-    log(logging.ERROR, "source_failed", error, source=source.name)

@@ -20,11 +20,11 @@ from delayed_queue.observe.logs import log, log_poll, logger
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, RankedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
-from delayed_queue.worker.consumers import CRASHED, Consumer, DynamicQueues
+from delayed_queue.worker.consumers import CRASHED, IDLE, Consumer, Poll, PollResult
 from delayed_queue.worker.eventloop import EventLoop
 from delayed_queue.worker.executor import Executor, Pool, Work
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.scanning import IDLE, Poll, PollResult
+from delayed_queue.worker.serving import DynamicQueues
 from delayed_queue.worker.transactions import TransactionalRun
 
 
@@ -95,7 +95,7 @@ class Dispatcher:
 
     @property
     def all_consumers(self) -> list[Consumer]:
-        return [*self.consumers, *self.dynamic]
+        return [*self.consumers, *self.dynamic.turns]
 
     @property
     def room_left(self) -> int:
@@ -158,13 +158,14 @@ class Dispatcher:
         if not self._options.queues and len(consumers) > 1:
             consumers = sorted(consumers, key=_rank)
         return (
-            chain(self.dynamic, consumers)
+            chain(self.dynamic.turns, consumers)
             if self._is_dynamic_turn
-            else chain(consumers, self.dynamic)
+            else chain(consumers, self.dynamic.turns)
         )
 
     def _note_turn(self, consumer: Consumer) -> None:
-        self.dynamic.had_turn(consumer)
+        if consumer.is_dynamic:
+            self.dynamic.had_turn(consumer)
         self._is_dynamic_turn = not consumer.is_dynamic
         if consumer.share.had_turn:  # the others that have something had theirs: the next round
             for each in self.consumers:

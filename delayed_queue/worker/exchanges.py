@@ -6,12 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
 from django.db import Error, connections
 
-from delayed_queue.db.resilience import through_conflicts, waited_too_long
+from delayed_queue.db.resilience import is_conflict, through_conflicts, waited_too_long
 from delayed_queue.db.sql import Row
 from delayed_queue.db.statements import Sent, Step, can_send, run
 from delayed_queue.exceptions import ResourceUnavailable
@@ -91,13 +90,20 @@ class Exchange:
         return run(self._using, *self._work())
 
     def _end(self, first_try: Callable[[], Answers]) -> None:
-        tries = chain([first_try], repeat(self._run))
         try:
-            answers = through_conflicts(lambda: next(tries)())
+            answers = self._repeated(first_try)
         except FAILURES as error:
             self.error = error
         else:
             self.answers = answers[self._unread :]
+
+    def _repeated(self, first_try: Callable[[], Answers]) -> Answers:
+        try:
+            return first_try()
+        except FAILURES as error:
+            if not is_conflict(error):
+                raise
+        return through_conflicts(self._run)
 
     def _work(self) -> tuple[list[Step], list[str]]:
         """Return the steps, and whom to wake behind them."""

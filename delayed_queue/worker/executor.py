@@ -413,4 +413,5 @@ class Executor(Pool):
         is_time = now - slot.tidied_at > TIDY_SECONDS
         if is_time:
             slot.tidied_at = now
-        tidy_connections(idle=is_time)
+        if is_time or any(each.errors_occurred for each in connections.all(initialized_only=True)):
+            tidy_connections(idle=is_time)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from django.db import Error, connections
 
@@ -23,12 +23,15 @@ from delayed_queue.db.resilience import through_conflicts
 from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
-from delayed_queue.observe.history import Sampler, Tally
+from delayed_queue.observe.history import Sampler
 from delayed_queue.observe.logs import log
 from delayed_queue.observe.snapshots import SnapshotWatch
 from delayed_queue.queue.bulk import RUNS
 from delayed_queue.worker.chores import Chores
 from delayed_queue.worker.store import WorkerCounts
+
+if TYPE_CHECKING:
+    from delayed_queue.worker.consumers import Tally
 
 BEAT: Final = timedelta(seconds=10)
 # How long a worker may be silent before an operator is told so; nothing else follows from it.

@@ -23,9 +23,8 @@ from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.consumers import CRASHED, Consumer
+from delayed_queue.worker.consumers import CRASHED, MARGIN_MS, Consumer, Poll, PollResult
 from delayed_queue.worker.executor import Run
-from delayed_queue.worker.scanning import MARGIN_MS, Poll, PollResult
 
 # How long a run goes on taking batches before the worker may give its thread to another consumer.
 GO_ON_SECONDS: Final = 0.05

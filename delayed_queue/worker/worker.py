@@ -23,19 +23,19 @@ from delayed_queue.observe import signals
 from delayed_queue.observe.logs import described, log
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
-from delayed_queue.worker.consumers import (
-    Consumer,
-    DynamicQueues,
-    consumers_of,
-    declare_groups,
-    shortest_lease,
-)
+from delayed_queue.worker.consumers import Consumer
 from delayed_queue.worker.database import Outage, check_schema
 from delayed_queue.worker.dispatcher import Dispatcher
 from delayed_queue.worker.exchanges import Exchanges
 from delayed_queue.worker.executor import GATHER_SECONDS
 from delayed_queue.worker.heartbeat import Heartbeat, Snapshot
 from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.serving import (
+    DynamicQueues,
+    consumers_of,
+    declare_groups,
+    shortest_lease,
+)
 from delayed_queue.worker.settling import Counts, Settler
 from delayed_queue.worker.transactions import TransactionalRun
 
@@ -196,7 +196,7 @@ class Worker:
         self._give_up_late_ones()
         self._note_runs()
         self.dispatcher.tend()
-        if not self._stop.is_set():
+        if self.dynamic.sources and not self._stop.is_set():
             self._tend_dynamic(listener)
         goes_on = self._exchanges.turn(self._plan)
         now = time.monotonic()
@@ -289,7 +289,7 @@ class Worker:
             self._exchanges.nap(),
             *(pool.nap() for pool in self.dispatcher.pools),
             self.dispatcher.next_poll_at() - now,
-            self.dynamic.next_at - now,
+            *([self.dynamic.next_at - now] if self.dynamic.sources else ()),
         ]
 
     def _hear(self, listener: Listener) -> None:
@@ -300,7 +300,8 @@ class Worker:
         for consumer in self.dispatcher.consumers:
             if kinds is None or consumer.queue.kind in kinds:
                 consumer.schedule.wake()
-        self.dynamic.wake(kinds)
+        if self.dynamic.sources:
+            self.dynamic.wake(kinds)
 
     def _wind_down(self) -> None:
         """Give back what was not started, finish what was, give back what does not finish."""

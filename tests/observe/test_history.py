@@ -16,8 +16,9 @@ from django.db import connection, connections
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Sample
 from delayed_queue.observe import store
-from delayed_queue.observe.history import MAX_COUNTED, Deploy, Sampler, Tally, quantile, read
+from delayed_queue.observe.history import MAX_COUNTED, Deploy, Sampler, quantile, read
 from delayed_queue.observe.store import SAMPLES_BY_DAY, CountsRow, DepthRow, Window
+from delayed_queue.worker.consumers import Tally
 from delayed_queue.worker.heartbeat import ALIVE
 from tests.support.concurrency import calling, raw_connection
 from tests.support.factories import DeadLetterFactory, MessageFactory
@@ -326,7 +327,7 @@ class TestReading:
         counted.note_lateness(values)
         for share in (0.5, 0.99):
             true = values[int(share * len(values))]
-            assert 0.6 < (quantile(counted.times, share) or 0) / true < 1.7
+            assert 0.6 < (quantile(counted.lateness, share) or 0) / true < 1.7
 
     def test_of_nothing_there_is_no_percentile(self) -> None:
         assert quantile({}, 0.5) is None

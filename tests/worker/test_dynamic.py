@@ -78,7 +78,7 @@ class TestComingAndGoing:
     def test_without_an_announcement_it_is_found_at_the_next_question(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("delayed_queue.worker.consumers.ASK_SECONDS", 0.05)
+        monkeypatch.setattr("delayed_queue.worker.serving.ASK_SECONDS", 0.05)
         offer("new", 3)
         source = Changing()
         with running(source.worker()):
@@ -86,7 +86,7 @@ class TestComingAndGoing:
             wait_until(is_empty)
 
     def test_a_queue_that_is_gone_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("delayed_queue.worker.consumers.ASK_SECONDS", 0.05)
+        monkeypatch.setattr("delayed_queue.worker.serving.ASK_SECONDS", 0.05)
         source = Changing("gone", "kept")
         worker = source.worker()
         with running(worker):
@@ -102,7 +102,7 @@ class TestComingAndGoing:
     def test_what_is_in_hand_when_its_queue_goes_is_finished(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("delayed_queue.worker.consumers.ASK_SECONDS", 0.05)
+        monkeypatch.setattr("delayed_queue.worker.serving.ASK_SECONDS", 0.05)
         begun, may_end = threading.Event(), threading.Event()
 
         def wait(envelope: Envelope) -> None:

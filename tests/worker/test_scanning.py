@@ -9,17 +9,18 @@ import pytest
 
 from delayed_queue import DelayedQueue, Snooze
 from delayed_queue.messages import Envelope
-from delayed_queue.worker.consumers import Consumer, consumers_of
-from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.scanning import (
+from delayed_queue.worker.consumers import (
     DEEP_POLL_SHARE,
     FULL_SCAN_INTERVALS,
     MARGIN_MS,
     REWIND_MS,
     TRIAL,
+    Consumer,
     Poll,
     PollResult,
 )
+from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.serving import consumers_of
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, registry_with, running, worker_with
 

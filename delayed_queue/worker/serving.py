@@ -1,0 +1,222 @@
+"""The queues that a worker serves: those with handlers, and those that sources name."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from django.db import Error
+
+from delayed_queue.conf import get_settings
+from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, ResourceUnavailable
+from delayed_queue.handlers import Handler, Registry, Source
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import Message
+from delayed_queue.observe.instruments import awrap, wrap
+from delayed_queue.observe.logs import log
+from delayed_queue.queue.groups import GroupWalk
+from delayed_queue.queue.queue import DelayedQueue
+from delayed_queue.queue.store.claim import NO_FLOOR
+from delayed_queue.worker.consumers import (
+    DEEP_POLL_SHARE,
+    FIRST_WINDOW,
+    FULL_SCAN_INTERVALS,
+    IDLE,
+    Consumer,
+)
+from delayed_queue.worker.options import WorkerOptions
+
+# How often sources are asked where no NOTIFY says that they have changed.
+ASK_SECONDS: Final = 5.0
+
+
+def consumers_of(options: WorkerOptions, registry: Registry) -> list[Consumer]:
+    """Return the consumers of the named queues, in their order, or of all with a handler."""
+    if registry.failures:
+        raise InvalidConfiguration(
+            f"Handlers are missing. {' '.join(registry.failures.values())} Mend that, then start "
+            "the worker again."
+        )
+    chosen: Iterable[Handler] = () if options.only_sourced else registry
+    if options.queues:
+        chosen = [registry.get(name) for name in options.queues]
+    consumers = [consumer_of(each, options) for each in chosen]
+    if not consumers and not (options.asks_sources and registry.sources):
+        raise HandlerNotFound(
+            "No handler is registered, so there is nothing to work on. Declare one with "
+            "@handler in a module named handlers of an installed app."
+        )
+    return consumers
+
+
+def consumer_of(handler: Handler, options: WorkerOptions, *, is_dynamic: bool = False) -> Consumer:
+    queue = DelayedQueue(
+        handler.queue,
+        codec=handler.codec,
+        kind=handler.kind,
+        using=options.using,
+        lease_duration=options.lease or handler.lease,
+        poll_interval=options.poll_interval,
+        retry_policy=handler.retry,
+        claim=handler.claim,
+    )
+    limit = min(options.batch_size, handler.batch_size or options.batch_size)
+    call, acall = wrap(handler), awrap(handler)
+    return Consumer(handler, queue, queue.retry_policy, call, limit, acall, is_dynamic)
+
+
+def declare_groups(consumers: Iterable[Consumer]) -> None:
+    """Write the limits that handlers declare, where they declare others than the last time."""
+    for consumer in consumers:
+        consumer.queue.groups.declare(consumer.handler.groups)
+        if consumer.handler.groups is not None:
+            consumer.walk = GroupWalk()
+
+
+def shortest_lease(consumers: list[Consumer]) -> float:
+    """Return the seconds of the shortest lease, or of the default where there is no consumer."""
+    leases = [consumer.queue.lease_duration for consumer in consumers]
+    return min(leases, default=get_settings().LEASE_DURATION).total_seconds()
+
+
+class DynamicQueues:
+    """Many consumers of equal rank, of which most have nothing to do most of the time.
+
+    A consumer that has found nothing twice is idle: it costs no more polls of its own. One
+    statement every poll interval, the **idle scan**, finds out which of the idle have a message
+    that is due within the next one; a ``NOTIFY`` wakes its consumer alone. Those that have
+    something take turns.
+    """
+
+    def __init__(self, options: WorkerOptions, registry: Registry, reserved: Iterable[str]) -> None:
+        self._options = options
+        self.sources = registry.sources if options.asks_sources else ()
+        # What has a consumer already, by a handler of its own.
+        self._reserved = frozenset(reserved)
+        self._consumers: dict[str, Consumer] = {}
+        # The one that has waited longest for its turn first.
+        self.turns: list[Consumer] = []
+        self.ask_at = 0.0
+        self._idle_scan_at = 0.0
+        self._full_at = 0.0
+        for source in self.sources:
+            source.prepare()
+
+    @property
+    def names(self) -> list[str]:
+        """The sources, and which of their queues are wanted."""
+        wanted = self._options.sourced
+        of = f" of {', '.join(wanted)}" if wanted else ""
+        return [source.name + of for source in self.sources]
+
+    @property
+    def wake_channels(self) -> list[str]:
+        """The kinds by which sources announce a change."""
+        return [source.wake_channel for source in self.sources]
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time of the next question to a source, or idle scan."""
+        return min(self.ask_at, self._idle_scan_at) if self.sources else IDLE
+
+    def had_turn(self, consumer: Consumer) -> None:
+        self.turns.remove(consumer)
+        self.turns.append(consumer)
+
+    def wake(self, kinds: set[str] | None) -> None:
+        """Have consumers poll at once: of these kinds, or all that may have something."""
+        if kinds is None:
+            self.ask_at = self._idle_scan_at = self._full_at = 0.0
+        elif kinds.intersection(self.wake_channels):
+            self.ask_at = 0.0
+        for consumer in self.turns:
+            if not consumer.schedule.is_idle if kinds is None else consumer.queue.kind in kinds:
+                consumer.schedule.wake()
+
+    # Sources
+
+    def ask(self) -> bool:
+        """Ask the sources if it is time; return whether consumers came or went."""
+        now = time.monotonic()
+        if not self.sources or now < self.ask_at:
+            return False
+        self.ask_at = now + ASK_SECONDS
+        known = self._consumers
+        self._consumers = {consumer.queue.kind: consumer for consumer in self._wanted()}
+        new = [
+            consumer
+            for consumer in self._consumers.values()
+            if known.get(consumer.queue.kind) is not consumer
+        ]
+        if not new and len(known) == len(self._consumers):
+            return False
+        kept = [
+            consumer
+            for consumer in self.turns
+            if self._consumers.get(consumer.queue.kind) is consumer
+        ]
+        self.turns = [*new, *kept]
+        self._idle_scan_at = self._full_at = 0.0
+        return True
+
+    def _wanted(self) -> Iterator[Consumer]:
+        for source in self.sources:
+            for handler in self._handlers_of(source):
+                known = self._consumers.get(handler.kind)
+                if known is not None and known.handler == handler:
+                    yield known
+                elif handler.kind not in self._reserved:
+                    yield self._consumer(handler)
+
+    def _handlers_of(self, source: Source) -> list[Handler]:
+        named = self._options.sourced
+        try:
+            found = list(source.handlers(self._options.using))
+        except (Error, ResourceUnavailable):
+            raise
+        # It is others' code: a mistake there must not stop what it named before.
+        except Exception as error:
+            _report(source, error)
+            return [consumer.handler for consumer in self._consumers.values()]
+        return [each for each in found if named is None or each.queue in named]
+
+    def _consumer(self, handler: Handler) -> Consumer:
+        consumer = consumer_of(handler, self._options, is_dynamic=True)
+        if handler.is_async:
+            consumer.share.window = max(self._options.async_concurrency * FIRST_WINDOW, 1)
+        return consumer
+
+    # The idle scan
+
+    def idle_scan(self) -> None:
+        """Find out, if it is time, which of the idle consumers may have something to do."""
+        now = time.monotonic()
+        if not self.sources or now < self._idle_scan_at:
+            return
+        interval = self._options.poll_interval.total_seconds()
+        idle = [consumer for consumer in self.turns if consumer.schedule.is_idle]
+        is_full = now >= self._full_at
+        self._idle_scan_at = now + interval
+        if not idle:
+            return
+        floors = [NO_FLOOR if is_full else consumer.schedule.rewound_position for consumer in idle]
+        waits = Message.objects.next_due_of_kinds(
+            [consumer.queue.kind for consumer in idle],
+            floors,
+            self._options.poll_interval // MILLISECOND,
+            using=self._options.using,
+        )
+        if is_full:
+            # As with a consumer's own polls: what is behind the scan positions is read rarely where
+            # it is dear, which is only under an old snapshot.
+            pause = DEEP_POLL_SHARE * (time.monotonic() - now)
+            self._full_at = now + min(pause, FULL_SCAN_INTERVALS * interval)
+        for consumer in idle:
+            if (wait := waits.get(consumer.queue.kind)) is not None:
+                consumer.schedule.wake(now + wait / 1000)
+
+
+def _report(source: Source, error: Exception) -> None:
+    log(logging.ERROR, "source_failed", error, source=source.name)
