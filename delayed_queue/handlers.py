@@ -207,7 +207,7 @@ class Source:
 class Registry:
     """The handlers by queue name, in the order of their registration, and the sources of more."""
 
-    _handlers: dict[str, Handler] = field(default_factory=dict)
+    by_queue: dict[str, Handler] = field(default_factory=dict)
     _sources: dict[str, Source] = field(default_factory=dict)
     # By the name of a module that should have been imported for its handlers: why it was not.
     failures: dict[str, str] = field(default_factory=dict)
@@ -225,23 +225,23 @@ class Registry:
 
     def add(self, handler: Handler) -> None:
         """Register; a second function for a queue is refused, a reloaded one replaces."""
-        known = self._handlers.get(handler.queue)
+        known = self.by_queue.get(handler.queue)
         if known is not None and known.path != handler.path:
             raise InvalidConfiguration(
                 f"The queue {handler.queue!r} is already handled by {known.path}; "
                 f"{handler.path} cannot handle it too."
             )
-        self._handlers[handler.queue] = handler
+        self.by_queue[handler.queue] = handler
 
     def get(self, queue: str) -> Handler:
         """Return the handler of the queue, or raise HandlerNotFound naming those there are."""
         try:
-            return self._handlers[queue]
+            return self.by_queue[queue]
         except KeyError:
-            known = ", ".join(sorted(self._handlers)) or "none"
+            known = ", ".join(sorted(self.by_queue)) or "none"
             raise HandlerNotFound(
                 f"No handler is registered for the queue {queue!r}; registered: {known}."
-                f"{did_you_mean(queue, self._handlers)} "
+                f"{did_you_mean(queue, self.by_queue)} "
                 "Declare one with @handler in a module named handlers of an installed app."
             ) from None
 
@@ -249,19 +249,19 @@ class Registry:
         """Return that no handler takes what is offered under the kind; nothing where one does."""
         if any(each.kind == kind for each in self):
             return ""
-        handled = self._handlers.get(queue)
+        handled = self.by_queue.get(queue)
         if handled is not None:
             return f"The handler of the queue {queue!r} takes {handled.kind!r}, not {kind!r}."
-        return f"The queue {queue!r} has no handler.{did_you_mean(queue, self._handlers)}"
+        return f"The queue {queue!r} has no handler.{did_you_mean(queue, self.by_queue)}"
 
     def remove(self, queue: str) -> None:
-        self._handlers.pop(queue, None)
+        self.by_queue.pop(queue, None)
 
     def __iter__(self) -> Iterator[Handler]:
-        return iter(self._handlers.values())
+        return iter(self.by_queue.values())
 
     def __contains__(self, queue: object) -> bool:
-        return queue in self._handlers
+        return queue in self.by_queue
 
 
 registry = Registry()

@@ -190,7 +190,7 @@ def serves(topic: str) -> bool:
     A queue that the project has a handler for must be named in full: no beginning opens it.
     """
     topics = api_settings().TOPICS
-    return topic in topics or (matches(topics, topic) and topic not in registry)
+    return topic in topics or (matches(topics, topic) and topic not in registry.by_queue)
 
 
 def reaches(grant: Grant) -> Callable[[str], bool]:

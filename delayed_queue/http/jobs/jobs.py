@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from delayed_queue.codecs import codec_named, encode
+from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidConfiguration, InvalidJob, InvalidMessage, suggest
 from delayed_queue.http.jobs.kinds import Way, check_topic, host_of
 from delayed_queue.messages import (
@@ -252,7 +253,10 @@ def job_from(
     if reader.errors:
         raise InvalidJob(errors=reader.errors)
     way = Way.CALLBACK if "url" in headers else Way.PULLED
-    sealed = encode_headers(headers_for(topic, headers or None))
+    given: Mapping[str, Any] | None = headers or None
+    if get_settings().INSTRUMENTS:
+        given = headers_for(topic, given)
+    sealed = encode_headers(given)
     host = host_of(headers.get("url", ""))
     return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0, host, group)
 

@@ -16,7 +16,7 @@ from delayed_queue.db.statements import (
     Step,
     fetch_all_and_notify,
 )
-from delayed_queue.http.store.topics import TopicRow, locking_jobs
+from delayed_queue.http.store.topics import LOCK_JOBS, TopicRow
 from delayed_queue.queue.store.claim import limiting_waits
 from delayed_queue.queue.store.fragments import REPLACE, TELL_HOLDER
 from delayed_queue.queue.store.offer import Offered
@@ -221,7 +221,7 @@ class AddStore:
         raises OperationalError.
         """
         steps = [
-            locking_jobs(topic.name, [job.key for job in jobs]),
+            (LOCK_JOBS, {"topic": topic.name, "keys": [job.key for job in jobs]}),
             _adding(topic, jobs, places, can_update=can_update),
         ]
         if can_update:
