@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from delayed_queue.db.statements import fetch_all_and_notify as fetch_all_and_notify
     from delayed_queue.db.statements import fetch_all_at_once as fetch_all_at_once
     from delayed_queue.db.statements import fetch_and_notify as fetch_and_notify
-    from delayed_queue.db.statements import fetch_and_save as fetch_and_save
-    from delayed_queue.db.statements import fetch_at_once as fetch_at_once
     from delayed_queue.db.statements import notify as notify
 
 # As Django has it.
@@ -26,7 +24,7 @@ DEFAULT_ALIAS: Final = "default"
 
 _RUNNERS: Final = (
     "execute", "fetch", "fetch_all", "fetch_all_and_notify", "fetch_all_at_once",
-    "fetch_and_notify", "fetch_and_save", "fetch_at_once", "notify",
+    "fetch_and_notify", "notify",
 )  # fmt: skip
 
 

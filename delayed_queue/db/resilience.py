@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_CONFLICTS: Final = 10
-_FEATURE_NOT_SUPPORTED: Final = "0A000"
+# A prepared statement whose columns have other types now, and one that somebody has deallocated.
+_STALE: Final = ("0A000", "26000")
 # Limits of the server: what exceeds one does so each time.
 _TOO_MUCH: Final = "54"
 _UNDEFINED_TABLE_OR_COLUMN: Final = ("42P01", "42703")
@@ -285,7 +286,7 @@ class Tries:
         PostgreSQL then refuses it until it is prepared anew, on a new connection. Once only:
         the SQLSTATE is also that of what a server cannot do at all.
         """
-        is_stale = _sqlstate(error) == _FEATURE_NOT_SUPPORTED and not self._is_renewed
+        is_stale = _sqlstate(error) in _STALE and not self._is_renewed
         self._is_renewed = self._is_renewed or is_stale
         return is_stale
 

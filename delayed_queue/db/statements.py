@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from itertools import chain, count
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import psycopg
 from django.db import Error, connections, transaction
+from psycopg import generators
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import ConnStatus, ExecStatus, Format, PipelineStatus, TransactionStatus
 
 from delayed_queue.conf import get_settings
+from delayed_queue.db.plans import tell_how_to_plan
 from delayed_queue.db.sql import NOTIFY, ONE_PLAN
 from delayed_queue.db.sql import Row as Row
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
+    from psycopg.pq.abc import PGresult
 
 T = TypeVar("T")
-Cursor = psycopg.Cursor[Row]
 Statement = tuple[str, Mapping[str, Any]]
 
 
-class _RefusableCursor(psycopg.Cursor[tuple[Any, ...]]):
-    """A cursor that keeps what the server refused its statement with.
-
-    When a session is ended, psycopg reads that answer in a pipeline, goes on reading, and tells
-    of the broken connection alone; but it matters that the statement has not happened.
-    """
-
-    refusal: psycopg.Error | None = None
-
-    def _check_results(self, results: Any) -> None:
-        try:
-            super()._check_results(results)
-        except psycopg.Error as error:
-            self.refusal = error
-            raise
-
-
-AllExecutor = Callable[[psycopg.Connection[Row], Sequence[Statement], bool], list[list[Row]]]
-
-# The savepoint before what the handler of a consumed message writes.
-HANDLER: Final = "delayed_queue_handler"
-_SAVEPOINT: Final = f"SAVEPOINT {HANDLER}"
 # Around the statements of one call in a caller's transaction, which it must leave usable.
 _STEPS: Final = "delayed_queue_steps"
 
@@ -66,11 +49,9 @@ _NOTIFY_FAILURES: Final = (
 )
 
 
-Executor = Callable[[_RefusableCursor, str, Mapping[str, Any], bool], None]
-
-# What is asked of a cursor that has run. Never its description: it is made anew each time.
-_rows: Callable[[Any], list[Row]] = methodcaller("fetchall")
-_count: Callable[[Any], int] = attrgetter("rowcount")
+# What an answer is read as, where Django's cursors are used.
+_rows: Final[Callable[[Any], list[Row]]] = methodcaller("fetchall")
+_count: Final[Callable[[Any], int]] = attrgetter("rowcount")
 
 
 def fetch(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
@@ -79,12 +60,20 @@ def fetch(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
     Takes part in the transaction that is open there, if any; otherwise it commits by itself.
     Raises Django's database errors, as its own cursors do.
     """
-    return _run(connections[using], statement, params, _rows)
+    connection = connections[using]
+    if _is_watched(connection):
+        return _run_watched(connection, statement, params, _rows)
+    with _direct(connection, statement) as (session, prepare):
+        return session.rows(session.ask(statement, params, prepare))
 
 
 def execute(using: str, statement: str, params: Mapping[str, Any]) -> int:
     """Run a statement that returns no rows, and return how many it changed."""
-    return _run(connections[using], statement, params, _count)
+    connection = connections[using]
+    if _is_watched(connection):
+        return _run_watched(connection, statement, params, _count)
+    with _direct(connection, statement) as (session, prepare):
+        return session.ask(statement, params, prepare).command_tuples or 0
 
 
 def fetch_all(
@@ -102,36 +91,16 @@ def fetch_all(
     if not _can_pipeline(connection):
         with transaction.atomic(using=using):
             return [fetch(using, *each) for each in steps][-len(statements) :]
-    execute_all = _execute_within if connection.in_atomic_block else _execute_all
-    return _pipelined(connection, steps, execute_all)[-len(statements) :]
+    at_once = _within if connection.in_atomic_block else _at_once
+    return at_once(connection, steps)[-len(statements) :]
 
 
 def fetch_all_at_once(using: str, statements: Sequence[Statement]) -> list[list[Row]]:
-    """Run statements in one round trip; psycopg waits for a BEGIN that is due before that."""
+    """Run statements in one round trip, which an error of one ends, as it does a transaction."""
     connection = connections[using]
     if not _can_pipeline(connection):
         return [fetch(using, *each) for each in statements]
-    return _pipelined(connection, statements, _execute_all)
-
-
-def _pipelined(
-    connection: BaseDatabaseWrapper, statements: Sequence[Statement], execute_all: AllExecutor
-) -> list[list[Row]]:
-    prepare = _ready(connection)
-    return _directly(connection, lambda raw: execute_all(raw, statements, prepare))
-
-
-def _ready(connection: BaseDatabaseWrapper) -> bool:
-    """Connect, and return whether statements are to be prepared."""
-    connection.ensure_connection()
-    return _plans_each_time(connection)
-
-
-def _own_settings(
-    connection: BaseDatabaseWrapper, settings: Sequence[Statement]
-) -> Sequence[Statement]:
-    is_own = settings and not connection.in_atomic_block and connection.get_autocommit()
-    return settings if is_own else ()
+    return _at_once(connection, statements)
 
 
 def fetch_and_notify(
@@ -145,7 +114,7 @@ def fetch_and_notify(
     """
     connection = connections[using]
     if _can_pipeline(connection) and not connection.in_atomic_block:
-        return _run(connection, statement, params, _rows, partial(_execute_and_notify, channel))
+        return _at_once(connection, [(statement, params)], [channel], alone=statement)[0]
     rows = fetch(using, statement, params)
     if rows:
         notify(using, channel)
@@ -168,228 +137,68 @@ def fetch_all_and_notify(
         return fetch_all(using, statements, settings=settings)
     if connection.in_atomic_block and len(statements) == 1:
         # Both at once; and no savepoint, as around no single statement.
-        announcements = [(NOTIFY, {"channel": channel}) for channel in channels]
-        return fetch_all_at_once(using, [*statements, *announcements])[:1]
+        return fetch_all_at_once(using, [*statements, *map(_notifying, channels)])[:1]
     if connection.in_atomic_block or not _can_pipeline(connection):
         found = fetch_all(using, statements, settings=settings)
         for channel in channels:
             notify(using, channel)
         return found
     steps = [*_own_settings(connection, settings), *statements]
-    prepare = _ready(connection)
-    found = _directly(
-        connection, lambda raw: _execute_all_and_notify(raw, steps, channels, prepare)
-    )
-    return found[-len(statements) :]
-
-
-def fetch_at_once(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
-    """Run a statement in a pipeline; psycopg waits for a BEGIN that is due before that."""
-    connection = connections[using]
-    if not _can_pipeline(connection):
-        return fetch(using, statement, params)
-    return _run(connection, statement, params, _rows, _execute_at_once)
-
-
-def fetch_and_save(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
-    """Run a statement and set the savepoint HANDLER behind it, in one round trip."""
-    connection = connections[using]
-    if _can_pipeline(connection):
-        return _run(connection, statement, params, _rows, _execute_and_save)
-    rows = fetch(using, statement, params)
-    execute(using, _SAVEPOINT, {})
-    return rows
+    return _at_once(connection, steps, channels)[-len(statements) :]
 
 
 def notify(using: str, channel: str) -> None:
     """Wake the listeners of a channel, at the commit of the open transaction if any."""
     try:
-        fetch(using, NOTIFY, {"channel": channel})
+        fetch(using, *_notifying(channel))
     except Error:
         # No error outside; but an open transaction is broken by it, and must be told.
         if connections[using].in_atomic_block:
             raise
 
 
-def check_constraints(using: str) -> None:
-    """Raise what a deferred constraint would raise at the commit; they stay deferred.
-
-    Django's method of that name needs two round trips for it.
-    """
-    with connections[using].cursor() as cursor:
-        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED")
+def _notifying(channel: str) -> Statement:
+    return NOTIFY, {"channel": channel}
 
 
-def _execute(cursor: Cursor, statement: str, params: Mapping[str, Any], prepare: bool) -> None:
-    cursor.execute(statement, params, prepare=prepare, binary=True)
+def _own_settings(
+    connection: BaseDatabaseWrapper, settings: Sequence[Statement]
+) -> Sequence[Statement]:
+    is_own = settings and not connection.in_atomic_block and connection.get_autocommit()
+    return settings if is_own else ()
 
 
-def _run(
+def _at_once(
     connection: BaseDatabaseWrapper,
-    statement: str,
-    params: Mapping[str, Any],
-    answer: Callable[[Any], T],
-    executed: Executor = _execute,
-) -> T:
-    if _is_watched(connection):
-        return _run_watched(connection, statement, params, answer)
-    connection.ensure_connection()
-    prepare = prepares(connection) if statement in ONE_PLAN else plan_each_time(connection.alias)
-
-    def work(raw: psycopg.Connection[Row]) -> T:
-        cursor = _RefusableCursor(raw)
-        executed(cursor, statement, params, prepare)
-        return answer(cursor)
-
-    return _directly(connection, work)
-
-
-def _directly(connection: BaseDatabaseWrapper, work: Callable[[psycopg.Connection[Row]], T]) -> T:
-    with _direct(connection) as raw:
-        return work(raw)
-
-
-@contextmanager
-def _direct(connection: BaseDatabaseWrapper) -> Iterator[psycopg.Connection[Row]]:
-    """Go straight to psycopg, past Django's cursors, and guard what they guard.
-
-    Prepared statements and binary values, which they do not offer, are worth half of an offer.
-    """
-    connection.validate_no_broken_transaction()
-    raw = connection.connection
-    threshold = raw.prepare_threshold
-    with connection.wrap_database_errors:
-        # Django leaves it None, and then psycopg prepares nothing, whatever is asked of it.
-        raw.prepare_threshold = threshold or 0
-        try:
-            yield raw
-        finally:
-            raw.prepare_threshold = threshold
-
-
-def _execute_all(
-    raw: psycopg.Connection[Row], statements: Sequence[Statement], prepare: bool
-) -> list[list[Row]]:
-    cursors: list[_RefusableCursor] = []
-    try:
-        # Without a sync in between PostgreSQL takes them for one transaction.
-        with raw.pipeline():
-            for statement, params in statements:
-                cursors.append(_RefusableCursor(raw))
-                _execute(cursors[-1], statement, params, prepare)
-    except psycopg.Error as caught:
-        _leave_pipeline(raw)
-        raise _refusal_of(cursors) or _first_of(caught) from None
-    return [cursor.fetchall() for cursor in cursors]
-
-
-def _execute_within(
-    raw: psycopg.Connection[Row], statements: Sequence[Statement], prepare: bool
-) -> list[list[Row]]:
-    """Run statements as a part of a transaction that a failure of them does not end."""
-    try:
-        with raw.pipeline():
-            psycopg.Cursor(raw).execute(f"SAVEPOINT {_STEPS}", prepare=prepare)
-            cursors = [psycopg.Cursor(raw) for _ in statements]
-            for cursor, (statement, params) in zip(cursors, statements, strict=True):
-                _execute(cursor, statement, params, prepare)
-            psycopg.Cursor(raw).execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=prepare)
-    except psycopg.Error as caught:
-        _leave_pipeline(raw)
-        # Not there if the transaction was broken before, or the connection is lost.
-        with suppress(psycopg.Error):
-            raw.execute(f"ROLLBACK TO SAVEPOINT {_STEPS}", prepare=False)
-            raw.execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=False)
-        raise _first_of(caught) from None
-    return [cursor.fetchall() for cursor in cursors]
-
-
-def _execute_and_notify(
-    channel: str,
-    cursor: _RefusableCursor,
-    statement: str,
-    params: Mapping[str, Any],
-    prepare: bool,
-) -> None:
-    _commit_and_notify(cursor.connection, [(cursor, statement, params)], [channel], prepare)
-
-
-def _execute_all_and_notify(
-    raw: psycopg.Connection[Row],
     statements: Sequence[Statement],
-    channels: Sequence[str],
-    prepare: bool,
-) -> list[list[Row]]:
-    steps = [(_RefusableCursor(raw), *each) for each in statements]
-    _commit_and_notify(raw, steps, channels, prepare)
-    return [cursor.fetchall() for cursor, _, _ in steps]
-
-
-def _commit_and_notify(
-    raw: psycopg.Connection[Row],
-    steps: Sequence[tuple[_RefusableCursor, str, Mapping[str, Any]]],
-    channels: Sequence[str],
-    prepare: bool,
-) -> None:
-    with _under_way(raw, steps, channels, prepare):
-        pass
-
-
-@contextmanager
-def _under_way(
-    raw: psycopg.Connection[Row],
-    steps: Sequence[tuple[_RefusableCursor, str, Mapping[str, Any]]],
-    channels: Sequence[str],
-    prepare: bool,
+    channels: Sequence[str] = (),
     *,
-    is_sent: bool = False,
-) -> Iterator[None]:
-    """Send what is to be committed together, then the NOTIFYs; answers are read at the end.
-
-    ``is_sent``: all is sent at the beginning, whether or not there is a NOTIFY.
-    """
-    announcements = [_RefusableCursor(raw) for _ in channels]
-    try:
-        with raw.pipeline() as pipeline:
-            for cursor, statement, params in steps:
-                _execute(cursor, statement, params, prepare)
-            # Commits the statements: a NOTIFY takes a database-wide lock until its transaction
-            # has reached the disk, and must not make the offers of all queues wait for each
-            # other. sync() waits for the answer before the NOTIFY is sent, a round trip more;
-            # psycopg has no public name for what does not, so a release without it is slower.
-            getattr(pipeline, "_enqueue_sync", pipeline.sync)()
-            for announcement, channel in zip(announcements, channels, strict=True):
-                announcement.execute(NOTIFY, {"channel": channel}, prepare=prepare)
-            if is_sent and not announcements and hasattr(pipeline, "_communicate_gen"):
-                raw.wait(pipeline._communicate_gen())  # noqa: SLF001 # nor for this
-            yield
-    except psycopg.Error as caught:
-        _leave_pipeline(raw)
-        cursors = [cursor for cursor, _, _ in steps]
-        error = _refusal_of(cursors) or _first_of(caught)
-        is_executed = all(cursor.rownumber is not None for cursor in cursors)
-        if is_executed and isinstance(error, _ENDINGS):
-            # Before the commit or behind it: no answer to the statements, whatever it says.
-            raise psycopg.OperationalError("the session was ended at the commit") from error
-        # Answers come in order: with one to a NOTIFY, the commit before it went well.
-        is_stored = is_executed and any(each.rownumber is not None for each in announcements[:1])
-        if not is_stored or not isinstance(error, _NOTIFY_FAILURES):
-            raise error from None
+    alone: str = "",
+) -> list[list[Row]]:
+    with _direct(connection, alone) as (session, prepare):
+        return Exchange(session, _groups(statements, channels), prepare).answers()
 
 
-def _execute_at_once(
-    cursor: Cursor, statement: str, params: Mapping[str, Any], prepare: bool
-) -> None:
-    with cursor.connection.pipeline():
-        _execute(cursor, statement, params, prepare)
+def _groups(statements: Sequence[Statement], channels: Sequence[str]) -> list[Sequence[Statement]]:
+    # Commits the statements before the NOTIFYs: a NOTIFY takes a database-wide lock until its
+    # transaction has reached the disk, and must not make the offers of all queues wait for each
+    # other.
+    return [statements, [_notifying(each) for each in channels]] if channels else [statements]
 
 
-def _execute_and_save(
-    cursor: Cursor, statement: str, params: Mapping[str, Any], prepare: bool
-) -> None:
-    with cursor.connection.pipeline():
-        _execute(cursor, statement, params, prepare)
-        psycopg.Cursor(cursor.connection).execute(_SAVEPOINT)
+def _within(connection: BaseDatabaseWrapper, statements: Sequence[Statement]) -> list[list[Row]]:
+    """Run statements as a part of a transaction that a failure of them does not end."""
+    before: Statement = (f"SAVEPOINT {_STEPS}", {})
+    behind: Statement = (f"RELEASE SAVEPOINT {_STEPS}", {})
+    with _direct(connection) as (session, prepare):
+        try:
+            return Exchange(session, [[before, *statements, behind]], prepare).answers()[1:-1]
+        except psycopg.Error:
+            # Not there if the transaction was broken before, or the connection is lost.
+            with suppress(psycopg.Error):
+                session.raw.execute(f"ROLLBACK TO SAVEPOINT {_STEPS}", prepare=False)
+                session.raw.execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=False)
+            raise
 
 
 def _can_pipeline(connection: BaseDatabaseWrapper) -> bool:
@@ -433,18 +242,15 @@ class Sent:
     def __init__(
         self, connection: BaseDatabaseWrapper, steps: Sequence[Step], channels: Sequence[str] = ()
     ) -> None:
-        prepare = _ready(connection)
-        with ExitStack() as stack:
-            raw = stack.enter_context(_direct(connection))
-            sent = [(_RefusableCursor(raw), *each) for each in steps]
-            self._cursors = [cursor for cursor, _, _ in sent]
-            stack.enter_context(_under_way(raw, sent, channels, prepare, is_sent=True))
-            self._rest = stack.pop_all()
+        self._connection = connection
+        with _direct(connection) as (session, prepare):
+            self._exchange = Exchange(session, _groups(steps, channels), prepare)
+            self._exchange.send()
 
     def answers(self) -> list[list[Row]]:
         """Wait for them; raises what ``run()`` would."""
-        self._rest.close()
-        return [cursor.fetchall() for cursor in self._cursors]
+        with self._connection.wrap_database_errors:
+            return self._exchange.answers()
 
 
 def can_send(connection: BaseDatabaseWrapper) -> bool:
@@ -452,57 +258,263 @@ def can_send(connection: BaseDatabaseWrapper) -> bool:
     return _can_pipeline(connection)
 
 
-def _leave_pipeline(raw: psycopg.Connection[Any]) -> None:
-    """Read what psycopg leaves unread: for a sync it expects one answer, a failed commit has two.
+# Sessions: statements over libpq
 
-    Until all is read, the connection cannot be used.
+# A statement as libpq takes it: its text, values, types and formats.
+_Dumped = tuple[bytes, Sequence[Any], tuple[int, ...], Sequence[Format] | None]
+_PLACE: Final = re.compile(r"%(?:%|\((\w+)\)([sb]))")
+_FORMATS: Final = {"s": PyFormat.AUTO, "b": PyFormat.BINARY}
+_BINARY: Final = Format.BINARY
+
+
+@lru_cache(maxsize=512)
+def _parsed(statement: str) -> tuple[bytes, tuple[str, ...], list[PyFormat]]:
+    """Return the statement as PostgreSQL takes it, the names of its places, and their formats."""
+    places: dict[tuple[str, str], int] = {}
+
+    def place(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return "%"
+        return f"${places.setdefault((found[1], found[2]), len(places) + 1)}"
+
+    query = _PLACE.sub(place, statement).encode()
+    return query, tuple(name for name, _ in places), [_FORMATS[each] for _, each in places]
+
+
+class Session:
+    """A connection as statements are sent over it, and what is prepared there.
+
+    By libpq, for psycopg's cursors and pipelines take longer than most of the statements do, and
+    of a pipeline that broke they do not tell how far it had come.
     """
-    while not raw.closed and raw.info.pipeline_status is not psycopg.pq.PipelineStatus.OFF:
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self.raw = raw
+        # Whether the server knows how plans are to be made.
+        self.is_told = False
+        self._names: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
+        self._numbers = count()
+        self._transformer = Transformer(raw)
+
+    def ask(self, statement: str, params: Mapping[str, Any], prepare: bool) -> PGresult:
+        """Return the answer to a statement; a BEGIN that is due goes along with it."""
+        if self.must_begin():
+            return Exchange(self, [[(statement, params)]], prepare).results()[0]
+        query, values, types, formats = self.dumped(statement, params)
+        with self.raw.lock:
+            if prepare:
+                name = self._names.get((query, types)) or self._prepare(query, types)
+                self.raw.pgconn.send_query_prepared(name, values, formats, _BINARY)
+            else:
+                self.raw.pgconn.send_query_params(query, values, types, formats, _BINARY)
+            return self._answer()
+
+    def _answer(self) -> PGresult:
+        results: list[PGresult] = self.raw.wait(generators.execute(self.raw.pgconn))
+        if error := self.refusal(results):
+            raise error
+        return results[0]
+
+    def _prepare(self, query: bytes, types: tuple[int, ...]) -> bytes:
+        name = self.named(query, types)
         try:
-            raw.pgconn.exit_pipeline_mode()
-        except psycopg.OperationalError:
-            raw.pgconn.get_result()
+            self.raw.pgconn.send_prepare(name, query, types)
+            self._answer()
+        except psycopg.Error:
+            self.forget([(query, types)])
+            raise
+        return name
+
+    def named(self, query: bytes, types: tuple[int, ...]) -> bytes:
+        """Return a new name for a statement that is about to be prepared."""
+        name = self._names[query, types] = b"delayed_queue_%d" % next(self._numbers)
+        return name
+
+    def forget(self, statements: Iterable[tuple[bytes, tuple[int, ...]]]) -> None:
+        """Prepare these anew when they come again: whether they are prepared is not known."""
+        for each in statements:
+            self._names.pop(each, None)
+
+    def name_of(self, query: bytes, types: tuple[int, ...]) -> bytes | None:
+        return self._names.get((query, types))
+
+    def must_begin(self) -> bool:
+        """Return whether a transaction is to be begun before the next statement."""
+        raw = self.raw
+        return not raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
+
+    def begin(self) -> bytes:
+        """Return what begins it, as psycopg would."""
+        raw, parts = self.raw, ["BEGIN"]
+        if raw.isolation_level is not None:
+            level = psycopg.IsolationLevel(raw.isolation_level)
+            parts.append(f"ISOLATION LEVEL {level.name.replace('_', ' ')}")
+        if raw.read_only is not None:
+            parts.append("READ ONLY" if raw.read_only else "READ WRITE")
+        if raw.deferrable is not None:
+            parts.append("DEFERRABLE" if raw.deferrable else "NOT DEFERRABLE")
+        return " ".join(parts).encode()
+
+    def dumped(self, statement: str, params: Mapping[str, Any]) -> _Dumped:
+        query, names, formats = _parsed(statement)
+        transformer = self._transformer
+        values = transformer.dump_sequence([params[name] for name in names], formats)
+        return query, values, transformer.types or (), transformer.formats
+
+    def rows(self, result: PGresult) -> list[Row]:
+        self._transformer.set_pgresult(result)
+        return self._transformer.load_rows(0, result.ntuples, tuple)
+
+    def refusal(self, results: Iterable[PGresult]) -> psycopg.Error | None:
+        """Return the first error among answers."""
+        for each in results:
+            if each.status == ExecStatus.FATAL_ERROR:
+                error = psycopg.errors.error_from_result(each, self.raw.info.encoding)
+                # One without a code is libpq's own: the connection is lost.
+                return error if error.sqlstate else psycopg.OperationalError(str(error))
+        return None
 
 
-def _refusal_of(cursors: Sequence[_RefusableCursor]) -> psycopg.Error | None:
-    """Return what the first of the statements was refused with, if one was."""
-    return next((each.refusal for each in cursors if each.refusal is not None), None)
+class Exchange:
+    """Groups of statements in one round trip, each of which commits unless a transaction is open.
 
-
-def _first_of(error: psycopg.Error) -> psycopg.Error:
-    """Return the error that came first: that a pipeline could not be left follows from it."""
-    first = error.__context__
-    return first if isinstance(first, psycopg.Error) else error
-
-
-# For which prepared statements the server keeps a plan, and which it plans each time
-
-_PLAN_EACH_TIME: Final = "SET plan_cache_mode = force_custom_plan"
-_told: Final[WeakSet[psycopg.Connection[Any]]] = WeakSet()
-
-# On a connection that runs nothing else, plans are kept, and can be: with these settings even
-# one that is made on an empty table goes by the index. A third of a single claim is planning.
-# What runs there needs no more than READ COMMITTED, and would fail where it can wait or pass over.
-_KEEP_PLANS: Final = """
-SET plan_cache_mode = force_generic_plan;
-SET enable_seqscan = off;
-SET enable_bitmapscan = off;
-SET enable_sort = off;
-SET default_transaction_isolation = 'read committed'
-"""
-_thread = threading.local()
-
-
-def keep_plans(keep: bool = True) -> None:
-    """Have this thread's new connections keep the plans of the package's statements.
-
-    For a thread whose connections run nothing else: other queries would be planned badly.
+    The answers are those of the first. What fails of the others, which only notify, once it has
+    committed, is no error.
     """
-    _thread.keeps_plans = keep
+
+    def __init__(
+        self, session: Session, groups: Sequence[Sequence[Statement]], prepare: bool
+    ) -> None:
+        self._session = session
+        self._prepare = prepare
+        self._new: list[tuple[bytes, tuple[int, ...]]] = []
+        # For each group: of each of its answers, whether it is a statement's; and the answers.
+        self._wanted: list[list[bool]] = []
+        self._answers: list[list[PGresult]] = []
+        self._ended = 0
+        # All, before any is sent: a value that cannot be sent must not leave a part of them.
+        dumped = [[session.dumped(*each) for each in group] for group in groups]
+        begin = session.begin() if session.must_begin() else b""
+        session.raw.pgconn.enter_pipeline_mode()
+        try:
+            for group in dumped:
+                self._put(group, begin)
+                begin = b""
+        except psycopg.Error:
+            self._leave()
+            raise
+
+    def _put(self, group: Sequence[_Dumped], begin: bytes) -> None:
+        pgconn = self._session.raw.pgconn
+        wanted: list[bool] = []
+        if begin:
+            pgconn.send_query_params(begin, None)
+            wanted.append(False)
+        for query, values, types, formats in group:
+            if not self._prepare:
+                pgconn.send_query_params(query, values, types, formats, _BINARY)
+            else:
+                name = self._session.name_of(query, types)
+                if name is None:
+                    name = self._session.named(query, types)
+                    self._new.append((query, types))
+                    pgconn.send_prepare(name, query, types)
+                    wanted.append(False)
+                pgconn.send_query_prepared(name, values, formats, _BINARY)
+            wanted.append(True)
+        pgconn.pipeline_sync()
+        self._wanted.append(wanted)
+        self._answers.append([])
+
+    def send(self) -> None:
+        """Have all of it on its way; answers come later."""
+        try:
+            self._session.raw.wait(generators.send(self._session.raw.pgconn))
+        except psycopg.Error:
+            self._leave()
+            raise
+
+    def answers(self) -> list[list[Row]]:
+        """Wait for the rows of each statement of the first group."""
+        return [self._session.rows(each) for each in self.results()]
+
+    def results(self) -> list[PGresult]:
+        """Wait for the answers to the statements of the first group; raises what failed."""
+        failure: psycopg.Error | None = None
+        try:
+            with self._session.raw.lock:
+                self._session.raw.wait(self._conversation())
+        except psycopg.Error as error:
+            failure = error
+        finally:
+            self._leave()
+        self._check(failure)
+        first = zip(self._answers[0], self._wanted[0], strict=True)
+        return [result for result, is_wanted in first if is_wanted]
+
+    def _conversation(self) -> Generator[Any, Any, None]:
+        pgconn = self._session.raw.pgconn
+        yield from generators.send(pgconn)
+        for answers in self._answers:
+            while (result := (yield from generators.fetch(pgconn))) is None or (
+                result.status != ExecStatus.PIPELINE_SYNC
+            ):
+                if result is not None:
+                    answers.append(result)
+                elif pgconn.status != ConnStatus.OK:
+                    raise psycopg.OperationalError("the connection is lost")
+            self._ended += 1
+
+    def _check(self, failure: psycopg.Error | None) -> None:
+        refusal = self._session.refusal(self._answers[0])
+        if refusal is not None:
+            self._session.forget(self._new)
+            done = sum(each.status in _DONE for each in self._answers[0])
+            if done == len(self._wanted[0]) and isinstance(refusal, _ENDINGS):
+                # Before the commit or behind it: no answer to the statements, whatever it says.
+                raise psycopg.OperationalError("the session was ended at the commit") from refusal
+            raise refusal
+        error = self._session.refusal(chain.from_iterable(self._answers[1:])) or failure
+        if error is not None:
+            self._session.forget(self._new)
+            if self._ended == 0 or not isinstance(error, _NOTIFY_FAILURES):
+                raise error
+
+    def _leave(self) -> None:
+        """Leave the pipeline, having read what is unread: or the connection is of no use."""
+        pgconn = self._session.raw.pgconn
+        while pgconn.status == ConnStatus.OK and pgconn.pipeline_status != PipelineStatus.OFF:
+            try:
+                pgconn.exit_pipeline_mode()
+            except psycopg.OperationalError:
+                pgconn.get_result()
 
 
-def keeps_plans() -> bool:
-    return getattr(_thread, "keeps_plans", False)
+_DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+_sessions: Final[WeakKeyDictionary[BaseDatabaseWrapper, Session]] = WeakKeyDictionary()
+
+
+def _session_of(connection: BaseDatabaseWrapper) -> Session:
+    connection.ensure_connection()
+    session = _sessions.get(connection)
+    if session is None or session.raw is not connection.connection:
+        session = _sessions[connection] = Session(connection.connection)
+    return session
+
+
+@contextmanager
+def _direct(connection: BaseDatabaseWrapper, alone: str = "") -> Iterator[tuple[Session, bool]]:
+    """Go straight to libpq, past Django's cursors, and guard what they guard.
+
+    Yields the session, and whether to prepare; ``alone`` is the statement if there is just one.
+    """
+    session = _session_of(connection)
+    prepare = prepares(connection) and (
+        session.is_told or alone in ONE_PLAN or _tell_how_to_plan(connection, session)
+    )
+    connection.validate_no_broken_transaction()
+    with connection.wrap_database_errors:
+        yield session, prepare and session.raw.prepare_threshold is None
 
 
 def plan_each_time(using: str) -> bool:
@@ -512,35 +524,21 @@ def plan_each_time(using: str) -> bool:
     inside a transaction, whose rollback would undo it; so to be called before one that runs
     many statements on a new connection.
     """
-    return _plans_each_time(connections[using])
+    connection = connections[using]
+    session = _session_of(connection)
+    return prepares(connection) and (session.is_told or _tell_how_to_plan(connection, session))
 
 
-def _plans_each_time(connection: BaseDatabaseWrapper) -> bool:
-    if not prepares(connection):
-        return False
-    connection.ensure_connection()
-    raw = connection.connection
+def _tell_how_to_plan(connection: BaseDatabaseWrapper, session: Session) -> bool:
     # A pooler's session is others' too, and what is set in it stays.
-    if raw in _told or is_pooled(connection):
-        return True
-    if not connection.get_autocommit():
-        return False
-    with connection.wrap_database_errors:
-        try:
-            raw.execute(_KEEP_PLANS if keeps_plans() else _PLAN_EACH_TIME)
-        finally:
-            if raw.closed:  # an atomic block that comes next would not replace it
-                connection.close()
-    _told.add(raw)
-    return True
+    session.is_told = is_pooled(connection) or tell_how_to_plan(connection)
+    return session.is_told
 
 
 def prepares(connection: BaseDatabaseWrapper) -> bool:
     """Return whether statements are prepared on this alias (setting PREPARE)."""
     chosen = get_settings().PREPARE
-    if chosen is not None:
-        return chosen
-    return not is_pooled(connection)
+    return not is_pooled(connection) if chosen is None else chosen
 
 
 def is_pooled(connection: BaseDatabaseWrapper) -> bool:

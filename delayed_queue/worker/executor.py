@@ -413,5 +413,6 @@ class Executor(Pool):
         is_time = now - slot.tidied_at > TIDY_SECONDS
         if is_time:
             slot.tidied_at = now
-        if is_time or any(each.errors_occurred for each in connections.all(initialized_only=True)):
+        used = connections.all(initialized_only=True)
+        if used and (is_time or any(each.errors_occurred for each in used)):
             tidy_connections(idle=is_time)

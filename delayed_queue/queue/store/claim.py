@@ -375,6 +375,9 @@ RETURNING
 """
 )
 
+# The savepoint before what the handler of a consumed message writes.
+HANDLER: Final = "delayed_queue_handler"
+
 # Put one consumed message back under a lease, in the transaction that took it and whose
 # handler failed, so that RELEASE or DEAD_LETTER can count the failure like any other.
 # Its key is free: the deletion is ours and uncommitted, so any other offer of it waits.
@@ -421,14 +424,15 @@ class ConsumeStore:
         The savepoint HANDLER is set behind it: what comes after can be undone, the deletion kept.
         """
         params = {"kind": kind, "limit": limit, "floor": NO_FLOOR, "now": now}
-        return earliest_first(rows_of(ConsumedRow, db.fetch_and_save(using, CONSUME, params)))
+        rows, _ = db.fetch_all_at_once(using, [(CONSUME, params), (f"SAVEPOINT {HANDLER}", {})])
+        return earliest_first(rows_of(ConsumedRow, rows))
 
     def take(
         self, kind: str, limit: int, *, floor: int = NO_FLOOR, using: str = db.DEFAULT_ALIAS
     ) -> list[ConsumedRow]:
         """Delete and return as consume() does, without its savepoint: all is undone or nothing."""
         params = {"kind": kind, "limit": limit, "floor": floor, "now": None}
-        return earliest_first(rows_of(ConsumedRow, db.fetch_at_once(using, CONSUME, params)))
+        return earliest_first(rows_of(ConsumedRow, db.fetch(using, CONSUME, params)))
 
     def restore(
         self, kind: str, row: ConsumedRow, lease_id: str, *, using: str = db.DEFAULT_ALIAS

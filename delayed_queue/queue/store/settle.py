@@ -408,7 +408,7 @@ class SettleStore:
         The others are gone, or no longer under their lease, or somebody is changing them.
         """
         params = {"lease_ids": list(set(lease_ids)), "ids": list(ids)}
-        return rows_of(HeldRow, db.fetch_at_once(using, HOLD_LEASED, params))
+        return rows_of(HeldRow, db.fetch(using, HOLD_LEASED, params))
 
     def dead_letter(
         self,
