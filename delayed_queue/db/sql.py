@@ -1,14 +1,18 @@
-"""What every store needs: the few statements that all share, rows by name, and pages of them.
+"""What every store needs: statements that all share, how they are planned, rows by name, pages.
 
 Free of Django and of any driver: whoever sends a statement can read its answer.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, LiteralString, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, LiteralString, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 Row = tuple[Any, ...]
 N = TypeVar("N", bound=NamedTuple)
@@ -71,6 +75,46 @@ WHERE pg_inherits.inhparent = %(table)s::regclass
 # executions, and one that was made while the table was small reads it from end to end when it
 # has grown, until the next ANALYZE. All others are prepared only where it plans each time.
 ONE_PLAN: Final[set[str]] = {NOTIFY}
+
+_PLAN_EACH_TIME: Final = "SET plan_cache_mode = force_custom_plan"
+
+# On a connection that runs nothing else, plans are kept, and can be: with these settings even
+# one that is made on an empty table goes by the index. A third of a single claim is planning.
+# What runs there needs no more than READ COMMITTED, and would fail where it can wait or pass over.
+_KEEP_PLANS: Final = """
+SET plan_cache_mode = force_generic_plan;
+SET enable_seqscan = off;
+SET enable_bitmapscan = off;
+SET enable_sort = off;
+SET default_transaction_isolation = 'read committed'
+"""
+_thread = threading.local()
+
+
+def keep_plans(keep: bool = True) -> None:
+    """Have this thread's new connections keep the plans of the package's statements.
+
+    For a thread whose connections run nothing else: other queries would be planned badly.
+    """
+    _thread.keeps_plans = keep
+
+
+def keeps_plans() -> bool:
+    return getattr(_thread, "keeps_plans", False)
+
+
+def tell_how_to_plan(connection: BaseDatabaseWrapper) -> bool:
+    """Say it to the server; return False inside a transaction, whose rollback would undo it."""
+    if not connection.get_autocommit():
+        return False
+    raw = connection.connection
+    with connection.wrap_database_errors:
+        try:
+            raw.execute(_KEEP_PLANS if keeps_plans() else _PLAN_EACH_TIME)
+        finally:
+            if raw.closed:  # an atomic block that comes next would not replace it
+                connection.close()
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ConnStatus, ExecStatus, Format, PipelineStatus, TransactionStatus
 
 from delayed_queue.conf import get_settings
-from delayed_queue.db.plans import tell_how_to_plan
-from delayed_queue.db.sql import NOTIFY, ONE_PLAN
+from delayed_queue.db.sql import NOTIFY, ONE_PLAN, tell_how_to_plan
 from delayed_queue.db.sql import Row as Row
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from django.db import Error, connections
 
 from delayed_queue.conf import get_settings
 from delayed_queue.cron.keeper import CronKeeper, CronThread
-from delayed_queue.db.plans import keep_plans
+from delayed_queue.db.sql import keep_plans
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.db.plans import keep_plans
+from delayed_queue.db.sql import keep_plans
 from delayed_queue.db.statements import run
 from delayed_queue.queue.store.claim import claiming
 from delayed_queue.queue.store.settle import (
