@@ -70,6 +70,7 @@ __all__ = [
     "TaskResultDoesNotExist",
     "TaskResultMismatch",
     "TaskResultStatus",
+    "have_listeners",
     "listens",
     "normalize_json",
     "signals",
@@ -78,11 +79,28 @@ __all__ = [
 ]
 
 
+# Django's own receivers, which only log.
+_LOGGING: Final = frozenset({id(signals.log_task_started), id(signals.log_task_finished)})
+
+
 def listens(signal: Any) -> bool:
     """Return whether anybody would notice it: Django's own receiver only logs, if at all."""
-    return len(signal.receivers) > 1 or (
-        signals.logger.isEnabledFor(logging.INFO) and _log.is_written(signals.logger)
-    )
+    receivers = signal.receivers
+    if len(receivers) == 1 and receivers[0][0][0] in _LOGGING:
+        return _log.is_written(time.monotonic())
+    return bool(receivers)
+
+
+def have_listeners(now: float) -> bool:
+    """Return whether anybody would notice that a task starts or ends, at that monotonic time."""
+    started, finished = signals.task_started.receivers, signals.task_finished.receivers
+    if (
+        len(started) == len(finished) == 1
+        and started[0][0][0] in _LOGGING
+        and finished[0][0][0] in _LOGGING
+    ):
+        return _log.is_written(now)
+    return listens(signals.task_started) or listens(signals.task_finished)
 
 
 class _Log:
@@ -96,10 +114,11 @@ class _Log:
     _until = 0.0
     _answer = False
 
-    def is_written(self, logger: logging.Logger) -> bool:
-        now = time.monotonic()
+    def is_written(self, now: float) -> bool:
+        logger = signals.logger
         if logger is not self._logger or now > self._until:
-            self._logger, self._until, self._answer = logger, now + 1, any(_takers(logger))
+            self._logger, self._until = logger, now + 1
+            self._answer = logger.isEnabledFor(logging.INFO) and any(_takers(logger))
         return self._answer
 
 

@@ -144,7 +144,7 @@ class DelayedQueueBackend(BaseTaskBackend):
         run_after = _aware(task.run_after)
         messages = [
             ScheduledMessage(
-                each, {**said, "args": args, "kwargs": kwargs}, run_after,
+                each, {**said, **_given(args, kwargs)}, run_after,
                 group=group_of(task, its, args, kwargs),
             )
             for each, (args, kwargs) in zip(ids, calls, strict=True)
@@ -303,9 +303,17 @@ def _plain(args: Sequence[Any]) -> list[Any]:
 def _payload(result: Any) -> dict[str, Any]:
     """Return what is stored of a task: documented, for whoever enqueues without this backend."""
     task = result.task
-    found = _said(task, result.backend) | {"args": result.args, "kwargs": result.kwargs}
+    found = _said(task, result.backend) | _given(result.args, result.kwargs)
     if task.run_after is not None:
         found["enqueued"] = to_milliseconds(result.enqueued_at)
+    return found
+
+
+def _given(args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments as they are stored: what there is none of is left out."""
+    found: dict[str, Any] = {"args": args} if args else {}
+    if kwargs:
+        found["kwargs"] = kwargs
     return found
 
 

@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.utils.module_loading import import_string
 
 from delayed_queue.exceptions import DelayedQueueError, InvalidMessage
-from delayed_queue.messages import check_text, from_milliseconds
+from delayed_queue.messages import check_text, encode_headers, from_milliseconds
 from delayed_queue.tasks._api import (
     AnyResult,
     InvalidTask,
@@ -28,6 +28,10 @@ from delayed_queue.tasks._api import (
 from delayed_queue.tasks.options import id_of_key, is_id, split_kind, time_of
 from delayed_queue.tasks.policies import QueueTask, policy_of
 from delayed_queue.tasks.store import FoundRow
+
+_MOST_VALUE: Final = 10_000_000
+# As dumps() makes it, but once.
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class TaskGone(Exception):
@@ -110,9 +114,14 @@ def unpack(payload: Any, kind: str, key: str, scheduled_at_ms: int) -> tuple[str
         raise TaskGone(
             "The message is no task: its payload is to be a dict with 'task', the path of one."
         )
-    found = payload.get("id", key)
-    known = found if is_id(found) else id_of_key(kind, key, scheduled_at_ms)
+    known = id_in(payload, kind, key, scheduled_at_ms)
     return known, payload["task"], str(payload.get("backend", "default"))
+
+
+def id_in(payload: dict[str, Any], kind: str, key: str, scheduled_at_ms: int) -> str:
+    """Return the id of a task by its message: what that says, its key, or what is made of it."""
+    found = payload.get("id", key)
+    return found if is_id(found) else id_of_key(kind, key, scheduled_at_ms)
 
 
 def task_at(path: str) -> Any:
@@ -165,6 +174,16 @@ def _open_task(name: str) -> Any:
     task = getattr(sys.modules.get(module), attribute, None)
     is_open = isinstance(task, Task) and policy_of(task).http and task.backend in dict(declared())
     return task if is_open else None
+
+
+def as_stored(value: Any) -> str:
+    """Return a return value as jsonb takes it; raises what it cannot be for."""
+    text = _encode(value)
+    if len(text) > _MOST_VALUE:
+        raise ValueError(f"The return value has {len(text)} characters: store it elsewhere.")
+    if "\\u0000" in text:
+        encode_headers({"value": value})
+    return check_text("return value", text)
 
 
 def task_for_reading(path: str, **attributes: Any) -> Any:

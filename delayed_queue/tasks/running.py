@@ -26,7 +26,7 @@ from delayed_queue.handlers import (
     judge,
     storable,
 )
-from delayed_queue.messages import Envelope, check_text, encode_headers, from_milliseconds
+from delayed_queue.messages import Envelope, encode_headers, from_milliseconds
 from delayed_queue.queue.store.settle import acknowledging_members
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.tasks import results
@@ -39,17 +39,21 @@ from delayed_queue.tasks._api import (
 )
 from delayed_queue.tasks.options import Options, time_of
 from delayed_queue.tasks.policies import MAX_ATTEMPTS, Cancelled, Policy, policy_of
-from delayed_queue.tasks.results import TaskGone
+from delayed_queue.tasks.results import TaskGone, as_stored, check_call
 from delayed_queue.tasks.store import Attempt, acknowledging
 
 CRASHED: Final = "crashed: attempts used up without an answer"
 _FIRST: Final = timedelta(seconds=5)
-_MOST_VALUE: Final = 10_000_000
 _LONGEST_NAME: Final = 500
 
 
+_NO_KWARGS: Final[dict[str, Any]] = {}
 _SUCCESSFUL: Final = str(TaskResultStatus.SUCCESSFUL.value)
 _FAILED: Final = str(TaskResultStatus.FAILED.value)
+
+
+# What is known of a task that was called plainly, when that began and ended, and what it returned.
+Plain = tuple["Known", float, float, str | None]
 
 
 class LeaseLost(Exception):
@@ -60,11 +64,12 @@ class Known:
     """A task with all that is the same of each run: looked up once in a process."""
 
     __slots__ = (
-        "attempts", "backend", "is_kept", "manner", "names", "options", "policy", "task",
+        "attempts", "backend", "function", "is_kept", "is_plain", "manner", "names", "options",
+        "policy", "task",
     )  # fmt: skip
 
     def __init__(self, task: Any, path: str, backend: Any) -> None:
-        self.task = task
+        self.task, self.function = task, task.func
         self.backend = backend
         self.names = names_of(path, backend.alias)
         self.options: Options = backend.settings
@@ -75,6 +80,10 @@ class Known:
             timeout = self.options.timeout.total_seconds()
         self.manner = Manner(inspect.iscoroutinefunction(task.func), timeout)
         self.attempts = _retrying(self.policy, self.options)
+        # Whether all there is to do for it, while nothing goes wrong, is to call it.
+        self.is_plain = self.manner == Manner(is_async=False) and not (
+            task.takes_context or self.policy.transactional
+        )
 
 
 def _retrying(said: Policy, options: Options) -> RetryPolicy:
@@ -187,7 +196,7 @@ class Run:
         """Note what the task returned; raises what cannot be a return value."""
         if value is not None:
             self.returned_value = normalize_json(value)
-            self.value = _json(self.returned_value)
+            self.value = as_stored(self.returned_value)
         self.ended_at = time.monotonic()
         self.status = _SUCCESSFUL
 
@@ -298,7 +307,7 @@ class Run:
     def _attempt(self, ended_at: float | None, error: BaseException | None) -> Attempt:
         envelope, metadata = self.envelope, self._metadata
         return Attempt(
-            envelope.message_id, envelope.lease_id, self.id, *self.names, self.began_at, ended_at,
+            envelope.message_id, envelope.lease_id, self.id, self.names, self.began_at, ended_at,
             self.value if error is None else None,
             None if error is None else json.dumps([self._said(error)]),
             None if metadata is None else json.dumps(metadata),
@@ -319,17 +328,14 @@ def names_of(path: str, alias: str) -> tuple[str, str]:
     return storable(path)[:_LONGEST_NAME], storable(alias)[:_LONGEST_NAME]
 
 
-def _json(value: Any) -> str:
-    """Return a return value as jsonb takes it; raises what it cannot be for."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    if len(text) > _MOST_VALUE:
-        raise ValueError(f"The return value has {len(text)} characters: store it elsewhere.")
-    if "\\u0000" in text:
-        encode_headers({"value": value})
-    return check_text("return value", text)
-
-
 # Calling it
+
+
+def call_plainly(known: Known, payload: dict[str, Any], began_at: float) -> Plain | None:
+    """Run a task of which nobody sees more than what it returns; return what is to be recorded."""
+    value = known.function(*payload.get("args", ()), **payload.get("kwargs", _NO_KWARGS))
+    text = None if value is None else as_stored(normalize_json(value))
+    return (known, began_at, time.monotonic(), text) if known.is_kept else None
 
 
 def call(run: Run) -> None:
@@ -344,25 +350,26 @@ def call(run: Run) -> None:
             _call(run, args)
     # A task may raise anything; so does Django's own backend see it.
     except BaseException as error:
-        if not _took_cancellation(run, error):
-            run.failed(error)
-            run.finished()
-            raise
-        run.finished()
+        end_with(run, error)
     else:
         run.finished()
     finally:
         run.end()
 
 
+def end_with(run: Run, error: BaseException) -> None:
+    """Note what a task raised, and raise it; but not if it ended because it was to."""
+    if _took_cancellation(run, error):
+        run.finished()
+        return
+    error = _misfit(run, error) or error
+    run.failed(error)
+    run.finished()
+    raise error
+
+
 def _call(run: Run, args: tuple[Any, ...]) -> None:
-    function = run.known.task.func  # type: ignore[union-attr] # begin() has asked
-    try:
-        value = function(*args, **run.kwargs)
-    except TypeError as error:
-        _check_binding(run, function, args, error)
-        raise
-    run.returned(value)
+    run.returned(run.known.function(*args, **run.kwargs))  # type: ignore[union-attr]
 
 
 def _call_transactional(run: Run, args: tuple[Any, ...]) -> None:
@@ -387,29 +394,25 @@ async def acall(run: Run) -> None:
         args = run.begin()
         if listens(signals.task_started):
             await signals.task_started.asend(sender=run.sender, task_result=run.result)
-        await _acall(run, args)
+        run.returned(await run.known.function(*args, **run.kwargs))  # type: ignore[union-attr]
     except BaseException as error:
-        if not _took_cancellation(run, error):
-            if isinstance(error, asyncio.CancelledError):  # a timeout, or the end of the worker
-                raise
-            run.failed(error)
-            await _afinished(run)
-            raise
-        await _afinished(run)
+        await _aend_with(run, error)
     else:
         await _afinished(run)
     finally:
         run.end()
 
 
-async def _acall(run: Run, args: tuple[Any, ...]) -> None:
-    function = run.known.task.func  # type: ignore[union-attr] # begin() has asked
-    try:
-        value = await function(*args, **run.kwargs)
-    except TypeError as error:
-        _check_binding(run, function, args, error)
-        raise
-    run.returned(value)
+async def _aend_with(run: Run, error: BaseException) -> None:
+    if _took_cancellation(run, error):
+        await _afinished(run)
+        return
+    if isinstance(error, asyncio.CancelledError):  # a timeout, or the end of the worker
+        raise error
+    error = _misfit(run, error) or error
+    run.failed(error)
+    await _afinished(run)
+    raise error
 
 
 async def _afinished(run: Run) -> None:
@@ -423,12 +426,16 @@ async def _afinished(run: Run) -> None:
                 raise
 
 
-def _check_binding(run: Run, function: Any, args: tuple[Any, ...], error: TypeError) -> None:
-    """Raise TaskGone if the task cannot be called with its arguments: trying again is no use."""
+def _misfit(run: Run, error: BaseException) -> TaskGone | None:
+    """Return that the arguments do not fit, if it raised for that: trying again is no use."""
+    if run.known is None or not isinstance(error, TypeError):
+        return None
     try:
-        inspect.signature(function).bind(*args, **run.kwargs)
-    except TypeError as wrong:
-        raise TaskGone(f"The arguments of {run.path} do not fit: {wrong}.") from error
+        check_call(run.known.task, run.envelope.payload.get("args", ()), run.kwargs)
+    except TaskGone as gone:
+        gone.__cause__ = error
+        return gone
+    return None
 
 
 def _took_cancellation(run: Run, error: BaseException) -> bool:

@@ -32,6 +32,7 @@ from delayed_queue.observe.logs import described, log
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import Groups, RetryPolicy
 from delayed_queue.tasks import running
+from delayed_queue.tasks._api import have_listeners
 from delayed_queue.tasks.models import TaskPriority, TaskResult
 from delayed_queue.tasks.options import kind_of_priority
 from delayed_queue.tasks.policies import MAX_ATTEMPTS
@@ -39,6 +40,7 @@ from delayed_queue.tasks.results import (
     TaskGone,
     as_enqueued,
     check_call,
+    id_in,
     task_at,
     unpack,
 )
@@ -168,27 +170,32 @@ class Serving:
     # As handlers.Treatment
 
     def manner(self, envelope: Envelope) -> Manner:
-        known = self._known(envelope.payload)
-        if known is None:  # the first of a task, or what is none
-            known = self._open(envelope).known
-        else:
-            envelope.state = known
-        if known is None:
-            return Manner(False)
+        payload = envelope.payload
+        try:
+            alias, priority = payload.get("backend", "default"), payload.get("priority", 0)
+            known = envelope.state = _known[payload["task"], self.queue, priority, alias]
+        except (AttributeError, KeyError, TypeError):  # the first of a task, or what is none
+            found = self._open(envelope).known
+            if found is None:
+                return Manner(is_async=False)
+            known = found
         envelope.handler = known.names[0]
         return known.manner
 
-    def _known(self, payload: Any) -> Known | None:
-        try:
-            alias, priority = payload.get("backend", "default"), payload.get("priority", 0)
-            return _known.get((payload["task"], self.queue, priority, alias))
-        except (AttributeError, KeyError, TypeError):
-            return None
-
     def call(self, envelope: Envelope) -> None:
-        run = self._open(envelope)
-        running.call(run)
-        envelope.state = run.outcome
+        known, began_at = envelope.state, time.monotonic()
+        if _is_watched(known, envelope, began_at):
+            run = self._open(envelope)
+            running.call(run)
+            envelope.state = run.outcome
+            return
+        try:
+            envelope.state = running.call_plainly(known, envelope.payload, began_at)
+        except BaseException as error:
+            run = self._open(envelope)
+            run.began_at = began_at
+            running.end_with(run, error)
+            envelope.state = run.outcome
 
     async def acall(self, envelope: Envelope) -> None:
         run = self._open(envelope)
@@ -217,11 +224,25 @@ class Serving:
                 yield asked[found]
 
     def acknowledging(self, done: Sequence[Envelope]) -> Step | None:
-        attempts = [each.state for each in done if each.state is not None]
+        attempts = [self._attempt(each) for each in done if each.state is not None]
         if not attempts:
             return None
         ids = sorted([each.message_id for each in done])
         return acknowledging(ids, {each.lease_id for each in done}, attempts, worker.as_json)
+
+    def _attempt(self, envelope: Envelope) -> Any:
+        """Return what is to be recorded of what was handled; in full where it was called plainly.
+
+        A tuple that an Attempt is made of: to make one takes three times as long.
+        """
+        if type(envelope.state) is not tuple:
+            return envelope.state
+        known, began_at, ended_at, value = envelope.state
+        task_id = id_in(envelope.payload, self._kind, envelope.key, envelope.scheduled_at_ms)
+        return (
+            envelope.message_id, envelope.lease_id, task_id, known.names, began_at, ended_at, value,
+            None, None,
+        )  # fmt: skip
 
     def recording(self, failed: Sequence[Failure]) -> list[Step]:
         attempts = [
@@ -247,6 +268,14 @@ class Serving:
         """Serve these priorities beside 0; the highest first."""
         self.priorities = tuple(sorted({0, *priorities}, reverse=True))
         self._kinds = tuple(kind_of_priority(self.queue, each) for each in self.priorities)
+
+
+def _is_watched(known: Any, envelope: Envelope, now: float) -> bool:
+    """Return whether more is to be seen of a run than what the task returns."""
+    return (
+        type(known) is not Known or not known.is_plain or envelope.attempt > 1
+        or envelope.lease_lost or envelope.is_unwanted or have_listeners(now)
+    )  # fmt: skip
 
 
 def known_task(path: str, queue: str, priority: int, alias: str) -> Known:

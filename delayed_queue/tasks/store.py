@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -27,6 +26,7 @@ _UNDER_LEASE: Final = """
 # is new: errors and workers are added. Times are milliseconds ago, because workers' clocks differ.
 # An attempt without an end is not the last, or goes on; one without errors was successful. With
 # the task ends what was asked of it, so that a redrive of it is not cancelled as well.
+# Few tasks are among many attempts: their names are told once, and by each attempt which they are.
 # Results must be distinct. Reads: the primary key of results.
 _RECORD: Final = """
 INSERT INTO delayed_queue_task_result AS stored (
@@ -34,7 +34,8 @@ INSERT INTO delayed_queue_task_result AS stored (
     "lastAttemptedAt", "finishedAt", "returnValue", errors, "workerIds", metadata
 )
 SELECT
-    attempt.id, attempt.task, attempt.backend, held."pKind",
+    attempt.id, (%(tasks)s::text[])[COALESCE(attempt.names, 1)],
+    (%(backends)s::text[])[COALESCE(attempt.names, 1)], held."pKind",
     NULLIF(held."pKey", attempt.id::text), held.payload,
     CASE
         WHEN attempt.ended IS NULL THEN ''
@@ -49,10 +50,9 @@ SELECT
     COALESCE(attempt.metadata, '{}')
 FROM held
 JOIN unnest(
-    %(messages)s::bigint[], %(results)s::uuid[], %(tasks)s::text[], %(backends)s::text[],
-    %(began)s::bigint[], %(ended)s::bigint[], %(values)s::jsonb[], %(errors)s::jsonb[],
-    %(metadata)s::jsonb[]
-) AS attempt (message, id, task, backend, began, ended, value, errors, metadata)
+    %(messages)s::bigint[], %(results)s::uuid[], %(names)s::integer[], %(began)s::bigint[],
+    %(ended)s::bigint[], %(values)s::jsonb[], %(errors)s::jsonb[], %(metadata)s::jsonb[]
+) AS attempt (message, id, names, began, ended, value, errors, metadata)
     ON attempt.message = held.id
 ON CONFLICT (id) DO UPDATE
 SET status = EXCLUDED.status,
@@ -289,14 +289,14 @@ M = TypeVar("M", bound=models.Model)
 class Attempt(NamedTuple):
     """An attempt at a task, and what became of it; JSON as text, times of the monotonic clock.
 
-    ``ended`` is None of one that goes on, or is not the last; ``errors`` of one that went well.
+    ``names`` are those of the task and its backend. ``ended`` is None of one that goes on, or is
+    not the last; ``errors`` of one that went well.
     """
 
     message: int
     lease: str
     id: str
-    task: str
-    backend: str
+    names: tuple[str, str]
     began: float
     ended: float | None = None
     value: str | None = None
@@ -358,15 +358,18 @@ def _recorded(
     ids: Sequence[int], leases: Iterable[str], attempts: Sequence[Attempt], workers: str
 ) -> dict[str, Any]:
     # Once each: of two messages that say they are one task, the last tells.
-    distinct = {each.id: each for each in attempts}.values()
-    messages, _, results, tasks, backends, began, ended, values, errors, metadata = zip(
+    distinct = {each[2]: each for each in attempts}.values()
+    messages, _, results, names, began, ended, values, errors, metadata = zip(
         *distinct, strict=True
     )
     now = time.monotonic()
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(names), 1)}
+    tasks, backends = zip(*numbers, strict=True)
+    which = [numbers[each] for each in names] if len(numbers) > 1 else ()
     return {
         "ids": _array(ids), "leases": _array([*set(leases)]), "messages": _array(messages),
-        "results": _array(results), "tasks": _array(tasks, _quoted_name),
-        "backends": _array(backends, _quoted_name),
+        "results": _array(results), "tasks": _array(tasks, _quoted),
+        "backends": _array(backends, _quoted), "names": _array(which),
         "began": _array([int((now - each) * 1000) for each in began]),
         "ended": _array([each and int((now - each) * 1000) for each in ended]),
         "values": _array(values, _quoted), "errors": _array(errors, _quoted),
@@ -386,9 +389,6 @@ def _array(values: Sequence[Any], written: Callable[[Any], str] = str) -> str | 
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-_quoted_name: Final = lru_cache(maxsize=1000)(_quoted)
 
 
 class ResultManager(models.Manager[M]):

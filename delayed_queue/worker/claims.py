@@ -129,9 +129,12 @@ class Claim:
         treatment = self.consumer.handler.treatment
         if treatment is None:
             return [self]
+        manners = [treatment.manner(each) for each in self.envelopes]
+        if manners.count(manners[0]) == len(manners):
+            return [self._of_manner(manners[0], self.envelopes, 1)]
         groups: dict[Manner, list[Envelope]] = {}
-        for envelope in self.envelopes:
-            groups.setdefault(treatment.manner(envelope), []).append(envelope)
+        for manner, envelope in zip(manners, self.envelopes, strict=True):
+            groups.setdefault(manner, []).append(envelope)
         return [self._of_manner(each, some, len(groups)) for each, some in groups.items()]
 
     def _of_manner(self, manner: Manner, envelopes: list[Envelope], groups: int) -> Claim:

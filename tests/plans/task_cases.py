@@ -22,9 +22,9 @@ def _attempts(n: int) -> dict[str, Any]:
     """Attempts at leased messages, whose ids the test puts in."""
     return {
         "ids": n, "messages": n, "leases": lease_ids(10), "workers": "[]", "now": NOW,
-        "results": [_id(1_000_000 + each) for each in range(n)], "tasks": ["a.b"] * n,
-        "backends": ["default"] * n, "began": [5] * n, "ended": [1] * n, "values": ["1"] * n,
-        "errors": None, "metadata": None,
+        "results": [_id(1_000_000 + each) for each in range(n)], "tasks": ["a.b", "a.c"],
+        "backends": ["default"] * 2, "names": [1, 2] * (n // 2), "began": [5] * n,
+        "ended": [1] * n, "values": ["1"] * n, "errors": None, "metadata": None,
     }  # fmt: skip
 
 

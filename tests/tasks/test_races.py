@@ -37,7 +37,13 @@ def finish(connection: Connection, result: Any, run: Envelope, value: str = "1")
     """Write over the connection what a worker writes of a run that returned; return how many."""
     now = time.monotonic()
     attempt = Attempt(
-        run.message_id, run.lease_id, result.id, result.task.module_path, "default", now, now, value
+        run.message_id,
+        run.lease_id,
+        result.id,
+        (result.task.module_path, "default"),
+        now,
+        now,
+        value,
     )
     step = acknowledging([run.message_id], [run.lease_id], [attempt], f'["{run.lease_id}"]')
     return len(connection.execute(*step).fetchall())

@@ -220,6 +220,18 @@ class TestResults:
         assert result.status == TaskResultStatus.FAILED
         assert "do not fit" in DeadLetter.objects.get().reason
 
+    @pytest.mark.parametrize("task", ["thrice", "tell", "aadd"])
+    @pytest.mark.parametrize("said", [{"args": 5}, {"args": None}, {"kwargs": [1]}, {"kwargs": 1}])
+    def test_arguments_that_are_none_are_a_dead_letter_at_once(
+        self, work: Any, task: str, said: dict[str, Any]
+    ) -> None:
+        payload = {"task": f"tests.tasks.work.{task}", **said}
+        TaskQueue("default", 0, "default").offer_or_update("some key", payload)
+        tally = drained()
+        assert (tally.dead, tally.failed) == (1, 0)
+        assert "do not fit" in DeadLetter.objects.get().reason
+        assert TaskResult.objects.get().status == "FAILED"
+
     @pytest.mark.parametrize(
         "payload", [1, {}, {"task": 1}, {"task": "a\x00b", "args": 1}, {"task": "x" * 9000}]
     )
@@ -262,6 +274,26 @@ class TestSignals:
             assert told == [
                 (signal, type(backend), state) for signal, state in zip(sent, states, strict=True)
             ]
+
+    @pytest.mark.parametrize("name", ["task_started", "task_finished"])
+    def test_one_receiver_is_told_though_django_s_own_is_disconnected(
+        self, work: Any, name: str
+    ) -> None:
+        signal, own = getattr(signals, name), getattr(signals, f"log_{name}")
+        seen: list[Any] = []
+
+        def note(sender: Any, task_result: Any, **kwargs: Any) -> None:
+            seen.append(task_result.id)
+
+        signal.disconnect(own)
+        signal.connect(note)
+        try:
+            ids = [each.enqueue(1).id for each in (work.add, work.aadd)]
+            drained()
+        finally:
+            signal.disconnect(note)
+            signal.connect(own)
+        assert sorted(seen) == ids
 
     @pytest.mark.parametrize(
         ("level", "is_debug", "propagates", "listens_to"),

@@ -60,7 +60,7 @@ STEPS: Final[dict[str, Callable[[str, int], Step]]] = {
     "ACKNOWLEDGE_TASKS": lambda lease_id, message_id: acknowledging(
         [message_id],
         [lease_id],
-        [Attempt(message_id, lease_id, str(uuid4()), "a.b", "default", time.monotonic())],
+        [Attempt(message_id, lease_id, str(uuid4()), ("a.b", "default"), time.monotonic())],
         "[]",
     ),
     # As what nobody has begun is given back.
