@@ -98,7 +98,13 @@ def judge(error: BaseException, attempt: int, policy: RetryPolicy) -> Verdict:
 
 def error_text(error: BaseException) -> str:
     """Return the traceback, its end when it is long."""
-    return storable("".join(traceback.format_exception(error)))
+    try:
+        lines = traceback.format_exception(error)
+    # The project's own code says what is printed of an error.
+    except Exception as failure:
+        cls = type(error)
+        lines = [f"{cls.__module__}.{cls.__qualname__}, which cannot be printed: {failure!r}\n"]
+    return storable("".join(lines))
 
 
 def storable(text: str) -> str:

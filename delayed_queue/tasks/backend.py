@@ -331,7 +331,7 @@ def _call(task: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]
     """Return arguments as JSON has them, or refuse the first that it has not."""
     try:
         return _plain(args), normalize_json(kwargs) if kwargs else {}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise not_json(task, error, (args, kwargs)) from error
 
 

@@ -213,6 +213,11 @@ def not_json(task: Any, error: Exception, *calls: tuple[Any, Any]) -> Exception:
 
     Looked for only once something was refused: to look costs as much as to encode.
     """
+    if isinstance(error, RecursionError):
+        return ValueError(
+            f"{task.module_path}: an argument is nested too deeply, or contains itself: pass its "
+            "key, and have the task look it up."
+        )
     kind = TypeError if isinstance(error, TypeError) else ValueError
     for args, kwargs in calls:
         for where, value in (*_leaves("args", args), *_leaves("kwargs", kwargs)):
@@ -225,6 +230,8 @@ def not_json(task: Any, error: Exception, *calls: tuple[Any, Any]) -> Exception:
 
 def _leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            yield where, dict.fromkeys(value)
         for key, each in value.items():
             yield from _leaves(f"{where}[{key!r}]", each)
     elif isinstance(value, list | tuple):
@@ -237,7 +244,9 @@ def _leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _advice(value: Any) -> str:
     """Return what to pass instead; "" for what is JSON."""
     try:
-        dumped = json.dumps(normalize_json(value), allow_nan=False, ensure_ascii=False)
+        dumped = json.dumps(
+            normalize_json(value), allow_nan=False, ensure_ascii=False, sort_keys=True
+        )
         dumped.encode()
     except UnicodeEncodeError:
         return "it has half of a surrogate pair, which is no text"
@@ -252,6 +261,7 @@ _ADVICE: Final[tuple[tuple[Any, str], ...]] = (
     (Decimal, "pass its str(), and have the task read it"),
     (float, "JSON has no NaN or infinity, pass None"),
     (Set, "pass a list"),
+    (Mapping, "make all its keys str"),
     (bytes, "pass them in base64"),
 )
 _OTHERWISE: Final = "pass its key, and have the task look it up, or a str() of it"

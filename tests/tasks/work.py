@@ -186,3 +186,60 @@ def serve(customer: int) -> None:
     threading.Event().wait(0.01)
     with _counting:
         running_now[customer] -= 1
+
+
+@task
+def echo(value: Any) -> Any:
+    said.append(value)
+    return value
+
+
+@task
+def give(what: str, times: int) -> Any:
+    """Return text of that length, or a list nested so deeply, or a number of so many digits."""
+    if what == "nested":
+        found: Any = None
+        for _ in range(times):
+            found = [found]
+        return found
+    return "x" * times if what == "text" else 10**times
+
+
+class Unprintable(Exception):
+    """An error that can be neither printed nor pickled."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> Any:
+        raise TypeError("no pickle")
+
+
+def _odd_errors() -> dict[str, BaseException]:
+    broken = SyntaxError("broken")
+    broken.lineno, broken.offset, broken.text = 1, 1, 5  # type: ignore[assignment]
+    looped = ValueError("looped")
+    looped.__cause__ = KeyError("inner")
+    looped.__cause__.__cause__ = looped
+    noted = ValueError("noted")
+    noted.__notes__ = 5  # type: ignore[attr-defined]
+    return {
+        "unprintable": Unprintable(), "broken": broken, "looped": looped, "noted": noted,
+        "nul": ValueError("a\x00b"), "long": ValueError("x" * 10**6),
+        "group": BaseExceptionGroup("many", [Unprintable(), KeyboardInterrupt()]),
+        "exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "generator": GeneratorExit(),
+        "name": type("N" * 10_000, (Exception,), {})(), "stop": StopIteration(),
+        "module": type("Odd", (Exception,), {"__module__": "a\x00b" * 400})(),
+    }  # fmt: skip
+
+
+@task
+def throw(how: str) -> None:
+    raise _odd_errors()[how]
+
+
+@task
+async def athrow(how: str) -> None:
+    raise _odd_errors()[how]

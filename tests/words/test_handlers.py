@@ -214,6 +214,10 @@ class TestErrorTexts:
                 raise ValueError("no")
 
         assert "Unprintable" in error_text(Unprintable())
+        broken = SyntaxError("broken")
+        broken.text = 5  # type: ignore[assignment] # no text, which ends the printing
+        broken.lineno = 1
+        assert "builtins.SyntaxError, which cannot be printed" in error_text(broken)
 
 
 def test_a_mode_of_claiming_that_does_not_exist_is_refused():

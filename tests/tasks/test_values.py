@@ -1,0 +1,115 @@
+"""What tasks are given, return and raise, however odd: a true result, and a worker that goes on."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils.translation import gettext_lazy
+
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.tasks._api import TaskResultStatus
+from tests.tasks.conftest import drained
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Size(enum.IntEnum):
+    SMALL = 1
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("given", "arrives"),
+        [
+            ((1, [2, (3,)]), [1, [2, [3]]]),
+            ({1: "a", 2: None}, {"1": "a", "2": None}),
+            ({"": {"": []}}, {"": {"": []}}),
+            ("a\x00b", "a\x00b"),
+            (" \U0001f600\u2028", " \U0001f600\u2028"),
+            (10**4000, 10**4000),
+            (Size.SMALL, 1),
+            (-0.0, -0.0),
+            (1e308, 1e308),
+            (True, True),
+        ],
+    )
+    def test_what_is_json_arrives(self, work: Any, given: Any, arrives: Any) -> None:
+        result = work.echo.enqueue(given)
+        drained()
+        assert repr(work.said) == repr([arrives])
+        assert work.echo.get_result(result.id).args == [arrives]
+
+    @pytest.mark.parametrize("kind", ["itself", "deep"])
+    def test_what_never_ends_is_refused_by_name(self, work: Any, kind: str) -> None:
+        given: list[Any] = []
+        given.append(given if kind == "itself" else 1)
+        for _ in range(100_000 if kind == "deep" else 0):
+            given = [given]
+        for call in (
+            lambda: work.echo.enqueue(given),
+            lambda: work.echo.enqueue(value=given),
+            lambda: work.echo.get_backend().enqueue_many(work.echo, [(given,)]),
+        ):
+            with pytest.raises(ValueError, match=r"tests\.tasks\.work\.echo: .*nested"):
+                call()
+        assert not Message.objects.exists()
+
+    def test_a_text_that_is_not_there_yet_is_refused_by_name(self, work: Any) -> None:
+        with pytest.raises(TypeError, match=r"work\.echo: args\[0\].*str\(\)"):
+            work.echo.enqueue(gettext_lazy("later"))
+
+    def test_keys_that_have_no_order_are_refused_by_name(self, work: Any) -> None:
+        with pytest.raises((TypeError, ValueError), match=r"work\.echo: args\[0\].*keys"):
+            work.echo.enqueue({1: "a", "b": 2})
+
+
+class TestReturnValues:
+    @pytest.mark.parametrize(("what", "times"), [("text", 9_999_990), ("nested", 300), ("n", 4000)])
+    def test_a_large_one_is_kept(self, work: Any, what: str, times: int) -> None:
+        result = work.give.enqueue(what, times)
+        drained()
+        assert work.give.get_result(result.id).return_value == work.give.func(what, times)
+
+    @pytest.mark.parametrize(
+        ("what", "times"), [("text", 10_000_000), ("nested", 100_000), ("n", 10_000)]
+    )
+    def test_one_that_is_too_large_is_a_failure(self, work: Any, what: str, times: int) -> None:
+        result = work.give.enqueue(what, times)
+        beside = work.echo.enqueue(1)
+        drained()
+        assert work.give.get_result(result.id).status == TaskResultStatus.FAILED
+        assert work.echo.get_result(beside.id).return_value == 1
+
+
+ODD = [
+    "unprintable", "broken", "looped", "noted", "nul", "long", "group", "exit",
+    "interrupt", "generator", "name", "stop", "module",
+]  # fmt: skip
+
+
+class TestErrors:
+    @pytest.mark.parametrize("how", ODD)
+    @pytest.mark.parametrize("name", ["throw", "athrow"])
+    def test_whatever_it_is_the_task_has_failed_and_others_run(
+        self, work: Any, name: str, how: str
+    ) -> None:
+        result = getattr(work, name).enqueue(how)
+        beside = work.echo.enqueue(1)
+        tally = drained()
+        assert (tally.done, tally.dead) == (1, 1)
+        found = getattr(work, name).get_result(result.id)
+        assert found.status == TaskResultStatus.FAILED
+        (error,) = found.errors
+        assert error.traceback
+        assert DeadLetter.objects.get().key == result.id
+        assert work.echo.get_result(beside.id).return_value == 1
+
+    def test_in_a_transaction_too(self, work: Any) -> None:
+        with transaction.atomic():
+            results = [work.throw.enqueue(how) for how in ODD]
+        assert drained().dead == len(ODD)
+        for each in results:
+            assert work.throw.get_result(each.id).status == TaskResultStatus.FAILED
