@@ -224,7 +224,7 @@ def _odd_errors() -> dict[str, BaseException]:
     looped.__cause__ = KeyError("inner")
     looped.__cause__.__cause__ = looped
     noted = ValueError("noted")
-    noted.__notes__ = 5  # type: ignore[attr-defined]
+    noted.__notes__ = 5  # type: ignore[assignment]
     return {
         "unprintable": Unprintable(), "broken": broken, "looped": looped, "noted": noted,
         "nul": ValueError("a\x00b"), "long": ValueError("x" * 10**6),
