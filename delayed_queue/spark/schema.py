@@ -9,18 +9,27 @@ import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    ByteType,
     DataType,
     DayTimeIntervalType,
     IntegerType,
     LongType,
     MapType,
+    ShortType,
     StringType,
     StructField,
     StructType,
     TimestampType,
 )
 
-from delayed_queue.exceptions import InvalidConfiguration, suggest
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration, suggest
+from delayed_queue.messages import (
+    MAX_GROUP_LENGTH,
+    MAX_KEY_LENGTH,
+    MAX_MILLISECONDS,
+    MIN_MILLISECONDS,
+)
+from delayed_queue.spark.jobs.records import Checker
 
 TEXT_CODECS: Final = ("|json", "|text")
 
@@ -136,3 +145,82 @@ def _wrong_type(field: StructField, types: list[str]) -> str:
         f"The column {field.name!r} is {field.dataType.simpleString()}; it must be "
         f"{' or '.join(types)}."
     )
+
+
+_WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
+
+
+def told_by_types(schema: StructType, checker: Checker) -> dict[str, str] | None:
+    """Return the columns of messages, and whether a record ``fits``, as expressions of Spark.
+
+    None where types do not tell: then records have to be looked at in Python.
+    """
+    names = {field.name: field.dataType for field in schema.fields}
+    given = {
+        field: (_quoted(name), names[name])
+        for field, name in checker.column_of.items()
+        if name in names
+    }
+    keys, payloads = _key_told(given), _payload_told(given, checker)
+    times, groups = given.get("schedule_at"), given.get("group")
+    is_told = "queue" not in given and all(
+        found is None or isinstance(found[1], kind)
+        for found, kind in ((times, TimestampType), (groups, StringType))
+    )
+    if not is_told or keys is None or payloads is None or (kind := _only_kind(checker)) is None:
+        return None
+    time = "CAST(NULL AS BIGINT)" if times is None else f"unix_millis({times[0]})"
+    group = "CAST(NULL AS STRING)" if groups is None else f"nullif({groups[0]}, '')"
+    fit = [
+        *_text_fits(keys, MAX_KEY_LENGTH),
+        f"({group} IS NULL OR ({' AND '.join(_text_fits(group, MAX_GROUP_LENGTH))}))",
+        f"({time} IS NULL OR {time} BETWEEN {MIN_MILLISECONDS}L AND {MAX_MILLISECONDS}L)",
+        f"octet_length({payloads}) <= {checker.rules.max_bytes}",
+        *(f"{given[name][0]} IS NULL" for name in ("delay", "headers") if name in given),
+    ]
+    if isinstance(given["payload"][1], StringType):
+        fit.append(f"is_valid_utf8({given['payload'][0]})")
+    return {
+        "kind": kind, "key": keys, "payload": payloads, "schedule_ms": time, "grouped": group,
+        "fits": f"coalesce({' AND '.join(fit)}, false)",
+    }  # fmt: skip
+
+
+_Given = Mapping[str, tuple[str, DataType]]
+
+
+def _key_told(given: _Given) -> str | None:
+    name, kind = given.get("key", ("", DataType()))
+    if isinstance(kind, StringType):
+        return name
+    return f"CAST({name} AS STRING)" if isinstance(kind, _WHOLE) else None
+
+
+def _payload_told(given: _Given, checker: Checker) -> str | None:
+    """Return the payload's bytes; JSON has to be read, which Spark does not do as we do."""
+    name, kind = given.get("payload", ("", DataType()))
+    wanted = {"bytes": BinaryType, "text": StringType}.get(checker.rules.codec)
+    return f"CAST({name} AS BINARY)" if wanted and isinstance(kind, wanted) else None
+
+
+def _only_kind(checker: Checker) -> str | None:
+    """Return the kind of all records as a literal; None where none of them has one."""
+    try:
+        kind = checker.kind_of(None)
+    except DelayedQueueError:
+        return None
+    text = kind.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+def _text_fits(text: str, most: int) -> list[str]:
+    return [
+        f"char_length({text}) BETWEEN 1 AND {most}",
+        f"is_valid_utf8({text})",
+        f"NOT contains({text}, chr(0))",
+    ]
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -367,3 +367,43 @@ def session(
     finally:
         with suppress(Py4JError, OSError):  # a JVM that is gone has stopped too
             spark.stop()
+
+
+# Larger than any file: none is cut, and each is a partition.
+_UNCUT: Final = str(2**50)
+_UNITS: Final = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+@contextmanager
+def uncut(spark: SparkSession, *, is_wanted: bool) -> Iterator[None]:
+    """Have Spark read each file in one piece."""
+    names = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
+    with set_to(spark, dict.fromkeys(names, _UNCUT) if is_wanted else {}):
+        yield
+
+
+def cut_alike(spark: SparkSession, most: int) -> AbstractContextManager[None]:
+    """Have Spark cut files alike on any cluster, into pieces of so many bytes at most."""
+    largest = "spark.sql.files.maxPartitionBytes"
+    size = min(_bytes_of(str(spark.conf.get(largest))), most)
+    return set_to(spark, {largest: str(size), "spark.sql.files.minPartitionNum": "1"})
+
+
+def _bytes_of(text: str) -> int:
+    number, unit = text.lower().rstrip("b"), 1
+    if number[-1:] in _UNITS:
+        number, unit = number[:-1], _UNITS[number[-1]]
+    return int(number) * unit
+
+
+@contextmanager
+def set_to(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Have settings of the session in the block, and then what they were before."""
+    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)

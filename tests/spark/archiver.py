@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from delayed_queue.spark.commands import archives
-from delayed_queue.spark.jobs import files, tables
+from delayed_queue.spark.jobs import files, manifests
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.tables import KNOWN
 
 # Each is a method, and of repeated calls the n-th, after which it happens.
 STEPS = {
-    "planned": (tables.Manifests, "plan", 1),
-    "about to read": (tables.Manifests, "advance", 1),
+    "planned": (manifests.Manifests, "plan", 1),
+    "about to read": (manifests.Manifests, "advance", 1),
     "written": (archives.Archive, "_write", 1),
     "staged": (archives.Archive, "stage", 1),
     "renamed": (files.Files, "rename", 1),

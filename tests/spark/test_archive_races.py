@@ -13,18 +13,18 @@ import pytest
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
-from delayed_queue.spark.commands.archives import ALTERED, LOST, Pruning
 from delayed_queue.spark.database import steady
 from delayed_queue.spark.jobs.files import Sums
-from delayed_queue.spark.jobs.tables import (
-    KNOWN,
+from delayed_queue.spark.jobs.manifests import (
+    ALTERED,
+    LOST,
     ArchivedFile,
     ArchiveLost,
-    Layout,
     Manifest,
     Manifests,
-    Table,
+    Pruning,
 )
+from delayed_queue.spark.jobs.tables import KNOWN, Layout, Table
 from delayed_queue.spark.models import ArchiveFile, ArchiveManifest
 from delayed_queue.spark.store.archiving import COUNT_BATCH
 from tests.spark.pipelines import letters

@@ -11,11 +11,12 @@ import pytest
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_MILLISECONDS
 from delayed_queue.spark.jobs.records import Checker, Rules
-from delayed_queue.spark.jobs.tables import Layout, Table
+from delayed_queue.spark.jobs.tables import Layout, Piece, Table
 
 pytestmark = pytest.mark.usefixtures("queue")
 
 TABLE = Table("spark_notes", age="at")
+WITHIN = Piece("1", "9")
 
 
 @pytest.fixture
@@ -43,16 +44,16 @@ def test_a_row_that_is_old_enough_is_named(
     notes.execute("INSERT INTO spark_notes VALUES (2, %s, %s, NULL)", row)
     layout = Layout.of(notes, TABLE)
     if not is_refused:
-        layout.refuse_infinite(notes, "1", "9", MAX_MILLISECONDS)
+        layout.bounds(notes, WITHIN, MAX_MILLISECONDS, 10)
         return
     with pytest.raises(InvalidConfiguration, match="The row id = 2 of 'spark_notes'"):
-        layout.refuse_infinite(notes, "1", "9", MAX_MILLISECONDS)
+        layout.bounds(notes, WITHIN, MAX_MILLISECONDS, 10)
 
 
 def test_rows_that_are_left_out_may_be(notes: psycopg.Connection[Any]):
     notes.execute("INSERT INTO spark_notes VALUES (2, '-infinity', NULL, NULL)")
     layout = Layout.of(notes, Table("spark_notes", age="at", only={"id": ["1"]}))
-    layout.refuse_infinite(notes, "1", "9", MAX_MILLISECONDS)
+    layout.bounds(notes, WITHIN, MAX_MILLISECONDS, 10)
 
 
 @pytest.mark.parametrize(

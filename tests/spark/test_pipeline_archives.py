@@ -21,8 +21,9 @@ from delayed_queue.exceptions import InvalidConfiguration, TooManyConnections
 from delayed_queue.messages import Counts
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark.commands import archives, replays
+from delayed_queue.spark.jobs.manifests import ArchiveLost
 from delayed_queue.spark.jobs.offers import Spread
-from delayed_queue.spark.jobs.tables import KNOWN, ArchiveLost, Table
+from delayed_queue.spark.jobs.tables import KNOWN, Piece, Table
 from delayed_queue.spark.models import ArchiveFile, ArchiveManifest
 from delayed_queue.spark.settings import VARIABLE
 from example_project.postgres.server import EmbeddedPostgres
@@ -241,10 +242,10 @@ class TestArchiveAndReplay:
     ) -> None:
         letters(30)
 
-        def overlapping(bounds: list[str]) -> list[Any]:
-            return [(each, bounds[-1], True) for each in bounds]
+        def overlapping(pieces: list[Piece], most: int, least: int = 1) -> list[Piece]:
+            return [each._replace(upper=pieces[-1].upper) for each in pieces]
 
-        monkeypatch.setattr(archives, "ranges_of", overlapping)
+        monkeypatch.setattr(archives, "joined", overlapping)
         with pytest.raises(InvalidConfiguration, match="has rows twice"):
             archive(spark, lake, rows_per_file=10)
         assert DeadLetter.objects.count() == 30
@@ -268,7 +269,7 @@ class TestArchiveAndReplay:
             archive(spark, lake, rows_per_file=10)
         monkeypatch.undo()
         assert set(DeadLetter.objects.values_list("id", flat=True)) == {*vanished}
-        assert len(vanished) == 10
+        assert len(vanished) == 11
         with pytest.raises(InvalidConfiguration, match="not those that were written"):
             archive(spark, lake)
 

@@ -26,7 +26,7 @@ from django.utils.timezone import now
 from delayed_queue import DelayedQueue, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark.commands import DONE, FAILED, archives, imports
-from delayed_queue.spark.commands.bundle import bundle
+from delayed_queue.spark.commands.doctor import bundle
 from delayed_queue.spark.jobs import handling
 from delayed_queue.spark.models import ArchiveManifest
 from delayed_queue.spark.session import find_java_home
@@ -195,8 +195,8 @@ class TestArchive:
         letters(5)
         stage = archives.Archive.stage
 
-        def lose(self: Any, manifest: Any) -> None:
-            stage(self, manifest)
+        def lose(self: Any, manifest: Any, pieces: Any) -> None:
+            stage(self, manifest, pieces)
             ArchiveManifest.objects.update(holder="elsewhere:1:x")
 
         monkeypatch.setattr(archives.Archive, "stage", lose)

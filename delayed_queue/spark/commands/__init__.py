@@ -158,8 +158,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "snapshot": ("snapshots", "Write a queue as it stands to Parquet."),
     "report": ("reports", "Measure latency, failures, throughput and backlog."),
     "doctor": ("doctor", "Say what is wrong with the environment."),
-    "bundle": ("bundle", "Print the path of the package for --py-files."),
-    "main": ("bundle", "Print the path of the program for spark-submit."),
+    "bundle": ("doctor", "Print the path of the package for --py-files."),
+    "main": ("doctor", "Print the path of the program for spark-submit."),
 }
 
 

@@ -10,49 +10,49 @@ from __future__ import annotations
 import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
+from itertools import pairwise
 from operator import add
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.spark.commands import DONE, add_partitions, duration, whole
-from delayed_queue.spark.database import Connection, check_database, fetch, outlasting, steady
+from delayed_queue.spark.database import Connection, check_database, outlasting, steady
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import Sums, checksum_of, files_on, sums
-from delayed_queue.spark.jobs.inputs import uncut
-from delayed_queue.spark.jobs.tables import (
-    ALL,
-    DIGEST,
+from delayed_queue.spark.jobs.manifests import (
     LEASE_MS,
+    LOST,
     ArchivedFile,
     ArchiveLost,
-    Layout,
     Manifest,
     Manifests,
+    Pruning,
+)
+from delayed_queue.spark.jobs.tables import (
+    DIGEST,
+    PIECE,
+    WHOLE,
+    Asking,
+    Layout,
+    Piece,
     Reading,
     Table,
+    joined,
     named,
     parse_only,
+    pieces_of,
     pieces_read,
-    ranges_of,
+    stretches,
 )
-from delayed_queue.spark.session import Stopping, session
+from delayed_queue.spark.session import Stopping, session, uncut
 from delayed_queue.spark.settings import TASKS_EACH, SparkSettings, tasks_of
-from delayed_queue.spark.store.archiving import (
-    COUNT_BATCH,
-    COUNT_KEPT,
-    COUNT_RANGE,
-    DELETE_ARCHIVED,
-    FILE_TO_PRUNE,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,6 +77,11 @@ class ArchiveOptions:
     is_dry_run: bool = False
     lease_ms: int = LEASE_MS
     partitions: int | None = None
+
+    @property
+    def rows_per_piece(self) -> int:
+        """How many rows are cut off at a time: files of few are made, so that tasks have work."""
+        return min(self.rows_per_file, PIECE)
 
     def rows_on(self, spark: SparkSession) -> int:
         """Return how many rows an archive may have: so many files that all tasks have work."""
@@ -148,30 +153,34 @@ class Archive:
         self._manifests = Manifests(connection, options.lease_ms)
         self._files = files_on(spark)
         self._found = found
-        self._after_cutoff: set[tuple[str, str]] = set()
-        # Where the archive that was planned last is cut; another walk over the keys is saved.
-        self._planned: tuple[int, list[str]] = (0, [])
 
     def run(self) -> Archived:
         if self._options.is_dry_run:
-            self._found.waiting = self._bounds(self._options.cutoff, ALL)[1]
+            self._found.waiting = sum(each.rows for each in self._pieces(self._options.cutoff))
             return self._found
         self._resume()
-        most = self._options.rows_on(self._spark)
-        while True:
-            bounds, total = self._bounds(self._options.cutoff, most)
-            # A stretch that changed since it was archived stays; the next command takes it.
-            if not total or (bounds[0], bounds[-1]) in self._after_cutoff:
-                return self._found
-            self._after_cutoff.add((bounds[0], bounds[-1]))
-            cutoff = self._options.cutoff
-            self._layout.refuse_infinite(self._connection, bounds[0], bounds[-1], cutoff)
+        seen = set[tuple[str | None, str | None]]()
+        while pieces := self._pieces(self._options.cutoff):
+            # What changed since it was archived is archived as it is now; if it changed again, it
+            # stays for the next command.
+            if (ends := (pieces[0].lower, pieces[-1].upper)) in seen:
+                break
+            seen.add(ends)
+            changed = self._found.changed
+            self._archive(pieces)
+            if self._found.changed == changed:
+                break
+        return self._found
+
+    def _archive(self, pieces: list[Piece]) -> None:
+        """Archive the pieces, so many rows at a time."""
+        for some in stretches(pieces, self._options.rows_on(self._spark)):
+            rows = sum(each.rows for each in some)
             manifest = self._manifests.plan(
-                self._table, (bounds[0], bounds[-1]), self._options.cutoff, total,
+                self._table, (str(some[0].lower), str(some[-1].upper)), self._options.cutoff, rows,
                 self._options.destination.rstrip("/"),
             )  # fmt: skip
-            self._planned = manifest.id, bounds
-            self._finish(manifest)
+            self._finish(manifest, some)
 
     def _resume(self) -> None:
         manifest = self._manifests.unfinished(self._table.source)
@@ -193,14 +202,14 @@ class Archive:
             manifest = found
         self._finish(manifest)
 
-    def _finish(self, manifest: Manifest) -> None:
-        """Take the archive from where it stands to its end."""
+    def _finish(self, manifest: Manifest, pieces: Sequence[Piece] = ()) -> None:
+        """Take the archive from where it stands to its end; of a new one the pieces are known."""
         with self._kept(manifest):
             if manifest.state == "staged" and not self._is_whole(manifest):
                 self._console.progress("what was staged is not whole; writing it again")
                 self._manifests.advance(manifest, "planned")
             if manifest.state == "planned":
-                self.stage(manifest)
+                self.stage(manifest, pieces or self._pieces_again(manifest))
             if manifest.state == "staged":
                 self.publish(manifest)
             self._prune(manifest)
@@ -231,7 +240,7 @@ class Archive:
 
     # Steps
 
-    def stage(self, manifest: Manifest) -> None:
+    def stage(self, manifest: Manifest, pieces: Sequence[Piece]) -> None:
         """Write the rows to a directory of this holder's own, and read back what was written."""
         staging = f"{manifest.destination}/_staging/{manifest.id}-{self._manifests.token}"
         if manifest.staging:
@@ -239,8 +248,8 @@ class Archive:
         self._manifests.advance(manifest, "planned", staging=staging)
         for _ in range(_TRIES):
             self._console.progress(f"{manifest.source}: writing to {staging} …")
-            files = self._write(manifest, staging)
-            rows, there = sum(each.sums.rows for each in files), self._there(manifest)
+            files = self._write(manifest, staging, pieces)
+            rows, there = sum(each.sums.rows for each in files), self._there(manifest, pieces)
             if rows > there:
                 self._check_distinct(staging, rows)
             if rows >= there:
@@ -252,30 +261,26 @@ class Archive:
             )
         self._manifests.staged(manifest, files)
 
-    def _write(self, manifest: Manifest, staging: str) -> list[ArchivedFile]:
-        """Write a file for each piece; return them, if what can be read back is what was read."""
+    def _write(
+        self, manifest: Manifest, staging: str, pieces: Sequence[Piece]
+    ) -> list[ArchivedFile]:
+        """Write the pieces to files; return them, if what can be read back is what was read."""
         from pyspark.sql import Observation
 
-        layout = Layout(manifest.table, self._layout.types)
-        reading = Reading(layout, manifest.cutoff, tuple(ranges_of(self._cuts(manifest, layout))))
+        most = max(self._options.rows_per_file // self._options.rows_per_piece, 1)
+        files = joined(pieces, most, least=tasks_of(self._spark))
+        reading = Reading(self._layout_of(manifest), manifest.cutoff, tuple(files))
         rows = pieces_read(self._spark, reading, self._options.partitions)
         # Spark adds up each part once, of whatever tasks it was tried by.
         read = Observation()
         rows.observe(read, *sums(rows.columns)).write.mode("overwrite").parquet(staging)
-        files = self.read_back(staging)
-        if reduce(add, (each.sums for each in files), Sums(0, 0)) != Sums.of(**read.get):
+        written = self.read_back(staging)
+        if reduce(add, (each.sums for each in written), Sums(0, 0)) != Sums.of(**read.get):
             raise InvalidConfiguration(
                 f"{staging} has not the rows that were read: one is lost, there twice, or another. "
                 "Nothing was deleted; archive again."
             )
-        return files
-
-    def _cuts(self, manifest: Manifest, layout: Layout) -> list[str]:
-        planned, cuts = self._planned
-        self._planned = 0, []
-        if planned == manifest.id:
-            return cuts
-        return self._bounds(manifest.cutoff, manifest.expected, layout)[0]
+        return written
 
     def read_back(self, staging: str) -> list[ArchivedFile]:
         """Return the files, and what is read back from each."""
@@ -295,11 +300,17 @@ class Archive:
         if distinct != rows:
             raise InvalidConfiguration(f"{staging} has rows twice. Nothing was deleted.")
 
-    def _there(self, manifest: Manifest) -> int:
-        """Return how many rows the table has of those that were to be written."""
-        layout = Layout(manifest.table, self._layout.types)
-        params = {"lower": manifest.lower, "upper": manifest.upper, "cutoff": manifest.cutoff}
-        return int(fetch(self._connection, layout.statement(COUNT_RANGE), params)[0][0])
+    def _there(self, manifest: Manifest, pieces: Sequence[Piece]) -> int:
+        """Return how many rows the table has of those that were to be written.
+
+        Each is counted once, whatever the pieces were.
+        """
+        parts = joined(pieces, len(pieces) or 1, least=TASKS_EACH * tasks_of(self._spark))
+        rest = [
+            each._replace(lower=before.upper, is_first=False) for before, each in pairwise(parts)
+        ]
+        asking = Asking(self._layout_of(manifest), manifest.cutoff, (*parts[:1], *rest))
+        return sum(rows for found in asking.on(self._spark) for _, rows in found)
 
     def publish(self, manifest: Manifest) -> None:
         """Give the directory its name; a crash in between is seen by the name."""
@@ -328,7 +339,7 @@ class Archive:
 
     def _delete_all(self, manifest: Manifest) -> None:
         """Have each file read by a task that checks it, then deletes its rows in batches."""
-        layout = Layout(manifest.table, self._layout.types)
+        layout = self._layout_of(manifest)
         pruning = Pruning(layout, manifest.id, self._manifests.holder, self._options.batch_size)
         back = self._read(manifest.path)
         rows = back.selectExpr(
@@ -346,13 +357,20 @@ class Archive:
 
     # Looking
 
-    def _bounds(
-        self, cutoff: int, limit: int, layout: Layout | None = None
-    ) -> tuple[list[str], int]:
-        """Return where pieces begin, the last key, and how many rows there are."""
-        piece = self._options.rows_per_file
-        rows = (layout or self._layout).bounds(self._connection, cutoff, limit, piece)
-        return [key for key, _ in rows], rows[-1][1] if rows else 0
+    def _pieces(
+        self, cutoff: int, layout: Layout | None = None, within: Piece = WHOLE
+    ) -> list[Piece]:
+        """Return the rows that are old enough, in pieces of which files are made."""
+        after = self._options.rows_per_piece
+        return pieces_of(self._spark, layout or self._layout, cutoff, after, within)
+
+    def _pieces_again(self, manifest: Manifest) -> list[Piece]:
+        """Return the pieces of an archive that another process has planned, as they are now."""
+        within = Piece(manifest.lower, manifest.upper, True, manifest.expected)
+        return self._pieces(manifest.cutoff, self._layout_of(manifest), within)
+
+    def _layout_of(self, manifest: Manifest) -> Layout:
+        return Layout(manifest.table, self._layout.types)
 
     def _is_whole(self, manifest: Manifest) -> bool:
         """Return whether the files, wherever they are by now, are called and as large as noted.
@@ -378,87 +396,6 @@ def _not_those(path: str, names: Sequence[str] = ()) -> InvalidConfiguration:
 
 
 _FILE: Final = "_metadata.file_name"
-# What a task finds wrong with a file.
-LOST: Final = "lost"
-ALTERED: Final = "altered"
-_FOUND: Final = pa.schema([("file", pa.string()), ("problem", pa.string())])
-
-
-@dataclass(frozen=True, slots=True)
-class Pruning:
-    """Deletes the rows of files, in the executors: of a file that is what the manifest says.
-
-    Of twins that have one file, each batch is counted by one; the other finds it done.
-    """
-
-    layout: Layout
-    archive: int
-    holder: str
-    batch_size: int
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for name, rows in files_read(batches):
-            problem = outlasting(lambda: self.prune(name, rows))  # noqa: B023 # called here
-            yield pa.RecordBatch.from_arrays([[name], [problem]], schema=_FOUND)
-
-    def prune(self, name: str, rows: pa.Table) -> str:
-        """Delete the rows, from where it was left; return what is wrong, or nothing."""
-        read = Sums(rows.num_rows, int(rows["checksum"].to_numpy().sum()))
-        which = {"id": self.archive, "name": name, "holder": self.holder}
-        with closing(steady()) as connection:
-            while True:
-                noted = fetch(connection, FILE_TO_PRUNE, which)
-                if not noted or Sums(*noted[0][:2]) != read:
-                    return ALTERED
-                position, is_held = noted[0][2:]
-                if position == read.rows:
-                    return ""
-                if not is_held:
-                    return LOST
-                self._delete(connection, which, rows, position)
-
-    def _delete(
-        self, connection: Connection, which: dict[str, Any], rows: pa.Table, position: int
-    ) -> None:
-        """Delete batches until the file's end, or until one is not this task's to count."""
-        for begin in range(position, rows.num_rows, self.batch_size):
-            batch = rows.slice(begin, self.batch_size)
-            turn = {**which, "from": begin, "to": begin + batch.num_rows}
-            if not self._delete_batch(connection, turn, batch):
-                return
-
-    def _delete_batch(self, connection: Connection, turn: dict[str, Any], batch: pa.Table) -> bool:
-        """Delete a batch and count it in one transaction; return False if nothing was changed."""
-        keys = [_text_of(each) for each in batch["key"].to_pylist()]
-        params = {"keys": keys, "digests": batch["digest"].to_pylist()}
-        kept = 0
-        with connection.transaction() as transaction:
-            delete = self.layout.statement(DELETE_ARCHIVED)
-            deleted = connection.execute(delete, params).rowcount
-            if deleted < len(keys):
-                kept = fetch(connection, self.layout.statement(COUNT_KEPT), params)[0][0]
-            counted = fetch(connection, COUNT_BATCH, {**turn, "deleted": deleted, "changed": kept})
-            if not counted:
-                raise psycopg.Rollback(transaction)
-        return bool(counted)
-
-
-def _text_of(key: Any) -> str:
-    return f"\\x{key.hex()}" if isinstance(key, bytes) else str(key)
-
-
-def files_read(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each file's rows, in their order: one is read to its end before the next begins."""
-    last, kept = "", list[pa.RecordBatch]()
-    for batch in batches:
-        for name in batch.column("file").unique().to_pylist():
-            if name != last and kept:
-                yield last, pa.Table.from_batches(kept)
-                kept = []
-            last = name
-            kept.append(batch.filter(pc.equal(batch.column("file"), name)))
-    if kept:
-        yield last, pa.Table.from_batches(kept)
 
 
 def add_arguments(parser: ArgumentParser) -> None:

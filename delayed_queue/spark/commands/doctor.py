@@ -1,13 +1,19 @@
-"""``doctor``: what a pipeline needs, looked at one after the other, with what to do about it."""
+"""``doctor``: what a pipeline needs, looked at one after the other, with what to do about it.
+
+And ``bundle`` and ``main``: what ``spark-submit`` is given, the package in a file and a program.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,11 +22,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import delayed_queue
 from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.spark.commands import DONE, FAILED
 from delayed_queue.spark.jobs.console import BINARY, Console, sentence_of, span
-from delayed_queue.spark.session import Stopping, find_java_home, session
+from delayed_queue.spark.session import Stopping, find_java_home, private_directory, session
 from delayed_queue.spark.settings import SparkSettings, is_elsewhere, tasks_of
 
 if TYPE_CHECKING:
@@ -294,8 +301,6 @@ def look() -> dict[str, Any]:
 
 
 def _own_version() -> str:
-    import delayed_queue
-
     return delayed_queue.__version__
 
 
@@ -356,6 +361,49 @@ def connections(tasks: int, settings: SparkSettings, limits: tuple[int, int]) ->
     return Finding(OK, "connections", sum_of)
 
 
+# What a cluster is given
+
+_PACKAGE: Final = Path(delayed_queue.__file__).parent
+# What executors never import: Django's side.
+_LEFT_OUT: Final = {"__pycache__", "migrations", "templates", "static", "admin", "management"}
+
+
+def bundle() -> Path:
+    """Write the package to a zip in a directory of this user's own; return its path.
+
+    The name has a digest of the contents: the same sources give the same file, in one step, so
+    that several may ask at once.
+    """
+    names = sorted(_names())
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(f"{name}\0".encode() + (_PACKAGE.parent / name).read_bytes())
+    version = delayed_queue.__version__
+    path = private_directory() / f"delayed_queue-{version}-{digest.hexdigest()[:12]}.zip"
+    if not path.exists():
+        _write(path, names)
+    return path
+
+
+def _names() -> list[str]:
+    found = [
+        each.relative_to(_PACKAGE.parent).as_posix()
+        for each in _PACKAGE.rglob("*.py")
+        if not _LEFT_OUT & set(each.relative_to(_PACKAGE).parts)
+    ]
+    finder = _PACKAGE.parent / "pyspark_delayed_queue.py"
+    return [*found, finder.name] if finder.exists() else found
+
+
+def _write(path: Path, names: list[str]) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as written:
+        with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name in names:
+                packed.write(_PACKAGE.parent / name, name)
+        Path(written.name).chmod(0o644)
+    os.replace(written.name, path)  # noqa: PTH105 - one step, over one that came first
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """Take none but the common ones."""
 
@@ -363,6 +411,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
+    if options.command != "doctor":
+        path = str(bundle() if options.command == "bundle" else _PACKAGE / "spark" / "__main__.py")
+        console.answer({"path": path}, [path])
+        return DONE
     findings = examine(settings, console, is_verbose=options.verbose)
     console.answer({"findings": [asdict(each) for each in findings]}, lines_of(findings))
     return FAILED if any(each.level == FAIL for each in findings) else DONE

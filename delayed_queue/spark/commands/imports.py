@@ -30,11 +30,12 @@ from delayed_queue.spark.jobs.inputs import (
     checked,
     files_of,
     is_cut,
-    parts_of,
     places_of,
-    uncut,
+    told,
 )
 from delayed_queue.spark.jobs.offers import (
+    BYTES_PER_PARTITION,
+    ROWS_PER_PARTITION,
     JobOptions,
     Offer,
     Offered,
@@ -43,23 +44,26 @@ from delayed_queue.spark.jobs.offers import (
     deliver,
     delivered,
     earlier_answer,
+    evened,
+    firsts,
     from_its_beginning,
     id_of,
     note_answer,
     offer,
     offered_of,
     pieces_of_bytes,
-    ranked,
     telling,
 )
 from delayed_queue.spark.jobs.records import Rules, parse_mapping
-from delayed_queue.spark.session import Stopping, session
-from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.spark.session import Stopping, cut_alike, session, uncut
+from delayed_queue.spark.settings import SparkSettings, is_elsewhere
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SAMPLES: Final = 5
+# Rows: of more, a partition is cut anew.
+MOST_OF_PARTITION: Final = 4 * ROWS_PER_PARTITION
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,17 @@ def _checked_first(spark: SparkSession, options: ImportOptions, console: Console
         return _run(spark, options, console, is_uncut=True)
 
 
+def parts_of(spark: SparkSession) -> str:
+    """Return in words how much of what Spark is at has been read; Connect does not say it."""
+    if is_elsewhere(spark):
+        return "the records are being read"
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+    done = sum(each.numCompletedTasks for each in stages if each is not None)
+    total = sum(each.numTasks for each in stages if each is not None)
+    return f"{done:,} of {total:,} parts are read"
+
+
 class _RecordWasCut(Exception):
     """Spark has cut a file within a record."""
 
@@ -198,23 +213,20 @@ class _RecordWasCut(Exception):
 def _run(
     spark: SparkSession, options: ImportOptions, console: Console, *, is_uncut: bool
 ) -> ImportReport:
-    with uncut(spark, is_wanted=is_uncut):
-        frame = _ranked(checked(spark, options.source), options).persist()
+    with cut_alike(spark, BYTES_PER_PARTITION), uncut(spark, is_wanted=is_uncut):
+        rows = told(spark, options.source)
+        if rows is not None:
+            found = _Import(spark, options, console, rows)
+            # Files are read again faster than rows are kept.
+            if not found.read():
+                return found.report()
+        kept = checked(spark, options.source).persist()
         try:
-            return _Import(spark, options, console, frame).run()
+            found = _Import(spark, options, console, kept)
+            found.read()
+            return found.report()
         finally:
-            frame.unpersist()
-
-
-def _ranked(frame: DataFrame, options: ImportOptions) -> DataFrame:
-    """Return the rows with their rank: of each key the first is what offers in order would leave.
-
-    A record without a key has a place of its own among the partitions.
-    """
-    turn = "" if options.mode == "offer" else " DESC"
-    order = f"file{turn}, block{turn}, place{turn}"
-    spots = frame.selectExpr("*", "coalesce(key, concat_ws(':', file, block, place)) AS spot")
-    return ranked(spots, options.pieces, order, "spot").drop("spot")
+            kept.unpersist()
 
 
 class _Import:
@@ -228,25 +240,47 @@ class _Import:
         self._console = console
         self._frame = frame
         self._blocks: list[Block] = []
+        # Of a partition.
+        self._most = 0
 
-    def run(self) -> ImportReport:
+    def read(self) -> int:
+        """Read the input; return how many records are bad."""
         with telling(self._console, lambda: parts_of(self._spark)):
-            self._blocks = blocks = blocks_of(self._frame)
-        if is_cut(blocks):
+            self._blocks, self._most = blocks_of(self._frame)
+        if is_cut(self._blocks):
             raise _RecordWasCut
-        good, bad = sum(each.good for each in blocks), sum(each.bad for each in blocks)
+        return sum(each.bad for each in self._blocks)
+
+    def report(self) -> ImportReport:
+        good, bad = (sum(getattr(each, of) for each in self._blocks) for of in ("good", "bad"))
         self._console.progress(f"{good:,} records are good, {bad:,} are bad")
         report = ImportReport(str(self._options.job), good + bad, quarantined=bad)
         if bad:
             report = self._with_reasons(report)
-        report = replace(report, duplicates=sum(each.repeated for each in blocks))
+        unique, repeated = self._unique()
+        report = replace(report, duplicates=repeated)
         if self._options.is_dry_run:
             return replace(report, is_dry_run=True, refused=self._refusal(report))
         if bad:
             report = self._quarantine(report)
         if refused := self._refusal(report):
             raise InvalidConfiguration(f"{refused} They are in {report.quarantine}.")
-        return self._offer(report, good)
+        return self._offer(report, unique, good)
+
+    def _unique(self) -> tuple[DataFrame, int]:
+        """Return of each key what offers in order would leave, and how many others there are.
+
+        The same input gives the same partitions on any cluster, by which the ledger knows chunks
+        that an earlier run has offered; in others they are offered again, which changes nothing.
+        """
+        turn = "" if self._options.mode == "offer" else " DESC"
+        order = f"file{turn}, block{turn}, place{turn}"
+        good = self._frame.where("kind IS NOT NULL")
+        unique, repeated = firsts(good, self._options.pieces, order)
+        # One row group of Parquet, or a packed file, is one partition however large it is.
+        if self._options.partitions is not None or self._most > MOST_OF_PARTITION:
+            unique = evened(unique, self._options.pieces)
+        return unique, repeated
 
     # Bad records
 
@@ -294,9 +328,8 @@ class _Import:
 
     # Good ones
 
-    def _messages(self, job: str) -> DataFrame:
-        """Return one of each key with its time; a record that says when itself keeps that."""
-        unique = self._frame.where("kind IS NOT NULL AND rank = 1")
+    def _messages(self, unique: DataFrame, job: str) -> DataFrame:
+        """Return the rows with their times; a record that says when itself keeps that."""
         spread = self._options.spread
         if spread is None:
             return unique
@@ -316,8 +349,8 @@ class _Import:
         )
         return placed.selectExpr("kind", "key", "payload", "headers", "grouped", *times)
 
-    def _offer(self, report: ImportReport, good: int) -> ImportReport:
-        total, messages = good - report.duplicates, self._messages(report.job)
+    def _offer(self, report: ImportReport, unique: DataFrame, good: int) -> ImportReport:
+        total, messages = good - report.duplicates, self._messages(unique, report.job)
         self._console.progress(f"offering {total:,} messages …")
         with telling(self._console, lambda: offered_of(report.job, total)):
             offered = delivered(total, lambda: self._delivered(messages, report.job), "import")

@@ -12,7 +12,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +36,7 @@ from delayed_queue.spark.jobs.records import (
     cells_of,
     plain,
 )
-from delayed_queue.spark.settings import is_elsewhere
+from delayed_queue.spark.schema import told_by_types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,8 +74,6 @@ _ARROW: Final = pa.schema(
 _NOTHING: Final = (None,) * 7
 # What the last row of a block says that ended within a record.
 OPEN: Final = "open"
-# Larger than any file: none is cut, and each is a partition.
-_UNCUT: Final = str(2**50)
 Row = tuple[Any, ...]
 
 
@@ -113,6 +110,29 @@ def format_of(names: Sequence[str]) -> str:
             "The names do not say what the files are: give --input-format parquet, csv or jsonl."
         )
     return str(found.pop())
+
+
+def told(spark: SparkSession, source: Input) -> DataFrame | None:
+    """Return the input's rows as ``checked`` does, without a look at any in Python.
+
+    A record that does not fit has no reasons yet. None where types do not tell what fits.
+    """
+    if source.format != "parquet" or source.check is not None:
+        return None
+    frame, columns = _parquet(spark, source)
+    check_columns(columns, source.rules)
+    records = frame.drop("__file", "__block", "__place")
+    found = told_by_types(records.schema, Checker(source.rules))
+    if found is None:
+        return None
+    nothing = {"delay_ms": "bigint", "headers": "string", "record": "string"}
+    texts = {
+        **{name: f"CAST(NULL AS {kind})" for name, kind in nothing.items()}, **found,
+        "file": "__file", "block": "__block", "place": "__place", "lines": "__place + 1",
+        "kind": f"IF({found['fits']}, {found['kind']}, NULL)",
+        "reasons": f"IF({found['fits']}, CAST(NULL AS array<string>), array(''))",
+    }  # fmt: skip
+    return frame.selectExpr(*(f"{texts[name]} AS {name}" for name in _ARROW.names))
 
 
 def checked(spark: SparkSession, source: Input) -> DataFrame:
@@ -232,20 +252,6 @@ def _cells(path: str, line: str, delimiter: str) -> list[str]:
         return cells_of(line, delimiter)
     except csv.Error as error:
         raise InvalidConfiguration(f"The header of {path} is not CSV: {error}.") from None
-
-
-@contextmanager
-def uncut(spark: SparkSession, *, is_wanted: bool) -> Iterator[None]:
-    """Have Spark read each file in one piece."""
-    names = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
-    before = {name: spark.conf.get(name) for name in names}
-    try:
-        for name in names if is_wanted else ():
-            spark.conf.set(name, _UNCUT)
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, str(value))
 
 
 class _Checking:
@@ -389,8 +395,6 @@ class Block:
     good: int
     bad: int
     is_open: bool = False
-    # Good ones under a key that another one has.
-    repeated: int = 0
     first_line: int = 0
     first_ordinal: int = 0
 
@@ -408,28 +412,29 @@ def numbered(blocks: list[Block]) -> list[Block]:
     return found
 
 
-def parts_of(spark: SparkSession) -> str:
-    """Return in words how much of what Spark is at has been read; Connect does not say it."""
-    if is_elsewhere(spark):
-        return "the records are being read"
-    tracker = spark.sparkContext.statusTracker()
-    stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
-    done = sum(each.numCompletedTasks for each in stages if each is not None)
-    total = sum(each.numTasks for each in stages if each is not None)
-    return f"{done:,} of {total:,} parts are read"
+def blocks_of(frame: DataFrame) -> tuple[list[Block], int]:
+    """Return all blocks with their counts, in order, and the most good rows of a partition.
 
-
-def blocks_of(frame: DataFrame) -> list[Block]:
-    """Return all blocks with their counts, in order; this is what reads the input."""
+    This is what reads the input.
+    """
     from pyspark.sql.functions import expr
 
     counts = (
         "max(lines)", "count(kind)", "count(reasons)",
         "coalesce(bool_or(lines IS NOT NULL AND record IS NOT NULL), false)",
-        "count_if(kind IS NOT NULL AND rank > 1)",
     )  # fmt: skip
-    rows = frame.groupBy("file", "block").agg(*map(expr, counts)).collect()
-    return numbered([Block(*row) for row in rows])
+    placed = frame.selectExpr("*", "spark_partition_id() AS part")
+    rows = placed.groupBy("file", "block", "part").agg(*map(expr, counts)).collect()
+    blocks: dict[tuple[str, int], Block] = {}
+    of_parts = Counter[int]()
+    for file, block, part, lines, good, bad, is_open in rows:
+        of_parts[part] += good
+        known = blocks.get((file, block), Block(file, block, 0, 0, 0))
+        blocks[file, block] = replace(
+            known, lines=max(known.lines, lines or 0), good=known.good + good,
+            bad=known.bad + bad, is_open=known.is_open or is_open,
+        )  # fmt: skip
+    return numbered(list(blocks.values())), max(of_parts.values(), default=0)
 
 
 def is_cut(blocks: list[Block]) -> bool:

@@ -214,6 +214,39 @@ def ranked(frame: DataFrame, pieces: int, order: str, key: str = "key") -> DataF
     )
 
 
+# Of keys that come more than once: how many hashes of them are given to each task, at most.
+MOST_REPEATED: Final = 100_000
+
+
+def firsts(frame: DataFrame, pieces: int, order: str) -> tuple[DataFrame, int]:
+    """Return of each key the first row in that order, and how many rows that leaves out.
+
+    All rows stay where they are but those whose key may come again: hashes of keys, which are
+    small, are what is moved to find them.
+    """
+    from pyspark.sql.functions import broadcast
+
+    hashed = frame.selectExpr("*", "xxhash64(kind, key) AS hash")
+    numbers = hashed.select("hash").repartition(pieces, "hash").groupBy("hash").count()
+    repeated = numbers.where("count > 1").select("hash")
+    found = repeated.count()
+    if not found:
+        return frame, 0
+    is_small = found <= MOST_REPEATED
+    doubtful = hashed.join(broadcast(repeated), "hash", "left_semi") if is_small else hashed
+    again = ranked(doubtful, pieces_of_rows(found) if is_small else pieces, order)
+    left_out = again.where("rank > 1").count()
+    first = again.where("rank = 1").drop("rank")
+    if is_small:
+        first = hashed.join(broadcast(repeated), "hash", "left_anti").unionByName(first)
+    return first.drop("hash"), left_out
+
+
+def evened(frame: DataFrame, pieces: int) -> DataFrame:
+    """Return the rows, of which no key comes twice, in so many pieces that are the same again."""
+    return frame.repartition(pieces, "kind", "key").sortWithinPartitions("kind", "key")
+
+
 def pieces_of_rows(rows: int) -> int:
     """Return in how many pieces to cut so many rows."""
     return max(1, -(-rows // ROWS_PER_PARTITION))

@@ -1,15 +1,14 @@
-"""Tables that can be archived: their rows for executors to read, and the manifest of an archive."""
+"""Tables that can be archived: their columns, where they are cut, and rows read by executors."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
-from uuid import uuid4
 
 import pyarrow as pa
 from psycopg import sql as composed
@@ -24,20 +23,16 @@ from delayed_queue.spark.database import (
     outlasting,
     steady,
 )
-from delayed_queue.spark.jobs.files import Sums
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.settings import TASKS_EACH, tasks_of
 from delayed_queue.spark.store.archiving import (
-    ADVANCE_ARCHIVE,
     BOUNDS,
     COLUMNS,
-    FILES_OF,
+    COUNT_RANGE,
     FIRST_INFINITE,
-    HOLD_ARCHIVE,
-    NOTE_FILES,
-    PLAN_ARCHIVE,
     READ_PIECE,
+    SAMPLED_KEYS,
     STEADY_TEXT,
-    UNFINISHED_ARCHIVE,
     Template,
 )
 
@@ -92,6 +87,18 @@ KNOWN: Final = {
 }
 
 
+class Piece(NamedTuple):
+    """The rows whose keys are above ``lower``, or the same if it is the first, up to ``upper``."""
+
+    lower: str | None
+    upper: str | None
+    is_first: bool = True
+    rows: int = 0
+
+
+WHOLE: Final = Piece(None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The columns of a table with their types, in its order."""
@@ -129,7 +136,7 @@ class Layout:
         columns = [f"`{name}` {_PARQUET.get(kind, 'string')}" for name, kind in self.types.items()]
         return ", ".join([*columns, f"`{DIGEST}` string"])
 
-    def statement(self, template: Template) -> composed.Composed:
+    def statement(self, template: Template, within: Piece = WHOLE) -> composed.Composed:
         return filled(
             template,
             table=composed.Identifier(self.table.source),
@@ -139,9 +146,27 @@ class Layout:
             type=composed.SQL(self.types[self.table.key]),
             cutoff=composed.SQL(_CUTOFFS[self.types[self.table.age]]),
             only=self._only(),
+            within=self._within(within),
             finite=self._finite(),
             columns=composed.SQL(", ").join(self._column(name) for name in self.types),
         )
+
+    @staticmethod
+    def params(within: Piece, cutoff: int, **more: Any) -> dict[str, Any]:
+        return {"lower": within.lower, "upper": within.upper, "cutoff": cutoff, **more}
+
+    def _within(self, piece: Piece) -> composed.Composable:
+        """Return the condition, which has only what limits: so the index is walked from there."""
+        lower: LiteralString = "{} >= %(lower)s::{}" if piece.is_first else "{} > %(lower)s::{}"
+        upper: LiteralString = "{} <= %(upper)s::{}"
+        ends = [(piece.lower, lower), (piece.upper, upper)]
+        key, kind = self.table.key, self.types[self.table.key]
+        found = [
+            composed.SQL(shape).format(composed.Identifier(key), composed.SQL(kind))
+            for end, shape in ends
+            if end is not None
+        ]
+        return composed.SQL(" AND ").join(found) if found else composed.SQL("true")
 
     def _column(self, name: str) -> composed.Composable:
         is_kept = self.types[name] in _PARQUET
@@ -157,21 +182,42 @@ class Layout:
         ]
         return composed.SQL(" AND ").join(found) if found else composed.SQL("true")
 
+    def parts(self, connection: Connection, within: Piece, cutoff: int, most: int) -> list[Piece]:
+        """Return the range in so many parts at most, with about as many rows each.
+
+        By a sample: what it misjudges is only how long a task has to walk. How many rows they have
+        is a guess, too.
+        """
+        params = self.params(within, cutoff, table=self.table.source, pages=_PAGES, parts=most)
+        found = fetch(connection, self.statement(SAMPLED_KEYS, within), params)
+        rows = found[0][1] if found else 0
+        keys = [key for key, _ in found] if rows > _ALONE else []
+        ends = [within.lower, *keys, within.upper]
+        return [
+            Piece(lower, upper, within.is_first if number == 0 else False, rows // len(ends[1:]))
+            for number, (lower, upper) in enumerate(pairwise(ends))
+        ]
+
     def bounds(
-        self, connection: Connection, cutoff: int, limit: int, piece: int
-    ) -> list[tuple[str, int]]:
-        """Return where pieces begin, and the last key, each with its place among the rows."""
-        params = {"cutoff": cutoff, "limit": limit, "piece": piece}
+        self, connection: Connection, within: Piece, cutoff: int, after: int
+    ) -> list[Answer]:
+        """Return the first key, one each so many rows, and the last, each with its place."""
+        self._refuse_infinite(connection, within, cutoff)
+        params = self.params(within, cutoff, piece=after)
         with connection.transaction():
             connection.execute(_BY_KEY)
-            return [
-                (key, place) for key, place in fetch(connection, self.statement(BOUNDS), params)
-            ]
+            statement = self.statement(BOUNDS, within)
+            return [(key, place) for key, place in fetch(connection, statement, params)]
 
-    def refuse_infinite(self, connection: Connection, lower: str, upper: str, cutoff: int) -> None:
+    def count(self, connection: Connection, within: Piece, cutoff: int) -> int:
+        """Return how many rows there are that are old enough."""
+        params = self.params(within, cutoff)
+        return int(fetch(connection, self.statement(COUNT_RANGE, within), params)[0][0])
+
+    def _refuse_infinite(self, connection: Connection, within: Piece, cutoff: int) -> None:
         """Raise InvalidConfiguration naming a row that Parquet cannot hold."""
-        params = {"lower": lower, "upper": upper, "cutoff": cutoff}
-        rows = fetch(connection, self.statement(FIRST_INFINITE), params)
+        params = self.params(within, cutoff)
+        rows = fetch(connection, self.statement(FIRST_INFINITE, within), params)
         if rows:
             raise InvalidConfiguration(
                 f"The row {self.table.key} = {rows[0][0]} of {self.table.source!r} has an infinite "
@@ -216,168 +262,13 @@ def named(name: str, key: str | None, age: str | None, only: Mapping[str, Sequen
     return Table(name, key or "id", age, only)
 
 
-LEASE_MS: Final = 120_000
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivedFile:
-    """What a file is known by: its name, its size, and what was read back from it."""
-
-    name: str
-    size: int
-    sums: Sums
-
-
-class ArchiveLost(RuntimeError):
-    """Another process took the archive over; this one stops and changes nothing more."""
-
-
-@dataclass(slots=True)
-class Manifest:
-    """One row of ``delayed_queue_archive``."""
-
-    id: int
-    source: str
-    key: str
-    age: str
-    lower: str
-    upper: str
-    only: str
-    cutoff: int
-    expected: int
-    destination: str
-    state: str
-    staging: str
-    rows: int | None
-    holder: str
-    held_for_ms: int
-
-    @property
-    def table(self) -> Table:
-        return Table(self.source, self.key, self.age, json.loads(self.only))
-
-    @property
-    def path(self) -> str:
-        """Return where the files end up."""
-        return f"{self.destination}/{self.source}/archive={self.id:08d}"
-
-
-def new_holder() -> str:
-    """Return a name for this process that no other has, and that tells who it is."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-
-
-def is_dead(holder: str) -> bool:
-    """Return whether the holder was a process of this machine that is gone."""
-    host, _, rest = holder.partition(":")
-    pid = rest.partition(":")[0]
-    if host != socket.gethostname() or not pid.isdecimal():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return int(pid) == os.getpid()
-
-
-class Manifests:
-    """The manifests' statements, for one holder."""
-
-    def __init__(self, connection: Connection, lease_ms: int = LEASE_MS) -> None:
-        self.connection = connection
-        self.holder = new_holder()
-        self._lease_ms = lease_ms
-
-    @property
-    def token(self) -> str:
-        return self.holder.rpartition(":")[2]
-
-    def unfinished(self, source: str) -> Manifest | None:
-        rows = fetch(self.connection, UNFINISHED_ARCHIVE, {"source": source, "now": None})
-        return Manifest(*rows[0]) if rows else None
-
-    def plan(
-        self, table: Table, bounds: tuple[str, str], cutoff: int, expected: int, destination: str
-    ) -> Manifest:
-        """Write the decision down; another unfinished archive of the table refuses it."""
-        params = {
-            "source": table.source, "key": table.key, "age": table.age, "lower": bounds[0],
-            "upper": bounds[1], "only": table.only_json, "cutoff": cutoff, "expected": expected,
-            "destination": destination, "holder": self.holder, "lease": self._lease_ms,
-            "now": None,
-        }  # fmt: skip
-        rows = fetch(self.connection, PLAN_ARCHIVE, params)
-        found = self.unfinished(table.source) if rows else None
-        if found is None:
-            raise ArchiveLost(f"Another process is archiving {table.source} at this moment.")
-        return found
-
-    def hold(self, manifest: Manifest) -> bool:
-        """Take the archive, or keep it; return False while another holder may be at work."""
-        dead = manifest.holder if is_dead(manifest.holder) else self.holder
-        params = {
-            "id": manifest.id, "holder": self.holder, "dead": dead, "lease": self._lease_ms,
-            "now": None,
-        }  # fmt: skip
-        if not fetch(self.connection, HOLD_ARCHIVE, params):
-            return False
-        manifest.holder = self.holder
-        return True
-
-    def advance(
-        self,
-        manifest: Manifest,
-        to: str,
-        *,
-        staging: str | None = None,
-        rows: int | None = None,
-        deleted: int | None = None,
-        changed: int | None = None,
-    ) -> None:
-        """Write the next state down, or raise ArchiveLost."""
-        params: dict[str, Any] = {
-            "id": manifest.id, "holder": self.holder, "state": manifest.state, "to": to,
-            "staging": staging, "rows": rows, "deleted": deleted, "changed": changed, "now": None,
-        }  # fmt: skip
-        if not fetch(self.connection, ADVANCE_ARCHIVE, params):
-            raise ArchiveLost(f"The archive {manifest.id} was taken over by another process.")
-        manifest.state = to
-        manifest.staging = manifest.staging if staging is None else staging
-        manifest.rows = manifest.rows if rows is None else rows
-
-    def staged(self, manifest: Manifest, files: Sequence[ArchivedFile]) -> None:
-        """Write down that the files are written, and what was read back from each."""
-        params = {
-            "id": manifest.id,
-            "names": [each.name for each in files],
-            "sizes": [each.size for each in files],
-            "rows": (rows := [each.sums.rows for each in files]),
-            "checksums": [each.sums.checksum for each in files],
-        }
-        with self.connection.transaction():
-            self.advance(manifest, "staged", rows=sum(rows))
-            self.connection.execute(NOTE_FILES, params)
-
-    def files(self, manifest: Manifest) -> list[FileRow]:
-        """Return the files of the archive, in order of their names."""
-        rows = fetch(self.connection, FILES_OF, {"id": manifest.id})
-        return sorted(FileRow(*each) for each in rows)
-
-
-class FileRow(NamedTuple):
-    """A file, how many of its rows are yet to be deleted, and what became of the others."""
-
-    name: str
-    size: int
-    left: int
-    deleted: int
-    changed: int
-
-
-_PIECE: Final = 100_000
-ALL: Final = 2**62
+# As many rows are counted, and cut off, at a time, and files are made of so many such pieces.
+PIECE: Final = 10_000
+# Of fewer rows the driver walks along the keys itself: a job would take longer.
+_ALONE: Final = 200_000
+_PIECE_OF_READ: Final = 100_000
+# Of the table, as many pages are looked at to part the keys among tasks.
+_PAGES: Final = 1_000
 _ARROW: Final = {
     "smallint": pa.int16(),
     "integer": pa.int32(),
@@ -391,9 +282,6 @@ _ARROW: Final = {
 }
 
 
-Piece = tuple[str, str, bool]
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Reads pieces of the table by their numbers, in the executors, each over a connection."""
@@ -403,34 +291,127 @@ class Reading:
     pieces: tuple[Piece, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                yield from self._rows(*self.pieces[number])
+        for number in _numbers(batches):
+            yield from self._rows(self.pieces[number])
 
-    def _rows(self, lower: str, upper: str, is_last: bool) -> Iterator[pa.RecordBatch]:
-        params = {"lower": lower, "upper": upper, "is_last": is_last, "cutoff": self.cutoff}
-        statement = self.layout.statement(READ_PIECE).as_string(None)
+    def _rows(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        statement = self.layout.statement(READ_PIECE, piece).as_string(None)
         schema = _arrow_schema(self.layout)
         session = outlasting(lambda: connect(Options(), reads_rows=True))
         try:
             session.fetch(STEADY_TEXT.text, {})
-            for batch in session.stream(statement, params, schema):
+            for batch in session.stream(statement, self.layout.params(piece, self.cutoff), schema):
                 columns = map(pa.Array.cast, batch.columns, schema.types)
                 yield pa.RecordBatch.from_arrays(list(columns), schema=schema)
         finally:
             session.close()
 
 
+_ASKED: Final = pa.schema([("number", pa.int64()), ("key", pa.string()), ("place", pa.int64())])
+Answer = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Asks of each piece how many rows it has, or where to cut it after so many."""
+
+    layout: Layout
+    cutoff: int
+    pieces: tuple[Piece, ...]
+    after: int | None = None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in _numbers(batches):
+            found = outlasting(lambda: self.of(number))  # noqa: B023 # called here
+            rows = [(number, key, place) for key, place in found]
+            columns = list(zip(*rows, strict=True)) or [()] * len(_ASKED)
+            yield pa.RecordBatch.from_arrays(
+                list(map(pa.array, columns, _ASKED.types)), schema=_ASKED
+            )
+
+    def of(self, number: int) -> list[Answer]:
+        """Return a key and its place among the rows for each cut, or just the number of rows."""
+        with closing(steady()) as connection:
+            if self.after is None:
+                return [("", self.layout.count(connection, self.pieces[number], self.cutoff))]
+            return self.layout.bounds(connection, self.pieces[number], self.cutoff, self.after)
+
+    def on(self, spark: SparkSession) -> list[list[Answer]]:
+        """Return the answers for all pieces: from executors, if they are large."""
+        answers: list[list[Answer]] = [[] for _ in self.pieces]
+        if sum(each.rows for each in self.pieces) <= _ALONE:
+            return [self.of(number) for number in range(len(self.pieces))]
+        numbers = spark.range(0, len(answers), 1, len(answers))
+        rows = numbers.mapInArrow(self, "number bigint, key string, place bigint").collect()
+        for number, key, place in rows:
+            answers[number].append((key, place))
+        return [sorted(each, key=itemgetter(1)) for each in answers]
+
+
+def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column("id").to_pylist()
+
+
+def pieces_of(
+    spark: SparkSession, layout: Layout, cutoff: int, after: int = PIECE, within: Piece = WHOLE
+) -> list[Piece]:
+    """Return the rows that are old enough, in pieces of so many, with how many each has.
+
+    Keys are walked along side by side, where there are many.
+    """
+    with closing(steady()) as connection:
+        parts = layout.parts(connection, within, cutoff, TASKS_EACH * tasks_of(spark))
+    return [
+        piece
+        for bounds in Asking(layout, cutoff, tuple(parts), after).on(spark)
+        for piece in ranges_of(bounds)
+    ]
+
+
+def ranges_of(bounds: Sequence[Answer]) -> list[Piece]:
+    """Return the pieces between the bounds, each with its upper end, the first with both."""
+    if len(bounds) == 1:
+        return [Piece(bounds[0][0], bounds[0][0], True, 1)]
+    return [
+        Piece(lower, upper, begin == 1, end - begin + (begin == 1))
+        for (lower, begin), (upper, end) in pairwise(bounds)
+    ]
+
+
+def joined(pieces: Sequence[Piece], most: int, least: int = 1) -> list[Piece]:
+    """Join neighbours into pieces of so many each, at most; but have at least so many of them."""
+    count = max(-(-len(pieces) // most), min(least, len(pieces)))
+    ends = [number * len(pieces) // max(count, 1) for number in range(count + 1)]
+    return [_together(pieces[begin:end]) for begin, end in pairwise(ends)]
+
+
+def _together(pieces: Sequence[Piece]) -> Piece:
+    rows = sum(each.rows for each in pieces)
+    return Piece(pieces[0].lower, pieces[-1].upper, pieces[0].is_first, rows)
+
+
+def stretches(pieces: Sequence[Piece], most: int) -> Iterator[list[Piece]]:
+    """Yield the pieces by so many rows at most, but one piece at least."""
+    some: list[Piece] = []
+    for each in pieces:
+        if some and sum(other.rows for other in some) + each.rows > most:
+            yield some
+            some = []
+        some.append(each)
+    if some:
+        yield some
+
+
 def read_rows(
     spark: SparkSession, table: Table, columns: Sequence[str], partitions: int | None = None
 ) -> DataFrame:
     """Return some columns of all rows of a table that have an age."""
-    with steady() as connection:
+    with closing(steady()) as connection:
         whole = Layout.of(connection, table)
-        layout = Layout(table, {name: whole.types[name] for name in columns})
-        found = layout.bounds(connection, MAX_MILLISECONDS, ALL, _PIECE)
-    ranges = ranges_of([key for key, _ in found])
-    return pieces_read(spark, Reading(layout, MAX_MILLISECONDS, tuple(ranges)), partitions)
+    layout = Layout(table, {name: whole.types[name] for name in columns})
+    pieces = pieces_of(spark, layout, MAX_MILLISECONDS, _PIECE_OF_READ)
+    return pieces_read(spark, Reading(layout, MAX_MILLISECONDS, tuple(pieces)), partitions)
 
 
 def pieces_read(spark: SparkSession, reading: Reading, partitions: int | None = None) -> DataFrame:
@@ -438,12 +419,6 @@ def pieces_read(spark: SparkSession, reading: Reading, partitions: int | None = 
     count = len(reading.pieces)
     numbers = spark.range(0, count, 1, max(min(count, partitions or count), 1))
     return numbers.mapInArrow(reading, reading.layout.schema)
-
-
-def ranges_of(bounds: list[str]) -> list[Piece]:
-    """Return the pieces between the bounds: without their upper end, but for the last."""
-    pairs = list(pairwise(bounds)) or [(each, each) for each in bounds]
-    return [(lower, upper, index == len(pairs) - 1) for index, (lower, upper) in enumerate(pairs)]
 
 
 def _arrow_schema(layout: Layout) -> pa.Schema:

@@ -149,16 +149,43 @@ class Template:
     text: LiteralString
 
 
-# The first rows that are old enough, by key, and where to cut them into pieces: the first key of
-# each piece, and the last of all, whose place is how many there are. The primary key is walked
-# from its start, where the old rows are, from piece to piece, which keeps no row and numbers none
-# but those of the last piece; behind that it is read to its end, once in a command.
+# Keys that part the rows that are old enough into parts of about as many, found in a sample of so
+# many pages, and how many rows those stand for. Of a table in partitions, which has no pages
+# itself, all rows are looked at.
+SAMPLED_KEYS: Final = Template("""
+SELECT key::text, rows
+FROM (
+    SELECT
+        {key} AS key,
+        row_number() OVER (ORDER BY {key}) AS place,
+        count(*) OVER () AS total,
+        (count(*) OVER () * GREATEST(
+            1, pg_relation_size(to_regclass(quote_ident(%(table)s))) / 8192.0 / %(pages)s::bigint
+        ))::bigint AS rows
+    FROM {table}
+    TABLESAMPLE SYSTEM (LEAST(100, 100.0 * 8192 * %(pages)s::bigint / GREATEST(
+        pg_relation_size(to_regclass(quote_ident(%(table)s))), 1
+    )))
+    WHERE {within}
+        AND {age} < {cutoff}
+        AND {only}
+) AS sampled
+WHERE place < total
+    AND place * %(parts)s::bigint / total > (place - 1) * %(parts)s::bigint / total
+ORDER BY place
+""")
+
+# Where to cut rows that are old enough into pieces, by key: the first key, the key a piece of rows
+# after it, and so on, and the last of all, whose place is how many there are. The primary key is
+# walked along, from piece to piece, which keeps no row and numbers none but those of the last
+# piece; behind that it is read to its end.
 BOUNDS: Final = Template("""
 WITH RECURSIVE cuts (key, place) AS (
     (
         SELECT {key}, 1::bigint
         FROM {table}
-        WHERE {age} < {cutoff}
+        WHERE {within}
+            AND {age} < {cutoff}
             AND {only}
         ORDER BY {key}
         LIMIT 1
@@ -169,12 +196,11 @@ WITH RECURSIVE cuts (key, place) AS (
     CROSS JOIN LATERAL (
         SELECT {key} AS key
         FROM {table}
-        WHERE {key} > cuts.key AND {age} < {cutoff} AND {only}
+        WHERE {key} > cuts.key AND {within} AND {age} < {cutoff} AND {only}
         ORDER BY {key}
         OFFSET %(piece)s::bigint - 1
         LIMIT 1
     ) AS following
-    WHERE cuts.place + %(piece)s::bigint <= %(limit)s::bigint
 ),
 remaining AS (
     SELECT following.key, cuts.place + row_number() OVER (ORDER BY following.key) AS place
@@ -182,9 +208,9 @@ remaining AS (
     CROSS JOIN LATERAL (
         SELECT {key} AS key
         FROM {table}
-        WHERE {key} > cuts.key AND {age} < {cutoff} AND {only}
+        WHERE {key} > cuts.key AND {within} AND {age} < {cutoff} AND {only}
         ORDER BY {key}
-        LIMIT least(%(piece)s::bigint - 1, %(limit)s::bigint - cuts.place)
+        LIMIT %(piece)s::bigint - 1
     ) AS following
 )
 SELECT key::text, place
@@ -200,20 +226,17 @@ ORDER BY place
 READ_PIECE: Final = Template("""
 SELECT {columns}, md5(archived_row::text)
 FROM {table} AS archived_row
-WHERE {key} >= %(lower)s::{type}
-    AND {key} <= %(upper)s::{type}
-    AND ({key} < %(upper)s::{type} OR %(is_last)s)
+WHERE {within}
     AND {age} < {cutoff}
     AND {only}
 ORDER BY {key}
 """)
 
-# The first of the stretch that has an infinite timestamp or date, of which Parquet has none.
+# The first of a range that has an infinite timestamp or date, of which Parquet has none.
 FIRST_INFINITE: Final = Template("""
 SELECT {key}::text
 FROM {table}
-WHERE {key} >= %(lower)s::{type}
-    AND {key} <= %(upper)s::{type}
+WHERE {within}
     AND {age} < {cutoff}
     AND {only}
     AND NOT ({finite})
@@ -221,12 +244,11 @@ ORDER BY {key}
 LIMIT 1
 """)
 
-# How many rows the whole stretch has.
+# How many rows a range has.
 COUNT_RANGE: Final = Template("""
 SELECT count(*)
 FROM {table}
-WHERE {key} >= %(lower)s::{type}
-    AND {key} <= %(upper)s::{type}
+WHERE {within}
     AND {age} < {cutoff}
     AND {only}
 """)

@@ -11,27 +11,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands.archives import files_read
 from delayed_queue.spark.jobs.files import Sums
-from delayed_queue.spark.jobs.tables import is_dead, named, new_holder, parse_only, ranges_of
+from delayed_queue.spark.jobs.manifests import files_read, is_dead, new_holder
+from delayed_queue.spark.jobs.tables import Piece, joined, named, parse_only, ranges_of, stretches
+
+KEYS = st.lists(st.integers(0, 1000), unique=True).map(sorted)
+
+
+def bounds_of(keys: list[int], piece: int) -> list[tuple[str, int]]:
+    """What PostgreSQL answers: the first, one each so many, and the last."""
+    places = sorted({*range(1, len(keys) + 1, piece), len(keys)} - {0})
+    return [(str(keys[place - 1]), place) for place in places]
+
+
+def within(piece: Piece, keys: list[int]) -> list[int]:
+    lower, upper = int(piece.lower or 0), int(piece.upper or 0)
+    return [each for each in keys if lower < each <= upper or (piece.is_first and each == lower)]
 
 
 class TestArchives:
-    @given(st.lists(st.integers(0, 1000), unique=True, min_size=1), st.integers(1, 10))
-    def test_pieces_hold_every_key_once(self, keys: list[int], piece: int) -> None:
-        keys.sort()
-        starts = keys[::piece]
-        bounds = starts if starts[-1] == keys[-1] else [*starts, keys[-1]]
-        found = [
-            key
-            for lower, upper, is_last in ranges_of([str(each) for each in bounds])
-            for key in keys
-            if int(lower) <= key and (key < int(upper) or (is_last and key == int(upper)))
-        ]
-        assert found == keys
+    @given(KEYS, KEYS, st.integers(1, 10), st.integers(1, 5), st.integers(1, 8))
+    def test_files_hold_every_key_once(
+        self, some: list[int], more: list[int], piece: int, most: int, least: int
+    ) -> None:
+        """Of two parts that were walked along apart, and joined to files."""
+        parts = [some, [1001 + each for each in more]]
+        pieces = [one for keys in parts for one in ranges_of(bounds_of(keys, piece))]
+        keys = [each for part in parts for each in part]
+        if not pieces:
+            assert keys == []
+            return
+        files = joined(pieces, most, least)
+        found = [within(each, keys) for each in files]
+        assert [each for some in found for each in some] == keys
+        assert [len(each) for each in found] == [each.rows for each in files]
+        assert min(least, len(pieces)) <= len(files) <= max(-(-len(pieces) // most), least)
 
-    def test_no_bounds_no_pieces(self) -> None:
-        assert ranges_of([]) == []
+    @given(st.lists(st.integers(1, 9)), st.integers(1, 20))
+    def test_archives_are_of_so_many_rows_at_most(self, rows: list[int], most: int) -> None:
+        pieces = [Piece(str(n), str(n), True, each) for n, each in enumerate(rows)]
+        found = list(stretches(pieces, most))
+        assert [one for some in found for one in some] == pieces
+        for some in found:
+            assert len(some) == 1 or sum(each.rows for each in some) <= most
 
     @given(st.lists(st.integers(0, 4)), st.integers(1, 3))
     def test_each_file_is_read_to_its_end(self, lengths: list[int], size: int) -> None:

@@ -16,7 +16,7 @@ from delayed_queue.management.base import add_format
 from delayed_queue.messages import Counts
 from delayed_queue.spark import commands
 from delayed_queue.spark.commands import DONE, FAILED, asked_name
-from delayed_queue.spark.commands.bundle import bundle
+from delayed_queue.spark.commands.doctor import bundle
 from delayed_queue.spark.jobs import console
 from delayed_queue.spark.jobs.console import Console, aligned, sentence_of
 

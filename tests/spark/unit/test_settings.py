@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
-from delayed_queue.spark.commands.bundle import bundle
+from delayed_queue.spark.commands.doctor import bundle
 from delayed_queue.spark.session import conf_of, master_of, private_directory
 from delayed_queue.spark.settings import SparkSettings
 
