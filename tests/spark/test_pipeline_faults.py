@@ -6,13 +6,12 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ from delayed_queue.spark.commands import DONE, FAILED, archives, imports
 from delayed_queue.spark.commands.doctor import bundle
 from delayed_queue.spark.jobs import handling
 from delayed_queue.spark.models import ArchiveManifest
-from delayed_queue.spark.session import find_java_home
 from tests.spark.archiver import STEPS
+from tests.spark.clusters import TIMEOUT, cluster, environment
 from tests.spark.pipelines import CONSOLE, archive, holding, letters, lines, options
 from tests.spark.support import is_waiting_for, with_jvm
 from tests.support.processes import ROOT, kill_family, wait_until
@@ -45,18 +44,7 @@ SMALL = [
     # On a machine that does much else a worker needs its time to start.
     "--conf", "spark.python.authenticate.socketTimeout=60s",
 ]  # fmt: skip
-TIMEOUT = 300
 PROGRESS = re.compile(r"\[ +[\d.]+ s\] ")
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-        "PYSPARK_PYTHON": sys.executable,
-        **more,
-    }
 
 
 @contextmanager
@@ -264,24 +252,14 @@ class TestImport:
     ) -> None:
         """The package travels as a zip; neither machine of the cluster has it installed."""
         path = lines(tmp_path / "in.jsonl", [{"key": f"k{n}", "payload": n} for n in range(500)])
-        with cluster(tmp_path) as master:
-            program = tmp_path / "program.py"
-            source = ROOT / "delayed_queue" / "spark" / "__main__.py"
-            program.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-            done = subprocess.run(
-                [
-                    *spark_tool("spark-submit"), "--master", master, "--py-files", str(bundle()),
-                    "--conf", "spark.ui.enabled=false", "--conf", "spark.executor.memory=512m",
-                    "--conf", "spark.driver.host=127.0.0.1", str(program), "import", path,
-                    "--queue", "orders", "--format", "json",
-                ],
-                cwd=tmp_path, env=without_package(), capture_output=True, text=True,
-                timeout=TIMEOUT, check=False,
-            )  # fmt: skip
-        assert done.returncode == DONE, done.stderr
-        report = json.loads(done.stdout.strip().splitlines()[-1])
+        with cluster(tmp_path) as found, found.submitted(
+            "import", path, "--queue", "orders", "--format", "json"
+        ) as process:  # fmt: skip
+            out, err = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == DONE, err
+        report = json.loads(out.strip().splitlines()[-1])
         assert (report["created"], count(other)) == (500, 500)
-        assert "password" not in done.stdout + done.stderr
+        assert "password" not in out + err
 
 
 class TestDrain:
@@ -401,50 +379,3 @@ def count(connection: psycopg.Connection[Any]) -> int:
     row = connection.execute("SELECT count(*) FROM delayed_queue").fetchone()
     assert row is not None
     return int(row[0])
-
-
-def spark_tool(name: str) -> list[str]:
-    import pyspark
-
-    return [str(Path(pyspark.__file__).parent / "bin" / name)]
-
-
-def without_package() -> dict[str, str]:
-    """Return an environment in which the package is not on the path, as on a cluster's machines."""
-    found = environment(JAVA_HOME=str(find_java_home()), SPARK_LOCAL_IP="127.0.0.1")
-    del found["PYTHONPATH"]
-    return found
-
-
-@contextmanager
-def cluster(directory: Path) -> Iterator[str]:
-    """Run a master and two workers, each a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    master = f"spark://127.0.0.1:{port}"
-    deploy = "org.apache.spark.deploy"
-    with ExitStack() as stack:
-        start = [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port),
-                 "--webui-port", "0"]  # fmt: skip
-        out = started(stack, directory / "master.log", start)
-        wait_until(lambda: "I have been elected leader" in out.read_text(), TIMEOUT)
-        for number in range(2):
-            log = directory / f"worker-{number}.log"
-            start = [f"{deploy}.worker.Worker", "--cores", "1", "--memory", "600m",
-                     "--webui-port", "0", "--work-dir", str(directory / f"work-{number}"),
-                     "--host", "127.0.0.1", master]  # fmt: skip
-            started(stack, log, start)
-        wait_until(lambda: out.read_text().count("Registering worker") == 2, TIMEOUT)
-        yield master
-
-
-def started(stack: ExitStack, log: Path, arguments: list[str]) -> Path:
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [*spark_tool("spark-class"), *arguments],
-            env={**without_package(), "SPARK_DAEMON_MEMORY": "256m"},
-            stdout=out, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    stack.callback(kill_family, process)
-    return log

@@ -1,0 +1,190 @@
+"""A standalone cluster of real processes, whose machines have nothing but what is submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import psutil
+import pyspark
+
+from delayed_queue.spark.commands.doctor import bundle
+from delayed_queue.spark.session import find_java_home
+from tests.support.processes import ROOT, kill_family, wait_until
+
+TIMEOUT: Final = 300
+# Of a program that sends it along the handlers are those of the module fleet.
+HANDLERS: Final = ROOT / "tests" / "spark" / "programs" / "fleet.py"
+_DEPLOY: Final = "org.apache.spark.deploy"
+# So that a dead worker is noticed, and a slow task tried twice, while a test waits for it.
+_CONF: Final = {
+    "spark.ui.enabled": "false",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.authenticate.socketTimeout": "60s",
+}
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "PYSPARK_PYTHON": sys.executable,
+        **more,
+    }
+
+
+def without_package() -> dict[str, str]:
+    """Return an environment in which the package is not on the path, as on a cluster's machines."""
+    found = environment(JAVA_HOME=str(find_java_home()), SPARK_LOCAL_IP="127.0.0.1")
+    found.pop("DJANGO_SETTINGS_MODULE", None)
+    del found["PYTHONPATH"]
+    return found
+
+
+def spark_tool(name: str) -> list[str]:
+    return [str(Path(pyspark.__file__).parent / "bin" / name)]
+
+
+@dataclass
+class Cluster:
+    """A master, and workers of one core each on addresses of their own."""
+
+    directory: Path
+    hosts: tuple[str, ...] = ("127.0.0.1", "127.0.0.1")
+    master: str = ""
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def start(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.master = f"spark://127.0.0.1:{port}"
+        self._spark_class("master", [
+            f"{_DEPLOY}.master.Master", "--host", "127.0.0.1", "--port", str(port),
+            "--webui-port", "0",
+        ])  # fmt: skip
+        wait_until(lambda: "I have been elected leader" in self._said(), TIMEOUT)
+        self.fill_up()
+
+    def fill_up(self) -> None:
+        """Start the workers that are missing, and wait for them."""
+        before = self._said().count("Registering worker")
+        living = [each for each in self.workers if each.poll() is None]
+        missing = self.hosts[len(living) :]
+        for host in missing:
+            number = len(self.workers)
+            living.append(self._spark_class(f"worker-{number}", [
+                f"{_DEPLOY}.worker.Worker", "--cores", "1", "--memory", "600m",
+                "--webui-port", "0", "--work-dir", str(self.directory / f"work-{number}"),
+                "--host", host, self.master,
+            ]))  # fmt: skip
+            self.workers.append(living[-1])
+        wanted = before + len(missing)
+        wait_until(lambda: self._said().count("Registering worker") == wanted, TIMEOUT)
+        self.workers = living
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def executors(self) -> list[psutil.Process]:
+        """Return the executors that run; they are children of the workers."""
+        found = []
+        for worker in self.workers:
+            with suppress(psutil.NoSuchProcess):
+                for each in psutil.Process(worker.pid).children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):  # a zombie too
+                        if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()):
+                            found.append(each)
+        return found
+
+    @contextmanager
+    def submitted(
+        self,
+        *arguments: str,
+        program: Path | None = None,
+        conf: Mapping[str, str] = MappingProxyType({}),
+    ) -> Iterator[subprocess.Popen[str]]:
+        """Submit a command of the pipeline, or a program; kill at the end what is left of it."""
+        main = program or self._main()
+        files = f"{bundle()},{HANDLERS}"
+        said = [f"{name}={value}" for name, value in {**_CONF, **conf}.items()]
+        command = [
+            *spark_tool("spark-submit"), "--master", self.master, "--py-files", files,
+            *(each for one in said for each in ("--conf", one)), str(main), *arguments,
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, cwd=self.directory, env=without_package(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            kill_family(process)
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+    def answer(self, *arguments: str) -> dict[str, Any]:
+        """Run a command to its end; return what it answers."""
+        with self.submitted(*arguments, "--format", "json") as process:
+            return answer_of(process)
+
+    def _main(self) -> Path:
+        """Return the program, elsewhere than in the package, whose modules it would hide."""
+        path = self.directory / "program.py"
+        source = ROOT / "delayed_queue" / "spark" / "__main__.py"
+        path.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+        return path
+
+    def _said(self) -> str:
+        return (self.directory / "master.log").read_text()
+
+    def _spark_class(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+        with (self.directory / f"{name}.log").open("w") as out:
+            process = subprocess.Popen(
+                [*spark_tool("spark-class"), *arguments],
+                env={**without_package(), "SPARK_DAEMON_MEMORY": "256m"},
+                stdout=out, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self._stack.callback(kill_family, process)
+        return process
+
+
+def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, err
+    found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return found
+
+
+@contextmanager
+def cluster(directory: Path, *hosts: str) -> Iterator[Cluster]:
+    """Run a master and two workers, each a process of its own."""
+    found = Cluster(directory, hosts or Cluster.hosts)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+
+
+def kill(pid: int) -> None:
+    """Kill as an operating system does that is out of memory."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,28 @@
+"""Handlers for machines that have nothing but this file and the package in a zip."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+from delayed_queue import Envelope, Reject
+
+
+def answer(envelope: Envelope) -> None:
+    """Reject what asks for it."""
+    if envelope.payload == "reject":
+        raise Reject("no such order")
+
+
+def gated(envelope: Envelope) -> None:
+    """Note the call; of the message whose payload is a directory, wait until it has no gate."""
+    if not isinstance(envelope.payload, str):
+        return
+    directory, pause = Path(envelope.payload), threading.Event()
+    (directory / f"reached-{uuid4().hex}").touch()
+    for _ in range(6000):
+        if not (directory / "gate").exists():
+            return
+        pause.wait(0.02)
+    raise TimeoutError("the gate was not opened in time")
