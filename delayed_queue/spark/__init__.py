@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from delayed_queue.spark.database import dsn_from_django as dsn_from_django
-    from delayed_queue.spark.jobs.files import claim_lake as claim_lake
-    from delayed_queue.spark.jobs.files import read_lake as read_lake
+    from delayed_queue.spark.jobs.lakes import claim_lake as claim_lake
+    from delayed_queue.spark.jobs.lakes import read_lake as read_lake
     from delayed_queue.spark.leases import acknowledge_checkpoint as acknowledge_checkpoint
     from delayed_queue.spark.leases import drain as drain
     from delayed_queue.spark.offering import Counts as Counts
@@ -32,12 +32,12 @@ _HOMES = {
     "DelayedQueueDataSource": "source",
     "acknowledge_checkpoint": "leases",
     "build_session": "session",
-    "claim_lake": "jobs.files",
+    "claim_lake": "jobs.lakes",
     "consistent_snapshot": "reader",
     "counts": "offering",
     "drain": "leases",
     "dsn_from_django": "database",
-    "read_lake": "jobs.files",
+    "read_lake": "jobs.lakes",
     "register": "session",
 }
 

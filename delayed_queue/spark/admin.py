@@ -26,9 +26,12 @@ else:
 
 _PLOTS: Final = {
     "lateness": _("Lateness by kind"),
+    "hours": _("Lateness by hour"),
     "throughput": _("Throughput"),
     "backlog": _("Backlog, and when it falls due"),
+    "attempts": _("Attempts"),
     "reasons": _("Why messages died"),
+    "funnel": _("What became of campaigns"),
 }
 _LISTED: Final = 30
 _BACKLOG: Final = (
@@ -115,8 +118,11 @@ class PipelineReportAdmin(_Base):
 
 def _shown(report: PipelineReport) -> dict[str, Any]:
     figures = report.figures
+    kinds = figures.get("kinds", ())
     return {
-        "kinds": [_kind(each) for each in figures.get("kinds", ())],
+        # Not so in reports of before.
+        "are_dead_apart": any("dead_lateness_seconds" in each for each in kinds),
+        "kinds": [_kind(each) for each in kinds],
         "reasons": [
             {**each, "messages": number(each["messages"])} for each in figures.get("reasons", ())
         ],

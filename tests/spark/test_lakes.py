@@ -13,7 +13,7 @@ import pytest
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark.commands import drains, imports, replays, reports, snapshots
-from delayed_queue.spark.jobs.files import read_lake
+from delayed_queue.spark.jobs.lakes import read_lake
 from tests.spark.pipelines import CONSOLE, archive, letters, options
 from tests.spark.support import with_jvm
 from tests.support.sampling import sample

@@ -79,11 +79,18 @@ class TestReport:
         assert (kind["messages"], kind["done"], kind["dead"], kind["redelivered"]) == (12, 10, 2, 4)
         assert kind["failure_rate"] == pytest.approx(2 / 12)
         assert kind["redelivery_rate"] == pytest.approx(4 / 12)
-        # The two letters took a day: nearest ranks 6, 11, 12 and 12 of 12.
+        # Nearest ranks 5, 9, 10 and 10 of 10; the two letters took a day, and are apart.
         assert kind["latency_seconds"] == {
-            "p50": 6.0, "p90": 86_400.0, "p95": 86_401.0, "p99": 86_401.0, "max": 86_401.0,
+            "p50": 5.0, "p90": 9.0, "p95": 10.0, "p99": 10.0, "max": 10.0,
         }  # fmt: skip
-        assert kind["lateness_seconds"]["p50"] == 5.0
+        assert kind["lateness_seconds"]["p50"] == 4.0
+        assert kind["dead_lateness_seconds"]["p50"] == 86_400.0
+        assert kind["dead_lateness_seconds"]["max"] == 86_401.0
+        assert report.figures["attempts"] == [
+            {"kind": "orders|json", "done": [8, 2] + [0] * 9, "dead": [0, 0, 2] + [0] * 8}
+        ]
+        (hour,) = report.figures["hours"]
+        assert (hour["hour"], hour["p95"]) == ("2026-05-01T12:00:00+00:00", 9.0)
         assert report.figures["throughput"] == [
             {"kind": "orders|json", "minute": "2026-05-01T12:00:00+00:00", "messages": 10}
         ]
@@ -98,7 +105,10 @@ class TestReport:
     def check_kept(self, report: reports.Report, out: Path) -> None:
         kept = PipelineReport.objects.get()
         assert kept.figures == report.figures == json.loads((out / "report.json").read_text())
-        assert set(kept.plots) == {"lateness", "throughput", "backlog", "reasons"}
+        assert set(kept.plots) == {
+            "lateness", "hours", "throughput", "backlog", "attempts", "reasons",
+        }  # fmt: skip
+        assert (out / "report.html").read_text().count("<svg ") == len(kept.plots)
         assert (out / "lateness.png").read_bytes().startswith(b"\x89PNG")
         assert any("orders|json" in line for line in report.lines())
 

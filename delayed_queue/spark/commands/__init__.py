@@ -103,6 +103,30 @@ def add_partitions(parser: ArgumentParser) -> None:
     )
 
 
+def format_name(text: str) -> str:
+    """Return the name of a format as Spark has it; that of a class is written as it is."""
+    return text if "." in text else text.lower()
+
+
+def _archive_format(text: str) -> str:
+    if text != "parquet":
+        raise ValueError(
+            "an archive is Parquet: rows are deleted by what is read back from its files, and its "
+            "manifest knows no other format; write what it has to another by a job of yours"
+        )
+    return text
+
+
+def add_file_format(parser: ArgumentParser, *, of_archive: bool = False) -> None:
+    """Add the format of files or tables; an archive has one alone, and says why."""
+    parser.add_argument(
+        "--file-format", type=_argument(_archive_format if of_archive else format_name),
+        default="parquet", metavar="FORMAT",
+        help="of the archive: parquet" if of_archive else "orc, json, csv, delta, …; "
+        "default: parquet",
+    )  # fmt: skip
+
+
 def add_offering(parser: ArgumentParser, what: str, *, dry_run: str) -> None:
     """Add how rows are offered: under which id, when they fall due, what keys that exist become."""
     add = parser.add_argument

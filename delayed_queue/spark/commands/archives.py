@@ -22,7 +22,7 @@ import psycopg
 
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.spark.commands import DONE, add_partitions, duration, whole
+from delayed_queue.spark.commands import DONE, add_file_format, add_partitions, duration, whole
 from delayed_queue.spark.database import Connection, check_database, outlasting, steady
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import Sums, checksum_of, files_on, sums
@@ -410,13 +410,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--rows", type=whole, metavar="N",
         help="of one archive; default: three files for each task, at least a million")  # fmt: skip
     add("--rows-per-file", type=whole, default=100_000, metavar="N")
-    add(
-        "--batch-size",
-        type=whole,
-        default=5_000,
-        metavar="N",
-        help="rows deleted at a time",
-    )
+    add("--batch-size", type=whole, default=5_000, metavar="N", help="rows deleted at a time")
+    add_file_format(parser, of_archive=True)
     add("--dry-run", action="store_true", help="count what would be archived")
     add_partitions(parser)
 

@@ -19,21 +19,27 @@ from delayed_queue.spark.commands import (
     add_partitions,
     asked_kind,
     duration,
+    format_name,
     number,
     pair,
     whole,
 )
 from delayed_queue.spark.database import connect
 from delayed_queue.spark.jobs.console import Console, aligned, count, metrics, span
-from delayed_queue.spark.jobs.files import (
+from delayed_queue.spark.jobs.files import files_on
+from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
+from delayed_queue.spark.jobs.lakes import (
+    FILES,
+    WRITTEN_AS,
+    Orphans,
     check_numbers,
     check_owner,
     check_root,
     claim_for,
     claim_lake,
     directory_of,
+    orphans_of,
 )
-from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
 from delayed_queue.spark.leases import acknowledge_checkpoint, owner_of
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.session import Stopping, session
@@ -44,8 +50,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-# Those that number what they have written by batches of the checkpoint.
-FILE_SINKS: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 # Of one that handles: to read the ids, and to settle.
 CONNECTIONS_OF_TASK: Final = 2
 # Under which Spark has, in the progress of a batch, what became of its messages.
@@ -76,11 +80,15 @@ class DrainOptions:
             raise InvalidConfiguration(
                 "--handler needs --checkpoint: where Spark notes its progress."
             )
+        if self.sink == "iceberg" and self.checkpoint is None:
+            raise InvalidConfiguration(
+                "--sink iceberg needs --checkpoint: --to is the name of a table, not a directory."
+            )
 
     @property
     def writes_files(self) -> bool:
         """Whether the sink is one of Spark's own that write files."""
-        return self.handling is None and self.sink.lower() in FILE_SINKS
+        return self.handling is None and self.sink in FILES
 
 
 @dataclass(slots=True)
@@ -206,9 +214,9 @@ def _sink(frame: DataFrame, options: DrainOptions) -> Any:
         *columns, "current_timestamp() AS drained_at", "CAST(current_date() AS STRING) AS date"
     )
     writer = drained.writeStream.format(options.sink).option("path", options.to or "")
-    for name, value in options.sink_options.items():
+    for name, value in {**WRITTEN_AS.get(options.sink, {}), **options.sink_options}.items():
         writer = writer.option(name, value)
-    return writer.partitionBy("date") if options.sink.lower() in {"parquet", "orc"} else writer
+    return writer.partitionBy("date") if options.sink in {"parquet", "orc"} else writer
 
 
 def _waited(
@@ -262,12 +270,57 @@ def _behind(lag: Mapping[str, Any]) -> str:
     return f"; {lag['due']:,}{more} are due, for {span(lag['oldest_due_ms'] / 1000)}"
 
 
+# Orphans
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Files that are in no batch, and whether they are gone now."""
+
+    orphans: Orphans
+    is_removed: bool
+
+    def report(self) -> dict[str, Any]:
+        return {**asdict(self.orphans), "is_removed": self.is_removed}
+
+    def lines(self) -> list[str]:
+        """Return the answer in words."""
+        found, done = self.orphans, "removed" if self.is_removed else "named"
+        lines = [*found.paths, f"{len(found.paths):,} files {done}, {found.size:,} bytes"]
+        if found.undecided:
+            lines += [
+                *found.undecided,
+                f"{len(found.undecided):,} files may be of a batch that is under way: they stay. "
+                "If its drain has died, drain the queue once more.",
+            ]
+        return lines
+
+
+def sweep(spark: SparkSession, lake: str, *, is_removing: bool) -> Swept:
+    """Name the orphans of all queues in the lake, and remove them."""
+    files = files_on(spark)
+    found = orphans_of(files, lake)
+    for each in found.paths if is_removing else ():
+        files.delete(each)
+    return Swept(found, is_removing)
+
+
+def _execute_sweep(options: Namespace, settings: SparkSettings, console: Console) -> int:
+    if options.to is None:
+        raise InvalidConfiguration("--orphans needs --to: the lake that is looked through.")
+    with session(settings, console, "orphans", is_verbose=options.verbose) as spark:
+        found = sweep(spark, options.to, is_removing=options.orphans == "remove")
+    console.answer(found.report(), found.lines())
+    return DONE
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--queue", required=True, metavar="NAME", help="or a kind, as name|codec")
+    add("--queue", metavar="NAME", help="or a kind, as name|codec")
     add("--codec", choices=CODECS, default="json")
     add("--to", metavar="PATH", help="where the sink writes")
-    add("--sink", default="parquet", metavar="FORMAT", help="any of Spark's formats")
+    add("--sink", "--file-format", type=format_name, default="parquet", metavar="FORMAT",
+        help="any of Spark's formats")  # fmt: skip
     add("--sink-option", type=pair, action="append", default=[], metavar="NAME=VALUE")
     add("--handler", metavar="PKG:FUNC", help="call this for each message, in the executors")
     add("--concurrency", type=whole, metavar="N", help="calls at once in a task")
@@ -278,6 +331,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--interval", type=duration, metavar="TIME", help="of --continuous; default: 1s")
     add("--max-messages", type=whole, default=100_000, metavar="N", help="of a batch")
     add("--lease", default="10m", metavar="TIME", help="how long a batch stays exclusive")
+    add("--orphans", choices=["name", "remove"],
+        help="instead: files in --to that dead writers have left beside what counts")  # fmt: skip
     add_partitions(parser)
 
 
@@ -285,6 +340,10 @@ def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
 
+    if options.orphans is not None:
+        return _execute_sweep(options, settings, console)
+    if options.queue is None:
+        raise InvalidConfiguration("Say --queue: which queue is drained.")
     kind = asked_kind(options)
     handling = None
     if options.handler is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -11,13 +12,15 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_KEY_LENGTH, Counts
 from delayed_queue.spark.commands import (
     DONE,
+    add_file_format,
     add_offering,
     instant,
 )
 from delayed_queue.spark.database import check_database
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.console import count as add_up
-from delayed_queue.spark.jobs.files import KIND, files_on, read_lake
+from delayed_queue.spark.jobs.files import files_on
+from delayed_queue.spark.jobs.lakes import KIND, PARQUET, read_lake
 from delayed_queue.spark.jobs.offers import (
     JobOptions,
     Offer,
@@ -41,13 +44,21 @@ if TYPE_CHECKING:
 _LETTERS: Final = (
     "pKind AS kind", "pKey AS key", "CAST(payload AS BINARY) AS payload", "headers",
     "`group` AS grouped",
-    "timestamp_millis(diedAt) AS at",
+    "timestamp_millis(CAST(diedAt AS BIGINT)) AS at",
     "concat_ws('\\n', reason, lastError, firstError) AS error",
 )  # fmt: skip
 _MESSAGES: Final = (
-    KIND, "key", "CAST(payload AS BINARY) AS payload", "headers",
-    "`group` AS grouped", "scheduled_at_initially AS at", "CAST(NULL AS STRING) AS error",
+    KIND, "key", "headers", "`group` AS grouped",
+    "CAST(scheduled_at_initially AS TIMESTAMP) AS at", "CAST(NULL AS STRING) AS error",
 )  # fmt: skip
+_AS_IT_IS: Final = "CAST(payload AS BINARY) AS payload"
+_PAYLOADS: Final[Mapping[str, str]] = {
+    # What is no text Spark writes there in base 64.
+    "json": "IF(substring_index(kind, '|', -1) IN ('json', 'text'), CAST(payload AS BINARY), "
+    "unbase64(payload)) AS payload",
+    # There is no other way to say that a text is empty.
+    "csv": "CAST(coalesce(payload, '') AS BINARY) AS payload",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,7 @@ class ReplayOptions(JobOptions):
     suffix: bool = False
     mode: str = "offer"
     spread: Spread | None = None
+    form: str = PARQUET
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +109,10 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replay
     if not options.is_dry_run:
         check_database(spark)
     console.progress(f"reading {', '.join(options.paths)} …")
-    source = read_lake(spark, *options.paths, recursiveFileLookup="false")
+    source = read_lake(spark, *options.paths, form=options.form, recursiveFileLookup="false")
     files = source.inputFiles()
     job = options.job or _job(spark, options, files)
-    with held(_chosen(_normal(source), options)) as (chosen, total):
+    with held(_chosen(_normal(source, options.form), options)) as (chosen, total):
         order = "at DESC, payload, headers, grouped, error"
         pieces = options.partitions or pieces_of_rows(total)
         latest = ranked(chosen, pieces, order).where("rank = 1").drop("rank")
@@ -123,15 +135,16 @@ def _offered(
     return replace(found, counts=offered.counts, was_done=offered.was_done)
 
 
-def _normal(source: DataFrame) -> DataFrame:
+def _normal(source: DataFrame, form: str) -> DataFrame:
     """Return one form of what archive, drain and snapshot write."""
-    if "group" not in source.columns:  # of a release that knew none
-        source = source.selectExpr("*", "CAST(NULL AS STRING) AS `group`")
+    for name in ("group", "headers"):  # of a release that knew none, of JSON without nulls
+        if name not in source.columns:
+            source = source.selectExpr("*", f"CAST(NULL AS STRING) AS `{name}`")
     columns = set(source.columns)
     if {"pKind", "pKey", "payload", "diedAt"} <= columns:
         return source.selectExpr(*_LETTERS)
     if {"kind", "key", "payload", "scheduled_at_initially"} <= columns:
-        return source.selectExpr(*_MESSAGES)
+        return source.selectExpr(*_MESSAGES, _PAYLOADS.get(form, _AS_IT_IS))
     raise InvalidConfiguration(
         "These files are neither an archive of dead letters, nor of drain or snapshot: they have "
         f"the columns {', '.join(sorted(columns))}."
@@ -185,7 +198,12 @@ def _spread(frame: DataFrame, spread: Spread | None, total: int) -> DataFrame:
 def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
     asked = {**asdict(options), "paths": None, "spread": None, "is_dry_run": None}
     # How it is done, not what.
-    del asked["partitions"]
+    del asked["partitions"], asked["form"]
+    if not files:
+        raise InvalidConfiguration(
+            f"Of {options.form!r} Spark does not tell the files, by which a replay knows itself "
+            "again: give it an --id."
+        )
     stamps = [(name.rpartition("/")[2], size) for name, size, _ in files_on(spark).stamps(files)]
     return id_of(sorted(stamps), asked)
 
@@ -193,6 +211,7 @@ def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="of archive, drain or snapshot")
+    add_file_format(parser)
     add("--kind", action="append", default=[], metavar="KIND", help="as name|codec; repeat")
     add(
         "--since",
@@ -221,6 +240,7 @@ def execute(
         job=options.id,
         is_dry_run=options.dry_run,
         partitions=options.partitions,
+        form=options.file_format,
     )
     with session(settings, console, "replay", is_verbose=options.verbose) as spark:
         found = run(spark, asked, console)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import base64
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import reduce
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands import DONE, add_partitions, instant
+from delayed_queue.spark.commands import DONE, add_file_format, add_partitions, instant
 from delayed_queue.spark.database import fetch, steady
+from delayed_queue.spark.jobs import figures as measured
 from delayed_queue.spark.jobs import plots
 from delayed_queue.spark.jobs.console import Console, aligned, span
-from delayed_queue.spark.jobs.files import KIND, read_lake
-from delayed_queue.spark.jobs.tables import KNOWN, read_rows
+from delayed_queue.spark.jobs.figures import Campaign, campaign_of
+from delayed_queue.spark.jobs.lakes import KIND, PARQUET, read_lake
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on
 from delayed_queue.spark.store.archiving import SAVE_REPORT
@@ -26,106 +26,8 @@ from delayed_queue.spark.store.archiving import SAVE_REPORT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FIELDS: Final[Mapping[str, str]] = {
-    "kind": "string",
-    "created_at": "timestamp",
-    "scheduled_at": "timestamp",
-    "finished_at": "timestamp",
-    "attempts": "int",
-    "outcome": "string",
-    "reason": "string",
-}
-SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in FIELDS.items())
-# What an outcome is called elsewhere, in upper case.
-_DONE: Final = ("DONE", "SUCCESSFULLY_PROCESSED", "DELIVERED", "SENT", "SUCCESS", "SUCCEEDED")
-_LETTERS: Final = (
-    "pKind AS kind", "timestamp_millis(createdAt) AS created_at",
-    "timestamp_millis(scheduledAtInitially) AS scheduled_at",
-    "timestamp_millis(diedAt) AS finished_at", "attempts", "'dead' AS outcome", "reason",
-)  # fmt: skip
-_DRAINED: Final = (
-    KIND, "created_at", "scheduled_at_initially AS scheduled_at", "drained_at AS finished_at",
-    "attempts", "'done' AS outcome", "CAST(NULL AS STRING) AS reason",
-)  # fmt: skip
-_LETTER_COLUMNS: Final = (
-    "id", "pKind", "attempts", "reason", "scheduledAtInitially", "createdAt", "diedAt",
-)  # fmt: skip
-
-
-def parse_mapping(pairs: Sequence[str]) -> dict[str, str]:
-    """Return the column by field of ``column=field`` texts."""
-    found = {}
-    for pair in pairs:
-        column, equals, name = pair.rpartition("=")
-        if not equals or not column or name not in FIELDS:
-            raise InvalidConfiguration(
-                f"--map {pair!r} is not column=field; the fields are {', '.join(FIELDS)}."
-            )
-        found[name] = column
-    return found
-
-
-def drained(spark: SparkSession, path: str) -> DataFrame:
-    """Return the messages that drain has written."""
-    return _selected(read_lake(spark, path), _DRAINED, path, "of drain")
-
-
-def archived(spark: SparkSession, path: str) -> DataFrame:
-    """Return the dead letters that archive has written."""
-    return _selected(read_lake(spark, path), _LETTERS, path, "an archive of dead letters")
-
-
-def stored_letters(spark: SparkSession, partitions: int | None = None) -> DataFrame:
-    """Return the dead letters that the database has, without their payloads."""
-    rows = read_rows(spark, KNOWN["dead-letters"], _LETTER_COLUMNS, partitions)
-    return rows.selectExpr(*_LETTERS)
-
-
-def others(spark: SparkSession, path: str, mapping: Mapping[str, str]) -> DataFrame:
-    """Return rows of the application's own, such as archived notifications."""
-    frame = read_lake(spark, path)
-    for name in ("finished_at", "kind"):
-        if mapping.get(name, name) not in frame.columns:
-            raise InvalidConfiguration(
-                f"{path} has no column {mapping.get(name, name)!r} for {name}; it has "
-                f"{', '.join(frame.columns)}. Say which is what: --map column=field."
-            )
-    columns = [_expression(frame, mapping.get(name, name), name) for name in FIELDS]
-    return frame.selectExpr(*columns)
-
-
-def _expression(frame: DataFrame, column: str, name: str) -> str:
-    value = f"`{column}`" if column in frame.columns else "NULL"
-    if name == "outcome" and value != "NULL":
-        words = ", ".join(f"'{each}'" for each in _DONE)
-        return f"IF(upper({value}) IN ({words}), 'done', 'dead') AS outcome"
-    if name == "outcome":
-        return "'done' AS outcome"
-    return f"CAST({value} AS {FIELDS[name]}) AS {name}"
-
-
-def _selected(frame: DataFrame, columns: Sequence[str], path: str, what: str) -> DataFrame:
-    needed = "drained_at" if columns is _DRAINED else "diedAt"
-    if needed not in frame.columns:
-        raise InvalidConfiguration(
-            f"{path} is not {what}: it has the columns {', '.join(frame.columns)}."
-        )
-    return frame.selectExpr(*columns)
-
-
-def together(spark: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
-    """Return all rows in one frame; an empty one where there is none."""
-    if not frames:
-        return spark.createDataFrame([], SCHEMA)
-    return reduce(lambda left, right: left.unionByName(right), frames)
-
-
-PERCENTILES: Final = (50, 90, 95, 99)
 KEPT_REPORTS: Final = 30
-_ACCURACY: Final = 10_000
-_MOST_REASONS: Final = 20
-_HORIZON: Final = timedelta(hours=24)
-_MOST_MINUTES: Final = 24 * 60
+_JSON: Final = "report.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +39,18 @@ class ReportOptions:
     snapshot: str | None = None
     events: tuple[str, ...] = ()
     mapping: Mapping[str, str] = field(default_factory=dict)
+    form: str = PARQUET
+    campaign: Campaign | None = None
     since: datetime | None = None
     until: datetime | None = None
     uses_database: bool = True
+    compared: Path | None = None
     out: Path | None = None
     partitions: int | None = None
+
+    @property
+    def has_campaigns(self) -> bool:
+        return self.campaign is not None or "campaign" in self.mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +67,28 @@ class Report:
 
 def run(spark: SparkSession, options: ReportOptions, console: Console) -> Report:
     """Measure, draw, write and keep."""
+    earlier = None if options.compared is None else earlier_report(options.compared)
     console.progress("measuring …")
     now = datetime.now(UTC)
     ended = _ended(spark, options).persist()
     try:
-        figures = {
+        waiting = _waiting(spark, options)
+        figures: dict[str, Any] = {
             "created_at": now.isoformat(),
             "since": None if options.since is None else options.since.isoformat(),
             "until": None if options.until is None else options.until.isoformat(),
-            "kinds": kind_figures(ended),
-            "throughput": throughput(ended),
-            "reasons": reasons(ended),
-            "backlog": backlog(_waiting(spark, options), now),
+            "kinds": measured.kind_figures(ended),
+            "throughput": measured.throughput(ended),
+            "hours": measured.lateness_by_hour(ended),
+            "attempts": measured.attempts(ended),
+            "reasons": measured.reasons(ended),
+            "funnel": measured.funnel(ended, waiting, now) if options.has_campaigns else [],
+            "backlog": measured.backlog(waiting, now),
         }
     finally:
         ended.unpersist()
+    if earlier is not None:
+        figures["compared"] = compared(figures, earlier)
     report = Report(figures, plots.draw(figures))
     _write(report, options, console)
     return report
@@ -181,12 +97,16 @@ def run(spark: SparkSession, options: ReportOptions, console: Console) -> Report
 def _ended(spark: SparkSession, options: ReportOptions) -> DataFrame:
     from pyspark.sql.functions import col, lit
 
-    frames = [drained(spark, each) for each in options.drained]
-    frames += [archived(spark, each) for each in options.archives]
-    frames += [others(spark, each, options.mapping) for each in options.events]
+    def read(path: str) -> DataFrame:
+        return read_lake(spark, path, form=options.form)
+
+    campaign = options.campaign
+    frames = [measured.drained(read(each), each, campaign) for each in options.drained]
+    frames += [measured.archived(read(each), each, campaign) for each in options.archives]
+    frames += [measured.others(read(each), each, options.mapping) for each in options.events]
     if options.uses_database:
-        frames.append(stored_letters(spark, options.partitions))
-    found = together(spark, frames).where("finished_at IS NOT NULL")
+        frames.append(measured.stored_letters(spark, campaign, options.partitions))
+    found = measured.together(spark, frames).where("finished_at IS NOT NULL")
     if options.since is not None:
         found = found.where(col("finished_at") >= lit(options.since))
     if options.until is not None:
@@ -195,176 +115,133 @@ def _ended(spark: SparkSession, options: ReportOptions) -> DataFrame:
 
 
 def _waiting(spark: SparkSession, options: ReportOptions) -> DataFrame | None:
+    """Return what has not ended, with its campaign: for that alone payloads are read."""
+    campaign = options.campaign
     if options.snapshot is not None:
-        return read_lake(spark, options.snapshot).selectExpr(KIND, "scheduled_at")
-    if not options.uses_database:
+        found = read_lake(spark, options.snapshot, form=options.form)
+    elif not options.uses_database:
         return None
-    reader = spark.read.format("delayed_queue").schema("kind string, scheduled_at timestamp")
-    if (partitions := partitions_on(spark, options.partitions)) is not None:
-        reader = reader.option("numPartitions", str(partitions))
-    return reader.option("allQueues", "true").load()
+    else:
+        column = "" if campaign is None else f", {campaign.column} string"
+        reader = spark.read.format("delayed_queue")
+        reader = reader.schema(f"kind string, scheduled_at timestamp{column}")
+        if (partitions := partitions_on(spark, options.partitions)) is not None:
+            reader = reader.option("numPartitions", str(partitions))
+        found = reader.option("allQueues", "true").load()
+    at = "CAST(scheduled_at AS TIMESTAMP) AS scheduled_at"
+    return found.selectExpr(KIND, at, campaign_of(found, campaign))
 
 
-# Figures
+# Beside an earlier one
+
+_COMPARED: Final = ("messages", "done", "dead", "failure_rate", "redelivery_rate")
+_COMPARED_SPANS: Final = ("lateness_seconds", "latency_seconds")
+_Rows = Sequence[Mapping[str, Any]]
+_Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 
 
-def kind_figures(ended: DataFrame) -> list[dict[str, Any]]:
-    """Return counts, rates and percentiles of each kind, in seconds.
-
-    Latency is from the offer to the end, lateness from the first schedule to the end; a
-    percentile is the nearest rank, exact up to 10,000 messages and within 0.01 % of the rank above.
-    """
-    share = ", ".join(f"{each / 100}" for each in PERCENTILES)
-    rows = (
-        ended.selectExpr(
-            "*",
-            f"{_seconds('created_at')} AS latency",
-            f"{_seconds('scheduled_at')} AS lateness",
-        )
-        .groupBy("kind")
-        .agg(
-            *_expressions(
-                "count(*) AS messages",
-                "count_if(outcome = 'done') AS done",
-                "count_if(outcome = 'dead') AS dead",
-                "count_if(attempts > 1) AS redelivered",
-                f"percentile_approx(latency, array({share}), {_ACCURACY}) AS latency",
-                "max(latency) AS latency_max",
-                f"percentile_approx(lateness, array({share}), {_ACCURACY}) AS lateness",
-                "max(lateness) AS lateness_max",
-            )
-        )
-        .orderBy("kind")
-        .collect()
-    )
-    return [_kind_figures(row.asDict()) for row in rows]
+def earlier_report(path: Path) -> dict[str, Any]:
+    """Return the figures of a report that was written before: its JSON, or its directory."""
+    try:
+        text = (path / _JSON if path.is_dir() else path).read_text(encoding="utf-8")
+        found = json.loads(text)
+        is_report = {"created_at", "kinds", "reasons"} <= set(found)
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidConfiguration(f"--compare {path}: there is no report: {error}") from None
+    if not is_report:
+        raise InvalidConfiguration(f"--compare {path} is not the {_JSON} of a report.")
+    return found  # type: ignore[no-any-return]
 
 
-def _seconds(since: str) -> str:
-    return f"(unix_micros(finished_at) - unix_micros({since})) / 1e6D"
-
-
-def _expressions(*texts: str) -> list[Any]:
-    from pyspark.sql.functions import expr
-
-    return [expr(each) for each in texts]
-
-
-def _kind_figures(row: dict[str, Any]) -> dict[str, Any]:
-    messages = row["messages"]
+def compared(figures: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return pairs of what an earlier report says and what this one says, by kind and by reason."""
+    kinds = _paired(earlier["kinds"], figures["kinds"], ("kind",))
+    why = _paired(earlier["reasons"], figures["reasons"], ("kind", "reason"))
     return {
-        "kind": row["kind"],
-        "messages": messages,
-        "done": row["done"],
-        "dead": row["dead"],
-        "failure_rate": row["dead"] / messages,
-        "redelivered": row["redelivered"],
-        "redelivery_rate": row["redelivered"] / messages,
-        "latency_seconds": _percentiles(row["latency"], row["latency_max"]),
-        "lateness_seconds": _percentiles(row["lateness"], row["lateness_max"]),
+        "created_at": earlier["created_at"],
+        # As reports had it that did not tell them apart.
+        "has_dead_in_spans": any("dead_lateness_seconds" not in each for each in earlier["kinds"]),
+        "kinds": [{"kind": kind, **_both(pair)} for (kind,), pair in kinds.items()],
+        "reasons": [
+            {"kind": kind, "reason": reason, "messages": _values(pair, "messages")}
+            for (kind, reason), pair in why.items()
+        ],
     }
 
 
-def _percentiles(found: list[float] | None, most: float | None) -> dict[str, float] | None:
-    if found is None or most is None:
-        return None
-    names = [f"p{each}" for each in PERCENTILES]
-    return {**dict(zip(names, found, strict=True)), "max": most}
+def _paired(before: _Rows, now: _Rows, names: Sequence[str]) -> dict[tuple[str, ...], _Pair]:
+    def keyed(rows: _Rows) -> dict[tuple[str, ...], Mapping[str, Any]]:
+        return {tuple(each[name] for name in names): each for each in rows}
+
+    old, new = keyed(before), keyed(now)
+    return {each: (old.get(each), new.get(each)) for each in dict.fromkeys([*new, *old])}
 
 
-def throughput(ended: DataFrame) -> list[dict[str, Any]]:
-    """Return how many of each kind were done in each of the last 1,440 minutes with any."""
-    minutes = ended.where("outcome = 'done'").selectExpr(
-        "kind", "date_trunc('minute', finished_at) AS minute"
-    )
-    last = minutes.agg({"minute": "max"}).collect()[0][0]
-    if last is None:
-        return []
-    rows = (
-        minutes.groupBy("kind", "minute")
-        .count()
-        .orderBy("minute", "kind")
-        .where(f"minute > timestamp_seconds({int(_utc(last).timestamp())} - 60 * {_MOST_MINUTES})")
-        .collect()
-    )
-    return [
-        {"kind": row["kind"], "minute": _utc(row["minute"]).isoformat(), "messages": row["count"]}
-        for row in rows
-    ]
+def _values(pair: _Pair, name: str) -> list[Any]:
+    return [None if each is None else each[name] for each in pair]
 
 
-def _utc(found: datetime) -> datetime:
-    """Return the instant that PySpark gives in this process's zone, without saying so."""
-    return found.astimezone(UTC)
-
-
-def reasons(ended: DataFrame) -> list[dict[str, Any]]:
-    """Return why messages died, the most frequent first."""
-    rows = (
-        ended.where("outcome = 'dead'")
-        .selectExpr("kind", "substring(coalesce(reason, 'no reason given'), 1, 200) AS reason")
-        .groupBy("kind", "reason")
-        .count()
-        .orderBy("count", "kind", "reason", ascending=[False, True, True])
-        .limit(_MOST_REASONS)
-        .collect()
-    )
-    return [{"kind": row[0], "reason": row[1], "messages": row[2]} for row in rows]
-
-
-def backlog(waiting: DataFrame | None, now: datetime) -> list[dict[str, Any]]:
-    """Return how many of each kind are due, and fall due in each of the next 24 hours, or later."""
-    if waiting is None:
-        return []
-    begin, hours = int(now.timestamp() * 1e6), int(_HORIZON.total_seconds()) // 3600
-    hour = f"CAST(floor((unix_micros(scheduled_at) - {begin}L) / 3.6e9D) AS INT)"
-    rows = (
-        waiting.selectExpr("kind", f"least(greatest({hour}, -1), {hours}) AS hour")
-        .groupBy("kind")
-        .pivot("hour", list(range(-1, hours + 1)))
-        .count()
-        .na.fill(0)
-        .orderBy("kind")
-        .collect()
-    )
-    return [
-        {
-            "kind": row["kind"],
-            "due": row["-1"],
-            "hours": [row[str(each)] for each in range(hours)],
-            "later": row[str(hours)],
-        }
-        for row in rows
-    ]
+def _both(pair: _Pair) -> dict[str, Any]:
+    found: dict[str, Any] = {name: _values(pair, name) for name in _COMPARED}
+    for name in _COMPARED_SPANS:
+        before, now = _values(pair, name)
+        spans: _Pair = (before or None, now or None)
+        found[name] = {share: _values(spans, share) for share in ("p50", "p95", "p99")}
+    return found
 
 
 # Words
 
+Table = tuple[str, list[Sequence[str]], str]
+
+
+def tables_of(figures: Mapping[str, Any]) -> list[Table]:
+    """Return the figures as tables: a title, the head and the rows, and a note."""
+    parts: list[tuple[str, Callable[[Any], Table]]] = [
+        ("kinds", _kinds), ("kinds", _dead), ("compared", _compared),
+        ("compared", _compared_reasons), ("funnel", _funnel), ("reasons", _reasons),
+        ("attempts", _attempts), ("backlog", _backlog),
+    ]  # fmt: skip
+    found = (show(figures[name]) for name, show in parts if figures.get(name))
+    return [each for each in found if len(each[1]) > 1]
+
 
 def words_of(figures: Mapping[str, Any]) -> list[str]:
-    """Return the figures as tables."""
-    found = [f"Report of {figures['created_at']}", ""]
-    found += _kind_table(figures["kinds"]) if figures["kinds"] else ["Nothing has ended."]
-    if figures["reasons"]:
-        rows = [(each["kind"], each["messages"], each["reason"]) for each in figures["reasons"]]
-        found += ["", *aligned([("why messages died", "messages", ""), *rows])]
-    if figures["backlog"]:
-        found += ["", *_backlog_table(figures["backlog"])]
+    """Return the figures as lines of text."""
+    found = [f"Report of {figures['created_at']}"]
+    if not figures["kinds"]:
+        found += ["", "Nothing has ended."]
+    for title, rows, note in tables_of(figures):
+        found += ["", title, *aligned(rows), *([note] if note else [])]
     return found
 
 
-def _kind_table(kinds: list[dict[str, Any]]) -> list[str]:
-    head = ("kind", "ended", "done", "dead", "failed", "again", *_heads("late"), *_heads("took"))
+def _kinds(kinds: _Rows) -> Table:
+    ends = [each for each in ("dropped", "expired") if any(row.get(each) for row in kinds)]
+    counts = ("messages", "done", "dead", *ends)
+    head = ("kind", "ended", *counts[1:], "failed", "again",
+            *_heads("late"), *_heads("took"))  # fmt: skip
     rows = [
         (
-            each["kind"], each["messages"], each["done"], each["dead"],
+            each["kind"], *(f"{each.get(name, 0):,}" for name in counts),
             f"{each['failure_rate']:.2%}", f"{each['redelivery_rate']:.2%}",
             *_spans(each["lateness_seconds"]), *_spans(each["latency_seconds"]),
         )
         for each in kinds
     ]  # fmt: skip
-    note = "late: end less first schedule; took: end less offer; again: more than one attempt"
-    return [*aligned([head, *rows]), note]
+    note = ("late: end less first schedule; took: end less offer; both of what was done. "
+            "again: more than one attempt")  # fmt: skip
+    return "What ended", [head, *rows], note
+
+
+def _dead(kinds: _Rows) -> Table:
+    rows = [
+        (each["kind"], f"{each['dead']:,}", *_spans(each["dead_lateness_seconds"]))
+        for each in kinds
+        if each.get("dead_lateness_seconds")
+    ]
+    note = "late: from the first schedule until it was given up"
+    return "What died", [("kind", "dead", *_heads("late")), *rows], note
 
 
 def _heads(name: str) -> list[str]:
@@ -377,16 +254,80 @@ def _spans(found: Mapping[str, float] | None) -> list[str]:
     return [span(found[each]) for each in ("p50", "p95", "p99", "max")]
 
 
-def _backlog_table(rows: list[dict[str, Any]]) -> list[str]:
-    head = ("backlog", "due now", "1 h", "6 h", "24 h", "later")
+def _compared(found: Mapping[str, Any]) -> Table:
+    head = ("kind", "ended", "done", "dead", "failed", "again", "late p50", "late p95", "took p95")
+    rows = [
+        (
+            each["kind"], *(_change(each[name], "{:,}".format) for name in _COMPARED[:3]),
+            *(_change(each[name], "{:.2%}".format) for name in _COMPARED[3:]),
+            _change(each["lateness_seconds"]["p50"], span),
+            _change(each["lateness_seconds"]["p95"], span),
+            _change(each["latency_seconds"]["p95"], span),
+        )
+        for each in found["kinds"]
+    ]  # fmt: skip
+    note = "The earlier one counts dead letters in its times." if found["has_dead_in_spans"] else ""
+    return f"Since the report of {found['created_at'][:16]}", [head, *rows], note
+
+
+def _change(pair: Sequence[Any], form: Callable[[Any], str]) -> str:
+    before, now = ("-" if each is None else form(each) for each in pair)
+    return now if before == now else f"{before} → {now}"
+
+
+def _compared_reasons(found: Mapping[str, Any]) -> Table:
+    rows = [
+        (each["kind"], _change(each["messages"], "{:,}".format), each["reason"])
+        for each in found["reasons"]
+        if each["messages"][0] != each["messages"][1]
+    ]
+    note = "-: not among the most frequent"
+    return "Why messages died, since then", [("kind", "messages", "reason"), *rows], note
+
+
+def _funnel(campaigns: _Rows) -> Table:
+    names = ("offered", "due", "done", "dead", "dropped", "expired")
+    rows = [
+        (plots.campaign_name(each["campaign"]), *(f"{each[name]:,}" for name in names))
+        for each in campaigns
+    ]
+    return "Campaigns", [("campaign", *names), *rows], "of what ended, and what waits"
+
+
+def _reasons(found: _Rows) -> Table:
+    rows = [(each["kind"], f"{each['messages']:,}", each["reason"]) for each in found]
+    return "Why messages died", [("kind", "messages", "reason"), *rows], ""
+
+
+def _attempts(found: _Rows) -> Table:
+    places = range(len(found[0]["done"]))
+    used = [
+        place for place in places if any(row["done"][place] or row["dead"][place] for row in found)
+    ]
+    rows = [
+        (row["kind"], name, *(f"{row[name][place]:,}" for place in used))
+        for row in found
+        for name in ("done", "dead")
+        if any(row[name])
+    ]
+    names = [str(place + 1) if place < len(places) - 1 else "more" for place in used]
+    return "Attempts", [("kind", "ended", *names), *rows], "how many attempts, to the end"
+
+
+def _backlog(rows: _Rows) -> Table:
+    head = ("kind", "due now", "1 h", "6 h", "24 h", "later")
     table = [
         (
-            each["kind"], each["due"], each["hours"][0], sum(each["hours"][:6]),
-            sum(each["hours"]), each["later"],
+            each["kind"],
+            *(
+                f"{count:,}"
+                for count in (each["due"], each["hours"][0], sum(each["hours"][:6]),
+                              sum(each["hours"]), each["later"])
+            ),
         )
         for each in rows
     ]  # fmt: skip
-    return [*aligned([head, *table]), "due now, and falling due within that time"]
+    return "Backlog", [head, *table], "due now, and falling due within that time"
 
 
 # Keeping
@@ -396,7 +337,10 @@ def _write(report: Report, options: ReportOptions, console: Console) -> None:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps(report.figures, indent=2)
-        (options.out / "report.json").write_text(text, encoding="utf-8")
+        (options.out / _JSON).write_text(text, encoding="utf-8")
+        (options.out / "report.html").write_text(
+            plots.page(report.figures, tables_of(report.figures)), encoding="utf-8"
+        )
         for name, data in report.plots.items():
             (options.out / f"{name}.png").write_bytes(data)
         console.progress(f"report and plots are in {options.out}")
@@ -422,14 +366,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--archive", action="append", default=[], metavar="PATH", help="archived dead letters")
     add("--snapshot", metavar="PATH", help="the backlog of this snapshot, not of the database")
     add("--events", action="append", default=[], metavar="PATH",
-        help="Parquet of yours, with the columns of --map")  # fmt: skip
+        help="files of yours, with the columns of --map")  # fmt: skip
     add("--map", action="append", default=[], metavar="COLUMN=FIELD",
         help="fields of events: kind, created_at, scheduled_at, finished_at, attempts, outcome, "
-        "reason")  # fmt: skip
+        "reason, campaign")  # fmt: skip
+    add_file_format(parser)
+    add("--campaign", type=Campaign.of, metavar="header:NAME",
+        help="what became of each campaign, by a header or by payload:FIELD")  # fmt: skip
     add("--since", type=instant, metavar="AT", help="what ended then or later")
     add("--until", type=instant, metavar="AT", help="before then")
     add("--no-database", action="store_true", help="from files alone; nothing is saved")
-    add("--out", metavar="DIR", help="for report.json and the plots, on this machine")
+    add("--compare", type=Path, metavar="PATH", help="an earlier report: its JSON or directory")
+    add("--out", metavar="DIR", help="for report.html, .json and plots, on this machine")
     add_partitions(parser)
 
 
@@ -442,10 +390,13 @@ def execute(
         archives=tuple(options.archive),
         snapshot=options.snapshot,
         events=tuple(options.events),
-        mapping=parse_mapping(options.map),
+        mapping=measured.parse_mapping(options.map),
+        form=options.file_format,
+        campaign=options.campaign,
         since=options.since,
         until=options.until,
         uses_database=not options.no_database,
+        compared=options.compare,
         out=None if options.out is None else Path(options.out),
         partitions=options.partitions,
     )

@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands import CODECS, DONE, add_partitions, asked_kind
+from delayed_queue.spark.commands import CODECS, DONE, add_file_format, add_partitions, asked_kind
 from delayed_queue.spark.database import Connection, fetch, steady
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import Sums, files_on, sums
+from delayed_queue.spark.jobs.lakes import FILES, PARQUET, READ_AS, TEXTS, WRITTEN_AS
+from delayed_queue.spark.schema import TEXT_CODECS
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on
 from delayed_queue.spark.store.archiving import COUNT_MESSAGES, EXPORT_SNAPSHOT
@@ -44,15 +46,17 @@ def run(
     console: Console,
     *,
     partitions: int | None = None,
+    form: str = PARQUET,
 ) -> Snapshot:
     """Write the messages, count them against the same moment of the database, then name them."""
+    check_form(form, kind)
     name = f"snapshot={datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
     staging, path = f"{to.rstrip('/')}/_staging-{name}", f"{to.rstrip('/')}/{name}"
     files = files_on(spark)
     try:
         partitions = partitions_on(spark, partitions)
         given = {} if partitions is None else {"numPartitions": str(partitions)}
-        written = _write(spark, kind, staging, console, given)
+        written = _write(spark, kind, staging, console, given, form)
         count = len(files.sizes(staging)) if written.rows else 0
         files.rename(staging, path)
     except BaseException:
@@ -61,20 +65,42 @@ def run(
     return Snapshot(path, written.rows, count, f"{written.checksum % 2**64:016x}")
 
 
+def check_form(form: str, kind: str | None) -> None:
+    """Raise InvalidConfiguration where the messages would not come back as they were."""
+    if form not in {*FILES, "delta"}:
+        raise InvalidConfiguration(
+            f"A snapshot is a directory that gets its name when it is counted, which a table of "
+            f"{form!r} is not: take {', '.join(sorted(FILES))} or delta."
+        )
+    if form in TEXTS and not (kind or "").endswith(TEXT_CODECS):
+        raise InvalidConfiguration(
+            f"{form!r} has texts alone, and payloads may be bytes: say a --queue of the codec "
+            "json or text, or take parquet, orc or avro."
+        )
+
+
 def _write(
-    spark: SparkSession, kind: str | None, staging: str, console: Console, given: Mapping[str, str]
+    spark: SparkSession,
+    kind: str | None,
+    staging: str,
+    console: Console,
+    given: Mapping[str, str],
+    form: str,
 ) -> Sums:
     with moment() as (connection, snapshot):
         console.progress("reading the messages …")
         reader = spark.read.format("delayed_queue").option("snapshot", snapshot)
         which = {**given, **({"allQueues": "true"} if kind is None else {"kind": kind})}
         frame = reader.options(**which).load()
-        frame.write.partitionBy("kind").parquet(staging)
+        writer = frame.write.format(form).options(**WRITTEN_AS.get(form, {}))
+        writer.partitionBy("kind").save(staging)
         expected = int(fetch(connection, COUNT_MESSAGES.text, {"kind": kind})[0][0])
     if not expected:
         return Sums(0, 0)
-    back = spark.read.schema(frame.schema).parquet(staging).agg(*sums(frame.columns))
-    written = Sums.of(*back.collect()[0])
+    reader = spark.read.format(form).options(**READ_AS.get(form, {}))
+    # A table knows its own; of texts they must be said.
+    back = (reader.schema(frame.schema) if form in FILES else reader).load(staging)
+    written = Sums.of(*back.agg(*sums(frame.columns)).collect()[0])
     if written.rows != expected:
         raise InvalidConfiguration(
             f"{written.rows:,} messages were written, and there were {expected:,}; try again."
@@ -94,6 +120,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--queue", metavar="NAME", help="or a kind, as name|codec; default: all")
     parser.add_argument("--codec", choices=CODECS, default="json")
     parser.add_argument("--to", required=True, metavar="PATH", help="where snapshots are kept")
+    add_file_format(parser)
     add_partitions(parser)
 
 
@@ -102,6 +129,9 @@ def execute(
 ) -> int:
     kind = None if options.queue is None else asked_kind(options)
     with session(settings, console, "snapshot", is_verbose=options.verbose) as spark:
-        found = run(spark, kind, options.to, console, partitions=options.partitions)
+        found = run(
+            spark, kind, options.to, console,
+            partitions=options.partitions, form=options.file_format,
+        )  # fmt: skip
     console.answer(asdict(found), found.lines())
     return DONE

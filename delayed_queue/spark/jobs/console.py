@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, Final, TextIO
 
@@ -145,6 +146,57 @@ _JAVA: Final = re.compile(
 )
 
 
+_NO_SOURCE: Final = re.compile(r"Failed to find (?:the )?data source: (\w+)", re.IGNORECASE)
+_NO_STORAGE: Final = re.compile(
+    r"Class org\.apache\.hadoop\.fs\.(s3a|gs|azurebfs|azure)\.|No FileSystem for scheme \"(\w+)\""
+)
+_STORAGES: Final = {
+    "s3a": "s3a://", "s3": "s3a://, as s3:// is called here", "s3n": "s3a://", "gs": "gs://",
+    "azurebfs": "abfss://", "abfs": "abfss://", "abfss": "abfss://", "azure": "abfss://",
+    "wasb": "abfss://", "wasbs": "abfss://",
+}  # fmt: skip
+# By what Spark lacks: what to add, and what else is to be set.
+_PACKAGES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "storage": ("org.apache.spark:spark-hadoop-cloud_2.13:{spark}", {}),
+    "avro": ("org.apache.spark:spark-avro_2.13:{spark}", {}),
+    "delta": (
+        "io.delta:delta-spark_{line}_2.13:VERSION",
+        {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        },
+    ),
+    "iceberg": (
+        "org.apache.iceberg:iceberg-spark-runtime-{line}_2.13:VERSION",
+        {"spark.sql.catalog.NAME": "org.apache.iceberg.spark.SparkCatalog"},
+    ),
+}
+
+
+def package_of(text: str) -> str | None:
+    """Return which package to add, where that is what Spark says; it comes without most of them."""
+    source, storage = _NO_SOURCE.search(text), _NO_STORAGE.search(text)
+    name = source[1].lower() if source else ""
+    if source and name in _PACKAGES:
+        return _advice(f"the format {name!r}", name)
+    scheme = (storage[1] or storage[2]) if storage else ""
+    if scheme in _STORAGES:
+        return _advice(f"files at {_STORAGES[scheme]}", "storage")
+    return None
+
+
+def _advice(what: str, name: str) -> str:
+    spark = metadata.version("pyspark")
+    line = ".".join(spark.split(".")[:2])
+    package, settings = _PACKAGES[name]
+    said = {"spark.jars.packages": package.format(spark=spark, line=line), **settings}
+    release = f" VERSION is a release made for Spark {line}." if "VERSION" in package else ""
+    return (
+        f"Spark {spark} comes without {what}; add the package: "
+        f"{' '.join(f'--conf {key}={value}' for key, value in said.items())}.{release}"
+    )
+
+
 def sentence_of(error: BaseException) -> str:
     """Return what went wrong: our own words where they are in it, else Spark's first line."""
     if isinstance(error, DelayedQueueError):
@@ -152,6 +204,8 @@ def sentence_of(error: BaseException) -> str:
     if isinstance(error, ImportError) and _NO_LIBPQ in str(error):
         return f"psycopg finds no libpq: {BINARY}, or install libpq."
     text = str(error)
+    if (advice := package_of(text)) is not None:
+        return advice
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1][1])

@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.arrow import offers_among
-from delayed_queue.spark.jobs.files import files_on, read_lake
+from delayed_queue.spark.jobs.files import files_on
 from delayed_queue.spark.jobs.handling import close_connections, load_application
+from delayed_queue.spark.jobs.lakes import read_lake
 from delayed_queue.spark.jobs.records import (
     BOM,
     TYPES,

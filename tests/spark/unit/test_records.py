@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.commands import reports
+from delayed_queue.spark.jobs import figures
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.handling import load
 from delayed_queue.spark.jobs.inputs import Block, Input, check_columns, format_of, numbered
@@ -228,9 +228,9 @@ class TestMapping:
             parse_mapping(["a=key", "b=key"])
 
     def test_of_events(self) -> None:
-        assert reports.parse_mapping(["ended=finished_at"]) == {"finished_at": "ended"}
+        assert figures.parse_mapping(["ended=finished_at"]) == {"finished_at": "ended"}
         with pytest.raises(InvalidConfiguration, match="fields are kind"):
-            reports.parse_mapping(["ended=end"])
+            figures.parse_mapping(["ended=end"])
 
     def test_a_missing_column_is_named_with_those_there_are(self) -> None:
         with pytest.raises(InvalidConfiguration, match="no column 'id'; it has a, b"):
