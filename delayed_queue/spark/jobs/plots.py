@@ -323,7 +323,7 @@ def _reasons(axes: Axes, rows: list[dict[str, Any]], colours: Colours) -> None:
     axes.margins(x=0.1)
 
 
-# No colour of a kind: what became of messages is told by place and lightness.
+# No colour of a kind: what became of messages is seen by place and lightness.
 _STEPS: Final = {
     "offered": "#d0d0d0", "due": "#a8a8a8", "done": "#606060", "dead": "#202020",
     "dropped": "#787878", "expired": "#909090",
