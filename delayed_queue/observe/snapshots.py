@@ -28,8 +28,10 @@ _REMEDIES: Final = {
 class Snapshot(NamedTuple):
     """The oldest holder of a snapshot: a session, prepared transaction, slot or standby.
 
-    ``age`` is None where the server knows no beginning; ``dead_rows`` are those of the table of
-    messages; of ``hidden`` sessions the role may not see whether they hold one.
+    ``age`` is that of the snapshot, which a long transaction may have taken just now; None where
+    neither the server nor the samples tell. ``elsewhere`` is the database, if it is another one.
+    ``dead_rows`` are those of the table of messages; of ``hidden`` sessions the role may not see
+    whether they hold one.
     """
 
     holder: str
@@ -37,6 +39,7 @@ class Snapshot(NamedTuple):
     application: str
     owner: str
     state: str
+    elsewhere: str
     age: timedelta | None
     transactions: int
     dead_rows: int
@@ -50,6 +53,7 @@ class Snapshot(NamedTuple):
     def __str__(self) -> str:
         """Return who it is, for how long: one line."""
         words = [self.application, self.owner and f"user {self.owner}", self.state]
+        words.append(self.elsewhere and f"database {self.elsewhere}")
         known = ", ".join(each for each in words if each)
         since = f"{self.transactions:,} transactions"
         if self.age is not None:
@@ -70,21 +74,24 @@ class Snapshot(NamedTuple):
     @property
     def place(self) -> str:
         """Where the remedy is run, if not here."""
+        if self.holder == "prepared transaction" and self.elsewhere:
+            return f"in the database {self.elsewhere}"
         return "on the standby" if self.holder == "standby" else ""
 
 
-def oldest_snapshot(using: str = DEFAULT_DB_ALIAS) -> Snapshot | None:
+def oldest_snapshot(using: str = DEFAULT_DB_ALIAS, *, now: int | None = None) -> Snapshot | None:
     """Return who holds the oldest snapshot that keeps dead messages, if anybody does."""
-    found = oldest_snapshot_row(using=using)
+    found = oldest_snapshot_row(now=now, using=using)
     if found.holder is None:
         return None
-    age = None if found.seconds is None else timedelta(seconds=found.seconds)
+    age = None if found.seconds is None else timedelta(seconds=max(found.seconds, 0.0))
     return Snapshot(
         found.holder,
         found.name,
         found.application,
         found.owner,
         found.state,
+        found.elsewhere,
         age,
         found.transactions,
         found.dead_rows,

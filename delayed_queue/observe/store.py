@@ -9,27 +9,41 @@ from delayed_queue import db
 from delayed_queue.db.days import DailyTable
 from delayed_queue.db.sql import CLOCK, row_of, rows_of
 
-# The oldest of what VACUUM must keep rows for in this database: snapshots and transactions of its
-# sessions, prepared transactions, and, of the whole server, standbys that give feedback, with or
-# without a slot. What is too young to tell is left out by the caller.
-# A VACUUM shows a snapshot and holds up nobody. Without the role
-# pg_read_all_stats the sessions of others show no snapshot; "hidden" counts them.
-# Reads: no table of ours; the lists of sessions, prepared transactions and slots.
-OLDEST_SNAPSHOT: Final[LiteralString] = """
-WITH sessions AS MATERIALIZED (
+# The oldest of what keeps dead rows of this database: snapshots and transactions of its sessions,
+# those that write in any other database too (no snapshot is taken beyond one of them), prepared
+# transactions, and, of the whole server, standbys that give feedback, with or without a slot. Of
+# several that are alike, whoever others only inherited it from. What is too young to tell is left
+# out by the caller.
+# How long a transaction is open does not say how old its snapshot is: one that only reads takes a
+# new one with each statement. The rows of samples do, since each is of a known minute and of a
+# known transaction: it is no older than the last that was written before it. Of who has no
+# beginning at all, it is at least as old as the first that was written after it.
+# A VACUUM shows a snapshot and holds up nobody. Without the role pg_read_all_stats the sessions of
+# others show nothing; "hidden" counts them.
+# Reads: the lists of sessions, prepared transactions and slots; the primary key of samples,
+# backwards, for a day at most.
+OLDEST_SNAPSHOT: Final[LiteralString] = (
+    CLOCK
+    + """,
+sessions AS MATERIALIZED (
     SELECT
         CASE backend_type WHEN 'walsender' THEN 'standby' ELSE 'session' END AS holder,
         pid::text AS name,
         COALESCE(application_name, '') AS application,
         COALESCE(usename, '')::text AS owner,
-        state,
-        extract(epoch FROM statement_timestamp() - xact_start)::float8 AS seconds,
-        GREATEST(age(backend_xmin), age(backend_xid)) AS transactions
+        COALESCE(state, '') AS state,
+        NULLIF(datname, current_database())::text AS elsewhere,
+        backend_type IS NULL AND datname = current_database() AS is_hidden,
+        CASE WHEN backend_type <> 'walsender'
+            THEN (SELECT now FROM clock) / 1000.0 - extract(epoch FROM xact_start)
+        END AS seconds,
+        age(backend_xid) AS own,
+        CASE WHEN datname = current_database() OR backend_type = 'walsender'
+            THEN age(backend_xmin)
+        END AS seen
     FROM pg_stat_activity AS activity
-    WHERE (
-        (backend_type = 'client backend' AND datname = current_database())
-        OR backend_type = 'walsender'
-    )
+    WHERE (datname IS NOT NULL OR backend_type = 'walsender')
+        AND backend_type IS DISTINCT FROM 'parallel worker'
         AND pid <> pg_backend_pid()
         AND NOT EXISTS (
             SELECT 1
@@ -38,35 +52,60 @@ WITH sessions AS MATERIALIZED (
         )
 ),
 holders AS (
-    SELECT holder, name, application, owner, COALESCE(state, '') AS state, seconds, transactions
+    SELECT
+        holder, name, application, owner, state, elsewhere, seconds,
+        GREATEST(own, seen) AS transactions,
+        COALESCE(own >= COALESCE(seen, own), false) AS is_first
     FROM sessions
-    WHERE transactions IS NOT NULL
+    WHERE own IS NOT NULL
+        OR seen IS NOT NULL
     UNION ALL
     SELECT
         'prepared transaction', gid, '', owner::text, '',
-        extract(epoch FROM statement_timestamp() - prepared)::float8, age(transaction)
+        NULLIF(database, current_database())::text,
+        (SELECT now FROM clock) / 1000.0 - extract(epoch FROM prepared), age(transaction), true
     FROM pg_prepared_xacts
-    WHERE database = current_database()
     UNION ALL
     SELECT
         'replication slot', slot_name::text, '', '',
-        CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL, age(xmin)
+        CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL, NULL, age(xmin), false
     FROM pg_replication_slots
     WHERE xmin IS NOT NULL
+),
+oldest AS MATERIALIZED (
+    SELECT holder, name, application, owner, state, elsewhere, seconds, transactions
+    FROM holders
+    ORDER BY transactions DESC, is_first DESC, seconds DESC NULLS LAST
+    LIMIT 1
+),
+samples AS MATERIALIZED (
+    SELECT minute, age(xmin) AS transactions
+    FROM delayed_queue_sample
+    WHERE "pKind" = ''
+        AND minute >= (SELECT now FROM clock) / 60000 - 1440
+        AND minute <= (SELECT now FROM clock) / 60000
+        AND EXISTS (SELECT 1 FROM oldest)
+),
+bounds AS (
+    SELECT
+        (SELECT now FROM clock) / 1000.0 - 60 * max(minute)
+            FILTER (WHERE samples.transactions > oldest.transactions) - 60 AS most,
+        (SELECT now FROM clock) / 1000.0 - 60 * min(minute)
+            FILTER (WHERE samples.transactions <= oldest.transactions) - 90 AS least
+    FROM samples
+    CROSS JOIN oldest
 )
 SELECT
-    oldest.holder, oldest.name, oldest.application, oldest.owner, oldest.state, oldest.seconds,
+    oldest.holder, oldest.name, oldest.application, oldest.owner, oldest.state,
+    COALESCE(oldest.elsewhere, ''),
+    CASE WHEN seconds IS NULL THEN bounds.least ELSE LEAST(seconds, bounds.most) END::float8,
     oldest.transactions,
     pg_stat_get_dead_tuples('delayed_queue'::regclass),
-    (SELECT count(*) FROM sessions WHERE holder = 'session' AND state IS NULL)
-FROM (SELECT 1) AS always
-LEFT JOIN (
-    SELECT holder, name, application, owner, state, seconds, transactions
-    FROM holders
-    ORDER BY transactions DESC, seconds DESC NULLS LAST
-    LIMIT 1
-) AS oldest ON true
+    (SELECT count(*) FROM sessions WHERE is_hidden)
+FROM bounds
+LEFT JOIN oldest ON true
 """
+)
 
 
 class SnapshotRow(NamedTuple):
@@ -77,14 +116,15 @@ class SnapshotRow(NamedTuple):
     application: str
     owner: str
     state: str
+    elsewhere: str
     seconds: float | None
     transactions: int
     dead_rows: int
     hidden: int
 
 
-def oldest_snapshot_row(*, using: str = db.DEFAULT_ALIAS) -> SnapshotRow:
-    return row_of(SnapshotRow, db.fetch(using, OLDEST_SNAPSHOT, {}))
+def oldest_snapshot_row(*, now: int | None = None, using: str = db.DEFAULT_ALIAS) -> SnapshotRow:
+    return row_of(SnapshotRow, db.fetch(using, OLDEST_SNAPSHOT, {"now": now}))
 
 
 # How many messages and dead letters there are of each kind, reckoned from a few hundred pages of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -13,6 +14,7 @@ import psycopg
 import pytest
 
 from delayed_queue.observe.snapshots import OLD_TRANSACTIONS
+from delayed_queue.observe.store import OLDEST_SNAPSHOT, SnapshotRow
 from example_project.postgres import EmbeddedPostgres
 from tests.support.processes import ROOT, wait_until
 from tests.support.servers import environment_on, private_server, standby_of
@@ -63,6 +65,14 @@ def connected(server: EmbeddedPostgres, **options: Any) -> Iterator[Connection]:
         yield connection
 
 
+def sample(writer: Connection, minutes_ago: int, now: int) -> None:
+    """Have the transaction that runs now be of a minute before that moment."""
+    writer.execute(
+        "INSERT INTO delayed_queue_sample (\"pKind\", minute) VALUES ('', %s)",
+        [now // 60_000 - minutes_ago],
+    )
+
+
 def test_nobody_is_named_where_nobody_holds_one(server: EmbeddedPostgres) -> None:
     with connected(server, autocommit=True) as idle:
         idle.execute("SELECT 1")
@@ -94,6 +104,124 @@ def test_a_transaction_of_another_database_is_none_of_ours(server: EmbeddedPostg
         other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         other.execute("SELECT 1")
         assert health(server, 0) == (0, "healthy\n")
+
+
+def test_one_that_writes_in_another_database_keeps_our_rows(server: EmbeddedPostgres) -> None:
+    """No snapshot is taken beyond it, so what was deleted after its start stays for any of ours."""
+    with (
+        connected(server, dbname="postgres", application_name="batch") as other,
+        connected(server) as reader,
+        connected(server, autocommit=True) as ours,
+    ):
+        other.execute("CREATE TABLE elsewhere (i int)")
+        ours.execute("CREATE TABLE IF NOT EXISTS gone AS SELECT 1 AS i")
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT 1")
+        notices: list[str] = []
+        ours.add_notice_handler(lambda each: notices.append(each.message_primary or ""))
+        ours.execute("DELETE FROM gone")
+        ours.execute("VACUUM VERBOSE gone")
+        assert any("1 are dead but not yet removable" in each for each in notices) or any(
+            "1 dead row versions cannot be removed yet" in each for each in notices
+        )
+        pid = other.info.backend_pid
+        wait_until(lambda: is_named(server, f"session {pid} (batch, user", "database postgres"))
+        other.rollback()
+    wait_until(lambda: health(server) == (0, "healthy\n"))
+
+
+def test_a_prepared_transaction_of_another_database(server: EmbeddedPostgres) -> None:
+    with connected(server, dbname="postgres") as other:
+        other.execute("CREATE TABLE elsewhere (i int)")
+        other.execute("PREPARE TRANSACTION 'far away'")
+    wait_until(lambda: is_named(server, "prepared transaction far away (user", "database postgres"))
+    _, text = health(server)
+    assert "ends it in the database postgres: ROLLBACK PREPARED 'far away';" in text
+    with connected(server, dbname="postgres", autocommit=True) as operator:
+        operator.execute("ROLLBACK PREPARED 'far away'")
+
+
+def test_sessions_that_the_role_may_not_see_are_counted(server: EmbeddedPostgres) -> None:
+    with connected(server, autocommit=True) as operator, connected(server) as holder:
+        operator.execute("CREATE ROLE watching LOGIN")
+        operator.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO watching")
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT 1")
+        with connected(server, user="watching", autocommit=True) as watching:
+            hidden = watching.execute(OLDEST_SNAPSHOT, {"now": None}).fetchall()[0][-1]
+            assert hidden == 2
+            operator.execute("GRANT pg_read_all_stats TO watching")
+        with connected(server, user="watching", autocommit=True) as watching:
+            assert watching.execute(OLDEST_SNAPSHOT, {"now": None}).fetchall()[0][-1] == 0
+
+
+class TestHowOldASnapshotIs:
+    """A transaction of an hour may have taken its snapshot just now: samples tell."""
+
+    HOUR: Final = 3_600_000
+
+    @pytest.fixture
+    def writer(self, server: EmbeddedPostgres) -> Iterator[Connection]:
+        with connected(server, autocommit=True) as writer:
+            yield writer
+            writer.execute("DELETE FROM delayed_queue_sample")
+
+    def seen(self, writer: Connection, now: int) -> tuple[str | None, float | None]:
+        """Return who is the oldest at that moment, and for how many seconds."""
+        row = SnapshotRow._make(writer.execute(OLDEST_SNAPSHOT, {"now": now}).fetchall()[0])
+        return row.holder and f"{row.holder} {row.name}", row.seconds
+
+    def test_one_statement_of_a_long_transaction(
+        self, server: EmbeddedPostgres, writer: Connection
+    ) -> None:
+        in_an_hour = time.time_ns() // 1_000_000 + self.HOUR
+        with connected(server) as reading:
+            # A cursor keeps the snapshot of its statement, as a statement does that runs.
+            reading.execute("SELECT 1")
+            sample(writer, 10, in_an_hour)
+            writer.execute("SELECT txid_current()")
+            reading.execute("DECLARE rows CURSOR FOR SELECT 1")
+            holder, seconds = self.seen(writer, in_an_hour)
+            assert holder == f"session {reading.info.backend_pid}"
+            assert seconds is not None
+            assert 500 < seconds < 700
+
+    def test_one_that_held_it_from_its_beginning(
+        self, server: EmbeddedPostgres, writer: Connection
+    ) -> None:
+        in_an_hour = time.time_ns() // 1_000_000 + self.HOUR
+        with connected(server) as reading:
+            reading.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            reading.execute("SELECT 1")
+            for minute in (50, 10, 1):
+                sample(writer, minute, in_an_hour)
+            holder, seconds = self.seen(writer, in_an_hour)
+            assert holder == f"session {reading.info.backend_pid}"
+            assert seconds is not None
+            assert seconds > 3_599
+
+    def test_one_that_began_to_write_just_now(
+        self, server: EmbeddedPostgres, writer: Connection
+    ) -> None:
+        in_an_hour = time.time_ns() // 1_000_000 + self.HOUR
+        with connected(server) as late:
+            late.execute("SELECT 1")
+            sample(writer, 1, in_an_hour)
+            late.execute("CREATE TABLE late (i int)")
+            _, seconds = self.seen(writer, in_an_hour)
+            assert seconds is not None
+            assert seconds < 120
+
+    def test_of_two_that_are_alike_whoever_others_inherited_it_from(
+        self, server: EmbeddedPostgres, writer: Connection
+    ) -> None:
+        with connected(server) as reading, connected(server) as writing:
+            reading.execute("SELECT 1")
+            writing.execute("CREATE TABLE inherited (i int)")
+            writer.execute("SELECT txid_current()")
+            reading.execute("DECLARE rows CURSOR FOR SELECT 1")
+            holder, _ = self.seen(writer, time.time_ns() // 1_000_000)
+            assert holder == f"session {writing.info.backend_pid}"
 
 
 def test_a_vacuum_holds_up_nobody(server: EmbeddedPostgres) -> None:
@@ -137,7 +265,7 @@ def test_a_prepared_transaction(server: EmbeddedPostgres) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("slot", ["", "replica_1"])
 def test_a_standby_with_feedback_and_its_slot(slot: str) -> None:
-    """Of them the server knows no beginning: they are old after so many transactions."""
+    """Of them the server knows no beginning; samples tell it, or so many transactions do."""
     with private_server() as primary:
         parameters = dict(FEEDBACK)
         if slot:
@@ -148,9 +276,14 @@ def test_a_standby_with_feedback_and_its_slot(slot: str) -> None:
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             reader.execute("SELECT 1")
             assert health(primary, 0) == (0, "healthy\n")
-            with connected(primary, autocommit=True) as writer:
-                writer.execute((BURN % OLD_TRANSACTIONS).encode())
             named = f"replication slot {slot} (active)" if slot else "standby "
+            with connected(primary, autocommit=True) as writer:
+                sample(writer, 10, time.time_ns() // 1_000_000)
+                wait_until(lambda: is_named(primary, named, "for 0:0"))
+                assert health(primary, 600) == (0, "healthy\n")
+                writer.execute("DELETE FROM delayed_queue_sample")
+                assert health(primary, 0) == (0, "healthy\n")
+                writer.execute((BURN % OLD_TRANSACTIONS).encode())
             wait_until(lambda: is_named(primary, named))
             _, text = health(primary)
             if slot:
