@@ -8,7 +8,7 @@ const logger = new Logger(() => (level, message) => {
 });
 
 // A pool of ours, because a connection string does not know libpq's variables.
-const pool = (max) => new Pool({ max });
+const pool = (max) => new Pool({ max, idleTimeoutMillis: 0 });
 const taskList = { noop: async () => {}, stamped: async ({ offeredAt }) => stamp(offeredAt) };
 
 await main({
