@@ -44,6 +44,7 @@ _WITHOUT_JVM: Final = (
             "secrets",
             "session",
             "staging",
+            "archive_plans",
             "archive_races",
             "admin_reports",
         )

@@ -23,9 +23,10 @@ from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark.commands import archives, replays
 from delayed_queue.spark.jobs.manifests import ArchiveLost
 from delayed_queue.spark.jobs.offers import Spread
-from delayed_queue.spark.jobs.tables import KNOWN, Piece, Table
+from delayed_queue.spark.jobs.tables import KNOWN, Layout, Piece, Table, pieces_of
 from delayed_queue.spark.models import ArchiveFile, ArchiveManifest
 from delayed_queue.spark.settings import VARIABLE
+from delayed_queue.spark.store.archiving import COUNT_RANGE
 from example_project.postgres.server import EmbeddedPostgres
 from tests.spark.archiver import STEPS, arm
 from tests.spark.pipelines import CONSOLE, archive, holding, letters
@@ -118,6 +119,10 @@ def elsewhere(figures: str, lake: str) -> tuple[Any, ...]:
     counted = duckdb.execute(f"SELECT {figures} FROM read_parquet(?)", [f"{lake}/*/*/*.parquet"])  # noqa: S608
     found: tuple[Any, ...] = counted.fetchall()[0]
     return found
+
+
+def counted(layout: Layout, piece: Piece) -> tuple[Any, dict[str, Any]]:
+    return layout.statement(COUNT_RANGE, piece), layout.params(piece, 2**42)
 
 
 def parquet_files(lake: str) -> list[Path]:
@@ -295,6 +300,25 @@ class TestArchiveAndReplay:
         assert elsewhere("count(*), sum(number), count(DISTINCT key)", lake) == (*(sums or ()), 100)
         # Of two tasks each writes one file.
         assert len(parquet_files(lake)) == 4
+
+    @pytest.mark.parametrize("kind", sample(KEYS, "text"))
+    def test_executors_walk_along_the_keys_of_a_large_table(
+        self, kind: str, queue: DelayedQueue, spark: Any, other: psycopg.Connection[Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        """Each row is in one piece, whichever task has walked past it."""
+        monkeypatch.setattr("delayed_queue.spark.jobs.tables._ALONE", 10)
+        other.execute(NOTES.format(kind=kind, key=KEYS[kind]))
+        try:
+            layout = Layout.of(other, Table("spark_notes", "key", "at"))
+            pieces = pieces_of(spark, layout, 2**42, after=7)
+            jobs = [other.execute(*counted(layout, each)).fetchone() for each in pieces]
+        finally:
+            other.execute("DROP TABLE spark_notes")
+        assert [(each.rows,) for each in pieces] == jobs
+        assert sum(each.rows for each in pieces) == 100
+        # Parted among tasks: more pieces do not have seven than the last one.
+        assert sum(each.rows != 7 for each in pieces) > 2
 
     @pytest.mark.long
     def test_a_directory_of_another_database_is_neither_taken_nor_replaced(
