@@ -1,13 +1,14 @@
-"""Instants, durations, texts and payloads as an operator reads them, escaped."""
+"""Instants, durations, texts, payloads and charts as an operator reads them, escaped."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from itertools import groupby
+from typing import Any, Final, NamedTuple
 
 from django.utils import dateformat
 from django.utils.formats import number_format
@@ -37,6 +38,13 @@ _LABELS: Final = {
 }
 _BREAK: Final = SafeString("<wbr>.")
 NOTHING: Final = SafeString('<span class="dq-quiet">—</span>')
+# A chart is inline SVG: lines over time, gaps where nobody measured, marks where something was. Its
+# colours are classes of the style sheet, so that they follow the admin's theme; words are beside
+# the drawing, not in it, where a phone would shrink them. It is as wide as there are points, and
+# this high; the page stretches it.
+_HEIGHT: Final = 100
+_EMPTY: Final = SafeString("")
+Values = Sequence[float | None]
 
 
 def percent(share: float, places: int = 1) -> str:
@@ -272,3 +280,88 @@ def _as_text(head: bytes, *, is_whole: bool) -> tuple[str, str]:
 def _as_hex(head: bytes) -> tuple[str, str]:
     # Two characters and a blank a byte; one byte more than is shown, to tell that there is more.
     return head[: MAX_SHOWN // 3 + 1].hex(" "), _(", shown in hexadecimal")
+
+
+class Line(NamedTuple):
+    """A line of a chart: its name, its class in the style sheet, and a value for each point."""
+
+    name: str
+    css: str
+    values: Values
+
+
+class Mark(NamedTuple):
+    """What was at a point: a class in the style sheet, and words."""
+
+    at: float
+    css: str
+    words: str
+
+
+def sparkline(values: Values, css: str, words: str) -> SafeString:
+    """Return a small chart of one line; the words are what it says to those who cannot see it."""
+    return _svg(len(values), "dq-spark", words, [_gaps(values), _path(values, css, _top(values))])
+
+
+def chart(lines: Sequence[Line], known: Values, marks: SafeString, words: str) -> SafeString:
+    """Return a chart of lines on one scale from zero; grey where nothing is known."""
+    top = max(map(_top, (each.values for each in lines)))
+    parts = [
+        _gaps(known),
+        marks,
+        *(_path(each.values, each.css, top) for each in lines),
+    ]
+    return _svg(len(known), "dq-chart", words, parts)
+
+
+def drawn(marks: Iterable[Mark]) -> SafeString:
+    """Return the marks of a chart, and of all others over the same time."""
+    return format_html_join(
+        "",
+        '<path class="dq-mark {}" d="M{} -4v{}"><title>{}</title></path>',
+        ((each.css, f"{each.at:.2f}", _HEIGHT + 8, each.words) for each in marks),
+    )
+
+
+def largest(lines: Iterable[Line]) -> float | None:
+    return max((each for line in lines for each in line.values if each is not None), default=None)
+
+
+def _svg(points: int, css: str, words: str, parts: Iterable[SafeString]) -> SafeString:
+    return format_html(
+        '<svg class="{}" viewBox="0 -4 {} {}" preserveAspectRatio="none" role="img">'
+        "<title>{}</title>{}</svg>",
+        css, max(points - 1, 1), _HEIGHT + 8, words, format_html_join("", "{}", zip(parts)),
+    )  # fmt: skip
+
+
+def _top(values: Values) -> float:
+    return max((each for each in values if each is not None), default=0) or 1
+
+
+def _path(values: Values, css: str, top: float) -> SafeString:
+    drawn = " ".join(_steps(values, top))
+    return format_html('<path class="dq-line {}" d="{}"/>', css, drawn) if drawn else _EMPTY
+
+
+def _steps(values: Values, top: float) -> Iterator[str]:
+    """Yield a stroke for each run of values; one alone is a dot."""
+    for is_known, run in groupby(enumerate(values), key=lambda each: each[1] is not None):
+        if is_known:
+            dots = [f"{x} {_HEIGHT - _HEIGHT * (y or 0) / top:.1f}" for x, y in run]
+            yield "M" + "L".join(dots) + ("h0" if len(dots) == 1 else "")
+
+
+def _gaps(values: Values) -> SafeString:
+    """Return grey where there is no value, to halfway to its neighbours."""
+    return format_html_join(
+        "", '<rect class="dq-gap" x="{}" y="-4" width="{}" height="{}"/>', _rects(values)
+    )
+
+
+def _rects(values: Values) -> Iterator[tuple[float, float, int]]:
+    for is_known, run in groupby(enumerate(values), key=lambda each: each[1] is not None):
+        places = [x for x, _ in run]
+        if not is_known:
+            left, right = max(places[0] - 0.5, 0), min(places[-1] + 0.5, len(values) - 1)
+            yield left, right - left, _HEIGHT + 8

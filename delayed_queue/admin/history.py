@@ -14,9 +14,18 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.charts import Line, Mark, chart, drawn, largest
 from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.formats import dated, number, seconds, table
+from delayed_queue.admin.formats import (
+    Line,
+    Mark,
+    chart,
+    dated,
+    drawn,
+    largest,
+    number,
+    seconds,
+    table,
+)
 from delayed_queue.admin.limits import CHANGES, change_view, groups_of
 from delayed_queue.admin.schedule_forms import rule_of
 from delayed_queue.codecs import check_kind

@@ -18,9 +18,16 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from delayed_queue.admin.charts import Values, sparkline
 from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.formats import counted, dotted, human, number, per_second
+from delayed_queue.admin.formats import (
+    Values,
+    counted,
+    dotted,
+    human,
+    number,
+    per_second,
+    sparkline,
+)
 from delayed_queue.admin.lists import DatabaseClock
 from delayed_queue.admin.operations import (
     QUEUES,
