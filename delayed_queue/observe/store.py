@@ -43,7 +43,7 @@ sessions AS MATERIALIZED (
         END AS seen
     FROM pg_stat_activity AS activity
     WHERE (datname IS NOT NULL OR backend_type = 'walsender')
-        AND backend_type IS DISTINCT FROM 'parallel worker'
+        AND COALESCE(backend_type, '') <> 'parallel worker'
         AND pid <> pg_backend_pid()
         AND NOT EXISTS (
             SELECT 1

@@ -274,8 +274,9 @@ def test_an_old_snapshot_is_named_with_what_would_end_it(
         young = admin_client.get(QUEUES).content.decode()
         monkeypatch.setattr(overview, "OLD", timedelta(0))
         named = f"held by session {pid} (nightly &lt;report&gt;, user"
-        # Who wrote before it in another database, of another test, is older until it ends.
-        wait_until(lambda: named in admin_client.get(QUEUES).content.decode())
+        # Who wrote before it in another database, of another test, is older until it ends: those
+        # that fill large tables once for all their tests take minutes.
+        wait_until(lambda: named in admin_client.get(QUEUES).content.decode(), seconds=300)
         shown = admin_client.get(QUEUES).content.decode()
     assert "dq-notice" not in young
     assert f"SELECT pg_terminate_backend({pid});" in shown

@@ -198,7 +198,7 @@ class TestHowOldASnapshotIs:
             holder, seconds = self.seen(writer, in_an_hour)
             assert holder == f"session {reading.info.backend_pid}"
             assert seconds is not None
-            assert seconds > 3_599
+            assert seconds > 3_590
 
     def test_one_that_began_to_write_just_now(
         self, server: EmbeddedPostgres, writer: Connection

@@ -96,13 +96,17 @@ def inspections() -> list[Case]:
             or_reads={DUE}, may_scan_generically=True,
         ),
         Case("IS_READ_ONLY", {}, set(), n=1),
-        # The names of users and databases; of samples nothing, while nobody holds a snapshot.
-        Case("OLDEST_SNAPSHOT", {"now": NOW}, set(), rows=200, scans={"pg_authid", "pg_database"}),
+        # The names of users and databases; and while somebody holds a snapshot, as other tests may,
+        # the samples of a day.
+        Case(
+            "OLDEST_SNAPSHOT", {"now": NOW}, set(), n=10, rows=200,
+            scans={"pg_authid", "pg_database"},
+        ),
         Case("NOTIFY", {"channel": "delayed_queue_x"}, set(), rows=0),
         Case("TELL_HOLDERS", {"lease_ids": ["lease-1700"]}, set(), rows=0),
         Case("LIMIT_WAITS", {"milliseconds": 1000}, set(), rows=0),
-        # A row for each of the seven kinds, and one look behind the last.
-        Case("KINDS", {"limit": 100}, {DUE}, n=8, rows=1),
+        # A row for each of the eight kinds, and one look behind the last.
+        Case("KINDS", {"limit": 100}, {DUE}, n=9, rows=1),
         Case("DEAD_LETTER_KINDS", {"limit": 100}, {DEAD_DIED}, n=4, rows=1),
         *(
             Case(

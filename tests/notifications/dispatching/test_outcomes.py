@@ -148,7 +148,7 @@ def test_n8_what_an_http_provider_answers_decides(
 def test_n8_a_provider_that_times_out_after_accepting_sends_once(
     dispatch: dict[str, Any], sms: FakeSms
 ):
-    dispatch["PROVIDERS"]["sms"][0]["timeout"] = 0.3
+    dispatch["PROVIDERS"]["sms"][0]["timeout"] = 1.0
     notification = enqueue_sms("[hang-after,1]")
     dispatch_all(1)
     assert end_of(notification)[0] == SENT
