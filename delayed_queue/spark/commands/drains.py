@@ -339,23 +339,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
-
     if options.orphans is not None:
         return _execute_sweep(options, settings, console)
     if options.queue is None:
         raise InvalidConfiguration("Say --queue: which queue is drained.")
     kind = asked_kind(options)
-    handling = None
-    if options.handler is not None:
-        retry = None if options.retry is None else RetryPolicy.ladder(options.retry)
-        lease_ms = parse_duration(options.lease) // MILLISECOND
-        queue = kind.rpartition("|")[0]
-        handling = Handling(
-            options.handler, queue, options.codec, retry, lease_ms,
-            options.concurrency or 1, options.rate,
-        )  # fmt: skip
-    elif options.concurrency is not None or options.rate is not None:
-        raise InvalidConfiguration("--concurrency and --rate are of --handler.")
+    handling = _handling(options, kind)
     interval = options.interval
     asked = DrainOptions(
         kind=kind,
@@ -377,3 +366,17 @@ def execute(
         found = run(spark, asked, console, event)
     console.answer(found.report(), found.lines())
     return DONE
+
+
+def _handling(options: Namespace, kind: str) -> Handling | None:
+    if options.handler is not None:
+        retry = None if options.retry is None else RetryPolicy.ladder(options.retry)
+        lease_ms = parse_duration(options.lease) // MILLISECOND
+        queue = kind.rpartition("|")[0]
+        return Handling(
+            options.handler, queue, options.codec, retry, lease_ms,
+            options.concurrency or 1, options.rate,
+        )  # fmt: skip
+    if options.concurrency is not None or options.rate is not None:
+        raise InvalidConfiguration("--concurrency and --rate are of --handler.")
+    return None
