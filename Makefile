@@ -8,6 +8,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --quiet
 # One more than there are processors: tests wait for processes and servers half of their time.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 ARGS ?=
+# A test that hangs is named and ended, with the process that it is in; the others go on.
+WITHIN := --timeout=300 --timeout-method=thread
 # Of `make chaos`: how long faults happen, and the seed of a run to repeat.
 SECONDS ?= 300
 SEED ?=
@@ -53,7 +55,7 @@ serve: $(VENV)/installed ## the demo, then workers and the admin until Ctrl-C
 	$(BIN)/python manage.py demo --serve $(ARGS)
 
 test: $(VENV)/installed ## the tests, on a PostgreSQL that starts by itself
-	$(BIN)/python -m pytest -n $(JOBS) -m "not long" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not long" $(WITHIN) $(ARGS)
 
 pairs: $(VENV)/installed ## the contract and unit tests on further pairs of Python and Django, where there are any
 	JOBS=$(JOBS) $(BIN)/python .ci/pairs.py

@@ -22,6 +22,8 @@ PAIRS = (("3.13", "6.1"), ("3.12", "6.0"), ("3.12", "5.2"), ("3.11", "5.2"))
 # No pair begins after so many seconds: this is to add three minutes, not ten.
 BEGIN_WITHIN = 90
 KEPT = ROOT / ".tox" / "pairs"
+# As of `make test`.
+WITHIN = ("--timeout=300", "--timeout-method=thread")
 TESTS = (
     "tests/words", "tests/queue/contract", "tests/cron", "tests/testing",
     "--ignore-glob=*/races/*", "--ignore-glob=*/faults/*",
@@ -113,7 +115,7 @@ def test(pair: Pair, interpreter: str) -> None:
     proof = f"import django as d, sys; sys.exit('%d.%d' % d.VERSION[:2] != {pair.django!r})"
     run(python, "-c", proof, PYTHONPATH=before)
     run(
-        python, "-m", "pytest", "-q", "-n", os.environ.get("JOBS", "auto"), *TESTS,
+        python, "-m", "pytest", "-q", "-n", os.environ.get("JOBS", "auto"), *WITHIN, *TESTS,
         PYTHONPATH=before, HYPOTHESIS_PROFILE="brief",
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import django
@@ -104,31 +104,38 @@ def have_listeners(now: float) -> bool:
 
 
 class _Log:
-    """Whether a handler takes what is logged at INFO, looked up once a second.
+    """Whether a handler takes what is logged at INFO: asked again where others handle it now.
 
     By default Django's logger takes it, and its handler under DEBUG alone: each task would have two
     lines made that nobody sees, which takes several times as long as all else about it.
     """
 
-    _logger: logging.Logger | None = None
+    _handlers: Sequence[logging.Handler] = ()
     _until = 0.0
     _answer = False
 
     def is_written(self, now: float) -> bool:
         logger = signals.logger
-        if logger is not self._logger or now > self._until:
-            self._logger, self._until = logger, now + 1
-            self._answer = logger.isEnabledFor(logging.INFO) and any(_takers(logger))
+        return logger.isEnabledFor(logging.INFO) and self._is_taken(_handlers_of(logger), now)
+
+    def _is_taken(self, handlers: list[logging.Handler], now: float) -> bool:
+        # Their levels and filters are looked at once a second.
+        if handlers != self._handlers or now > self._until:
+            self._handlers, self._until = handlers, now + 1
+            self._answer = any(map(_may_take, handlers))
         return self._answer
 
 
-def _takers(logger: logging.Logger) -> Iterator[logging.Handler]:
-    found: logging.Logger | None = logger
-    while found is not None:
-        for handler in found.handlers:
-            if handler.level <= logging.INFO and all(map(_may_pass, handler.filters)):
-                yield handler
-        found = found.parent if found.propagate else None
+def _handlers_of(logger: logging.Logger) -> list[logging.Handler]:
+    handlers = list(logger.handlers)
+    while logger.propagate and logger.parent is not None:
+        logger = logger.parent
+        handlers += logger.handlers
+    return handlers
+
+
+def _may_take(handler: logging.Handler) -> bool:
+    return handler.level <= logging.INFO and all(map(_may_pass, handler.filters))
 
 
 def _may_pass(given: Any) -> bool:

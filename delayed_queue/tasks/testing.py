@@ -22,27 +22,38 @@ _END: Final = "failed"
 _LIMIT: Final = 1_000
 
 
-def drain(*queues: str, limit: int = _LIMIT) -> Drained:
+def drain(*queues: str, limit: int = _LIMIT, using: str | None = None) -> Drained:
     """Run tasks that are due until none is left, as a worker would; return how they ended.
 
-    Of all declared queues, or of those named, the most urgent first. Inside a test's transaction
-    too: nothing is committed, and results are found as after a worker. At most ``limit``.
+    Of all declared queues, or of those named, the most urgent first; of each database that TASKS
+    names, or of ``using`` alone. Inside a test's transaction too: nothing is committed, and
+    results are found as after a worker. At most ``limit``.
     """
-    using = _using()
-    priorities.read(using)
     ends: Counter[str] = Counter()
     errors: list[Exception] = []
+    before = -1
+    # Again, for a task of one database may enqueue in another.
+    while before < ends.total():
+        before = ends.total()
+        for each in _databases() if using is None else [using]:
+            _run_due(queues, each, limit, ends, errors)
+    return Drained(**ends, errors=tuple(errors))
+
+
+def _databases() -> Iterable[str]:
+    return dict.fromkeys(each.settings.database for _, each in declared()) or ["default"]
+
+
+def _run_due(
+    queues: Sequence[str], using: str, limit: int, ends: Counter[str], errors: list[Exception]
+) -> None:
+    priorities.read(using)
     while ends.total() < limit and (found := _next(queues, using)) is not None:
         error = _handled(*found, using)
         end = _settled(*found, error, using)
         ends[end] += 1
         if end == _END and isinstance(error, Exception):
             errors.append(error)
-    return Drained(**ends, errors=tuple(errors))
-
-
-def _using() -> str:
-    return next((each.settings.database for _, each in declared()), "default")
 
 
 def _next(queues: Sequence[str], using: str) -> tuple[Serving, Envelope] | None:
@@ -124,7 +135,7 @@ class ImmediateBackend(DelayedQueueBackend):
     def _run(self, task: Any, results: Sequence[Any]) -> None:
         # Where QUEUES is empty, tasks of any queue are run.
         servings.setdefault(task.queue_name, Serving(task.queue_name))
-        drain(task.queue_name, limit=_LIMIT + len(results))
+        drain(task.queue_name, limit=_LIMIT + len(results), using=self.settings.database)
         if self.supports_get_result and not connections[self.settings.database].needs_rollback:
             for each in results:
                 each.refresh()

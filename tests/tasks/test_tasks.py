@@ -6,6 +6,7 @@ import logging
 import uuid
 from datetime import datetime, timedelta
 from typing import Any
+from unittest import TestCase
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -316,6 +317,18 @@ class TestSignals:
         logger.parent, logger.propagate = logging.root, propagates
         monkeypatch.setattr(signals, "logger", logger)
         assert listens(signals.task_started) is listens_to
+
+    def test_a_log_that_is_taken_from_now_on_is_written_at_once(
+        self, work: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As ``assertLogs`` takes it."""
+        monkeypatch.setattr(signals.logger, "propagate", False)
+        work.add.enqueue(1)
+        drained()
+        work.add.enqueue(1)
+        with TestCase().assertLogs(signals.logger, logging.INFO) as captured:
+            drained()
+        assert ["state=RUNNING" in each for each in captured.output] == [True, False]
 
 
 class TestNames:

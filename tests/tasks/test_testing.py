@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.messages import WARNING, get_messages
-from django.db import connection
+from django.core.management import call_command
+from django.core.management.commands import migrate
+from django.db import connection, connections
 from django.test import Client
 from django.utils import timezone
 
@@ -26,7 +28,7 @@ from delayed_queue.tasks.testing import drain
 from tests.cron.schedules import FORM, SCHEDULES, errors
 from tests.support.processes import wait_until
 from tests.support.running import running
-from tests.tasks.conftest import configured, drained, worker_of_tasks
+from tests.tasks.conftest import BACKEND, QUEUES, configured, drained, worker_of_tasks
 
 
 @pytest.mark.django_db
@@ -63,6 +65,37 @@ class TestDrain:
         assert drain("second").delivered == 0
         with pytest.raises(HandlerNotFound, match="Did you mean 'second'"):
             drain("secnd")
+
+
+@pytest.fixture
+def second(transactional_db: None, settings: Any) -> Iterator[Any]:
+    """A backend whose database is another: a schema with tables of its own."""
+    options = {"options": "-c search_path=second"}
+    connections.databases["second"] = connections.databases["default"] | {"OPTIONS": options}
+    settings.TASKS = configured() | {
+        "second": {"BACKEND": BACKEND, "QUEUES": QUEUES, "OPTIONS": {"DATABASE": "second"}}
+    }
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA second")
+    # By itself: a connection that Django would open is refused to a test.
+    connections["second"].connect()
+    call_command(migrate.Command(), database="second", verbosity=0)
+    try:
+        yield task_backends["second"]
+    finally:
+        connections["second"].close()
+        del connections["second"], connections.databases["second"]
+        with connection.cursor() as cursor:
+            cursor.execute("DROP SCHEMA second CASCADE")
+
+
+def test_tasks_of_each_database_are_run(work: Any, second: Any) -> None:
+    here, there = work.add.enqueue(1), work.add.using(backend="second").enqueue(2)
+    assert drain(using="second").handled == 1
+    assert drain().handled == 1
+    here.refresh()
+    there.refresh()
+    assert (here.return_value, there.return_value) == (1, 2)
 
 
 @pytest.mark.django_db
