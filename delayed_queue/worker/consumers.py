@@ -52,6 +52,7 @@ TURN_SECONDS: Final = 0.005
 # For how many messages a poll asks after a rest, until one of them was handled: the others would
 # be deferred as well.
 TRIAL: Final = 10
+_NONE_TAKEN: Final = (NO_FLOOR, 0)
 # When a consumer polls for which the idle scan does: not by itself.
 IDLE: Final = math.inf
 # What a poll that took long is believed to cost the first time.
@@ -145,6 +146,8 @@ class Poll:
     is_rewind: bool = False
     # Where there are several: the most urgent first.
     kinds: tuple[str, ...] = ()
+    # Of what is due just at the position, from which on.
+    first_id: int = 0
 
     @property
     def is_full_scan(self) -> bool:
@@ -155,7 +158,7 @@ class Poll:
 class PollResult:
     """The result of a poll: how many, the latest due time, and milliseconds until the next is due.
 
-    ``seconds`` is how long it took, None if it ended just now.
+    ``seconds`` is how long it took, None if it ended just now; ``last_id`` is that of the latest.
     """
 
     found: int
@@ -164,6 +167,7 @@ class PollResult:
     seconds: float | None = None
     # Whether it was told so.
     has_more: bool = False
+    last_id: int = 0
 
     def is_full(self, poll: Poll) -> bool:
         """Return whether there may be more right now."""
@@ -177,10 +181,11 @@ class ScanSchedule:
     in the same round trip but before it claims, when the next message falls due. What commits
     or falls due between the two is in the answer of one of them.
 
-    Polls begin at the scan position, below which all was taken; now and then, and before every
-    long sleep, one is a rewind, which begins well below it, for messages that are due earlier than
-    what was taken since: offered by a transaction that committed late. More rarely one is a full
-    scan, from the start of the queue, for those offered into the past.
+    Polls begin at the scan position, below which all was taken; while they fill, at the very
+    last message taken, for of those that died since the position there may be very many. Now and
+    then, and before every long sleep, one is a rewind, which begins well below it, for messages
+    that are due earlier than what was taken since: offered by a transaction that committed late.
+    More rarely one is a full scan, from the start of the queue, for those offered into the past.
 
     While it rests, because its handler said so, nothing wakes it; then it begins with a few.
     """
@@ -191,6 +196,8 @@ class ScanSchedule:
         self.is_dynamic = is_dynamic
         self.next_at = IDLE if is_dynamic else 0.0  # the idle scan, which is due, knows better
         self.position = NO_FLOOR
+        # The due time and id of the last message taken, if the last poll was full.
+        self._last = _NONE_TAKEN
         self.rewind_at = self.full_scan_at = 0.0
         self._full_scan_seconds = 0.0
         self._was_short = False
@@ -221,7 +228,8 @@ class ScanSchedule:
         if now >= self.rewind_at:
             return Poll(limit, self.rewound_position, self._was_short, now, is_rewind=True)
         is_rewind = self.position == NO_FLOOR
-        return Poll(limit, self.position, self._was_short, now, is_rewind)
+        position, first_id = max((self.position, 0), self._last)
+        return Poll(limit, position, self._was_short, now, is_rewind, first_id=first_id)
 
     def end(self, poll: Poll, result: PollResult) -> None:
         """Note what a poll found, and say when the next one is worth it."""
@@ -232,7 +240,9 @@ class ScanSchedule:
             # A rewind that met old messages has more of them to expect.
             position = NO_FLOOR if poll.is_rewind else self.position
             self.position = max(position, latest - MARGIN_MS)
-        if result.is_full(poll):
+        is_full = result.is_full(poll)
+        self._last = (latest, result.last_id) if is_full and latest is not None else _NONE_TAKEN
+        if is_full:
             self._was_short = self._has_rewound = self._has_scanned_fully = False
         elif not poll.asks_ahead:
             self._was_short = True
@@ -400,5 +410,5 @@ class Consumer:
             )  # fmt: skip
         return claiming(
             self.queue.kind, poll.limit, lease_id, retaken_id, lease,
-            floor=poll.position, strict=self.is_strict,
+            floor=poll.position, floor_id=poll.first_id, strict=self.is_strict,
         )  # fmt: skip

@@ -238,10 +238,11 @@ class Dispatcher:
         if not rows and not turn.is_alone:
             plan.consumer.schedule.wait_for_turn()
             return 0
-        latest = rows[-1].due_at if rows else None
-        plan.consumer.end_poll(
-            plan.poll, PollResult(len(rows), latest, turn.next_due_in, has_more=turn.has_more)
+        latest, last_id = (rows[-1].due_at, rows[-1].id) if rows else (None, 0)
+        result = PollResult(
+            len(rows), latest, turn.next_due_in, has_more=turn.has_more, last_id=last_id
         )
+        plan.consumer.end_poll(plan.poll, result)
         self._claimed += len(rows)
         if rows:
             _note_lateness(plan.consumer, rows)

@@ -23,7 +23,7 @@ from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.consumers import CRASHED, MARGIN_MS, Consumer, Poll, PollResult
+from delayed_queue.worker.consumers import CRASHED, Consumer, Poll, PollResult
 from delayed_queue.worker.executor import Run
 
 # How long a run goes on taking batches before the worker may give its thread to another consumer.
@@ -74,7 +74,8 @@ class TransactionalRun(Run):
         # Of the last batch, and of all of them.
         self._found = self.total = self.suspects = 0
         self.is_alone = is_alone
-        self._latest: int | None = None
+        # The due time and id of the last message taken.
+        self._last: tuple[int, int] | None = None
         self._next_due_in: int | None = None
         self.done: list[Envelope] = []
         self.failures: list[tuple[Envelope, BaseException]] = []
@@ -110,7 +111,10 @@ class TransactionalRun(Run):
     @property
     def result(self) -> PollResult:
         """What its last batch found."""
-        return PollResult(self._found, self._latest, self._next_due_in, self._poll_seconds)
+        latest, last_id = self._last or (None, 0)
+        return PollResult(
+            self._found, latest, self._next_due_in, self._poll_seconds, last_id=last_id
+        )
 
     def note_times(self) -> None:
         """Count how late its messages were, and what each took, by the batch and this clock."""
@@ -146,7 +150,7 @@ class TransactionalRun(Run):
                 self._take_one_by_one(self.poll.limit)
                 self._found = len(self.done) + len(self.failures)
             else:
-                through_conflicts(partial(self._take_batch, before, self._latest))
+                through_conflicts(partial(self._take_batch, before, self._last))
         except _SuspectsFound:
             self.suspects, self._found = self._found, 0
         except (_BatchFailed, Error) as error:
@@ -160,10 +164,10 @@ class TransactionalRun(Run):
         for _ in range(count):
             self._take_one()
 
-    def _take_batch(self, before: int, latest: int | None) -> None:
+    def _take_batch(self, before: int, last: tuple[int, int] | None) -> None:
         # What an earlier try took is there again, from where that began.
         del self.done[before:]
-        self._found, self._latest = 0, latest
+        self._found, self._last = 0, last
         queue, poll, began_at = self.consumer.queue, self.poll, time.monotonic()
         try:
             with transaction.atomic(using=queue.using, durable=True):
@@ -175,7 +179,7 @@ class TransactionalRun(Run):
                     self._poll_seconds = time.monotonic() - began_at
                 if rows:
                     self._check_suspects(rows)
-                    self._latest = rows[-1].due_at
+                    self._last = rows[-1].due_at, rows[-1].id
                     self._handle_all(rows)
         except _SuspectsFound:
             raise
@@ -186,10 +190,9 @@ class TransactionalRun(Run):
             raise _BatchFailed from error
 
     @property
-    def _position(self) -> int:
-        """Begin where the poll does, and then at a scan position of its own."""
-        position = self.poll.position
-        return position if self._latest is None else max(position, self._latest - MARGIN_MS)
+    def _position(self) -> tuple[int, int]:
+        """Begin where the poll does, and then at the last message of a batch."""
+        return self._last or (self.poll.position, self.poll.first_id)
 
     def _check_suspects(self, rows: list[ConsumedRow]) -> None:
         if self._board.alone_seconds and any(row.is_retaken for row in rows):

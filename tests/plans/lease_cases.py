@@ -15,8 +15,9 @@ def claims() -> list[Case]:
 
 def taken() -> list[Case]:
     due: list[dict[str, Any]] = [
-        {"kind": kind, "limit": limit, "floor": floor, "now": NOW}
-        for floor in (NO_FLOOR, NOW - 150_000)
+        {"kind": kind, "limit": limit, "floor": floor, "floor_id": floor_id, "now": NOW}
+        # The last in the midst of the bulk, which is due at that one instant.
+        for floor, floor_id in ((NO_FLOOR, 0), (NOW - 150_000, 0), (NOW - 60_000, 100_000))
         for kind in ("bulk|json", "due|json", "mixed|json")
         for limit in (1, 100, 1000)
     ]

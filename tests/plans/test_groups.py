@@ -22,7 +22,7 @@ DROP INDEX "delayed_queue__GroupPlusScheduledAtIndex", "delayed_queue__GroupPlus
 """
 CLAIMING: Final = {
     "kind": "due|json", "limit": 100, "lease_id": "x", "retaken_id": "y", "lease": LEASE,
-    "floor": NO_FLOOR, "now": NOW,
+    "floor": NO_FLOOR, "floor_id": 0, "now": NOW,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ LIMIT: Final = 3
 DUE: Final = 50
 PARAMS: Final = {
     "kind": "hostile|json", "limit": LIMIT, "lease_id": "mine", "retaken_id": "again",
-    "lease": 1000, "floor": NO_FLOOR, "now": NOW,
+    "lease": 1000, "floor": NO_FLOOR, "floor_id": 0, "now": NOW,
     "kinds": ["empty|json", "hostile|json"], "ttr": None, "default_ttr": 1000,
 }  # fmt: skip
 SETTINGS: Final = (

@@ -131,11 +131,11 @@ def test_samples_are_read_by_their_key_while_somebody_holds_a_snapshot(
 
 
 VISIBLE: Final = "LIMIT %(limit)s::integer"
-FLOOR: Final = 'AND "scheduledAt" >= %(floor)s::bigint'
+FLOOR: Final = 'AND ("scheduledAt", id) >= (%(floor)s::bigint, %(floor_id)s::bigint)'
 HIDDEN: Final = "LIMIT (SELECT %(limit)s::integer)"
 BULK: Final = {
     "kind": "bulk|json", "limit": 1000, "lease_id": "x", "retaken_id": "y", "lease": LEASE,
-    "floor": NO_FLOOR, "now": NOW,
+    "floor": NO_FLOOR, "floor_id": 0, "now": NOW,
 }  # fmt: skip
 
 

@@ -37,7 +37,10 @@ class Consumer:
         ).fetchone()
         assert row is not None
         for kind in self._kinds:
-            params = {"kind": kind, "limit": 10_000, "floor": NO_FLOOR, "now": row[0] + ahead}
+            params = {
+                "kind": kind, "limit": 10_000, "floor": NO_FLOOR, "floor_id": 0,
+                "now": row[0] + ahead,
+            }  # fmt: skip
             rows = self._connection.execute(CONSUME, params).fetchall()
             self.handled.update(each[1] for each in rows)
             self.payloads += [json.loads(each[2]) for each in rows]

@@ -54,7 +54,7 @@ def lease(connection: Connection, at: int = 0) -> None:
     now = int(timezone.now().timestamp() * 1000) + at
     params = {
         "kind": "default|json", "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
-        "lease": HOUR_MS, "floor": NO_FLOOR, "now": now,
+        "lease": HOUR_MS, "floor": NO_FLOOR, "floor_id": 0, "now": now,
     }  # fmt: skip
     assert len(connection.execute(CLAIM, params).fetchall()) == 1
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import psycopg
 import pytest
 
 from delayed_queue.queue.store.claim import NO_FLOOR, claiming
@@ -11,7 +15,9 @@ from tests.support.running import handler_of, worker_with
 
 HANDLED = 50_000
 BATCH = 100
-# Due one after the other, 10 ms apart, the last of them so many milliseconds ago.
+# Of a bulk offer, all due at one instant: how many there are, are handled, and a claim takes.
+BULK, OF_BULK, FEW = 20_000, 10_000, 10
+# Due one after the other, so many milliseconds apart, the last of them so many ago.
 _FILL = """
 INSERT INTO delayed_queue (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
@@ -21,7 +27,7 @@ FROM generate_series(1, %(count)s) AS number
 CROSS JOIN LATERAL (
     SELECT
         floor(extract(epoch FROM now()) * 1000)::bigint
-        - %(ago)s - 10 * (%(count)s - number) AS due
+        - %(ago)s - %(apart)s * (%(count)s - number) AS due
 ) AS times
 """
 
@@ -32,22 +38,54 @@ def test_a_claim_reads_no_more_after_fifty_thousand_than_after_one() -> None:
 
         def pages_after(count: int) -> tuple[int, int]:
             """Handle so many; return the pages of a claim as the worker makes it, and of all."""
-            own.execute(_FILL, {"count": count, "ago": 20_000})
+            own.execute(_FILL, {"count": count, "ago": 20_000, "apart": 10})
             worker = worker_with(handler_of("orders", lambda envelope: None), burst=True)
             assert worker.run().done == count
-            own.execute(_FILL, {"count": BATCH, "ago": 0})
+            own.execute(_FILL, {"count": BATCH, "ago": 0, "apart": 10})
             position = worker.consumers[0].schedule.position
-            found = pages_of_a_claim(position), pages_of_a_claim(NO_FLOOR)
+            found = pages_of_a_claim(own, position), pages_of_a_claim(own)
             own.execute("DELETE FROM delayed_queue")
             return found
 
-        def pages_of_a_claim(position: int) -> int:
-            step = claiming("orders|json", BATCH, "own", "taken", 60_000, floor=position)
-            return explain(own, *step, generic=False).buffers
-
-        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        holder.execute("SELECT 1")
+        hold(holder)
         first, _ = pages_after(1_000)
         last, of_all = pages_after(HANDLED)
         # Of all is what each claim would read without a position.
         assert last < 1.6 * first < of_all / 2
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_claim_in_the_midst_of_a_bulk_offer_reads_no_more_than_the_first(
+    transactional: bool,
+) -> None:
+    """It lies above the position as a whole; while polls fill, the next goes on behind the last."""
+    with raw_connection() as holder, raw_connection() as own:
+        hold(holder)
+        own.execute(_FILL, {"count": BULK, "ago": 0, "apart": 0})
+        first = pages_of_a_claim(own, limit=FEW)
+        handler = handler_of("orders", lambda envelope: None, transactional=transactional)
+        worker = worker_with(handler, max_messages=OF_BULK, concurrency=1)
+        assert worker.run().done == OF_BULK
+        schedule = worker.consumers[0].schedule
+        schedule.rewind_at = schedule.full_scan_at = math.inf
+        poll = schedule.begin(FEW)
+        last = pages_of_a_claim(own, poll.position, poll.first_id, limit=FEW)
+        from_position = pages_of_a_claim(own, schedule.position, limit=FEW)
+        assert last < 1.2 * first
+        assert from_position > 2 * last
+
+
+def hold(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    connection.execute("SELECT 1")
+
+
+def pages_of_a_claim(
+    connection: psycopg.Connection[Any],
+    position: int = NO_FLOOR,
+    first_id: int = 0,
+    limit: int = BATCH,
+) -> int:
+    step = claiming("orders|json", limit, "own", "taken", 60_000, floor=position, floor_id=first_id)
+    return explain(connection, *step, generic=False).buffers

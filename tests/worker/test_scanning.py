@@ -59,12 +59,13 @@ def poll(
     found: int = 0,
     *,
     latest: int | None = None,
+    last_id: int = 0,
     wait_ms: int | None = None,
     seconds: float = 0.001,
 ) -> Poll:
     begun = consumer.schedule.begin(LIMIT)
     clock.now += seconds
-    consumer.end_poll(begun, PollResult(found, latest, wait_ms))
+    consumer.end_poll(begun, PollResult(found, latest, wait_ms, last_id=last_id))
     return begun
 
 
@@ -109,11 +110,33 @@ def test_what_was_announced_during_the_second_poll_is_not_slept_over(
 
 
 def test_after_a_full_scan_others_begin_below_the_latest_due_time(consumer: Consumer, clock: Clock):
-    assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
-    assert poll(consumer, clock, LIMIT, latest=DUE - 5000).position == DUE - MARGIN_MS
+    assert poll(consumer, clock, 3, latest=DUE).is_full_scan
+    assert poll(consumer, clock, 3, latest=DUE - 5000).position == DUE - MARGIN_MS
     # The mark only rises.
-    assert poll(consumer, clock, LIMIT, latest=DUE + 70).position == DUE - MARGIN_MS
-    assert poll(consumer, clock, LIMIT).position == DUE + 70 - MARGIN_MS
+    assert poll(consumer, clock, 3, latest=DUE + 70).position == DUE - MARGIN_MS
+    assert poll(consumer, clock, 3).position == DUE + 70 - MARGIN_MS
+
+
+def test_while_polls_fill_the_next_begins_at_the_last_message_taken(
+    consumer: Consumer, clock: Clock
+):
+    poll(consumer, clock, LIMIT, latest=DUE, last_id=7)
+    for last_id in (8, 9):
+        following = poll(consumer, clock, LIMIT, latest=DUE, last_id=last_id)
+        assert (following.position, following.first_id) == (DUE, last_id - 1)
+    poll(consumer, clock, LIMIT - 1, latest=DUE + 5, last_id=10)
+    after = poll(consumer, clock)
+    assert (after.position, after.first_id) == (DUE + 5 - MARGIN_MS, 0)
+
+
+def test_polls_that_fill_are_rewound_as_others_are(consumer: Consumer, clock: Clock):
+    poll(consumer, clock, LIMIT, latest=DUE, last_id=7)
+    consumer.schedule.full_scan_at = clock.now + 10 * POLL
+    clock.now += POLL
+    back = poll(consumer, clock, LIMIT, latest=DUE - 3, last_id=5)
+    assert (back.position, back.first_id) == (DUE - MARGIN_MS - REWIND_MS, 0)
+    following = poll(consumer, clock, LIMIT, latest=DUE, last_id=6)
+    assert (following.position, following.first_id) == (DUE - 3, 5)
 
 
 def test_a_busy_lane_scans_fully_now_and_then(consumer: Consumer, clock: Clock):
@@ -131,7 +154,7 @@ def test_slow_full_scans_are_rare_and_rewinds_are_not(consumer: Consumer, clock:
         full = poll(consumer, clock, LIMIT, latest=DUE, seconds=2.0)
         assert full.is_full_scan
     clock.now = full.began_at + 0.99 * POLL
-    assert poll(consumer, clock, LIMIT, latest=DUE, seconds=0).position == DUE - MARGIN_MS
+    assert poll(consumer, clock, LIMIT, latest=DUE, seconds=0).position == DUE
     clock.now = full.began_at + POLL
     back = poll(consumer, clock, LIMIT, latest=DUE, seconds=0)
     assert (back.position, back.is_full_scan) == (DUE - MARGIN_MS - REWIND_MS, False)
@@ -150,7 +173,7 @@ def test_a_rewind_that_met_old_messages_expects_more(consumer: Consumer, clock: 
     poll(consumer, clock, LIMIT, latest=DUE)
     consumer.schedule.full_scan_at = clock.now + 10 * POLL
     clock.now += POLL
-    assert poll(consumer, clock, LIMIT, latest=DUE - 5_000).is_rewind
+    assert poll(consumer, clock, 3, latest=DUE - 5_000).is_rewind
     assert poll(consumer, clock, LIMIT).position == DUE - 5_000 - MARGIN_MS
 
 

@@ -39,8 +39,8 @@ class Seen:
     def __call__(self, envelope: Envelope) -> None:
         self.at[envelope.key] = time.monotonic()
 
-    def worker(self, poll_interval: timedelta) -> Worker:
-        return worker_with(handler_of("marked", self), poll_interval=poll_interval)
+    def worker(self, poll_interval: timedelta, **options: Any) -> Worker:
+        return worker_with(handler_of("marked", self), poll_interval=poll_interval, **options)
 
 
 @pytest.fixture
@@ -133,12 +133,14 @@ def stream(queue: DelayedQueue, seen: Seen) -> Iterator[None]:
         thread.join(20)
 
 
+# Of small batches nearly each fills, and polls begin behind the last message taken.
+@pytest.mark.parametrize("batch_size", [500, 5])
 @pytest.mark.parametrize("into_the_past", [True, False])
 def test_a_busy_worker_finds_it_within_a_poll_interval(
-    queue: DelayedQueue, seen: Seen, settings: Settings, into_the_past: bool
+    queue: DelayedQueue, seen: Seen, settings: Settings, into_the_past: bool, batch_size: int
 ) -> None:
     settings.DELAYED_QUEUE = {"NOTIFY": False}
-    worker = seen.worker(timedelta(seconds=1))
+    worker = seen.worker(timedelta(seconds=1), batch_size=batch_size)
     with running(worker), late_transaction(queue, "early") as transaction, stream(queue, seen):
         outrun_the_margin(queue, seen)
         if into_the_past:

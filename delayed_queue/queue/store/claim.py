@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 # for a tenth of the rows: on a table never analyzed it expects so few that it would rather sort
 # all that are due than walk the index. One it can see tells it how few are wanted of a table
 # larger than the cache, where a tenth would be worth a sort. The inner one locks the rows.
-# "floor" lets a caller who knows that nothing earlier is left skip deleted entries: while
-# any session holds an old snapshot, the index keeps an entry for each, and a claim from the
-# start would read them all again.
+# "floor" and "floor_id" let a caller who knows that nothing earlier is left skip deleted entries:
+# while any session holds an old snapshot, the index keeps an entry for each, and a claim from the
+# start would read them all again. The id is for those of one instant, as a bulk import has them.
 # Whether the queue is paused does not depend on the row: it is asked once, before the first.
 # Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n;
 # limit_kind_group, or the one page of that table.
@@ -39,7 +39,7 @@ _SELECTED: Final[LiteralString] = """
             SELECT id
             FROM delayed_queue
             WHERE "pKind" = %(kind)s
-                AND "scheduledAt" >= %(floor)s::bigint
+                AND ("scheduledAt", id) >= (%(floor)s::bigint, %(floor_id)s::bigint)
                 AND "scheduledAt" <= (SELECT now FROM clock)
                 AND NOT EXISTS (SELECT 1 FROM delayed_queue_limit WHERE "pKind" = %(kind)s)"""
 _IN_ORDER: Final[LiteralString] = """
@@ -237,6 +237,7 @@ def claiming(
     lease: int,
     *,
     floor: int = NO_FLOOR,
+    floor_id: int = 0,
     now: int | None = None,
     strict: bool = False,
     waits: bool = False,
@@ -249,7 +250,7 @@ def claiming(
     """
     params = {
         "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
-        "lease": lease, "floor": floor, "now": now,
+        "lease": lease, "floor": floor, "floor_id": floor_id, "now": now,
     }  # fmt: skip
     return (CLAIM_STRICT, params | {"waits": waits}) if strict else (CLAIM, params)
 
@@ -423,15 +424,21 @@ class ConsumeStore:
 
         The savepoint HANDLER is set behind it: what comes after can be undone, the deletion kept.
         """
-        params = {"kind": kind, "limit": limit, "floor": NO_FLOOR, "now": now}
+        params = {"kind": kind, "limit": limit, "floor": NO_FLOOR, "floor_id": 0, "now": now}
         rows, _ = db.fetch_all_at_once(using, [(CONSUME, params), (f"SAVEPOINT {HANDLER}", {})])
         return earliest_first(rows_of(ConsumedRow, rows))
 
     def take(
-        self, kind: str, limit: int, *, floor: int = NO_FLOOR, using: str = db.DEFAULT_ALIAS
+        self,
+        kind: str,
+        limit: int,
+        *,
+        floor: tuple[int, int] = (NO_FLOOR, 0),
+        using: str = db.DEFAULT_ALIAS,
     ) -> list[ConsumedRow]:
         """Delete and return as consume() does, without its savepoint: all is undone or nothing."""
-        params = {"kind": kind, "limit": limit, "floor": floor, "now": None}
+        at, floor_id = floor
+        params = {"kind": kind, "limit": limit, "floor": at, "floor_id": floor_id, "now": None}
         return earliest_first(rows_of(ConsumedRow, db.fetch(using, CONSUME, params)))
 
     def restore(

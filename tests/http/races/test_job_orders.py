@@ -102,7 +102,7 @@ def failure() -> Sequence[Step]:
 
     def consume(connection: Connection) -> None:
         connection.execute("BEGIN")
-        params = {"kind": PULLED, "limit": 1, "floor": -FAR, "now": NOW}
+        params = {"kind": PULLED, "limit": 1, "floor": -FAR, "floor_id": 0, "now": NOW}
         taken.extend(connection.execute(CONSUME, params).fetchall())
 
     def restore(connection: Connection) -> None:

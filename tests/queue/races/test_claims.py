@@ -31,7 +31,7 @@ def offer(queue: DelayedQueue, count: int) -> list[str]:
 
 
 def parameters(queue: DelayedQueue, statement: str) -> dict[str, Any]:
-    params = {"kind": queue.kind, "limit": 1, "floor": NO_FLOOR, "now": None}
+    params = {"kind": queue.kind, "limit": 1, "floor": NO_FLOOR, "floor_id": 0, "now": None}
     lease = {"lease_id": "lease", "retaken_id": "again", "lease": 60_000}
     return {**params, **(lease if statement == "CLAIM" else {})}
 

@@ -70,7 +70,7 @@ def lease_again(connection: psycopg.Connection[Any], timed: DelayedQueue, clock:
     """Lease the message for somebody else, and leave the transaction to the caller."""
     params = {
         "kind": timed.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
-        "lease": 60_000, "floor": NO_FLOOR, "now": clock.milliseconds,
+        "lease": 60_000, "floor": NO_FLOOR, "floor_id": 0, "now": clock.milliseconds,
     }  # fmt: skip
     assert len(connection.execute(CLAIM, params).fetchall()) == 1
 

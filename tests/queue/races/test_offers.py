@@ -73,7 +73,7 @@ DELETIONS: Final = {
     "drop": (DROP, ("key", "kind")),
     "drop all": (DROP_ALL, ("kind",)),
     "reject": (DEAD_LETTER, ("ids", "lease_id", "reason", "error", "fingerprint", "now")),
-    "consume": (CONSUME, ("kind", "limit", "floor", "now")),
+    "consume": (CONSUME, ("kind", "limit", "floor", "floor_id", "now")),
 }
 
 
@@ -96,7 +96,7 @@ def delete(connection: psycopg.Connection[Any], queue: DelayedQueue, deletion: s
     queue.offer_or_update("key", "old", PAST)
     params: dict[str, Any] = {
         "key": "key", "kind": queue.kind, "reason": "no", "error": None, "limit": 1, "now": None,
-        "floor": NO_FLOOR, "fingerprint": "",
+        "floor": NO_FLOOR, "floor_id": 0, "fingerprint": "",
     }  # fmt: skip
     if "lease_id" in names:
         envelope = polled(queue)

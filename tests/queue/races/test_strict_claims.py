@@ -38,8 +38,8 @@ def claim(
     connection: psycopg.Connection[Any], limit: int, *, statement: str = CLAIM_STRICT
 ) -> list[str]:
     params = {
-        "kind": KIND, "limit": limit, "floor": NO_FLOOR, "now": None, "lease_id": "lease",
-        "retaken_id": "again", "lease": 60_000, "waits": False,
+        "kind": KIND, "limit": limit, "floor": NO_FLOOR, "floor_id": 0, "now": None,
+        "lease_id": "lease", "retaken_id": "again", "lease": 60_000, "waits": False,
     }  # fmt: skip
     return sorted(row[1] for row in connection.execute(statement, params))
 

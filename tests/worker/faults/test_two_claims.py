@@ -156,6 +156,23 @@ class TestFaults:
         assert worker.counts == Counts(done=COUNT)
         assert not Message.objects.exists()
 
+    def test_what_a_claim_left_that_was_lost_before_its_commit_is_found(
+        self, queue: DelayedQueue, proxy: Proxy
+    ):
+        """It lies before what the other one took, behind which the next would begin."""
+        offer(queue)
+        worker = worker_of()
+        aim = proxy.aim_at(CLAIM, Stage.EXECUTED, nth=2)
+        with running(worker):
+            aim.wait()
+            behind = Message.objects.filter(key__gte=f"k{2 * BATCH:03}")
+            wait_until(lambda: behind.exclude(lease_id=None).exists())
+            proxy.cut()
+            connection.close()  # it broke as well
+            wait_until(lambda: worker.counts.total == COUNT)
+        assert worker.counts == Counts(done=COUNT)
+        assert not Message.objects.exists()
+
     def test_a_stop_waits_for_both_and_gives_back_what_they_brought(
         self, queue: DelayedQueue, proxy: Proxy
     ):

@@ -79,7 +79,7 @@ def lease_again(connection: psycopg.Connection[Any], queue: DelayedQueue) -> Non
     now = int(timezone.now().timestamp() * 1000) + HOUR_MS
     params = {
         "kind": queue.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
-        "lease": HOUR_MS, "floor": NO_FLOOR, "now": now,
+        "lease": HOUR_MS, "floor": NO_FLOOR, "floor_id": 0, "now": now,
     }  # fmt: skip
     assert len(connection.execute(CLAIM, params).fetchall()) == 1
 
