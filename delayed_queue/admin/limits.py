@@ -175,6 +175,10 @@ class Change(Operation):
         name = group or name_of(kind).queue
         report = Report(self.past, GROUPS if group else QUEUES)
         with call.transaction():
+            # Before the row: whoever changes a topic has it before the limits, too.
+            if self.holds_back and why_not_limited(kind, call.using, holds=True):
+                report.leave(_("can have no limits any more"), name)
+                return report
             rows = call.queryset.using(call.using).filter(group=group)
             before = rows.select_for_update().first()
             if seen_of(before, self.fence) != call.options["seen"]:

@@ -461,14 +461,17 @@ def declaration(rules: Groups, declared: str | None, *, is_change: bool) -> dict
     }  # fmt: skip
 
 
-def why_not_limited(kind: str, using: str) -> str:
-    """Return why a queue can have no limits; empty where it can."""
+def why_not_limited(kind: str, using: str, *, holds: bool = False) -> str:
+    """Return why a queue can have no limits; empty where it can.
+
+    With ``holds`` that stays so until the transaction ends, which must hold no limits yet.
+    """
     if any(each.kind == kind and each.transactional for each in registry):
         return (
             f"The handler of {kind!r} is transactional: it leases nothing, and what limits count "
             "is leases. It would find nothing."
         )
-    return next(filter(None, (guard(kind, using) for guard in hooks.limit_guards)), "")
+    return next(filter(None, (guard(kind, using, holds) for guard in hooks.limit_guards)), "")
 
 
 def named(group: str) -> str:

@@ -63,7 +63,8 @@ class Hooks:
     ``kind_family``: the kinds that share their keys, of the one app that has such kinds.
     ``is_queue``: (name, alias) → whether something of that name exists, though nothing is stored.
     ``remote_calls``: what may be called from elsewhere, of the one app that has such.
-    ``limit_guards``: (kind, alias) → why limits of the queue would not be exact; empty if they are.
+    ``limit_guards``: (kind, alias, whether to hold what it depends on until the transaction ends)
+    → why limits of the queue would not be exact; empty if they are.
     ``panels``: (kind, key, request, admin site's name) → more of a message, as HTML for its page.
     """
 
@@ -71,7 +72,7 @@ class Hooks:
     kind_family: KindFamily | None = None
     is_queue: list[Callable[[str, str], bool]] = field(default_factory=list)
     remote_calls: RemoteCalls | None = None
-    limit_guards: list[Callable[[str, str], str]] = field(default_factory=list)
+    limit_guards: list[Callable[[str, str, bool], str]] = field(default_factory=list)
     panels: list[Callable[[str, str, Any, str], Any]] = field(default_factory=list)
 
 

@@ -201,12 +201,16 @@ def _check_limits(topic: TopicRow, using: str) -> None:
         raise InvalidConfiguration(_ONE_SHARD)
 
 
-def why_not_limited(kind: str, using: str) -> str:
-    """Return why an operator's limits of the queue would not be exact; empty if they are."""
+def why_not_limited(kind: str, using: str, holds: bool) -> str:
+    """Return why an operator's limits of the queue would not be exact; empty if they are.
+
+    Or are to be: where it holds the topic, who changes that waits, and then finds the limits.
+    """
     found = parse_kind(kind)
     if found is None or found.way is not Way.PULLED:
         return ""
-    shards = read_topic(found.topic, using=using).shards
+    read = hold_topic if holds else read_topic
+    shards = read(found.topic, using=using).shards
     return "" if shards == 1 else f"The topic {found.topic!r} has several shards. {_ONE_SHARD}"
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import getpass
 from argparse import ArgumentParser
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, transaction
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
+from delayed_queue.db.resilience import repeat
 from delayed_queue.management.base import (
     WRONG_USAGE,
     QueueCommand,
@@ -67,12 +69,11 @@ class Command(QueueCommand):
             self._change(queue, command, options)
 
     def _change(self, queue: DelayedQueue, command: str, options: dict[str, Any]) -> None:
-        _refuse_limits(queue, command)
         group = options.get("group")
         of = queue.kind
         if group is not None:
             of = _("%(queue)s, group %(group)s,") % {"queue": queue.kind, "group": named(group)}
-        was_changed = _ACTIONS[command](queue, options)
+        was_changed = repeat(queue.using, partial(_act, queue, command, options))
         said = _("%s would be changed.") if options["dry_run"] else _("%s is changed.")
         if command in ("pause", "resume") and not was_changed:
             said = _("%s is paused already.") if command == "pause" else _("%s is not held.")
@@ -101,9 +102,17 @@ def _add_change(parser: ArgumentParser, name: str, *, has_group: bool) -> None:
     add_format(parser)
 
 
+def _act(queue: DelayedQueue, command: str, options: dict[str, Any]) -> bool:
+    """Change it, while nothing makes limits of the queue inexact."""
+    with transaction.atomic(using=queue.using):
+        _refuse_limits(queue, command)
+        return _ACTIONS[command](queue, options)
+
+
 def _refuse_limits(queue: DelayedQueue, command: str) -> None:
-    lack = "" if command in ("clear", "resume") else why_not_limited(queue.kind, queue.using)
-    if lack:
+    if command in ("clear", "resume"):
+        return
+    if lack := why_not_limited(queue.kind, queue.using, holds=True):
         raise CommandError(lack, returncode=WRONG_USAGE)
 
 

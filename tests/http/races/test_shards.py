@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from io import StringIO
 from typing import Any, Final
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from delayed_queue import OfferOutcome
+from delayed_queue.admin.limits import LimitAll
+from delayed_queue.admin.operations import Call, Report
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.jobs.adding import add_jobs, write_jobs
 from delayed_queue.http.jobs.catalogue import (
@@ -22,9 +26,9 @@ from delayed_queue.http.jobs.catalogue import (
 from delayed_queue.http.jobs.consuming import pop_jobs
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, lock_of, once, prune_answers
 from delayed_queue.http.jobs.jobs import IfExists, job_from
-from delayed_queue.http.models import IdempotencyKey
+from delayed_queue.http.models import IdempotencyKey, Topic
 from delayed_queue.http.store.callers import SAVE_ANSWER, TRY_KEY
-from delayed_queue.http.store.topics import HOLD_TOPIC, LOCK_TOPIC
+from delayed_queue.http.store.topics import HOLD_TOPIC, LOCK_TOPIC, locking_jobs
 from delayed_queue.models import Limit, Message
 from tests.http.jobs.support import add, found
 from tests.http.races.jobs import Connection, hold_job, insert
@@ -140,6 +144,87 @@ class TestHosts:
             other.execute("COMMIT")
             assert pause.answer() is True
         assert Limit.objects.filter(kind="orders#1|callback").exists()
+
+
+KIND: Final = "orders|json"
+
+
+def set_limits() -> int:
+    """As an operator does by the command; return how many changes were made."""
+    try:
+        call_command("queuegroups", "set", "orders", "--concurrency", "1", stdout=StringIO())
+    except CommandError:
+        return 0
+    return 1
+
+
+def limit_in_admin(user: Any) -> Report:
+    """As an operator does by the form, which was valid."""
+    call = Call(Limit.objects.filter(kind=KIND), [KIND], user, {"seen": "", "concurrency": 1})
+    return LimitAll().run(call)
+
+
+def more_shards() -> int:
+    try:
+        configure_topic("orders", shards=2)
+    except InvalidConfiguration:
+        return 0
+    return 1
+
+
+class TestLimits:
+    """A topic with limits has one shard: an operator and who gives it more meet at its lock."""
+
+    @pytest.mark.parametrize("way", ["command", "admin"])
+    def test_an_operator_waits_for_more_shards_and_is_refused(
+        self, other: Connection, admin: Connection, admin_user: Any, way: str
+    ) -> None:
+        configure_topic("orders", shards=1)
+        other.execute("BEGIN")
+        other.execute(LOCK_TOPIC, {"topic": "orders"})
+        other.execute("UPDATE delayed_queue_topic SET shards = 2")
+        change: Callable[[], Any] = set_limits
+        if way == "admin":
+            change = partial(limit_in_admin, admin_user)
+        with calling(change) as call:
+            wait_until_blocked(admin, call)
+            other.execute("COMMIT")
+            found = call.answer()
+        if way == "command":
+            assert found == 0
+        else:
+            assert found.left == {"can have no limits any more": ["orders"]}
+        assert not Limit.objects.exists()
+
+    @pytest.mark.parametrize("exists", [True, False])
+    def test_who_gives_it_shards_waits_for_an_operator_and_is_refused(
+        self, other: Connection, admin: Connection, exists: bool
+    ) -> None:
+        if exists:
+            configure_topic("orders", shards=1)
+        other.execute("BEGIN")
+        for statement, params in (locking_jobs("orders", []), (HOLD_TOPIC, {"topic": "orders"})):
+            other.execute(statement, params)
+        other.execute(
+            'INSERT INTO delayed_queue_limit ("pKind", "group", concurrency) VALUES (%s, %s, 1)',
+            [KIND, ""],
+        )
+        with calling(more_shards) as change:
+            wait_until_blocked(admin, change)
+            other.execute("COMMIT")
+            assert change.answer() == 0
+        assert read_topic("orders").shards == 1
+
+    @pytest.mark.parametrize("exists", [True, False])
+    def test_of_both_at_once_one_wins(self, exists: bool) -> None:
+        add("a", group="g")
+        for _ in range(10):
+            Limit.objects.all().delete()
+            Topic.objects.all().delete()
+            forget_topics()
+            if exists:
+                configure_topic("orders", shards=1)
+            assert together([set_limits, more_shards]) in ([1, 0], [0, 1])
 
 
 SCOPE: Final = "token POST jobs"
