@@ -232,6 +232,12 @@ def _audit(past: str, kind: str, reason: str) -> str:
 
 
 _LATE: Final = timedelta(minutes=1)
+_HOLDERS: Final = {
+    "session": gettext_lazy("session"),
+    "prepared transaction": gettext_lazy("prepared transaction"),
+    "replication slot": gettext_lazy("replication slot"),
+    "standby": gettext_lazy("standby"),
+}
 TREND_MINUTES: Final = 60
 # Of the minute that is over the sample comes within ten seconds, or twenty.
 SAMPLED_WITHIN: Final = 3
@@ -326,7 +332,7 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     kinds, is_cut = find_kinds(using, also=list(pauses))
     found, now, last = trends(kinds, TREND_MINUTES, using=using)
     lines = _lines(kinds, found, pauses, using)
-    silent = _silent_workers(using)
+    silent, snapshot = _silent_workers(using), _old_snapshot(using)
     may_view_letters = request.user.has_perm("delayed_queue.view_deadletter")
     wrong = summary(lines, silent, may_view_letters=may_view_letters)
     context = {
@@ -336,7 +342,9 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
         "media": model_admin.media,
         "lines": lines,
         "unsampled": _unsampled(now, last),
-        "snapshot": _old_snapshot(using),
+        "snapshot": snapshot,
+        "snapshot_holder": "" if snapshot is None else holder_of(snapshot),
+        "snapshot_place": "" if snapshot is None else place_of(snapshot),
         "is_cut": is_cut,
         "max_kinds": MAX_KINDS,
         "may_view_letters": may_view_letters,
@@ -350,6 +358,30 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
 def _old_snapshot(using: str) -> Snapshot | None:
     found = oldest_snapshot(using)
     return found if found is not None and found.is_older_than(OLD) else None
+
+
+def holder_of(snapshot: Snapshot) -> str:
+    """Return who holds it and for how long, as its own words do, in the language of the page."""
+    owner, elsewhere = {"name": snapshot.owner}, {"name": snapshot.elsewhere}
+    words = [
+        snapshot.application, snapshot.owner and _("user %(name)s") % owner, snapshot.state,
+        snapshot.elsewhere and _("database %(name)s") % elsewhere,
+    ]  # fmt: skip
+    known = ", ".join(filter(None, words))
+    span = _("%(number)s transactions") % {"number": number(snapshot.transactions)}
+    if snapshot.age is not None:
+        span = f"{human(snapshot.age)} ({span})"
+    who = f"{_HOLDERS[snapshot.holder]} {snapshot.name}{f' ({known})' if known else ''}"
+    return _("%(holder)s, for %(span)s") % {"holder": who, "span": span}
+
+
+def place_of(snapshot: Snapshot) -> str:
+    """Return where the remedy is run, if not here, in the language of the page."""
+    if snapshot.holder == "standby":
+        return _("on the standby")
+    if not snapshot.place:
+        return ""
+    return _("in the database %(name)s") % {"name": snapshot.elsewhere}
 
 
 def _silent_workers(using: str) -> int:

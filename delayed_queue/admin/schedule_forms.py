@@ -71,7 +71,8 @@ def rule_of(row: Schedule) -> Rule:
         return in_default_zone(schedule_of(definition))
     entry = declared_entry(row.kind, row.key_prefix)
     if entry is None or not isinstance(entry.schedule, Rule):
-        raise InvalidConfiguration(f"Only {row.declared_in} knows when, which is not loaded here.")
+        said = gettext("Only %(module)s knows when, which is not loaded here.")
+        raise InvalidConfiguration(said % {"module": row.declared_in})
     return in_default_zone(entry.schedule)
 
 

@@ -130,8 +130,9 @@ class WorkerAdmin(QueueModelAdmin):
     def where_column(self, row: Worker) -> SafeString:
         names = ", ".join(row.queues)
         return format_html(
-            '{} · pid {} · process {}<div class="dq-quiet" title="{}">{}</div>',
-            row.host, row.pid, row.process, names, Truncator(names).chars(80),
+            '{} · pid {} · {}<div class="dq-quiet" title="{}">{}</div>',
+            row.host, row.pid, _("process %(number)s") % {"number": row.process}, names,
+            Truncator(names).chars(80),
         )  # fmt: skip
 
     @admin.display(description=_("heartbeat"))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from itertools import count as counter
+from typing import Final
 
 import pytest
 from croniter import croniter
 from django.db import connection
 from django.test import Client
 from django.utils.html import escape
+from django.utils.translation import override
 
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
 from delayed_queue.admin import overview
 from delayed_queue.models import Limit, Message, Sample, Schedule, Worker
 from delayed_queue.observe.overview import MAX_KINDS, cap_for
-from delayed_queue.observe.snapshots import oldest_snapshot
+from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
 from delayed_queue.observe.store import last_sampled
 from tests.admin.lists import keys_of
 from tests.admin.support import LETTERS, MESSAGES, QUEUES, operator, page
@@ -280,6 +282,43 @@ def test_an_old_snapshot_is_named_with_what_would_end_it(
         monkeypatch.setattr(overview, "OLD", timedelta(0))
         wait_until(lambda: names_the_oldest(admin_client.get(QUEUES).content.decode()))
     assert "dq-notice" not in young
+
+
+SESSION: Final = Snapshot(
+    "session", "42", "report", "ana", "active", "other", timedelta(minutes=7), 1234, 5, 0
+)
+PREPARED: Final = Snapshot("prepared transaction", "x", "", "", "", "other", None, 1234, 5, 0)
+STANDBY: Final = Snapshot("standby", "7", "", "", "", "", None, 1234, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "language", "holder", "place"),
+    [
+        (SESSION, "en", "session 42 (report, user ana, active, database other), "
+         "for 7 min (1,234 transactions)", ""),
+        (SESSION, "de", "Sitzung 42 (report, Benutzer ana, active, Datenbank other), "
+         "seit 7 min (1.234 Transaktionen)", ""),
+        (PREPARED, "en", "prepared transaction x (database other), for 1,234 transactions",
+         "in the database other"),
+        (PREPARED, "de", "vorbereitete Transaktion x (Datenbank other), seit 1.234 Transaktionen",
+         "in der Datenbank other"),
+        (STANDBY, "de", "Standby 7, seit 1.234 Transaktionen", "auf dem Standby"),
+    ],
+)  # fmt: skip
+def test_its_holder_is_named_in_the_language_of_the_page(
+    snapshot: Snapshot, language: str, holder: str, place: str
+):
+    with override(language):
+        assert (overview.holder_of(snapshot), overview.place_of(snapshot)) == (holder, place)
+
+
+@pytest.mark.parametrize("snapshot", [SESSION, PREPARED, STANDBY])
+def test_in_english_these_are_the_words_of_the_log(snapshot: Snapshot):
+    def holder(said: str) -> str:
+        return said.partition(", for ")[0]
+
+    assert holder(overview.holder_of(snapshot)) == holder(str(snapshot))
+    assert overview.place_of(snapshot) == snapshot.place
 
 
 def names_the_oldest(shown: str) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.db import connection
 from django.test import Client
+from pytest_django import Settings
 
 from delayed_queue.admin.schedule_forms import next_change, preview
 from delayed_queue.cron.keeper import CronEntry, CronKeeper
@@ -55,6 +56,14 @@ def test_unreadable_schedule_does_not_break_the_list(admin_client: Client):
 
     assert "Unknown time zone 'Mars/Olympus'" in html
     assert "Only gone.module knows when" in html
+
+
+def test_an_unreadable_schedule_is_told_in_the_language_of_the_page(
+    admin_client: Client, settings: Settings
+):
+    settings.LANGUAGE_CODE = "de"
+    made(key_prefix="odd", type="other", declared_in="gone.module")
+    assert "Nur gone.module weiß, wann" in unescape(page(admin_client, SCHEDULES))
 
 
 def test_search_finds_a_prefix(admin_client: Client):

@@ -74,6 +74,15 @@ def test_w12_the_list_says_who_works_where_on_what_and_how_fast(admin_client: Cl
     assert row.endswith("ago 1.2.3")
 
 
+def test_w12_where_it_works_is_said_in_the_language_of_the_page(
+    admin_client: Client, settings: Settings
+):
+    settings.LANGUAGE_CODE = "de"
+    enlist("worker-1")
+    (row,) = rows(admin_client)
+    assert row.startswith("worker-1 db-7 · pid 4711 · Prozess 3 orders, mail")
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(3, "alive 3 s ago"), (29, "alive 29 s ago"), (120, "silent for 2 min")]
 )

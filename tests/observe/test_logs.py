@@ -126,6 +126,30 @@ class TestOfAWorker:
         fields = ended[0].fields
         assert (fields["queue"], fields["key"], fields["attempt"]) == ("conduct", "k", 1)
 
+    def test_o6_signals_bring_the_exception_itself(self) -> None:
+        """Of failures, and of the death that follows them."""
+        brought: list[tuple[str, Any]] = []
+
+        def note_failure(error: BaseException, **kwargs: Any) -> None:
+            brought.append(("failed", error))
+
+        def note_death(error: BaseException, **kwargs: Any) -> None:
+            brought.append(("dead", error))
+
+        signals.failed.connect(note_failure)
+        signals.dead.connect(note_death)
+        try:
+            queue = DelayedQueue("conduct")
+            queue.offer_or_update("k", "fail")
+            while queue.contains_message("k"):
+                burst("conduct")
+        finally:
+            signals.failed.disconnect(note_failure)
+            signals.dead.disconnect(note_death)
+        assert [name for name, _ in brought] == ["failed", "failed", "dead"]
+        assert {type(error) for _, error in brought} == {ValueError}
+        assert {str(error) for _, error in brought} == {"asked to fail"}
+
     def test_start_and_stop_are_told(self, log: pytest.LogCaptureFixture) -> None:
         worker = burst("ledger")
         assert lines(log, logging.INFO, "worker_started") == [

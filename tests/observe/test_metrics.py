@@ -188,6 +188,16 @@ class TestCollector:
         assert age is not None
         assert age > 0
 
+    def test_o5_who_holds_the_oldest_snapshot_is_told_by_its_sort(
+        self, scrape: Callable[..., Samples]
+    ) -> None:
+        with raw_connection() as holder:
+            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            holder.execute("SELECT 1")
+            found = scrape()
+        assert found.of("snapshot_transactions", holder="session") is not None
+        assert found.of("snapshot_age_seconds", holder="session") is not None
+
     def test_queues_are_counted_by_state(self, scrape: Callable[..., Samples]) -> None:
         MessageFactory.create_batch(3, due=True)
         MessageFactory.create_batch(2, scheduled=True)
