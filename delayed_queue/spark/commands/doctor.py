@@ -257,13 +257,14 @@ def _on_spark(settings: SparkSettings, console: Console, *, is_verbose: bool) ->
     try:
         with session(settings, console, "doctor", is_verbose=is_verbose) as spark:
             yield Finding(OK, "Spark", f"{spark.version} on {_place_of(spark)}")
-            rows = from_executors(spark)
-            yield from executors(rows)
-            yield connections(tasks_of(spark), settings, _limits())
+            rows, tasks = from_executors(spark), tasks_of(spark)
     # Whatever keeps Spark from running is the finding.
     except Exception as error:
         advice = "Once more with --verbose shows Spark's own words."
         yield Finding(FAIL, "Spark", sentence_of(error), advice)
+        return
+    yield from executors(rows)
+    yield room(tasks, settings)
 
 
 def from_executors(spark: SparkSession) -> list[dict[str, Any]]:
@@ -336,6 +337,15 @@ def look_here() -> dict[str, Any]:
         "delayed_queue": _own_version(),
         **{name: _version(name) for name in names},
     }
+
+
+def room(tasks: int, settings: SparkSettings) -> Finding:
+    """Ask the server how many connections it has left, and do the sum."""
+    try:
+        limits = _limits()
+    except DelayedQueueError as error:
+        return Finding(FAIL, "connections", str(error), "The database was there before: once more.")
+    return connections(tasks, settings, limits)
 
 
 def _limits() -> tuple[int, int]:

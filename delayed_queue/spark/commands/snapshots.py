@@ -59,6 +59,7 @@ def run(
         written = _write(spark, kind, staging, console, given, form)
         count = len(files.sizes(staging)) if written.rows else 0
         files.rename(staging, path)
+    # Whatever ended it, a stop too: nothing half written stays.
     except BaseException:
         files.delete(staging)
         raise

@@ -85,6 +85,14 @@ class TestDoctor:
         found = doctor.connections(40, settings, (50, 20))
         assert (found.level, found.found) == (doctor.FAIL, "43 of a command, 20 in use, 50 in all")
 
+    def test_a_database_that_went_away_is_no_fault_of_spark(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DELAYED_QUEUE_DSN", "host=127.0.0.1 port=1 dbname=x password=geheim")
+        found = doctor.room(4, SparkSettings())
+        assert (found.level, found.subject) == (doctor.FAIL, "connections")
+        assert "geheim" not in found.found
+
     def test_without_a_database_it_says_so_and_starts_nothing(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
