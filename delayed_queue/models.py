@@ -132,19 +132,29 @@ class Message(models.Model):
                 name="delayed_queue__LockUuidPlusIdIndex",
                 condition=Q(lease_id__isnull=False),
             ),
-            # Both partial: messages without a group are in neither. The messages of each group,
-            # in the order in which they fall due.
+            # All partial: messages without a group are in none. Those of each group that wait, in
+            # the order in which they fall due.
             LongNamedIndex(
                 fields=["kind", "group", "scheduled_at", "id"],
                 name="delayed_queue__GroupPlusScheduledAtIndex",
-                condition=Q(group__isnull=False),
+                condition=Q(group__isnull=False, lease_id__isnull=True),
             ),
-            # Those of a group that were begun: leased, or waiting for a retry.
+            # Those that are leased, by the end of their leases.
+            LongNamedIndex(
+                fields=["kind", "group", "scheduled_at", "id"],
+                name="delayed_queue__GroupPlusLeasedUntilIndex",
+                condition=Q(group__isnull=False, lease_id__isnull=False),
+            ),
+            # Those that were begun and wait for a retry. The lease, of which there is none, keeps
+            # the planner from reading the first index in place of it.
             LongNamedIndex(
                 fields=["kind", "group", "lease_id", "scheduled_at", "id"],
                 name="delayed_queue__GroupPlusLockUuidIndex",
-                condition=Q(group__isnull=False)
-                & (Q(lease_id__isnull=False) | Q(scheduled_at__gt=F("scheduled_at_initially"))),
+                condition=Q(
+                    group__isnull=False,
+                    lease_id__isnull=True,
+                    scheduled_at__gt=F("scheduled_at_initially"),
+                ),
             ),
         ]
         permissions = [

@@ -140,18 +140,20 @@ class Migration(migrations.Migration):
                         name="delayed_queue__LockUuidPlusIdIndex",
                     ),
                     delayed_queue.models.LongNamedIndex(
-                        condition=models.Q(("group__isnull", False)),
+                        condition=models.Q(("group__isnull", False), ("lease_id__isnull", True)),
                         fields=["kind", "group", "scheduled_at", "id"],
                         name="delayed_queue__GroupPlusScheduledAtIndex",
                     ),
                     delayed_queue.models.LongNamedIndex(
+                        condition=models.Q(("group__isnull", False), ("lease_id__isnull", False)),
+                        fields=["kind", "group", "scheduled_at", "id"],
+                        name="delayed_queue__GroupPlusLeasedUntilIndex",
+                    ),
+                    delayed_queue.models.LongNamedIndex(
                         condition=models.Q(
                             ("group__isnull", False),
-                            models.Q(
-                                ("lease_id__isnull", False),
-                                ("scheduled_at__gt", models.F("scheduled_at_initially")),
-                                _connector="OR",
-                            ),
+                            ("lease_id__isnull", True),
+                            ("scheduled_at__gt", models.F("scheduled_at_initially")),
                         ),
                         fields=["kind", "group", "lease_id", "scheduled_at", "id"],
                         name="delayed_queue__GroupPlusLockUuidIndex",

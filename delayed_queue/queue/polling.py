@@ -23,8 +23,9 @@ from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, st
 from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
 from delayed_queue.observe.logs import log_poll
 from delayed_queue.queue.base import QueueBase, T, nothing
-from delayed_queue.queue.groups import GroupClaim, GroupClaimer, GroupWalk
+from delayed_queue.queue.groups import GroupClaim, GroupWalk
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow, RankedRow
+from delayed_queue.queue.store.groups import GroupLease
 from delayed_queue.retries import RetryPolicy
 
 # How many claims by group one poll makes that find nothing; the next goes on behind them.
@@ -259,16 +260,14 @@ class Polling(Leasing):
         Each is made in a transaction of its own or the caller's. Others of the queue are waited
         for, ``wait`` milliseconds at most.
         """
+        lease = GroupLease(lease_id, retaken_id, self.lease_duration // MILLISECOND)
         for _ in range(looks):
-            claim = GroupClaimer(
-                self._messages, walk, self.kind, limit, (lease_id, retaken_id),
-                self.lease_duration // MILLISECOND, self.using, self._now(), wait,
-            )  # fmt: skip
-            with self._transaction():
-                found = claim()
-            if found.rows or not found.has_more:
+            ahead = walk.ahead(self.kind, limit, wait, self._now())
+            found, rows = self._messages.claim_by_group(ahead, lease, using=self.using)
+            claim = walk.note(ahead, found, rows)
+            if rows or not claim.has_more:
                 break
-        return found
+        return claim
 
     def open_rows(self, rows: Sequence[LeasedRow | RankedRow], lease_id: str) -> list[Envelope]:
         """Decode leased rows into envelopes; dead-letter those that do not decode (Q22)."""

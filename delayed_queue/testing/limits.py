@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.models import Limit, LimitManager
+from delayed_queue.queue.groups import next_permit, permits
 from delayed_queue.queue.store.claim import LeasedRow
-from delayed_queue.queue.store.groups import (
-    Ahead,
-    GroupLease,
-    GroupRow,
-    GroupStore,
-    Look,
-    Share,
-    UngroupedRow,
-)
+from delayed_queue.queue.store.groups import Ahead, GroupLease, GroupRow, GroupStore, Seen
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.testing.stores import NO_LIMITS, InMemoryStore, LimitRow, Row, instant
 
@@ -29,41 +23,85 @@ else:
     _Groups = _Limits = object
 
 
+# More than any claim asks for.
+_ALL: Final = 2**31 - 1
+
+
+class Candidate(NamedTuple):
+    """A group, of which so many may be leased now; None stands for those of no group.
+
+    There may be fewer ``rows``: the turns are dealt out before anybody looks for them.
+    """
+
+    name: str | None
+    room: int
+    rows: list[Row]
+    weight: int = 1
+    earliest: int = 0
+
+
+def deal(
+    limit: int, asked: Sequence[tuple[int, int]], first: int = 0
+) -> tuple[list[int], int, int]:
+    """Deal out ``limit`` by turns to those who ask, each given as its weight and its room.
+
+    Whoever is alone gets all. ``first`` is what the first has left of a turn that was cut short.
+    Returns the shares, who had the last turn, and what is left of it.
+    """
+    given = [0] * len(asked)
+    active = [place for place, (_, room) in enumerate(asked) if room > 0]
+    last, rest = len(asked) - 1, 0
+    while limit > 0 and active:
+        for place in active:
+            weight, room = asked[place]
+            turn = min((given[place] == 0 and place == 0 and first) or weight, room - given[place])
+            number = min(turn, limit)
+            given[place] += number
+            limit -= number
+            last, rest = place, turn - number
+            if limit == 0:
+                break
+        active = [place for place in active if given[place] < asked[place][1]]
+    return given, last, rest
+
+
+def hand_out(limit: int, rooms: Sequence[int]) -> list[int]:
+    """Give the first all it may have, then the next."""
+    given = []
+    for room in rooms:
+        given.append(min(room, limit))
+        limit -= given[-1]
+    return given
+
+
 class InMemoryGroups(_Groups):
-    """The statements of GroupStore; a transaction of the store is what takes turns."""
+    """The statements of GroupStore; the lock of the store is what takes turns."""
 
     _store: InMemoryStore
-
-    def look(self, ahead: Ahead, *, using: str = DEFAULT_DB_ALIAS) -> Look:
-        kind, at = ahead.kind, instant(ahead.now)
-        with self._store.lock:
-            names = sorted({row.group for row in self._store.of_kind(kind) if row.group})
-            order = sorted(names, key=lambda name: (name < ahead.since, name))
-            groups = [self._group(kind, name, at) for name in order[: ahead.groups]]
-            return Look(
-                "read committed", rules_of(self._store, kind, at), groups,
-                self._ungrouped(kind, ahead.position, ahead.rows, at),
-            )  # fmt: skip
 
     def groups(
         self, kind: str, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> list[GroupRow]:
-        return list(self.look(Ahead(kind, "", limit, (0, 0), 0, now=now)).groups)
+        with self._store.lock:
+            return self._ahead(kind, "", limit, instant(now))
+
+    def _ahead(self, kind: str, since: str, limit: int, now: int) -> list[GroupRow]:
+        names = sorted({row.group for row in self._store.of_kind(kind) if row.group})
+        order = sorted(names, key=lambda name: (name < since, name))
+        return [self._group(kind, name, now) for name in order[:limit]]
 
     def _group(self, kind: str, name: str, now: int) -> GroupRow:
         rule, own = self._store.limit_of(kind), self._store.limit_of(kind, name)
         rows = self._of_group(kind, name)
         concurrency = rule.concurrency if own.concurrency is None else own.concurrency
         earliest = min(row.scheduled_at for row in rows)
-        is_due = earliest <= now
-        is_counted = is_due and (rule.is_ordered or concurrency is not None)
-        held = [row for row in rows if row.lease_id is not None] if is_counted else []
+        held = [row for row in rows if row.lease_id is not None]
         live = sum(row.scheduled_at > now for row in held)
         waiting, head = _in_order(rows) if rule.is_ordered and live == 0 else (None, None)
         interval = rule.interval if own.interval is None else own.interval
         return GroupRow(
-            name, earliest, is_due, rule.is_ordered, concurrency, own.weight or 1, interval,
-            own.burst or rule.burst or 1, own.spent_until, own.paused_at is not None,
+            name, earliest, earliest <= now, rule.is_ordered, concurrency, own.weight or 1,
+            interval, own.burst or rule.burst or 1, own.spent_until, own.paused_at is not None,
             rule.blocks_on_dead and self._has_dead(kind, name, own), len(held), live, waiting,
             head, now,
         )  # fmt: skip
@@ -74,48 +112,124 @@ class InMemoryGroups(_Groups):
     def _has_dead(self, kind: str, name: str, own: LimitRow) -> bool:
         return has_dead(self._store, kind, name, own.resumed_at)
 
-    def _ungrouped(
-        self, kind: str, position: tuple[int, int], limit: int, now: int
-    ) -> UngroupedRow:
-        due = sorted(
-            (row.scheduled_at, row.id, row.group)
+    def claim_by_group(
+        self, ahead: Ahead, lease: GroupLease, *, using: str = DEFAULT_DB_ALIAS
+    ) -> tuple[Seen, list[LeasedRow]]:
+        kind, now = ahead.kind, instant(ahead.now)
+        with self._store.lock:
+            rules = rules_of(self._store, kind, now)
+            looked = self._ahead(kind, ahead.since, ahead.groups, now)
+            scanned = self._scanned(kind, (ahead.at, ahead.id), ahead.rows, now)
+            ungrouped = [row for row in scanned if row.group is None]
+            found = [self._open(row, kind) for row in looked]
+            # Those without a group have their turn where the way round the names begins anew.
+            ahead_of = sum(row.name >= ahead.since for row in looked)
+            found.insert(ahead_of, Candidate(None, len(ungrouped), ungrouped))
+            taken, last = _dealt(ahead, rules, found)
+            rows = [self._lease(row, lease.lease_id, now + lease.lease) for row in taken]
+            self._spend(kind, rows, looked, now)
+        end = (scanned[-1].scheduled_at, scanned[-1].id) if scanned else (ahead.at, ahead.id)
+        ids = [row.id for row in ungrouped]
+        return Seen(
+            "read committed", now, *_rates(rules, looked), *last, ids, len(scanned), *end
+        ), rows  # fmt: skip
+
+    def _scanned(self, kind: str, position: tuple[int, int], limit: int, now: int) -> list[Row]:
+        due = (
+            row
             for row in self._store.of_kind(kind)
             if position < (row.scheduled_at, row.id) and row.scheduled_at <= now
-        )[:limit]
-        ids = [row_id for _, row_id, group in due if group is None]
-        return UngroupedRow(ids, len(due), *(due[-1][:2] if due else position))
+        )
+        return sorted(due, key=_by_due_time)[:limit]
 
-    def lease_groups(
-        self, lease: GroupLease, shares: Sequence[Share], *, using: str = DEFAULT_DB_ALIAS
-    ) -> list[LeasedRow]:
-        until = lease.now + lease.lease
-        with self._store.lock:
-            rows = [row for share in shares for row in self._shared(lease.kind, share, lease.now)]
-            rows.sort(key=lambda row: (row.scheduled_at, row.id))
-            return [self._lease(row, lease.lease_id, until) for row in rows]
+    def _open(self, row: GroupRow, kind: str) -> Candidate:
+        """Return what may be leased of a group now."""
+        if not row.is_due or row.is_paused or row.is_blocked:
+            return Candidate(row.name, 0, [])
+        due = sorted(
+            (each for each in self._of_group(kind, row.name) if each.scheduled_at <= row.now),
+            key=_by_due_time,
+        )
+        expired = [each for each in due if each.lease_id is not None]
+        fresh, free = [each for each in due if each.lease_id is None], _ALL
+        if row.is_ordered:
+            is_free = row.live == 0 and (row.waits_until is None or row.waits_until <= row.now)
+            expired, fresh = [], [self._store.rows[row.head]] if is_free and row.head else []
+            free = 1
+        elif row.concurrency is not None:
+            expired = expired[: max(row.concurrency - row.live, 0)]
+            free = max(row.concurrency - row.held, 0)
+        room = min(
+            len(expired) + (free if fresh else 0),
+            permits(row.interval, row.burst, row.spent_until, row.now),
+        )
+        return Candidate(row.name, room, [*expired, *fresh[:free]], row.weight, row.earliest)
 
     def _lease(self, row: Row, lease_id: str, until: int) -> LeasedRow:
         raise NotImplementedError
 
-    def _shared(self, kind: str, share: Share, now: int) -> list[Row]:
-        if share.head is not None:
-            return [self._store.rows[share.head]]
-        due = sorted(
-            (row for row in self._of_group(kind, str(share.name)) if row.scheduled_at <= now),
-            key=lambda row: (row.scheduled_at, row.id),
-        )
-        expired = [row for row in due if row.lease_id is not None][: share.retaken]
-        fresh = [row for row in due if row.lease_id is None or share.takes_any][: share.fresh]
-        return [*expired, *fresh][: share.number]
-
-    def spend(
-        self, kind: str, times: Mapping[str, float], *, now: int, using: str = DEFAULT_DB_ALIAS
-    ) -> None:
-        with self._store.lock:
-            for name, time in times.items():
+    def _spend(self, kind: str, leased: list[LeasedRow], looked: list[GroupRow], now: int) -> None:
+        """Spend a permit for each message leased: of its group, and of the queue."""
+        counts = Counter(row.group for row in leased)
+        intervals = [("", self._store.limit_of(kind).queue_interval, len(leased))]
+        intervals += [(row.name, row.interval, counts[row.name]) for row in looked]
+        for name, interval, number in intervals:
+            if interval is not None and number:
                 row = self._store.limit_of(kind, name)
-                spent = max(row.spent_until or 0.0, now) + time
+                spent = max(row.spent_until or 0.0, now) + number * interval
                 self._store.limits[kind, name] = replace(row, spent_until=spent)
+
+
+def _dealt(
+    ahead: Ahead, rules: RulesRow | None, found: list[Candidate]
+) -> tuple[list[Row], tuple[str | None, int]]:
+    """Return what is leased, the most overdue first, or by turns; then also whose was the last.
+
+    With what is left of it.
+    """
+    if rules is None or rules.is_paused:
+        return [], (None, 0)
+    since: tuple[str | None, int]
+    most = min(ahead.limit, permits(rules.interval, rules.burst, rules.spent_until, rules.now))
+    if rules.is_fair:
+        first = min(ahead.rest, found[0].weight) if found[0].name == ahead.since else 0
+        numbers, last, rest = deal(most, [(each.weight, each.room) for each in found], first)
+        since = _end(ahead, found, last) if any(numbers) else None, rest
+    else:
+        since = None, 0
+        found = sorted(found, key=lambda each: (each.earliest, each.name or ""))
+        numbers = hand_out(most, [each.room for each in found])
+    taken = [row for each, number in zip(found, numbers, strict=True) for row in each.rows[:number]]
+    return sorted(taken, key=_by_due_time), since
+
+
+def _end(ahead: Ahead, found: list[Candidate], last: int) -> str | None:
+    """Return behind whom the next turn is; empty where all names were gone through."""
+    name = found[last].name
+    return "" if name is None and last < ahead.groups else name
+
+
+def _rates(
+    rules: RulesRow | None, looked: list[GroupRow]
+) -> tuple[bool | None, bool, float | None, int, str | None, float | None]:
+    """Return what is seen of the limits, and of the groups from the first to the last."""
+    if rules is None:
+        return None, False, None, 0, None, None
+    waits = [
+        next_permit(row.interval, row.burst, row.spent_until)
+        for row in looked
+        if row.is_due and row.interval is not None
+    ]
+    queue_permit_at = rules.interval and next_permit(rules.interval, rules.burst, rules.spent_until)
+    return (
+        rules.is_paused, bool(rules.interval or any(row.interval for row in looked)),
+        queue_permit_at, len(looked), looked[-1].name if looked else None,
+        min((at for at in waits if at > rules.now), default=None),
+    )  # fmt: skip
+
+
+def _by_due_time(row: Row) -> tuple[int, int]:
+    return row.scheduled_at, row.id
 
 
 def _in_order(rows: list[Row]) -> tuple[int | None, int | None]:

@@ -6,11 +6,10 @@ import logging
 import threading
 import time
 import uuid
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from django.db import Error, connections
@@ -23,7 +22,7 @@ from delayed_queue.handlers import Manner, Snooze, Treatment
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe.logs import log
-from delayed_queue.queue.groups import GroupClaim, GroupWalk
+from delayed_queue.queue.groups import GroupClaim, GroupWalk, by_turns
 from delayed_queue.queue.store.claim import (
     LeasedRow,
     RankedRow,
@@ -31,6 +30,7 @@ from delayed_queue.queue.store.claim import (
     earliest_first,
     most_urgent_first,
 )
+from delayed_queue.queue.store.groups import seen
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.worker.consumers import Consumer
 
@@ -239,17 +239,6 @@ def new_lease_id(holder: str = "") -> str:
     return holder + str(uuid.uuid4())[len(holder) :]
 
 
-def by_turns(rows: list[LeasedRow]) -> list[LeasedRow]:
-    """Return the earliest of each group before the second of any: they are begun in this order."""
-    before: Counter[str | None] = Counter()
-    ranked = []
-    for row in earliest_first(rows):
-        ranked.append((before[row.group], row))
-        before[row.group] += 1
-    ranked.sort(key=itemgetter(0))
-    return [row for _, row in ranked]
-
-
 class ClaimPlan:
     """A claim about to be made: of which consumer, under which leases, by which statements."""
 
@@ -258,49 +247,65 @@ class ClaimPlan:
         self._walk = consumer.walk
         self.poll = consumer.begin_poll(limit)
         self.lease_id, self.retaken_id = new_lease_id(holder), new_lease_id(holder)
-        self._asked = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id)
+        self._ahead = None if self._walk is None else self._walk.ahead(
+            consumer.queue.kind, self.poll.limit, TURN_WAIT_MS
+        )  # fmt: skip
+        self._found: GroupClaim | None = None
+        self._asked = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id, self._ahead)
         self.steps = list(self._asked.values())
 
-    def read(self, answers: Sequence[list[Row]]) -> Turn:
-        """Return what its statements, the last of a round trip, were answered.
+    def note(self, answers: Sequence[list[Row]]) -> None:
+        """Note where the next claim of a queue with limits goes on: from now on it can be made."""
+        found = self._of_statement(answers).get("by_group")
+        if found is not None and self._walk and self._ahead and not self.is_noted:
+            self._found = self._walk.note(self._ahead, *seen(found))
 
-        Of a queue with limits the claim is made here.
-        """
-        of_statement = dict(zip(self._asked, answers[-len(self._asked) :], strict=True))
+    @property
+    def is_noted(self) -> bool:
+        return self._found is not None
+
+    def read(self, answers: Sequence[list[Row]]) -> Turn:
+        """Return what its statements, the last of a round trip, were answered."""
+        self.note(answers)
+        of_statement = self._of_statement(answers)
         next_due_in = value_of(of_statement.get("next_due_in", ()))
         rules = first_row(RulesRow, of_statement.get("rules", ()))
         if self._walk is not None:
-            return self._claim_by_group(self._walk, rules, next_due_in)
+            return self._of_groups(
+                self._found or self._claim_by_rank(self._walk, rules), next_due_in
+            )
         claimed = self._claimed(of_statement["claimed"])
         if rules is not None and not claimed and not rules.is_paused:
             self.consumer.walk = GroupWalk()
             return _NOT_NOW
         return Turn(claimed, next_due_in, value_of(of_statement.get("is_alone", _ALONE)))
 
-    def _claim_by_group(
-        self, walk: GroupWalk, rules: RulesRow | None, next_due_in: int | None
-    ) -> Turn:
-        if rules is None:
+    def _of_statement(self, answers: Sequence[list[Row]]) -> dict[str, list[Row]]:
+        return dict(zip(self._asked, answers[-len(self._asked) :], strict=True))
+
+    def _of_groups(self, claim: GroupClaim, next_due_in: int | None) -> Turn:
+        if not claim.is_limited:
             self.consumer.walk = None
+        if not claim.rows and (claim.has_more or not claim.is_limited):
             return _NOT_NOW
-        if rules.is_paused:
-            return Turn((), next_due_in, is_alone=True)
+        self.consumer.is_rated = claim.is_rated
+        waits = [each for each in (next_due_in, claim.permit_in) if each is not None]
+        return Turn(by_turns(claim.rows), min(waits, default=None), True, claim.has_more)
+
+    def _claim_by_rank(self, walk: GroupWalk, rules: RulesRow | None) -> GroupClaim:
+        """Claim from several kinds, the most urgent first, one of which has limits."""
+        if rules is None or rules.is_paused:
+            return GroupClaim([], is_limited=rules is not None)
         rows: list[LeasedRow] = []
-        permits, has_more = [] if next_due_in is None else [next_due_in], False
+        claim = GroupClaim([])
         for kind in self.poll.kinds:
             limit = self.poll.limit - len(rows)
             if kind != self.consumer.queue.kind:
                 rows += self._claim_plainly(kind, limit)
             elif limit > 0:
                 claim = self._claim_of_groups(walk, limit)
-                if claim is None:
-                    return Turn(rows, None, is_alone=bool(rows), has_more=True)
-                self.consumer.is_rated = claim.is_rated
-                rows, has_more = rows + claim.rows, claim.has_more
-                permits += [] if claim.permit_in is None else [claim.permit_in]
-        if has_more and not rows:
-            return _NOT_NOW
-        return Turn(by_turns(rows), min(permits, default=None), True, has_more)
+                rows = rows + claim.rows
+        return claim._replace(rows=rows)
 
     def _claim_plainly(self, kind: str, limit: int) -> list[LeasedRow]:
         """Claim what a treatment keeps in another kind: nothing there has a group."""
@@ -309,8 +314,8 @@ class ClaimPlan:
         step = claiming(kind, limit, self.lease_id, self.retaken_id, lease)
         return rows_of(LeasedRow, run(queue.using, [step])[0])
 
-    def _claim_of_groups(self, walk: GroupWalk, limit: int) -> GroupClaim | None:
-        """Return the first of a few claims that found something; None where it was not its turn."""
+    def _claim_of_groups(self, walk: GroupWalk, limit: int) -> GroupClaim:
+        """Return the first of a few claims that found something."""
         make = partial(
             self.consumer.queue.claim_by_group, walk, limit, self.lease_id, self.retaken_id,
             looks=MOST_LOOKS, wait=TURN_WAIT_MS,
@@ -319,7 +324,7 @@ class ClaimPlan:
             return through_conflicts(make)
         except Error as error:
             if waited_too_long(error) or is_conflict(error):
-                return None
+                return GroupClaim([], has_more=True)
             raise
 
     def _claimed(self, answer: list[Row]) -> Sequence[LeasedRow | RankedRow]:

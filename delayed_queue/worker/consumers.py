@@ -23,6 +23,7 @@ from delayed_queue.queue.store.claim import (
     looking_ahead_ranked,
     trying_alone,
 )
+from delayed_queue.queue.store.groups import Ahead, GroupLease, claiming_by_group
 from delayed_queue.queue.store.limits import reading_rules
 from delayed_queue.retries import RetryPolicy
 
@@ -365,13 +366,21 @@ class Consumer:
         if result.is_full(poll) and result.latest is not None:
             self.share.overdue_since = result.latest
 
-    def claim_steps(self, poll: Poll, lease_id: str, retaken_id: str) -> dict[str, Step]:
+    def claim_steps(
+        self, poll: Poll, lease_id: str, retaken_id: str, ahead: Ahead | None
+    ) -> dict[str, Step]:
         """Return, by what it answers, each statement of a poll that leases what it finds.
 
-        Of a queue with limits those before the claim, which is a transaction of its own.
+        Of a queue with limits that is one of several kinds those before the claims, each of which
+        is a transaction of its own.
         """
-        if self.walk is not None:
+        if ahead is not None and len(poll.kinds) > 1:
             return {"rules": self.rules, **self._ahead(poll)}
+        if ahead is not None:
+            lease = GroupLease(lease_id, retaken_id, self.queue.lease_duration // MILLISECOND)
+            *before, by_group = claiming_by_group(ahead, lease)
+            steps = {f"turn_{place}": step for place, step in enumerate(before)}
+            return {**self._ahead(poll), **steps, "by_group": by_group}
         claim = self._claim(poll, lease_id, retaken_id)
         if not poll.asks_ahead:
             return {"claimed": claim}

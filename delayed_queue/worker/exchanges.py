@@ -217,6 +217,8 @@ class Exchanges:
     def _receive(self) -> Exchange:
         oldest = self._sent.popleft()
         self._free.append(oldest.receive())
+        if oldest.plan is not None and oldest.error is None:
+            oldest.plan.note(oldest.answers)
         return oldest
 
     def _begin(self, plan: ClaimPlan | None) -> Exchange | None:
@@ -251,6 +253,11 @@ class Exchanges:
             # What it was to give back may be what is held: the leases of that run out.
             self.finish()
             self._deferral.begin()
+            if exchange.plan is not None:
+                # It may have been the turn of a queue with limits, which a poll in somebody's
+                # transaction keeps: what was handled is written without a claim.
+                self._dispatcher.postpone(exchange.plan)
+                self._make(None)
             return 0
         self._unanswered += exchange.asked
         for claim in exchange.claims:

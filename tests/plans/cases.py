@@ -105,8 +105,8 @@ def inspections() -> list[Case]:
         Case("NOTIFY", {"channel": "delayed_queue_x"}, set(), rows=0),
         Case("TELL_HOLDERS", {"lease_ids": ["lease-1700"]}, set(), rows=0),
         Case("LIMIT_WAITS", {"milliseconds": 1000}, set(), rows=0),
-        # A row for each of the seven kinds, and one look behind the last.
-        Case("KINDS", {"limit": 100}, {DUE}, n=8, rows=1),
+        # A row for each of the eight kinds, and one look behind the last.
+        Case("KINDS", {"limit": 100}, {DUE}, n=9, rows=1),
         Case("DEAD_LETTER_KINDS", {"limit": 100}, {DEAD_DIED}, n=4, rows=1),
         *(
             Case(

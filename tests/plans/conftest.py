@@ -129,8 +129,9 @@ SELECT 'paused-' || n || '|json', %(now)s, 'operator', 'maintenance'
 FROM generate_series(1, 2000) AS n
 """
 # A queue that is full: of each of 200 groups a hundred messages, of which 90 are due, one is leased
-# and one waits for a retry; the others come later. Every tenth group has limits of its own. And one
-# group alone, of 5,000 messages.
+# and one waits for a retry; the others come later. Every tenth group has limits of its own. One
+# group alone, of 5,000 messages. And 200 groups in order, each of a hundred, nothing of which is
+# leased; of every second one waits for a retry.
 _GROUPED: Final = """
 INSERT INTO delayed_queue (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid",
@@ -149,13 +150,22 @@ SELECT
     'one-' || n, 'one|json', convert_to(repeat('x', 100), 'UTF8'), %(now)s - n, %(now)s - n,
     %(now)s - 1000000, NULL, 'one'
 FROM generate_series(1, 5000) AS n
+UNION ALL
+SELECT
+    'ordered-' || n, 'ordered|json', convert_to(repeat('x', 100), 'UTF8'),
+    %(now)s + CASE WHEN n %% 200 < 100 AND n / 200 = 50 THEN -1 ELSE n - 100000 END,
+    %(now)s + n - 100000, %(now)s - 1000000, NULL,
+    'group-' || lpad((n %% 200)::text, 3, '0')
+FROM (SELECT i * 7919::bigint %% 20000 AS n FROM generate_series(1, 20000) AS i) AS scrambled
 """
 _LIMITS: Final = """
-INSERT INTO delayed_queue_limit ("pKind", "group", concurrency, "blocksOnDead", "spentUntil")
-SELECT kind, '', CASE WHEN kind = 'grouped|json' THEN 2 END, true, NULL
-FROM unnest(ARRAY['grouped|json', 'one|json']) AS kind
+INSERT INTO delayed_queue_limit (
+    "pKind", "group", concurrency, "blocksOnDead", "spentUntil", "isOrdered"
+)
+SELECT kind, '', CASE WHEN kind = 'grouped|json' THEN 2 END, true, NULL, kind = 'ordered|json'
+FROM unnest(ARRAY['grouped|json', 'one|json', 'ordered|json']) AS kind
 UNION ALL
-SELECT 'grouped|json', 'group-' || lpad(n::text, 3, '0'), 5, false, %(now)s
+SELECT 'grouped|json', 'group-' || lpad(n::text, 3, '0'), 5, false, %(now)s, false
 FROM generate_series(0, 199, 10) AS n
 """
 # The kinds of messages are topics too, in four shards; and answers, a second apart.

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any, Final
 
 from delayed_queue.queue.store.claim import NO_FLOOR
-from tests.plans.case import BEGUN, DUE, GROUPS, LEASE, PAUSES, Case
+from tests.plans.case import BEGUN, DUE, GROUPS, HELD, LEASE, PAUSES, PRIMARY, Case
 from tests.plans.conftest import NOW
 
 KIND: Final = {"kind": "grouped|json"}
 ONE: Final = {"kind": "one|json"}
+ORDERED: Final = {"kind": "ordered|json"}
 
 
 def looks() -> list[Case]:
-    """Of a group the first message, what is leased, and the last that waits: however many wait."""
+    """Of a group the first message, its leases, and the last that waits: however many wait."""
     return [
         Case("TAKE_TURN", KIND, set(), rows=0),
         *(
@@ -22,41 +23,35 @@ def looks() -> list[Case]:
         ),
         *(
             Case(
-                "GROUPS_AHEAD", {**KIND, "since": since, "groups": n, "now": NOW},
-                {GROUPS, BEGUN, PAUSES}, n=n, rows=8, buffers=40, fixed=60,
+                "GROUPS_AHEAD", {**kind, "since": since, "groups": n, "now": NOW},
+                {GROUPS, HELD, PAUSES, *begun}, n=n, rows=8, buffers=40, fixed=60,
             )
+            for kind, begun in ((KIND, ()), (ORDERED, (BEGUN,)))
             for n in (1, 32, 256)
             for since in ("", "group-190")
         ),
         Case(
-            "GROUPS_AHEAD", {**ONE, "since": "zz", "groups": 32, "now": NOW}, {GROUPS, PAUSES},
-            rows=4, buffers=60,
-        ),
-        *(
-            Case(
-                "UNGROUPED_AHEAD", {"kind": kind, "at": at, "id": 0, "rows": 500, "now": NOW},
-                {DUE}, n=500, rows=1, buffers=3,
-            )
-            for kind, at in (("grouped|json", NO_FLOOR), ("one|json", NOW - 3000))
+            "GROUPS_AHEAD", {**ONE, "since": "zz", "groups": 32, "now": NOW},
+            {GROUPS, HELD, PAUSES}, rows=6, buffers=60,
         ),
     ]  # fmt: skip
 
 
-def leased() -> list[Case]:
-    lease: dict[str, Any] = {
-        **KIND, "lease_id": "mine", "retaken_id": "again", "lease": LEASE, "now": NOW,
-        "heads": [1], "head_groups": [None],
+def claims() -> list[Case]:
+    """As many messages as groups are looked at, and a few; no more are read or sorted for it."""
+    claim: dict[str, Any] = {
+        "rest": 0, "id": 0, "rows": 100, "now": NOW, "lease_id": "mine", "retaken_id": "again",
+        "lease": LEASE, "wait": None,
     }  # fmt: skip
     return [
         Case(
-            "LEASE_GROUPS",
-            {
-                **lease, "groups": [f"group-{each:03}" for each in range(n)], "numbers": [2] * n,
-                "retaken": [1] * n, "fresh": [2] * n, "takes_any": [False] * n,
-            },
-            {GROUPS, BEGUN}, n=n, rows=12, buffers=120, fixed=300,
+            "CLAIM_BY_GROUP",
+            {**claim, **kind, "since": since, "limit": n, "groups": n, "at": at},
+            {GROUPS, DUE, PRIMARY, PAUSES}, n=n + 110, rows=12, buffers=120, fixed=600,
         )
-        for n in (1, 100)
+        for kind, at in ((KIND, NO_FLOOR), (ONE, NOW - 3000), (ORDERED, NO_FLOOR))
+        for n in (1, 100, 256)
+        for since in ("", "group-190")
     ]  # fmt: skip
 
 
@@ -68,8 +63,6 @@ def limits() -> list[Case]:
     }  # fmt: skip
     group = {**KIND, "group": "group-010"}
     return [
-        Case("SPEND", {**KIND, "groups": ["group-010", "new"], "times": [1.0, 1.0], "now": NOW},
-             {PAUSES}, n=2, buffers=40),
         Case("DECLARE", {**KIND, **rules}, {PAUSES}, rows=4, buffers=40),
         Case("DECLARE", {"kind": "new|json", **rules}, {PAUSES}, rows=4, buffers=40),
         Case("LIMIT_GROUP", {**group, **none, "weight": 2}, {PAUSES}, buffers=40),
@@ -79,4 +72,4 @@ def limits() -> list[Case]:
     ]  # fmt: skip
 
 
-GROUP_CASES: Final = [*looks(), *leased(), *limits()]
+GROUP_CASES: Final = [*looks(), *claims(), *limits()]

@@ -16,9 +16,9 @@ from delayed_queue import DelayedQueue, Envelope, Groups, RetryPolicy, Scheduled
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import handler
 from delayed_queue.models import Limit, Message
+from delayed_queue.queue.groups import by_turns
 from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.groups import TAKE_TURN
-from delayed_queue.worker.claims import by_turns
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
@@ -201,6 +201,28 @@ def test_a_worker_that_waits_for_its_turn_goes_on_with_its_other_queues(
             assert limited.done == []
             other.execute("COMMIT; BEGIN")
             wait_until(lambda: len(limited.done) == 3)
+
+
+def test_what_was_handled_is_written_while_somebody_keeps_the_turn(
+    queue: DelayedQueue, other: psycopg.Connection[Any]
+):
+    """In the exchange that claims it would wait for as long, and be rolled back."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def handle(envelope: Envelope) -> None:
+        begun.set()
+        assert goes_on.wait(10)
+
+    offer(queue, "a", 2)
+    worker = worker_with(handler_of("sync", handle, groups=Groups(concurrency=1)))
+    with running(worker):
+        assert begun.wait(10)
+        with other.transaction():
+            other.execute(TAKE_TURN, {"kind": queue.kind})
+            goes_on.set()
+            wait_until(lambda: Message.objects.count() == 1)
+            assert worker.counts.done == 1
+        wait_until(lambda: not Message.objects.exists())
 
 
 @pytest.mark.parametrize(

@@ -1,283 +1,391 @@
-"""Claim by group: look who may be leased, lease so much of each, spend the permits."""
+"""Claim by group: look who may be leased, deal out turns, lease so much of each, spend permits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, LiteralString, NamedTuple
+from collections.abc import Sequence
+from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue import db
-from delayed_queue.db.sql import CLOCK, first_row, row_of, rows_of
+from delayed_queue.db.sql import Row, rows_of
+from delayed_queue.db.statements import Step
 from delayed_queue.queue.store.claim import LeasedRow, earliest_first, limiting_waits
-from delayed_queue.queue.store.fragments import KIND_LOCK, LEASED, LEASING
-from delayed_queue.queue.store.limits import RulesRow, reading_rules
-
-_RECURSIVE: Final[LiteralString] = CLOCK.replace("WITH", "WITH RECURSIVE", 1)
+from delayed_queue.queue.store.fragments import (
+    FOUND_GROUPS,
+    HEAD_OF_GROUP,
+    IS_GROUP_BLOCKED,
+    KIND_LOCK,
+    LEASE_ROWS,
+    LEASED,
+    OF_EACH_GROUP,
+    UNGROUPED_AHEAD,
+)
 
 # Be the only one who claims of the kind by group, until the end of the transaction. A statement of
-# its own before those that look: each has a snapshot of its own, so they see every lease that the
-# holder before has committed. That is so at READ COMMITTED alone, which the caller makes sure of.
+# its own before the one that looks: that has a snapshot of its own, so it sees every lease that the
+# holder before has committed. That is so at READ COMMITTED alone; at others nothing is leased.
 # Reads: nothing.
 TAKE_TURN: Final[LiteralString] = (
     """
-SELECT current_setting('transaction_isolation')
-WHERE pg_advisory_xact_lock("""
+SELECT pg_advisory_xact_lock("""
     + KIND_LOCK
     + """) IS NOT NULL
 """
 )
 
 
-def _next(comparison: LiteralString, name: LiteralString, lap: LiteralString) -> LiteralString:
-    """Return the select of the first message of the next group; behind the last, of the first."""
-    return (
-        """
-        (
-            SELECT "group" AS name, "scheduledAt" AS earliest, """
-        + lap
-        + """ AS lap
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND "group" """
-        + comparison
-        + " "
-        + name
-        + """
-            ORDER BY "group", "scheduledAt", id
-            LIMIT 1
-        )
-        UNION ALL
-        (
-            SELECT "group", "scheduledAt", 1
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND "group" IS NOT NULL
-                AND """
-        + lap
-        + """ = 0
-            ORDER BY "group", "scheduledAt", id
-            LIMIT 1
-        )
-        LIMIT 1"""
-    )
-
-
-# The next groups in their order, from a name on and round to it: of each whether something is due,
-# what holds for it, and how much of it is leased. A loose scan: one descent for a group, however
-# many messages it has, and a few more where something is due. Leases that ran out count: each keeps
-# its slot until it is taken again in it, so a late extension finds it free.
-# In order, "waits_until" is when the last that was begun and waits is due, and "head" the one to
-# lease: what was begun goes first.
-# Reads: delayed_queue__GroupPlusScheduledAtIndex, delayed_queue__GroupPlusLockUuidIndex,
-# limit_kind_group, dead_letter_of_group.
+# Reads: delayed_queue__GroupPlusScheduledAtIndex, delayed_queue__GroupPlusLeasedUntilIndex,
+# delayed_queue__GroupPlusLockUuidIndex, limit_kind_group, dead_letter_of_group.
 GROUPS_AHEAD: Final[LiteralString] = (
-    _RECURSIVE
-    + """,
-rule AS MATERIALIZED (
-    SELECT "isOrdered" AS is_ordered, "blocksOnDead" AS blocks, concurrency, interval, burst
-    FROM delayed_queue_limit
-    WHERE "pKind" = %(kind)s
-        AND "group" = ''
-),
-walked (name, earliest, lap, place) AS (
-    SELECT name, earliest, lap, 1
-    FROM ("""
-    + _next(">=", "%(since)s::varchar", "0")
+    FOUND_GROUPS
     + """
-    ) AS first
-    UNION ALL
-    SELECT next.name, next.earliest, next.lap, walked.place + 1
-    FROM walked
-    CROSS JOIN LATERAL ("""
-    + _next(">", "walked.name", "walked.lap")
-    + """
-    ) AS next
-    WHERE walked.place < %(groups)s::integer
-        AND (next.lap = 0 OR next.name < %(since)s::varchar)
-)
 SELECT
-    walked.name,
-    walked.earliest,
-    walked.earliest <= (SELECT now FROM clock),
+    found.name, LEAST(found.due_at, found.leased_until),
+    LEAST(found.due_at, found.leased_until) <= (SELECT now FROM clock),
     COALESCE(rule.is_ordered, false),
-    COALESCE(own.concurrency, rule.concurrency),
-    COALESCE(own.weight, 1),
-    COALESCE(own.interval, rule.interval),
-    COALESCE(own.burst, rule.burst, 1),
-    own."spentUntil",
-    own."pausedAt" IS NOT NULL,
-    COALESCE(rule.blocks, false) AND EXISTS (
-        SELECT 1
-        FROM delayed_queue_dead_letter
-        WHERE "pKind" = %(kind)s
-            AND "group" = walked.name
-            AND "diedAt" > COALESCE(own."resumedAt", -9223372036854775808)
-    ),
-    leases.held,
-    leases.live,
-    CASE WHEN rule.is_ordered AND leases.live = 0 THEN (
-        SELECT "scheduledAt"
-        FROM delayed_queue
-        WHERE "pKind" = %(kind)s
-            AND "group" = walked.name
-            AND "lockUuid" IS NULL
-            AND "scheduledAt" > "scheduledAtInitially"
-        ORDER BY "lockUuid" DESC, "scheduledAt" DESC
-        LIMIT 1
-    ) END,
-    CASE WHEN rule.is_ordered AND leases.live = 0 THEN COALESCE(
-        (
-            SELECT id
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND "group" = walked.name
-                AND "lockUuid" IS NOT NULL
-            ORDER BY "scheduledAt" + 0, id
-            LIMIT 1
-        ),
-        (
-            SELECT id
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND "group" = walked.name
-                AND "lockUuid" IS NULL
-                AND "scheduledAt" > "scheduledAtInitially"
-            ORDER BY "group", "lockUuid", "scheduledAt", id
-            LIMIT 1
-        ),
-        (
-            SELECT id
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND "group" = walked.name
-            ORDER BY "group", "scheduledAt", id
-            LIMIT 1
-        )
-    ) END,
-    (SELECT now FROM clock)
-FROM walked
-LEFT JOIN rule ON true
-LEFT JOIN LATERAL (
-    SELECT concurrency, weight, interval, burst, "spentUntil", "pausedAt", "resumedAt"
-    FROM delayed_queue_limit
-    WHERE "pKind" = %(kind)s
-        AND "group" = walked.name
-    OFFSET 0
-) AS own ON true
-CROSS JOIN LATERAL (
-    SELECT count(*) AS held, count(*) FILTER (WHERE "scheduledAt" > (SELECT now FROM clock)) AS live
-    FROM delayed_queue
-    WHERE "pKind" = %(kind)s
-        AND "group" = walked.name
-        AND "lockUuid" IS NOT NULL
-        AND walked.earliest <= (SELECT now FROM clock)
-        AND (rule.is_ordered OR COALESCE(own.concurrency, rule.concurrency) IS NOT NULL)
-) AS leases
-ORDER BY walked.place
+    COALESCE(own.concurrency, rule.concurrency), COALESCE(own.weight, 1),
+    COALESCE(own.interval, rule.interval), COALESCE(own.burst, rule.burst, 1), own."spentUntil",
+    own."pausedAt" IS NOT NULL, """
+    + IS_GROUP_BLOCKED
+    + """, found.held, found.live, retry.waits_until,
+    CASE WHEN rule.is_ordered AND found.live = 0 THEN """
+    + HEAD_OF_GROUP
+    + """ END, (SELECT now FROM clock)"""
+    + OF_EACH_GROUP
+    + """
+ORDER BY found.name < %(since)s::varchar, found.name
 """
 )
 
-# The messages without a group among the next that are due, behind a position; how many were read,
-# and the last of them. A queue that has limits may have any number of messages of groups in
-# between, so the number that is read is bounded, and the caller goes on from there.
-# Reads: delayed_queue__KindPlusScheduledAtIndex.
-UNGROUPED_AHEAD: Final[LiteralString] = (
-    CLOCK
-    + """
-SELECT
-    COALESCE(array_agg(id ORDER BY "scheduledAt", id) FILTER (WHERE "group" IS NULL), '{}'),
-    count(*),
-    COALESCE((array_agg("scheduledAt" ORDER BY "scheduledAt", id))[count(*)], %(at)s::bigint),
-    COALESCE((array_agg(id ORDER BY "scheduledAt", id))[count(*)], %(id)s::bigint)
-FROM (
-    SELECT id, "scheduledAt", "group"
+# How many messages the queue has permits for, of those that are asked for, and from when on.
+_ASKED: Final[LiteralString] = """
+asked AS MATERIALIZED (
+    SELECT permit_at, CASE
+        WHEN is_paused OR current_setting('transaction_isolation') <> 'read committed' THEN 0
+        WHEN permit_at > now THEN 0
+        ELSE LEAST(
+            %(limit)s::integer,
+            CASE WHEN queue_interval IS NOT NULL
+                THEN LEAST(floor((now - permit_at) / queue_interval) + 1, queue_burst)
+            END
+        )::integer
+    END AS most
     FROM (
-        SELECT id, "scheduledAt", "group"
-        FROM delayed_queue
-        WHERE "pKind" = %(kind)s
-            AND ("scheduledAt", id) > (%(at)s::bigint, %(id)s::bigint)
-            AND "scheduledAt" <= (SELECT now FROM clock)
-        ORDER BY "scheduledAt", id
-        LIMIT (SELECT %(rows)s::integer)
-    ) AS due
-    LIMIT %(rows)s::integer
-) AS read
-"""
+        SELECT is_paused, queue_interval, queue_burst,
+            COALESCE(queue_spent_until, 0) - (queue_burst - 1) * queue_interval AS permit_at
+        FROM rule
+    ) AS each
+    CROSS JOIN clock
+)"""
+
+# What may be leased of each group ("room"): of those whose lease ran out at most "retaken", of
+# others at most "fresh". In order, and where it is one, it is the "first", by its id.
+# The place is that of its turn: by the names from "since" on and round to it, and where they begin
+# anew those without a group; where it is not fair, that of the most overdue.
+_LOOKED: Final[LiteralString] = (
+    """
+looked AS MATERIALIZED (
+    SELECT name, first, retaken, fresh, interval, permit_at,
+        CASE
+            WHEN NOT is_open OR permit_at > (SELECT now FROM clock) THEN 0
+            ELSE LEAST(
+                retaken + fresh,
+                CASE WHEN interval IS NOT NULL THEN LEAST(
+                    floor(((SELECT now FROM clock) - permit_at) / interval) + 1, burst
+                ) END
+            )::integer
+        END AS room,
+        weight, place,
+        CASE WHEN name = %(since)s::varchar AND %(rest)s::integer > 0
+            THEN GREATEST(weight - %(rest)s::integer, 0) ELSE 0 END AS skipped
+    FROM (
+        SELECT
+            found.name,
+            own."pausedAt" IS NULL AND NOT ("""
+    + IS_GROUP_BLOCKED
+    + """) AS is_open,
+            CASE WHEN NOT rule.is_fair THEN LEAST(found.due_at, found.leased_until)
+                WHEN found.name >= %(since)s::varchar THEN 0 ELSE 2 END AS place,
+            CASE WHEN rule.is_fair THEN COALESCE(own.weight, 1) ELSE %(limit)s::integer END
+                AS weight,
+            COALESCE(own.interval, rule.interval) AS interval,
+            COALESCE(own.burst, rule.burst, 1) AS burst,
+            CASE WHEN LEAST(found.due_at, found.leased_until) <= (SELECT now FROM clock)
+                THEN COALESCE(own."spentUntil", 0) - (COALESCE(own.burst, rule.burst, 1) - 1)
+                    * COALESCE(own.interval, rule.interval)
+            END AS permit_at,
+            CASE
+                WHEN rule.is_ordered THEN CASE WHEN found.live = 0 THEN """
+    + HEAD_OF_GROUP
+    + """ END
+                WHEN found.held = found.live THEN found.id
+            END AS first,
+            CASE
+                WHEN rule.is_ordered THEN 0
+                WHEN COALESCE(own.concurrency, rule.concurrency) IS NULL
+                THEN found.held - found.live
+                ELSE LEAST(
+                    found.held - found.live,
+                    GREATEST(COALESCE(own.concurrency, rule.concurrency) - found.live, 0)
+                )
+            END AS retaken,
+            CASE
+                WHEN rule.is_ordered THEN (
+                    found.live = 0
+                    AND LEAST(found.due_at, found.leased_until) <= (SELECT now FROM clock)
+                    AND COALESCE(retry.waits_until <= (SELECT now FROM clock), true)
+                )::integer
+                WHEN COALESCE(found.due_at > (SELECT now FROM clock), true) THEN 0
+                WHEN COALESCE(own.concurrency, rule.concurrency) IS NULL
+                THEN %(limit)s::integer + 10000
+                ELSE GREATEST(COALESCE(own.concurrency, rule.concurrency) - found.held, 0)
+            END AS fresh"""
+    + OF_EACH_GROUP
+    + """
+
+        UNION ALL
+        SELECT
+            NULL::varchar COLLATE "C", true,
+            CASE WHEN rule.is_fair THEN 1 ELSE -9223372036854775808 END,
+            CASE WHEN rule.is_fair THEN 1 ELSE %(limit)s::integer END, NULL, 1, NULL, NULL, 0,
+            cardinality(scanned.ids)
+        FROM scanned
+        CROSS JOIN rule
+        WHERE scanned.ids IS NOT NULL
+    ) AS each
+)"""
 )
+
+# The turns that deal out what is asked: each group gets its weight at every one of those that are
+# needed, and of the last one ("more") so much as is left ("last"), which is less for one of them:
+# that has a "rest". What was "skipped" a group had at its turn in the claim before.
+_SHARE: Final[LiteralString] = """
+wanted AS MATERIALIZED (
+    SELECT sum(room) AS room, sum(weight) AS weight
+    FROM looked
+    WHERE room > 0
+),
+turns AS MATERIALIZED (
+    SELECT CASE
+        WHEN (SELECT room FROM wanted) <= (SELECT most FROM asked) THEN %(limit)s::integer + 10000
+        ELSE (
+            SELECT turn
+            FROM generate_series(
+                (SELECT GREATEST((SELECT most FROM asked) / weight, 1)::integer FROM wanted),
+                %(limit)s::integer
+            ) AS turn
+            WHERE (
+                SELECT sum(LEAST(room, weight::bigint * turn - skipped))
+                FROM looked
+                WHERE room > 0
+            ) >= (SELECT most FROM asked)
+            LIMIT 1
+        )
+    END AS most
+),
+rounds AS MATERIALIZED (
+    SELECT most, (SELECT most FROM asked) - CASE WHEN most > 1 THEN (
+        SELECT sum(LEAST(room, GREATEST(weight::bigint * (turns.most - 1) - skipped, 0)))
+        FROM looked
+        WHERE room > 0
+    ) ELSE 0 END AS remain
+    FROM turns
+),
+share AS MATERIALIZED (
+    SELECT name, first, retaken, fresh, interval, place, (before + last)::integer AS number,
+        more - last AS rest, (before + last + skipped + weight - 1) / weight AS turn
+    FROM (
+        SELECT *, LEAST(more, GREATEST(
+                remain + more - sum(more) OVER (ORDER BY place, name ROWS UNBOUNDED PRECEDING), 0
+            ))::integer AS last
+        FROM (
+            SELECT name, first, retaken, fresh, interval, place, weight, skipped, before, remain,
+                LEAST(room, weight::bigint * turns - skipped)::integer - before AS more
+            FROM (
+                SELECT looked.*, rounds.most AS turns, rounds.remain, LEAST(
+                    room, GREATEST(weight::bigint * (rounds.most - 1) - skipped, 0)
+                )::integer AS before
+                FROM looked
+                CROSS JOIN rounds
+                WHERE room > 0
+            ) AS each
+        ) AS each
+    ) AS each
+    WHERE before + last > 0
+),
+last AS (
+    SELECT
+        CASE
+            WHEN name IS NOT NULL THEN name
+            WHEN (SELECT groups FROM lap) < %(groups)s::integer THEN ''
+        END AS name,
+        rest
+    FROM share
+    WHERE (SELECT is_fair FROM rule)
+    ORDER BY turn DESC, place DESC, name DESC
+    LIMIT 1
+)"""
 
 _OF_GROUP: Final[LiteralString] = """
-                    SELECT id
-                    FROM delayed_queue
-                    WHERE "pKind" = %(kind)s
-                        AND "group" = asked.name"""
+                SELECT id
+                FROM delayed_queue
+                WHERE "pKind" = %(kind)s
+                    AND "group" = share.name
+                    AND "scheduledAt" <= (SELECT now FROM clock)
+                    AND "lockUuid" """
 
-# Lease of each group so many: of those whose lease ran out at most "retaken", of the others at most
-# "fresh", or any where nothing is counted. Those that somebody holds are passed over. The "heads"
-# are named, as no other may be taken for them: messages in order, and messages without a group.
-# Leases are sorted by an expression, so that they are read, and not all that is due.
-# Only under the turn of the kind, and at its look's now: what is leased meanwhile is nobody's.
-# Reads: the primary key, delayed_queue__GroupPlusLockUuidIndex,
-# delayed_queue__GroupPlusScheduledAtIndex.
-LEASE_GROUPS: Final[LiteralString] = (
-    LEASING
+# What somebody holds is passed over, and in order nothing is taken in its place. All are looked at
+# again in their newest version: a message that was moved to another group counts there, so it is
+# left out.
+_LEASED: Final[LiteralString] = (
+    """
+firsts AS MATERIALIZED (
+    SELECT id, "group"
+    FROM delayed_queue
+    WHERE id = ANY (ARRAY(
+            SELECT first
+            FROM share
+            WHERE number = 1
+                AND first IS NOT NULL
+        ))
+        AND "scheduledAt" <= (SELECT now FROM clock)
+    FOR UPDATE SKIP LOCKED
+),
+plain AS MATERIALIZED (
+    SELECT taken.id
+    FROM unnest((SELECT ids FROM scanned)) AS each (id)
+    CROSS JOIN LATERAL (
+        SELECT id
+        FROM delayed_queue
+        WHERE id = each.id
+            AND "group" IS NULL
+            AND "scheduledAt" <= (SELECT now FROM clock)
+        FOR UPDATE SKIP LOCKED
+    ) AS taken
+    LIMIT COALESCE((SELECT number FROM share WHERE name IS NULL), 0)
+),
+leased AS ("""
+    + LEASE_ROWS
     + """
-        SELECT head.id
-        FROM unnest(%(heads)b::bigint[], %(head_groups)s::text[]) AS asked (id, name)
-        CROSS JOIN LATERAL (
-            SELECT id
-            FROM delayed_queue
-            WHERE id = asked.id
-                AND "group" IS NOT DISTINCT FROM asked.name
-                AND "scheduledAt" <= (SELECT now FROM clock)
-            FOR UPDATE SKIP LOCKED
-        ) AS head
+        SELECT id
+        FROM plain
         UNION ALL
-        SELECT share.id
-        FROM unnest(
-            %(groups)s::text[], %(numbers)b::integer[], %(retaken)b::integer[],
-            %(fresh)b::integer[], %(takes_any)s::boolean[]
-        ) AS asked (name, number, retaken, fresh, takes_any)
+        SELECT id
+        FROM firsts
+        WHERE (id, "group") IN (SELECT first, name FROM share)
+        UNION ALL
+        SELECT taken.id
+        FROM share
         CROSS JOIN LATERAL (
             SELECT id
             FROM (
                 SELECT id
                 FROM ("""
     + _OF_GROUP
-    + """
-                        AND "lockUuid" IS NOT NULL
-                        AND "scheduledAt" <= (SELECT now FROM clock)
-                    ORDER BY "scheduledAt" + 0, id
-                    LIMIT asked.retaken
+    + """IS NOT NULL
+                    ORDER BY "group", "scheduledAt", id
+                    LIMIT share.retaken
                     FOR UPDATE SKIP LOCKED
                 ) AS expired
                 UNION ALL
                 SELECT id
                 FROM ("""
     + _OF_GROUP
-    + """
-                        AND ("lockUuid" IS NULL OR asked.takes_any)
-                        AND "scheduledAt" <= (SELECT now FROM clock)
+    + """IS NULL
                     ORDER BY "group", "scheduledAt", id
-                    LIMIT asked.fresh
+                    LIMIT share.fresh
                     FOR UPDATE SKIP LOCKED
                 ) AS due
-            ) AS found
-            LIMIT asked.number
-        ) AS share"""
-    + LEASED
+            ) AS either
+            LIMIT share.number
+        ) AS taken
+        WHERE share.name IS NOT NULL
+            AND NOT (SELECT is_ordered FROM rule)
+            AND (share.number > 1 OR share.first IS NULL
+                OR share.first NOT IN (SELECT id FROM firsts))"""
+    + LEASED.rstrip()
+    + """
+)"""
 )
 
-# Spend the permits of what was leased, of groups and (empty) of the queue: each moves on when the
-# next is there. In the transaction of the lease, so none is lost to a claim that did not happen.
-# Reads: limit_kind_group.
-SPEND: Final[LiteralString] = """
-INSERT INTO delayed_queue_limit AS stored ("pKind", "group", "spentUntil")
-SELECT %(kind)s::varchar, spent.name, %(now)s::bigint + spent.time
-FROM unnest(%(groups)s::text[], %(times)b::float8[]) AS spent (name, time)
-ORDER BY spent.name COLLATE "C"
-ON CONFLICT ("pKind", "group") DO UPDATE
-SET "spentUntil" = GREATEST(stored."spentUntil", %(now)s::bigint)
-    + EXCLUDED."spentUntil" - %(now)s::bigint
+# A permit of its group and one of the queue (empty) for each that was leased.
+_SPENT: Final[LiteralString] = """
+rated AS MATERIALIZED (
+    SELECT EXISTS (SELECT FROM rule WHERE queue_interval IS NOT NULL)
+        OR EXISTS (SELECT FROM looked WHERE interval IS NOT NULL) AS is_rated
+),
+spent AS (
+    INSERT INTO delayed_queue_limit AS stored ("pKind", "group", "spentUntil")
+    SELECT %(kind)s::varchar, name, (SELECT now FROM clock) + time
+    FROM (
+        SELECT name, sum(number) * max(interval) AS time
+        FROM (
+            SELECT "group" AS name, 1 AS number, NULL::float8 AS interval
+            FROM leased
+            WHERE (SELECT is_rated FROM rated)
+            UNION ALL
+            SELECT name, 0, interval
+            FROM share
+            WHERE (SELECT is_rated FROM rated)
+            UNION ALL
+            SELECT '', 1, rule.queue_interval
+            FROM leased
+            CROSS JOIN rule
+            WHERE (SELECT is_rated FROM rated)
+        ) AS each
+        GROUP BY name
+    ) AS each
+    WHERE time > 0
+    ORDER BY name
+    ON CONFLICT ("pKind", "group") DO UPDATE
+    SET "spentUntil" = GREATEST(stored."spentUntil", (SELECT now FROM clock))
+        + EXCLUDED."spentUntil" - (SELECT now FROM clock)
+)"""
+
+# One claim: it looks what may be leased of each group, deals out turns, leases so much of each and
+# spends the permits. One statement, so that the turn of the kind is held for no round trip.
+# Only under the turn of the kind: what is leased meanwhile is nobody's.
+# Reads: as GROUPS_AHEAD; delayed_queue__KindPlusScheduledAtIndex, the primary key.
+CLAIM_BY_GROUP: Final[LiteralString] = (
+    FOUND_GROUPS
+    + ","
+    + _ASKED
+    + ",\n"
+    + UNGROUPED_AHEAD
+    + ","
+    + _LOOKED
+    + ","
+    + _SHARE
+    + ","
+    + _LEASED
+    + ","
+    + _SPENT
+    + """
+SELECT summary.*, leased.*
+FROM (
+    SELECT
+        current_setting('transaction_isolation'),
+        (SELECT now FROM clock),
+        (SELECT is_paused FROM rule),
+        (SELECT is_rated FROM rated),
+        (SELECT permit_at FROM asked),
+        (SELECT groups FROM lap) + (SELECT count(*) FROM behind),
+        COALESCE(
+            (SELECT name FROM behind ORDER BY place DESC LIMIT 1),
+            (SELECT name FROM ahead ORDER BY place DESC LIMIT 1)
+        ),
+        (
+            SELECT min(permit_at)
+            FROM looked
+            WHERE permit_at > (SELECT now FROM clock)
+        ),
+        (SELECT name FROM last),
+        (SELECT rest FROM last),
+        scanned.*
+    FROM scanned
+) AS summary
+LEFT JOIN leased ON true
 """
+)
 
 
 class GroupRow(NamedTuple):
@@ -301,35 +409,21 @@ class GroupRow(NamedTuple):
     now: int
 
 
-class UngroupedRow(NamedTuple):
-    """Messages without a group, and the position up to which they were looked for."""
-
-    ids: Sequence[int]
-    read: int
-    at: int
-    id: int
-
-
-class Look(NamedTuple):
-    """What a claim finds under its turn: no rules where the queue has no limits."""
-
-    isolation: str
-    rules: RulesRow | None
-    groups: Sequence[GroupRow]
-    ungrouped: UngroupedRow
-
-
 class Ahead(NamedTuple):
-    """Where a claim looks: at so many groups, from the name ``since`` on and round to it.
+    """Where a claim of so many looks: at some groups, from the name ``since`` on and round to it.
 
-    And behind the position, among so many messages, for those without a group. ``wait``: for how
-    many milliseconds at most, for the turn and for whatever the transaction locks later.
+    That group has so much left (``rest``) of a turn that was cut short. And, among so many
+    messages behind (``at``, ``id``), for those without a group. ``wait``: for how many milliseconds
+    at most, for the turn and for whatever the transaction locks later.
     """
 
     kind: str
+    limit: int
     since: str
+    rest: int
     groups: int
-    position: tuple[int, int]
+    at: int
+    id: int
     rows: int
     wait: int | None = None
     now: int | None = None
@@ -338,48 +432,54 @@ class Ahead(NamedTuple):
 class GroupLease(NamedTuple):
     """The leases that a claim gives, one for what nobody has leased and one for the rest."""
 
-    kind: str
     lease_id: str
     retaken_id: str
     lease: int
-    now: int
 
 
-class Share(NamedTuple):
-    """How many messages of a group to lease: of those whose lease ran out, and of others.
+class Seen(NamedTuple):
+    """What a claim has seen beside what it leased; ``is_paused`` is None where there is no limit.
 
-    Or of either (``takes_any``). Or the one message (``head``) that has its turn; of no group
-    where the name is None.
+    ``queue_permit_at``: when the queue has a permit, and ``permit_at`` the next of the groups that
+    have none. ``groups`` of which something waits were looked at, to ``last``; by turns, ``since``
+    had the last, with its ``rest``, and is empty where the names begin anew. Of the ``read``
+    messages up to (``at``, ``id``) those of ``ids`` have no group.
     """
 
-    name: str | None
-    number: int
-    retaken: int = 0
-    fresh: int = 0
-    takes_any: bool = False
-    head: int | None = None
+    isolation: str
+    now: int
+    is_paused: bool | None
+    is_rated: bool
+    queue_permit_at: float | None
+    groups: int
+    last: str | None
+    permit_at: float | None
+    since: str | None
+    rest: int | None
+    ids: Sequence[int] | None
+    read: int
+    at: int
+    id: int
+
+
+_WIDTH: Final = len(Seen._fields)
+
+
+def claiming_by_group(ahead: Ahead, lease: GroupLease) -> list[Step]:
+    """Lease under the turn of the kind, in one transaction; the last is answered as of ``seen``."""
+    waits = [] if ahead.wait is None else [limiting_waits(ahead.wait)]
+    params = {**ahead._asdict(), **lease._asdict()}
+    return [*waits, (TAKE_TURN, {"kind": ahead.kind}), (CLAIM_BY_GROUP, params)]
+
+
+def seen(answer: list[Row]) -> tuple[Seen, list[LeasedRow]]:
+    """Return what a claim by group has seen, and what it leased, earliest due first."""
+    leased = [row[_WIDTH:] for row in answer if row[_WIDTH] is not None]
+    return Seen(*answer[0][:_WIDTH]), earliest_first(rows_of(LeasedRow, leased))
 
 
 class GroupStore:
-    """The statements that lease messages by group, in one transaction and in this order."""
-
-    def look(self, ahead: Ahead, *, using: str = db.DEFAULT_ALIAS) -> Look:
-        """Take the turn of the kind, and return what is ahead."""
-        named = {"kind": ahead.kind, "now": ahead.now}
-        at, message_id = ahead.position
-        waits = [] if ahead.wait is None else [limiting_waits(ahead.wait)]
-        steps = [
-            *waits,
-            (TAKE_TURN, {"kind": ahead.kind}),
-            reading_rules(ahead.kind, ahead.now),
-            (GROUPS_AHEAD, {**named, "since": ahead.since, "groups": ahead.groups}),
-            (UNGROUPED_AHEAD, {**named, "at": at, "id": message_id, "rows": ahead.rows}),
-        ]
-        *_, turn, rules, groups, ungrouped = db.fetch_all_at_once(using, steps)
-        return Look(
-            turn[0][0], first_row(RulesRow, rules), rows_of(GroupRow, groups),
-            row_of(UngroupedRow, ungrouped),
-        )  # fmt: skip
+    """The statements that look at groups, and lease of them."""
 
     def groups(
         self,
@@ -393,24 +493,8 @@ class GroupStore:
         params = {"kind": kind, "since": "", "groups": limit, "now": now}
         return rows_of(GroupRow, db.fetch(using, GROUPS_AHEAD, params))
 
-    def lease_groups(
-        self, lease: GroupLease, shares: Sequence[Share], *, using: str = db.DEFAULT_ALIAS
-    ) -> list[LeasedRow]:
-        """Lease the shares, earliest due first, at the instant of the look."""
-        heads = [each for each in shares if each.head is not None]
-        others = [each for each in shares if each.head is None]
-        params: dict[str, Any] = {
-            **lease._asdict(), "heads": [each.head for each in heads],
-            "head_groups": [each.name for each in heads],
-            "groups": [each.name for each in others], "numbers": [each.number for each in others],
-            "retaken": [each.retaken for each in others], "fresh": [each.fresh for each in others],
-            "takes_any": [each.takes_any for each in others],
-        }  # fmt: skip
-        return earliest_first(rows_of(LeasedRow, db.fetch(using, LEASE_GROUPS, params)))
-
-    def spend(
-        self, kind: str, times: Mapping[str, float], *, now: int, using: str = db.DEFAULT_ALIAS
-    ) -> None:
-        """Spend permits that are worth so many milliseconds, of groups and (empty) of the queue."""
-        params = {"kind": kind, "groups": list(times), "times": list(times.values()), "now": now}
-        db.execute(using, SPEND, params)
+    def claim_by_group(
+        self, ahead: Ahead, lease: GroupLease, *, using: str = db.DEFAULT_ALIAS
+    ) -> tuple[Seen, list[LeasedRow]]:
+        """Take the turn of the kind, and lease of what is ahead, by turns."""
+        return seen(db.fetch_all(using, claiming_by_group(ahead, lease))[-1])

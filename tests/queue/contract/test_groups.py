@@ -93,6 +93,12 @@ def test_g11_a_bad_group_is_refused(queue: DelayedQueue, group: str):
         queue.groups.pause(group)
 
 
+def test_a_poll_of_any_number_finds_what_is_there(queue: DelayedQueue):
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1", "1")
+    assert sorted(polled_keys(queue, 2**31 - 1)) == ["1", "a1"]
+
+
 def test_without_limits_groups_are_no_matter(queue: DelayedQueue):
     offer(queue, "a1", "a2", "b1", "1")
     assert polled_keys(queue) == ["a1", "a2", "b1", "1"]
@@ -180,6 +186,21 @@ def test_messages_without_a_group_are_found_behind_many_that_are_held_back(
     clock.advance(SECOND)
     offer(queue, "1")
     assert polled_keys(queue) == ["1"]
+
+
+def test_one_that_is_scheduled_for_later_does_not_take_the_turn_of_what_is_due(
+    queue: DelayedQueue, clock: ManualClock
+):
+    """Found by the state machine."""
+    offer(queue, "1")
+    first = leased(queue)
+    queue.offer_or_update("a1", 1, delay=SECOND, group="a")
+    queue.groups.set(Groups(order="fifo"))
+    assert first.acknowledge()
+    offer(queue, "2")
+    assert leased(queue).key == "2"
+    clock.advance(SECOND)
+    assert leased(queue).key == "a1"
 
 
 def test_of_one_group_limits_differ(queue: DelayedQueue):
@@ -363,6 +384,35 @@ def test_g4_by_weight(queue: DelayedQueue):
     one_by_one = Counter(leased(queue).group for _ in range(16))
     assert one_by_one == {"a": 12, "b": 4}
     assert Counter(each.group for each in queue.try_poll_many(16)) == {"a": 12, "b": 4}
+
+
+def test_g4_a_weight_that_is_lowered_holds_for_a_turn_that_was_cut_short(queue: DelayedQueue):
+    queue.groups.set(Groups())
+    queue.groups.limit("a", weight=10)
+    for group in "ab":
+        offer_many(queue, group, 40)
+    assert leased(queue).group == "a"
+    queue.groups.limit("a", weight=1)
+    assert Counter(each.group for each in queue.try_poll_many(10)) == {"a": 5, "b": 5}
+
+
+def test_g4_messages_without_a_group_have_turns_like_one(queue: DelayedQueue):
+    queue.groups.set(Groups())
+    for group in "ab":
+        offer_many(queue, group, 10)
+    offer(queue, "1", "2")
+    assert [leased(queue).group for _ in range(7)] == ["a", "b", None, "a", "b", None, "a"]
+
+
+def test_g4_what_was_begun_of_a_group_that_has_nothing_else_has_its_turn(
+    queue: DelayedQueue, clock: ManualClock
+):
+    queue.groups.set(Groups())
+    offer(queue, "a1")
+    leased(queue)
+    clock.advance(HOUR)
+    offer(queue, "b1", "b2", "c1", "c2")
+    assert [leased(queue).key for _ in range(4)] == ["b1", "c1", "a1", "b2"]
 
 
 def test_g4_a_hundred_equal_tenants_have_equal_shares(queue: DelayedQueue):

@@ -163,6 +163,32 @@ def test_a_message_that_is_being_replaced_is_passed_over_but_not_in_order(
         assert keys(impatient) == found
 
 
+@pytest.mark.parametrize("rules", [Groups(concurrency=1), Groups(order="fifo")])
+def test_a_group_of_which_somebody_holds_the_first_does_not_keep_the_turn(
+    impatient: DelayedQueue, other: psycopg.Connection[Any], rules: Groups
+):
+    impatient.groups.set(rules)
+    offer(impatient, "a1", "b1", "b2")
+    with other.transaction():
+        replace(other, impatient, "a1")
+        assert keys(impatient, 1) == ["b1"]
+        assert keys(impatient, 1) == []
+    assert keys(impatient, 1) == ["a1"]
+
+
+def test_without_a_group_one_that_somebody_holds_is_passed_over(
+    impatient: DelayedQueue, other: psycopg.Connection[Any]
+):
+    impatient.groups.set(Groups(concurrency=1))
+    for key in ("1", "2"):
+        impatient.offer_or_update(key, None)
+    with other.transaction():
+        other.execute("""SELECT FROM delayed_queue WHERE "pKey" = '1' FOR UPDATE""")
+        assert keys(impatient, 1) == ["2"]
+        assert keys(impatient, 1) == []
+    assert keys(impatient, 1) == ["1"]
+
+
 def test_a_killed_holder_gives_up_its_turn(queue: DelayedQueue, admin: psycopg.Connection[Any]):
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1")

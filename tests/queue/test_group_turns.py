@@ -1,0 +1,132 @@
+"""The turns of groups: both stores deal them out alike."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from delayed_queue import DelayedQueue, Groups, ScheduledMessage
+from delayed_queue.queue.groups import next_permit, permits
+from delayed_queue.testing import InMemoryQueue, ManualClock
+
+pytestmark = pytest.mark.django_db
+NAMES: Final = [*"abcdefgh", None]
+LEASE: Final = timedelta(minutes=5)
+# Of rates whose permits are whole milliseconds apart: the stores round fractions in another order.
+RULES: Final = [
+    Groups(), Groups(concurrency=1), Groups(concurrency=4), Groups(fair=False),
+    Groups(concurrency=3, fair=False), Groups(order="fifo"), Groups(order="fifo", fair=False),
+    Groups(rate="1/s", burst=3), Groups(rate="8/s", burst=4),
+    Groups(concurrency=2, queue_rate="1/s", queue_burst=9), Groups(queue_rate="8/s", queue_burst=3),
+]  # fmt: skip
+
+# So many of each group, each due so many seconds after the one before.
+backlogs = st.dictionaries(
+    st.sampled_from(NAMES), st.tuples(st.integers(1, 20), st.sampled_from([0, 0, 1])), min_size=1
+)
+weights = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 9), max_size=3)
+
+
+class Step(NamedTuple):
+    """A poll of so many messages, of which every second one or all are handled, and what follows.
+
+    Time passes, messages are offered, weights are changed.
+    """
+
+    limit: int
+    handled: slice
+    pause: timedelta
+    offered: dict[str | None, tuple[int, int]]
+    weights: dict[str, int]
+
+
+steps = st.builds(
+    Step,
+    limit=st.integers(1, 3) | st.integers(1, 40),
+    handled=st.sampled_from([slice(0), slice(None), slice(None, None, 2)]),
+    pause=st.sampled_from([timedelta(0), timedelta(milliseconds=125), timedelta(seconds=1), LEASE]),
+    offered=st.just({}) | backlogs,
+    weights=st.just({}) | weights,
+)
+
+
+def both(clock: ManualClock) -> tuple[DelayedQueue, DelayedQueue]:
+    return (
+        DelayedQueue("turns", clock=clock, lease_duration=LEASE),
+        InMemoryQueue("turns", clock=clock, lease_duration=LEASE),
+    )
+
+
+def fill(
+    queue: DelayedQueue, clock: ManualClock, counts: dict[str | None, tuple[int, int]], number: int
+) -> None:
+    queue.offer_batch(
+        [
+            ScheduledMessage(
+                f"{name}{number}-{each:03}", None, clock() + timedelta(seconds=gap * each),
+                group=name,
+            )
+            for name, (count, gap) in counts.items()
+            for each in range(count)
+        ]
+    )  # fmt: skip
+
+
+def weigh(queue: DelayedQueue, weights: dict[str, int]) -> None:
+    for name, weight in weights.items():
+        queue.groups.limit(name, weight=weight)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    rules=st.sampled_from(RULES),
+    first=backlogs,
+    weights=weights,
+    steps=st.lists(steps, min_size=1, max_size=12),
+)
+def test_both_stores_deal_out_the_same_turns(
+    rules: Groups,
+    first: dict[str | None, tuple[int, int]],
+    weights: dict[str, int],
+    steps: list[Step],
+):
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE delayed_queue, delayed_queue_limit")
+    clock = ManualClock()
+    queues = both(clock)
+    for queue in queues:
+        queue.groups.set(rules)
+        fill(queue, clock, first, 0)
+        weigh(queue, weights)
+    for number, step in enumerate(steps, 1):
+        real, memory = (queue.try_poll_many(step.limit) for queue in queues)
+        assert [each.key for each in real] == [each.key for each in memory]
+        assert len(real) <= step.limit
+        for envelope in itertools.chain(real[step.handled], memory[step.handled]):
+            assert envelope.acknowledge()
+        clock.advance(step.pause)
+        for queue in queues:
+            fill(queue, clock, step.offered, number)
+            weigh(queue, step.weights)
+
+
+@given(
+    rate=st.floats(1e-3, 1e5), burst=st.integers(1, 100), number=st.integers(0, 100),
+    start=st.integers(1_700_000_000_000, 1_800_000_000_000), later=st.integers(-2, 2),
+)  # fmt: skip
+def test_there_is_a_permit_from_just_when_the_next_one_is_said_to_be(
+    rate: float, burst: int, number: int, start: int, later: int
+):
+    """Or a worker that slept until then would find none, and know of no other instant."""
+    interval = 1000 / rate
+    spent_until = start + interval * number
+    now = round(next_permit(interval, burst, spent_until)) + later
+    found = permits(interval, burst, spent_until, now)
+    assert (found > 0) == (next_permit(interval, burst, spent_until) <= now)
+    assert found <= burst

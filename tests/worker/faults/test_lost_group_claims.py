@@ -1,0 +1,81 @@
+"""A worker of a queue with limits whose exchange breaks off: no slot is had twice (G2, G3, W7)."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from datetime import timedelta
+from typing import Final
+
+import pytest
+
+from delayed_queue import DelayedQueue, Envelope, Groups, ScheduledMessage
+from delayed_queue.models import Message
+from delayed_queue.worker.settling import Counts
+from tests.support.aiming import Stage
+from tests.support.operations import PAST
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+from tests.support.running import handler_of, running, worker_with
+
+CLAIM_BY_GROUP: Final = r"looked AS MATERIALIZED"
+HOUR: Final = timedelta(hours=1)
+EACH: Final = 30
+
+
+class Busy:
+    """A handler that notes what it handles, and how many of a group at most at a time."""
+
+    def __init__(self) -> None:
+        self.attempts: list[int] = []
+        self.keys: list[str] = []
+        self.most = 0
+        self._running: Counter[str | None] = Counter()
+        self._lock = threading.Lock()
+
+    def __call__(self, envelope: Envelope) -> None:
+        with self._lock:
+            self.keys.append(envelope.key)
+            self.attempts.append(envelope.attempt)
+            self._running[envelope.group] += 1
+            self.most = max(self.most, *self._running.values())
+        with self._lock:
+            self._running[envelope.group] -= 1
+
+
+@pytest.mark.parametrize("nth", [1, 2, 5])
+@pytest.mark.parametrize("stage", Stage)
+@pytest.mark.parametrize(
+    ("rules", "most"), [(Groups(concurrency=2), 2), (Groups(order="fifo"), 1)], ids=str
+)
+def test_a_lost_exchange_loses_no_message_and_no_slot(
+    queue: DelayedQueue, proxy: Proxy, rules: Groups, most: int, stage: Stage, nth: int
+):
+    """At once, not after leases of an hour; and as a first attempt: nobody has seen what it took.
+
+    From the second on it writes what was handled, too.
+    """
+    queue.offer_batch(
+        [
+            ScheduledMessage(f"{group}{number:02}", None, PAST, group=group)
+            for number in range(EACH)
+            for group in "abc"
+        ]
+    )
+    busy = Busy()
+    aim = proxy.aim_at(CLAIM_BY_GROUP, stage, nth=nth)
+    declared = handler_of("faults", busy, groups=rules)
+    with running(worker := worker_with(declared, lease=HOUR, concurrency=4, batch_size=6)):
+        aim.wait()
+        proxy.cut_aimed()
+        wait_until(lambda: worker.counts.total == 3 * EACH)
+    assert worker.counts == Counts(done=3 * EACH)
+    assert not Message.objects.exists()
+    assert set(busy.attempts) == {1}
+    assert busy.most <= most
+    if most == 1:
+        assert all(
+            [key for key in busy.keys if key[0] == group]
+            == [f"{group}{number:02}" for number in range(EACH)]
+            for group in "abc"
+        )
