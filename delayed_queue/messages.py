@@ -70,6 +70,8 @@ def check_text(what: str, value: str) -> str:
     """Return the text, or refuse what PostgreSQL cannot store: NUL and lone surrogates."""
     if "\x00" in value:
         raise InvalidMessage(f"The {what} {value!r} contains a NUL character.")
+    if value.isascii():
+        return value
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:

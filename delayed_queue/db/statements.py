@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, count
 from operator import attrgetter, methodcaller
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from struct import Struct
+from struct import error as StructError
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -40,11 +44,13 @@ _ENDINGS: Final = (
     psycopg.errors.IdleSessionTimeout,
 )
 
-# How the commit of a NOTIFY fails: the queue is full, or the wait for the lock was too long.
+# How a NOTIFY fails: the queue is full, the wait for the lock was too long, or somebody has
+# deallocated what was prepared.
 _NOTIFY_FAILURES: Final = (
     psycopg.errors.ProgramLimitExceeded,
     psycopg.errors.QueryCanceled,
     psycopg.errors.LockNotAvailable,
+    psycopg.errors.InvalidSqlStatementName,
 )
 
 
@@ -62,7 +68,8 @@ def fetch(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
     connection = connections[using]
     if _is_watched(connection):
         return _run_watched(connection, statement, params, _rows)
-    with _direct(connection, statement) as (session, prepare):
+    session, prepare = _ready(connection, statement)
+    with connection.wrap_database_errors:
         return session.rows(session.ask(statement, params, prepare))
 
 
@@ -71,7 +78,8 @@ def execute(using: str, statement: str, params: Mapping[str, Any]) -> int:
     connection = connections[using]
     if _is_watched(connection):
         return _run_watched(connection, statement, params, _count)
-    with _direct(connection, statement) as (session, prepare):
+    session, prepare = _ready(connection, statement)
+    with connection.wrap_database_errors:
         return session.ask(statement, params, prepare).command_tuples or 0
 
 
@@ -174,7 +182,8 @@ def _at_once(
     *,
     alone: str = "",
 ) -> list[list[Row]]:
-    with _direct(connection, alone) as (session, prepare):
+    session, prepare = _ready(connection, alone)
+    with connection.wrap_database_errors:
         return Exchange(session, _groups(statements, channels), prepare).answers()
 
 
@@ -189,7 +198,8 @@ def _within(connection: BaseDatabaseWrapper, statements: Sequence[Statement]) ->
     """Run statements as a part of a transaction that a failure of them does not end."""
     before: Statement = (f"SAVEPOINT {_STEPS}", {})
     behind: Statement = (f"RELEASE SAVEPOINT {_STEPS}", {})
-    with _direct(connection) as (session, prepare):
+    session, prepare = _ready(connection)
+    with connection.wrap_database_errors:
         try:
             return Exchange(session, [[before, *statements, behind]], prepare).answers()[1:-1]
         except psycopg.Error:
@@ -242,7 +252,8 @@ class Sent:
         self, connection: BaseDatabaseWrapper, steps: Sequence[Step], channels: Sequence[str] = ()
     ) -> None:
         self._connection = connection
-        with _direct(connection) as (session, prepare):
+        session, prepare = _ready(connection)
+        with connection.wrap_database_errors:
             self._exchange = Exchange(session, _groups(steps, channels), prepare)
             self._exchange.send()
 
@@ -261,23 +272,86 @@ def can_send(connection: BaseDatabaseWrapper) -> bool:
 
 # A statement as libpq takes it: its text, values, types and formats.
 _Dumped = tuple[bytes, Sequence[Any], tuple[int, ...], Sequence[Format] | None]
-_PLACE: Final = re.compile(r"%(?:%|\((\w+)\)([sb]))")
+_PLACE: Final = re.compile(r"%(?:%|\((\w+)\)([sb])(?:::(\w+)\[\])?)")
 _FORMATS: Final = {"s": PyFormat.AUTO, "b": PyFormat.BINARY}
 _BINARY: Final = Format.BINARY
+# How long the server may take to be told that nobody waits for a statement any more.
+_CANCEL_SECONDS: Final = 2.0
+
+
+class _Array(NamedTuple):
+    """An array type as PostgreSQL takes it in binary; psycopg looks at each item for its type."""
+
+    oid: int
+    item_oid: int
+    item_type: type
+    dump: Callable[[Any], bytes]
+
+    def dumped(self, items: Any) -> bytes | None:
+        """Return a list of this type's items or None; None for what is left to psycopg."""
+        if type(items) is not list:
+            return None
+        types = set(map(type, items))
+        has_null = NoneType in types
+        types.discard(NoneType)
+        if not items:
+            return _HEAD.pack(0, 0, self.item_oid)
+        head = _HEAD.pack(1, has_null, self.item_oid) + _SIZE.pack(len(items), 1)
+        if not types:
+            return head + _NULL * len(items)
+        if types != {self.item_type}:
+            return None
+        # Too large a number is for the server to refuse.
+        with suppress(StructError):
+            return head + self._written(items, has_null)
+        return None
+
+    def _written(self, items: list[Any], has_null: bool) -> bytes:
+        dump, length = self.dump, _LENGTH.pack
+        if has_null:
+            found = [None if each is None else dump(each) for each in items]
+            return b"".join(_NULL if each is None else length(len(each)) + each for each in found)
+        written = list(map(dump, items))
+        lengths = map(length, map(len, written))
+        return b"".join(chain.from_iterable(zip(lengths, written, strict=True)))
+
+
+_HEAD: Final = Struct("!iii")  # dimensions, whether there are NULLs, the items' type
+_SIZE: Final = Struct("!ii")  # how many, and the number of the first
+_LENGTH: Final = Struct("!i")
+_NULL: Final = _LENGTH.pack(-1)
+_ARRAYS: Final = {
+    "text": _Array(1009, 25, str, str.encode),
+    "bytea": _Array(1001, 17, bytes, bytes),
+    "bigint": _Array(1016, 20, int, Struct("!q").pack),
+    "integer": _Array(1007, 23, int, Struct("!i").pack),
+    "jsonb": _Array(3807, 3802, str, lambda text: b"\1" + text.encode()),
+    "boolean": _Array(1000, 16, bool, Struct("?").pack),
+    "uuid": _Array(2951, 2950, UUID, attrgetter("bytes")),
+}
 
 
 @lru_cache(maxsize=512)
-def _parsed(statement: str) -> tuple[bytes, tuple[str, ...], list[PyFormat]]:
-    """Return the statement as PostgreSQL takes it, the names of its places, and their formats."""
-    places: dict[tuple[str, str], int] = {}
+def _parsed(
+    statement: str,
+) -> tuple[bytes, tuple[str, ...], list[PyFormat], list[tuple[int, _Array]]]:
+    """Return the statement as PostgreSQL takes it, and of its places the names and formats.
+
+    And which of them are arrays.
+    """
+    places: dict[tuple[str, str, str | None], int] = {}
 
     def place(found: re.Match[str]) -> str:
         if found[1] is None:
             return "%"
-        return f"${places.setdefault((found[1], found[2]), len(places) + 1)}"
+        array = found[3] if found[3] in _ARRAYS else None
+        number = places.setdefault((found[1], found[2], array), len(places) + 1)
+        return f"${number}{found[0][len(found[1]) + 4 :]}"
 
     query = _PLACE.sub(place, statement).encode()
-    return query, tuple(name for name, _ in places), [_FORMATS[each] for _, each in places]
+    arrays = [(at, _ARRAYS[each]) for at, (_, _, each) in enumerate(places) if each is not None]
+    names = tuple(name for name, _, _ in places)
+    return query, names, [_FORMATS[each] for _, each, _ in places], arrays
 
 
 class Session:
@@ -296,33 +370,45 @@ class Session:
         self._transformer = Transformer(raw)
 
     def ask(self, statement: str, params: Mapping[str, Any], prepare: bool) -> PGresult:
-        """Return the answer to a statement; a BEGIN that is due goes along with it."""
-        if self.must_begin():
-            return Exchange(self, [[(statement, params)]], prepare).results()[0]
+        """Return the answer to a statement; a BEGIN or PREPARE that is due goes along with it."""
         query, values, types, formats = self.dumped(statement, params)
-        with self.raw.lock:
-            if prepare:
-                name = self._names.get((query, types)) or self._prepare(query, types)
-                self.raw.pgconn.send_query_prepared(name, values, formats, _BINARY)
-            else:
-                self.raw.pgconn.send_query_params(query, values, types, formats, _BINARY)
-            return self._answer()
-
-    def _answer(self) -> PGresult:
-        results: list[PGresult] = self.raw.wait(generators.execute(self.raw.pgconn))
+        name = self.name_of(query, types) if prepare else b""
+        if name is None or self.must_begin():
+            return Exchange(self, [[(statement, params)]], prepare).results()[0]
+        pgconn = self.raw.pgconn
+        try:
+            with self.raw.lock:
+                if name:
+                    pgconn.send_query_prepared(name, values, formats, _BINARY)
+                else:
+                    pgconn.send_query_params(query, values, types, formats, _BINARY)
+                results: list[PGresult] = self.raw.wait(generators.execute(pgconn))
+        except psycopg.Error:
+            raise
+        except BaseException:
+            self.abandon()
+            raise
         if error := self.refusal(results):
             raise error
         return results[0]
 
-    def _prepare(self, query: bytes, types: tuple[int, ...]) -> bytes:
-        name = self.named(query, types)
+    def abandon(self) -> None:
+        """End the connection if it has something unread: who asks next would be told that.
+
+        To be called by what is interrupted, as by Ctrl-C, for which psycopg cancels the statement
+        and reads to its end, or by the handler of another signal, for which it does not.
+        """
+        if self.raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            self.cut()
+
+    def cut(self) -> None:
+        """Cancel what runs and close: to read on could take as long as a lock is waited for."""
         try:
-            self.raw.pgconn.send_prepare(name, query, types)
-            self._answer()
-        except psycopg.Error:
-            self.forget([(query, types)])
-            raise
-        return name
+            # Else it would take effect when it has the lock, though nobody wants it any more.
+            with suppress(psycopg.Error):
+                self.raw.cancel_safe(timeout=_CANCEL_SECONDS)
+        finally:
+            self.raw.close()
 
     def named(self, query: bytes, types: tuple[int, ...]) -> bytes:
         """Return a new name for a statement that is about to be prepared."""
@@ -355,10 +441,17 @@ class Session:
         return " ".join(parts).encode()
 
     def dumped(self, statement: str, params: Mapping[str, Any]) -> _Dumped:
-        query, names, formats = _parsed(statement)
+        query, names, formats, arrays = _parsed(statement)
+        given = [params[name] for name in names]
+        written = [(at, each.oid, data) for at, each in arrays if (data := each.dumped(given[at]))]
+        for at, _, _ in written:
+            given[at] = None
         transformer = self._transformer
-        values = transformer.dump_sequence([params[name] for name in names], formats)
-        return query, values, transformer.types or (), transformer.formats
+        values: list[Any] = [*transformer.dump_sequence(given, formats)]
+        types, sent = list(transformer.types or ()), list(transformer.formats or ())
+        for at, oid, data in written:
+            values[at], types[at], sent[at] = data, oid, _BINARY
+        return query, values, tuple(types), sent
 
     def rows(self, result: PGresult) -> list[Row]:
         self._transformer.set_pgresult(result)
@@ -369,6 +462,8 @@ class Session:
         for each in results:
             if each.status == ExecStatus.FATAL_ERROR:
                 error = psycopg.errors.error_from_result(each, self.raw.info.encoding)
+                if isinstance(error, psycopg.errors.InvalidSqlStatementName):
+                    self._names.clear()  # somebody has deallocated them: each is prepared anew
                 # One without a code is libpq's own: the connection is lost.
                 return error if error.sqlstate else psycopg.OperationalError(str(error))
         return None
@@ -402,6 +497,9 @@ class Exchange:
         except psycopg.Error:
             self._leave()
             raise
+        except BaseException:
+            self._abandon()
+            raise
 
     def _put(self, group: Sequence[_Dumped], begin: bytes) -> None:
         pgconn = self._session.raw.pgconn
@@ -429,8 +527,8 @@ class Exchange:
         """Have all of it on its way; answers come later."""
         try:
             self._session.raw.wait(generators.send(self._session.raw.pgconn))
-        except psycopg.Error:
-            self._leave()
+        except BaseException:
+            self._abandon()
             raise
 
     def answers(self) -> list[list[Row]]:
@@ -445,8 +543,10 @@ class Exchange:
                 self._session.raw.wait(self._conversation())
         except psycopg.Error as error:
             failure = error
-        finally:
-            self._leave()
+        except BaseException:
+            self._abandon()
+            raise
+        self._leave()
         self._check(failure)
         first = zip(self._answers[0], self._wanted[0], strict=True)
         return [result for result, is_wanted in first if is_wanted]
@@ -479,6 +579,14 @@ class Exchange:
             if self._ended == 0 or not isinstance(error, _NOTIFY_FAILURES):
                 raise error
 
+    def _abandon(self) -> None:
+        """Leave when it is interrupted; as Session.abandon() says."""
+        self._session.forget(self._new)
+        if self._answers and self._ended == len(self._answers):
+            self._leave()
+        else:
+            self._session.cut()
+
     def _leave(self) -> None:
         """Leave the pipeline, having read what is unread: or the connection is of no use."""
         pgconn = self._session.raw.pgconn
@@ -501,19 +609,17 @@ def _session_of(connection: BaseDatabaseWrapper) -> Session:
     return session
 
 
-@contextmanager
-def _direct(connection: BaseDatabaseWrapper, alone: str = "") -> Iterator[tuple[Session, bool]]:
-    """Go straight to libpq, past Django's cursors, and guard what they guard.
+def _ready(connection: BaseDatabaseWrapper, alone: str = "") -> tuple[Session, bool]:
+    """Return the session for what goes to libpq, past Django's cursors; guard what they guard.
 
-    Yields the session, and whether to prepare; ``alone`` is the statement if there is just one.
+    And whether to prepare; ``alone`` is the statement if there is just one.
     """
     session = _session_of(connection)
     prepare = prepares(connection) and (
         session.is_told or alone in ONE_PLAN or _tell_how_to_plan(connection, session)
     )
     connection.validate_no_broken_transaction()
-    with connection.wrap_database_errors:
-        yield session, prepare and session.raw.prepare_threshold is None
+    return session, prepare and session.raw.prepare_threshold is None
 
 
 def plan_each_time(using: str) -> bool:

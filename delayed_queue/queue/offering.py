@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any, Final, NamedTuple, TypeVar
 
 from delayed_queue.codecs import Codec, encode
@@ -301,10 +301,8 @@ def prepared_chunks(
     queue: str, codec: Codec, messages: Iterable[ScheduledMessage]
 ) -> Iterable[list[PreparedOffer]]:
     """Validate, encode and cut into chunks: a sequence at once, a stream as it is read."""
-    chunks = (
-        [_prepared(queue, codec, position, message) for position, message in enumerate(chunk)]
-        for chunk in _chunks(messages)
-    )
+    prepared = partial(_prepared, queue, codec, is_watched=bool(get_settings().INSTRUMENTS))
+    chunks = (list(starmap(prepared, enumerate(chunk))) for chunk in _chunks(messages))
     return list(chunks) if isinstance(messages, Sequence) else chunks
 
 
@@ -314,18 +312,23 @@ def _chunks(messages: Iterable[ScheduledMessage]) -> Iterator[list[ScheduledMess
         yield chunk
 
 
-def _prepared(queue: str, codec: Codec, position: int, message: Any) -> PreparedOffer:
+def _prepared(
+    queue: str, codec: Codec, position: int, message: Any, *, is_watched: bool
+) -> PreparedOffer:
     if not isinstance(message, ScheduledMessage):
         raise InvalidMessage(f"A batch is of ScheduledMessage, not {type(message).__name__}.")
-    return PreparedOffer(
+    at, headers, group = message.schedule_at, message.headers, message.group
+    # Most have neither; and by tuple.__new__, for a batch is a thousand of these.
+    fields = (
         position,
         check_key(message.key),
         encode(codec, message.payload),
-        check_schedule(message.schedule_at),
-        headers_of(queue, message.headers),
+        None if at is None else check_schedule(at),
+        None if headers is None and not is_watched else headers_of(queue, headers),
         bool(message.can_update),
-        check_group(message.group),
+        None if group is None else check_group(group),
     )
+    return tuple.__new__(PreparedOffer, fields)
 
 
 def rounds(offers: list[PreparedOffer]) -> Iterator[list[PreparedOffer]]:
@@ -335,6 +338,10 @@ def rounds(offers: list[PreparedOffer]) -> Iterator[list[PreparedOffer]]:
     or none may. A repeated key falls into a later group, so it meets what the earlier one
     wrote, as if offered one by one (Q12).
     """
+    are_alike = len({each.can_update for each in offers}) == 1
+    if are_alike and len({each.key for each in offers}) == len(offers):
+        yield offers  # as most are
+        return
     seen: dict[str, int] = {}
     groups: dict[tuple[int, bool], list[PreparedOffer]] = {}
     for offer in offers:

@@ -12,7 +12,9 @@ from django.db import OperationalError, connection
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter, Message
+from tests.support.aiming import COMMIT, Stage
 from tests.support.answers import present, stored
+from tests.support.concurrency import calling
 from tests.support.operations import PAST
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
@@ -42,6 +44,15 @@ def fail() -> None:
 LOSSES: Final = {"terminated": terminate, "cut": cut}
 # What the handler does once the connection is gone.
 REST: Final = {"returns": lambda: None, "writes": write, "fails": fail}
+
+
+# What becomes of the session whose statement the proxy holds.
+LOSSES_OF_AIMED: Final[dict[str, Callable[[Proxy, psycopg.Connection[Any], int], object]]] = {
+    "terminated": lambda proxy, admin, pid: admin.execute(
+        "SELECT pg_terminate_backend(%s, 10000)", [pid]
+    ),
+    "cut": lambda proxy, admin, pid: proxy.cut_aimed(),
+}
 
 
 @pytest.fixture
@@ -98,6 +109,30 @@ def test_a_commit_whose_answer_was_swallowed_is_an_error_and_has_happened(
 
     assert list(Group.objects.values_list("name", flat=True)) == ["key"]
     assert not Message.objects.exists()
+
+
+@pytest.mark.parametrize("loss", LOSSES_OF_AIMED)
+@pytest.mark.parametrize("stage", Stage)
+def test_a_commit_that_is_lost_leaves_the_message_or_its_effect(
+    filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], stage: Stage, loss: str
+):
+    """Q30: in the second round trip of a consumer, before the server has it, during and after."""
+    aim = proxy.aim_at(COMMIT, stage)
+    with calling(lambda: consume(filled)) as held:
+        aim.wait()
+        LOSSES_OF_AIMED[loss](proxy, admin, held.pid)
+        with pytest.raises(OperationalError):
+            held.answer()
+        wait_until(lambda: not is_there(admin, held.pid))
+
+    assert Group.objects.exists() != filled.contains_message("key")
+    assert Group.objects.exists() == (stage is not Stage.UNSENT)
+
+
+def is_there(admin: psycopg.Connection[Any], pid: int) -> bool:
+    """Return whether the session has not noticed its end."""
+    found = admin.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone()
+    return found is not None
 
 
 def test_a_failure_whose_commit_was_swallowed_was_counted_once(filled: DelayedQueue, proxy: Proxy):
