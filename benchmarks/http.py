@@ -1,4 +1,4 @@
-"""Jobs added over HTTP, against a bare Django view: ``python -m benchmarks.http``."""
+"""Jobs and notifications over HTTP, against bare views: ``python -m benchmarks.http``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from benchmarks.machine import describe
 WARM_UP_SECONDS: Final = 1.0
 PATHS: Final = {
     "bare": "bare", "bare async": "bare-async", "one INSERT": "one-insert",
-    "POST /v1/jobs": "queue/v1/jobs",
+    "POST /v1/jobs": "queue/v1/jobs", "bulk INSERT": "bare-bulk",
+    "POST /v1/jobs/bulk": "queue/v1/jobs/bulk", "a row and an offer": "row-and-offer",
+    "POST /v1/notifications": "notify/v1/notifications",
 }  # fmt: skip
 BARE_TABLE: Final = """
 CREATE TABLE bare_job (
@@ -70,7 +72,7 @@ def main() -> None:
     """Measure one process of each server, the kinds of requests taking turns."""
     options = _options()
     server = options.database_url or embedded_server()
-    with benchmark_database(server) as connection:
+    with benchmark_database(server, apps=["delayed_queue.notifications"]) as connection:
         from delayed_queue.http.tokens import VERBS, create_token
 
         report = Report(describe(connection))
@@ -79,8 +81,8 @@ def main() -> None:
         token = create_token("benchmark", verbs=VERBS, topics=["*"])
         sides = [
             side
-            for middleware in (False, True)
-            for name in SERVERS
+            for middleware in options.middleware
+            for name in options.servers
             for side in _measured(options, connection, conninfo, token, name, middleware)
         ]
     _tell(report, sides, options)
@@ -92,7 +94,11 @@ def _options() -> Namespace:
     parser.add_argument("--seconds", type=float, help="of each turn (3; quick 1)")
     parser.add_argument("--rounds", type=int, help="turns of each kind (5; quick 2)")
     parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
+    parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS))
+    parser.add_argument("--no-middleware", action="store_true", help="only without any")
     options = parser.parse_args()
+    options.middleware = (False,) if options.no_middleware else (False, True)
     options.seconds = options.seconds or (1.0 if options.quick else 3.0)
     options.rounds = options.rounds or (2 if options.quick else 5)
     return options
@@ -107,12 +113,13 @@ def _measured(
     middleware: bool,
 ) -> list[Side]:
     title = f"{server}{', seven middlewares' if middleware else ''}"
-    sides = {name: Side(title, name) for name in PATHS}
+    paths = {name: PATHS[name] for name in options.paths}
+    sides = {name: Side(title, name) for name in paths}
     with _serving(SERVERS[server], conninfo, middleware) as (process, url):
-        for path in PATHS.values():
+        for path in paths.values():
             _load(f"{url}/{path}", token, options.connections, WARM_UP_SECONDS)
         for _ in range(options.rounds):
-            for name, path in PATHS.items():
+            for name, path in paths.items():
                 _turn(sides[name], process, connection, f"{url}/{path}", token, options)
     for each in sides.values():
         say(

@@ -28,4 +28,5 @@ MIDDLEWARE = (
 INSTALLED_APPS = [
     "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions",
     "django.contrib.messages", "delayed_queue", "delayed_queue.http",
+    "delayed_queue.notifications",
 ]  # fmt: skip

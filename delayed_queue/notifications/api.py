@@ -12,7 +12,9 @@ from ninja import Query, Router, Schema, Status
 
 from delayed_queue.http.api import Problem, make_api, requires, takes_body
 from delayed_queue.http.api.auth import charge, demand_scope
-from delayed_queue.http.api.bodies import lines_of, parse
+from delayed_queue.http.api.bodies import BodyRule, admit, lines_of, parse
+from delayed_queue.http.api.building import Quick
+from delayed_queue.http.api.replies import reply
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import Accepted, Refused
@@ -174,24 +176,37 @@ NDJSON: Final = "application/x-ndjson"
 DEPTH: Final = 32
 MAX_PAGE: Final = 500
 router: Final = Router(tags=["notifications"])
+_MAY_SEND: Final = requires("add")
+_SENDS: Final = BodyRule(lambda _: get_settings().BODY_BYTES, (JSON,))
 
 
 @router.post(
     "/notifications",
-    auth=requires("add"),
+    auth=_MAY_SEND,
     response={202: Taken},
     openapi_extra=described(NOTIFICATION),
 )
-@takes_body(lambda _: get_settings().BODY_BYTES, JSON)
-def send(request: HttpRequest, response: HttpResponse) -> Any:
+@takes_body(_SENDS.limit, *_SENDS.types)
+def send(request: HttpRequest) -> Any:
     """Accept one notification: it is stored, and will be sent or told of."""
+    return _sent(request)
+
+
+def send_plainly(request: Any) -> HttpResponse:
+    """Do what ``send`` does."""
+    admit(request, _SENDS)
+    request.auth = _MAY_SEND.let_in(request)
+    return _sent(request)
+
+
+def _sent(request: HttpRequest) -> HttpResponse:
     demand_scope(request, "add", TOPIC)
     raw = parse(request.body, DEPTH)
     (answer,) = intake.accept([raw], tenant=tenant_of(request), source=Source.REST)
     if isinstance(answer, Refused):
         raise invalid(answer.errors)
-    response["Location"] = f"{request.path.rstrip('/')}/{answer.id}"
-    return Status(202, _taken(answer))
+    taken = {"id": str(answer.id), "status": answer.status, "duplicate": answer.is_duplicate}
+    return reply(202, taken, Location=f"{request.path.rstrip('/')}/{answer.id}")
 
 
 @router.post(
@@ -330,10 +345,6 @@ def invalid(errors: Sequence[FieldError]) -> Problem:
     return Problem(400, "invalid_request", "Invalid request", errors=told)
 
 
-def _taken(answer: Accepted) -> Taken:
-    return Taken(id=answer.id, status=answer.status, duplicate=answer.is_duplicate)
-
-
 def _bulk_item(index: int, answer: Accepted | Refused) -> BulkItem:
     if isinstance(answer, Refused):
         return BulkItem(index=index, errors=shown_fields(answer.errors))
@@ -367,3 +378,4 @@ api: Final = make_api(
     description="Ask for an email, an SMS or a webhook; each is sent once, in time, or told of.",
 )
 api.add_router("", router)
+api.quick["send"] = Quick(lambda request: request.method == "POST", send_plainly)

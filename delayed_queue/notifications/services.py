@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
-from django.db import connection, transaction
+from django.db import DEFAULT_DB_ALIAS, transaction
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, db
 from delayed_queue.handlers import storable
 from delayed_queue.notifications.models import (
     MAX_NAME_LENGTH,
@@ -430,14 +430,9 @@ _CALLBACKS: Final = DelayedQueue(CALLBACK_QUEUE)
 
 def fetch(statement: LiteralString, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Run a statement and return its rows."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement, params)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-        return rows
+    return db.fetch(DEFAULT_DB_ALIAS, statement, params)
 
 
 def execute(statement: LiteralString, params: Mapping[str, Any]) -> int:
     """Run a statement, and return how many rows it changed."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement, params)
-        return int(cursor.rowcount)
+    return db.execute(DEFAULT_DB_ALIAS, statement, params)

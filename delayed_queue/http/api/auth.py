@@ -91,13 +91,13 @@ class BearerToken:
 
     def __call__(self, request: HttpRequest) -> Grant | Awaitable[Grant]:
         # Beside an asynchronous view: the event loop must not wait for the database.
-        return self._let_in_from_loop(request) if in_event_loop() else self.let_in(request)
+        return self.let_in_from_loop(request) if in_event_loop() else self.let_in(request)
 
     def let_in(self, request: HttpRequest) -> Grant:
         """Return the caller's grant; raises Problem 401, 403 or 429."""
         return self._counted(request, grant_of(request))
 
-    async def _let_in_from_loop(self, request: HttpRequest) -> Grant:
+    async def let_in_from_loop(self, request: HttpRequest) -> Grant:
         """Do as let_in() does, in a thread unless all that it asks for is at hand."""
         token = token_of(request)
         grant = ANYBODY if token is None else cache.at_hand(token)

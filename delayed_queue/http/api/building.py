@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial, wraps
 from http import HTTPStatus
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -60,7 +60,6 @@ from delayed_queue.observe.logs import log
 P = ParamSpec("P")
 T = TypeVar("T")
 View = Callable[..., Any]
-LoopView = Callable[[View], View]
 V = TypeVar("V", bound=View)
 _UNSTOPPABLE: Final = "delayed_queue_unstoppable"
 
@@ -124,18 +123,57 @@ def _tended(call: Callable[[], T]) -> T:
         _opened.update(connections.all(initialized_only=True))
 
 
-def in_pool(pattern: URLPattern, in_loop: LoopView | None = None) -> URLPattern:
+class Quick(NamedTuple):
+    """What answers plain requests in a view's place, some of them on an event loop itself.
+
+    Without ninja, which takes longer than to add a job. Problems that it raises are answered as
+    those of the view are.
+    """
+
+    takes: Callable[[HttpRequest], bool]
+    view: View
+    takes_in_loop: Callable[[HttpRequest], bool] = lambda request: False
+    view_in_loop: View | None = None
+
+    def or_else(self, view: View) -> View:
+        @wraps(view)
+        def choose(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if not self.takes(request):
+                return view(request, *args, **kwargs)
+            try:
+                return self.view(request)
+            # As Ninja does: a problem, and logged if it is ours.
+            except Exception as error:
+                return respond(request, error)
+
+        return choose
+
+    def in_loop_or_else(self, view: View) -> View:
+        @wraps(view)
+        async def choose(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if self.view_in_loop is None or not self.takes_in_loop(request):
+                return await view(request, *args, **kwargs)
+            try:
+                return await self.view_in_loop(request)
+            # As above.
+            except Exception as error:
+                return respond(request, error)
+
+        return unstoppable(markcoroutinefunction(choose))
+
+
+def in_pool(pattern: URLPattern, quick: Quick | None = None) -> URLPattern:
     """Return the pattern with its view, if it is synchronous, in the pool of threads under ASGI.
 
-    ``in_loop`` makes of that what is called on the event loop instead.
+    ``quick`` is what is called instead of the view where it can be.
 
     With ATOMIC_REQUESTS, too, it is in no transaction: what a call answers must be committed, and
     a pop that waits must hold none.
     """
-    view = pattern.callback
+    view = pattern.callback if quick is None else quick.or_else(pattern.callback)
     for alias in connections:
         view = non_atomic_requests(using=alias)(view)
-    return _Pattern(pattern, view, in_loop)
+    return _Pattern(pattern, view, quick)
 
 
 class _Pattern(URLPattern):
@@ -145,10 +183,10 @@ class _Pattern(URLPattern):
     in Django's test client, the view runs where it is: in the caller's thread and transaction.
     """
 
-    def __init__(self, pattern: URLPattern, view: View, in_loop: LoopView | None) -> None:
+    def __init__(self, pattern: URLPattern, view: View, quick: Quick | None) -> None:
         super().__init__(pattern.pattern, view, pattern.default_args, pattern.name)
         run = view if iscoroutinefunction(view) else pooled(view)
-        self._in_loop = run if in_loop is None else in_loop(run)
+        self._in_loop = run if quick is None else quick.in_loop_or_else(run)
 
     def resolve(self, path: str) -> ResolverMatch | None:
         match = super().resolve(path)
@@ -214,8 +252,8 @@ class Api(NinjaAPI):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # By the name of the route: what is called instead of it on an event loop.
-        self.in_loop: dict[str, LoopView] = {}
+        # By the name of the route: what is called instead of it for requests that are plain.
+        self.quick: dict[str, Quick] = {}
         self.default_router.add_decorator(_admitting, mode="view")
 
     def set_default_exception_handlers(self) -> None:
@@ -242,7 +280,7 @@ class Api(NinjaAPI):
         made: list[URLPattern | URLResolver] = [
             in_pool(
                 URLPattern(each.pattern, answering(each.callback), each.default_args, each.name),
-                self.in_loop.get(each.name or ""),
+                self.quick.get(each.name or ""),
             )
             for each in patterns
             if isinstance(each, URLPattern) and each.name != "api-root"

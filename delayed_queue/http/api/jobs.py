@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Final
 
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
 
 from delayed_queue.codecs import encode
@@ -17,7 +17,9 @@ from delayed_queue.http.api.auth import ApiRequest, charge, demand, demand_scope
 from delayed_queue.http.api.bodies import (
     JSON,
     MEDIA_TYPE,
+    BodyRule,
     Problem,
+    admit,
     as_json,
     check_object,
     lines_of,
@@ -79,6 +81,9 @@ router = Router(tags=["jobs"])
 # Its path takes in all that is longer: of all routes it is the last.
 one_job = Router(tags=["jobs"])
 NDJSON: Final = "application/x-ndjson"
+_ADDS: Final = BodyRule(lambda settings: settings.BODY_BYTES, (JSON,))
+# What a larger body takes to be read and checked, other requests of an event loop would wait for.
+MAX_BYTES: Final = 16 * 1024
 KEY_IN_META: Final = "HTTP_" + IDEMPOTENCY_KEY.upper().replace("-", "_")
 Exists = Annotated[IfExists, Query(alias="ifExists")]
 
@@ -96,7 +101,7 @@ class BulkReply(Schema):
     openapi_extra=ADDING,
     summary="Add a job",
 )
-@takes_body(lambda settings: settings.BODY_BYTES, JSON)
+@takes_body(_ADDS.limit, *_ADDS.types)
 def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
     """Store a job; once the answer is 202 it survives a crash of the server."""
     fields = read_object(request.body)
@@ -153,18 +158,45 @@ def as_response(answer: KeptAnswer) -> HttpResponse:
     return HttpResponse(answer.body, status=answer.status, content_type=media_type, headers=headers)
 
 
-# On an event loop: read and checked there, which takes less than changing to a thread, and
-# written in a thread, together with all that come while another is written.
-in_loop = Router()
+# Most requests
+_MAY_ADD: Final = requires("add")
+_QUERIES: Final = {"": IfExists.FAIL, **{f"ifExists={each}": each for each in IfExists}}
 
 
-@in_loop.post("/jobs", auth=requires("add"), url_name="add")
-@takes_body(lambda settings: settings.BODY_BYTES, JSON)
-async def add_in_loop(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
-    """Do as ``add`` does for a small job without a key."""
+def is_plain(request: HttpRequest) -> bool:
+    """Return whether ``add_plainly`` can do what ``add`` does."""
+    # An answer that is kept under a key is written with the job, in a transaction of its own.
+    meta = request.META
+    is_asked = request.method == "POST" and KEY_IN_META not in meta
+    return is_asked and meta.get("QUERY_STRING", "") in _QUERIES
+
+
+def is_small(request: HttpRequest) -> bool:
+    """Return whether ``add_in_loop`` can do it, and hold up no other request."""
+    size = request.META.get("CONTENT_LENGTH") or ""
+    return is_plain(request) and size.isdecimal() and len(size) < 9 and int(size) <= MAX_BYTES
+
+
+def add_plainly(request: Any) -> HttpResponse:
+    admit(request, _ADDS)
+    request.auth = _MAY_ADD.let_in(request)
+    return as_response(_add(job_of(request, read_object(request.body)), _if_exists(request)))
+
+
+async def add_in_loop(request: Any) -> HttpResponse:
+    """Read and check here, which takes less than changing to a thread; write in a thread.
+
+    Together with all that come while another is written.
+    """
+    admit(request, _ADDS)
+    request.auth = await _MAY_ADD.let_in_from_loop(request)
     job = job_of(request, read_object(request.body))
-    place = (api_settings().DATABASE, job.topic, if_exists)
+    place = (api_settings().DATABASE, job.topic, _if_exists(request))
     return as_response(answer_of(await _add_together(job, place)))
+
+
+def _if_exists(request: HttpRequest) -> IfExists:
+    return _QUERIES[request.META.get("QUERY_STRING", "")]
 
 
 def _gathering(key: None) -> LoopGathering[Place, NewJob, Written]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any
 
-from asgiref.sync import markcoroutinefunction
 from django.db import Error, connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.urls import URLPattern
 
 from delayed_queue import __version__
 from delayed_queue.db.resilience import is_read_only
@@ -19,14 +16,11 @@ from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.api import consuming, failed, jobs
 from delayed_queue.http.api.auth import BearerToken, check, grant_of
 from delayed_queue.http.api.bodies import Problem, unavailable
-from delayed_queue.http.api.building import Api, LoopView, View, make_api, respond, unstoppable
+from delayed_queue.http.api.building import Api, Quick, make_api, respond
 from delayed_queue.http.conf import api_settings
 from delayed_queue.worker.database import check_schema
 
 Probe = Callable[[HttpRequest], HttpResponse]
-
-# What a larger body takes to be read and checked, other requests would wait for.
-MAX_BYTES: Final = 16 * 1024
 
 
 def make_service() -> Api:
@@ -41,35 +35,8 @@ def make_service() -> Api:
     # What is asked for most is first: urls are tried one after the other.
     for each in (jobs.router, consuming.router, jobs.tasks, failed.router, jobs.one_job):
         api.add_router("", each)
-    api.in_loop = in_loop()
+    api.quick["add"] = Quick(jobs.is_plain, jobs.add_plainly, jobs.is_small, jobs.add_in_loop)
     return api
-
-
-def in_loop() -> dict[str, LoopView]:
-    """Return what makes of a view in the pool one that answers on the event loop what it can."""
-    api = make_api("", __version__, "delayed-queue-in-loop", auth=BearerToken())
-    api.add_router("", jobs.in_loop)
-    found = (each for each in api.urls[0] if isinstance(each, URLPattern))
-    return {"add": _beside(next(each.callback for each in found if each.name == "add"))}
-
-
-def _beside(quick: View) -> LoopView:
-    def choosing(run: View) -> View:
-        @wraps(run)
-        async def choose(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            view = quick if _is_plain(request) else run
-            return await view(request, *args, **kwargs)
-
-        return unstoppable(markcoroutinefunction(choose))
-
-    return choosing
-
-
-def _is_plain(request: HttpRequest) -> bool:
-    # An answer that is kept under a key is written with the job, in a transaction of its own.
-    size = request.META.get("CONTENT_LENGTH") or ""
-    is_small = size.isdecimal() and len(size) < 9 and int(size) <= MAX_BYTES
-    return request.method == "POST" and is_small and jobs.KEY_IN_META not in request.META
 
 
 def _get(view: Probe) -> Probe:

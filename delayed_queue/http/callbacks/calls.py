@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
@@ -90,6 +91,7 @@ def _signature(key: bytes, content: bytes) -> str:
     return "v1," + base64.b64encode(hmac.digest(key, content, "sha256")).decode()
 
 
+@lru_cache(maxsize=1000)
 def _key(secret: str) -> bytes:
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)

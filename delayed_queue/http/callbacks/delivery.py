@@ -40,6 +40,7 @@ from delayed_queue.http.callbacks.endpoints import (
     place_of,
 )
 from delayed_queue.http.callbacks.gate import Gate, Leave, Withdrawn
+from delayed_queue.http.callbacks.guard import current_policy
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.jobs.catalogue import kinds_of
 from delayed_queue.http.jobs.jobs import initial_retry, policy_of_job, url_of
@@ -150,6 +151,8 @@ class DeliveryContext:
         self.slots = Slots(using)
         self.gate = Gate(using)
         self.log = AttemptLog(using)
+        # As the client: of the settings in force now, and once for urls that come again and again.
+        self._place_of = lru_cache(1024)(partial(place_of, policy=current_policy()))
         self.gate.open()
 
     async def close(self) -> None:
@@ -161,7 +164,7 @@ class DeliveryContext:
     async def send(self, callback: Callback) -> CallbackResult:
         """Send if the endpoint and its host let it; raises Deferred before anything is dialled."""
         try:
-            place = place_of(callback.url)
+            place = self._place_of(callback.url)
         except UrlRefused as error:
             return self._logged(callback, None, _refused(error))
         endpoint = await self.endpoints.of(place)
@@ -241,6 +244,7 @@ class DeliveryContext:
         return result
 
 
+@lru_cache(maxsize=1024)
 def url_to_show(url: str) -> str:
     """Return the url without what may be a secret: user, password, and the text of its query."""
     try:

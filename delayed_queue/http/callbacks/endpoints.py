@@ -27,7 +27,7 @@ from yarl import URL
 from delayed_queue.exceptions import SecretNotReadable
 from delayed_queue.http.callbacks.breaker import Deferred
 from delayed_queue.http.callbacks.calls import new_secret
-from delayed_queue.http.callbacks.guard import current_policy, read_url
+from delayed_queue.http.callbacks.guard import Policy, current_policy, read_url
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Endpoint
 from delayed_queue.http.rates import SharedRate
@@ -69,9 +69,9 @@ class KnownEndpoint:
         return self.row.disabled_at is not None
 
 
-def place_of(url: str) -> Place:
+def place_of(url: str, policy: Policy | None = None) -> Place:
     """Return where a url leads; raises UrlRefused for one that is refused as it stands."""
-    target = read_url(url, current_policy())
+    target = read_url(url, policy or current_policy())
     parsed = target.url
     name = f"[{target.host}]" if ":" in target.host else target.host
     is_default = target.port == {"http": 80, "https": 443}[parsed.scheme]

@@ -126,6 +126,8 @@ MAX_UNKNOWN: Final = 21
 MAX_GUESSES: Final = 3
 MAX_PATH_LENGTH: Final = 500
 CODEC: Final = codec_named("json")
+_encoded: Final = partial(encode, CODEC)
+_NO_BODY: Final = _encoded(None)
 Checked = Callable[[Any], Any]
 # Lone surrogates too: they have no place in UTF-8.
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -242,14 +244,9 @@ def job_from(
     schedule_at = reader.read("runAt", check_run_at)
     if delay is not None and schedule_at is not None:
         reader.errors.append(("runAt", "Give delay or runAt, not both."))
-    payload = reader.read("body", partial(encode, CODEC), default=encode(CODEC, None))
+    payload = reader.read("body", _encoded, default=_NO_BODY)
     group = reader.read("group", check_job_group)
-    checks: dict[str, Checked] = {**_IN_HEADERS, "url": partial(_url, check_url)}
-    headers = {
-        name: value
-        for name, check in checks.items()
-        if (value := reader.read(name, check)) is not None
-    }
+    headers = reader.headers(check_url)
     if reader.errors:
         raise InvalidJob(errors=reader.errors)
     way = Way.CALLBACK if "url" in headers else Way.PULLED
@@ -257,7 +254,7 @@ def job_from(
     if get_settings().INSTRUMENTS:
         given = headers_for(topic, given)
     sealed = encode_headers(given)
-    host = host_of(headers.get("url", ""))
+    host = host_of(headers["url"]) if "url" in headers else ""
     return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0, host, group)
 
 
@@ -333,6 +330,14 @@ class _Reader:
         except (InvalidMessage, InvalidConfiguration) as error:
             self.errors.append((name, str(error)))
             return default
+
+    def headers(self, check_url: Callable[[str], object] | None) -> dict[str, Any]:
+        """Return what of a job is kept in its headers; most have nothing of it."""
+        if _IN_HEADERS.keys().isdisjoint(self._fields):
+            return {}
+        checks: dict[str, Checked] = {**_IN_HEADERS, "url": partial(_url, check_url)}
+        read = {name: self.read(name, check) for name, check in checks.items()}
+        return {name: value for name, value in read.items() if value is not None}
 
 
 def check_job_id(job_id: Any) -> str:
@@ -432,6 +437,7 @@ _IN_HEADERS: Final[dict[str, Checked]] = {
     "ttr": check_ttr,
     "retry": check_retry,
     "jitter": check_jitter,
+    "url": check_url_text,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, LiteralString, NamedTuple
 from urllib.parse import urlsplit
 from zlib import crc32
@@ -61,6 +62,7 @@ def shard_of(job_id: str, shards: int) -> int:
     return crc32(job_id.encode()) % shards
 
 
+@lru_cache(maxsize=4096)
 def topic_kind(topic: str, shard: int = 0, way: Way = Way.PULLED) -> str:
     """Return the kind of a shard; shard 0 of pulled jobs is that of ``DelayedQueue(topic)``."""
     return f"{topic}#{shard}|{way}" if shard else f"{topic}|{way}"

@@ -15,7 +15,7 @@ from delayed_queue import exceptions
 from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.api import bodies
 from delayed_queue.http.api.bodies import MAX_ERRORS, Problem, lines_of, parse
-from delayed_queue.http.api.service import MAX_BYTES
+from delayed_queue.http.api.jobs import MAX_BYTES
 from delayed_queue.http.callbacks.guard import check_url
 from delayed_queue.http.conf import ApiSettings
 from delayed_queue.http.jobs.jobs import job_from
