@@ -55,10 +55,11 @@ def test_they_say_the_same_of_each_record(spark: Any, tmp_path: Path, codec: str
         for name, column, of in zip(names, values, types, strict=True)
     }  # fmt: skip
     source = input_of(tmp_path, columns, codec, mapping={"id`s": "key"}, max_bytes=8)
-    frame = told(spark, source)
-    assert frame is not None
+    known = told(spark, source)
+    assert known is not None
     checker = Checker(source.rules)
-    rows = {row["place"]: row for row in frame.collect()}
+    rows = {row["place"]: row for row in known.rows.collect()}
+    fitting = {row["place"]: row for row in known.fitting.collect()}
     for place, record in enumerate(pa.table(columns).to_pylist()):
         found, row = checker.check(record), rows.pop(place)
         # A delay, too, is something to look at.
@@ -68,6 +69,7 @@ def test_they_say_the_same_of_each_record(spark: Any, tmp_path: Path, codec: str
             said = (row["kind"], row["key"], bytes(row["payload"]), row["schedule_ms"])
             assert said == (found.kind, found.key, found.payload, found.schedule_ms)
             assert (row["grouped"], row["delay_ms"], row["headers"]) == (found.group, None, None)
+            assert row == fitting[place]
     assert rows == {}
 
 
@@ -96,9 +98,9 @@ def test_texts_that_are_no_utf8_do_not_fit(spark: Any, tmp_path: Path) -> None:
     wrong = pa.array([b"\xff", b"\xed\xa0\x80", b"b"]).view(pa.string())
     for name in ("key", "group"):
         columns = {"key": pa.array(["a", "b", "c"]), "payload": pa.array([b"1"] * 3)}
-        frame = told(spark, input_of(tmp_path, columns | {name: wrong}, "bytes"))
-        assert frame is not None
-        assert [row["kind"] is not None for row in frame.orderBy("place").collect()] == [
+        found = told(spark, input_of(tmp_path, columns | {name: wrong}, "bytes"))
+        assert found is not None
+        assert [row["kind"] is not None for row in found.rows.orderBy("place").collect()] == [
             False, False, True,
         ]  # fmt: skip
 

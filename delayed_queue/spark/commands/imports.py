@@ -214,17 +214,17 @@ def _run(
     spark: SparkSession, options: ImportOptions, console: Console, *, is_uncut: bool
 ) -> ImportReport:
     with cut_alike(spark, BYTES_PER_PARTITION), uncut(spark, is_wanted=is_uncut):
-        rows = told(spark, options.source)
-        if rows is not None:
-            found = _Import(spark, options, console, rows)
+        known = told(spark, options.source)
+        if known is not None:
+            found = _Import(spark, options, console, known.rows)
             # Files are read again faster than rows are kept.
             if not found.read():
-                return found.report()
+                return found.report(known.fitting)
         kept = checked(spark, options.source).persist()
         try:
             found = _Import(spark, options, console, kept)
             found.read()
-            return found.report()
+            return found.report(kept)
         finally:
             kept.unpersist()
 
@@ -251,13 +251,14 @@ class _Import:
             raise _RecordWasCut
         return sum(each.bad for each in self._blocks)
 
-    def report(self) -> ImportReport:
+    def report(self, rows: DataFrame) -> ImportReport:
+        """Put aside what is bad and offer the rest, of ``rows``, which are those that were read."""
         good, bad = (sum(getattr(each, of) for each in self._blocks) for of in ("good", "bad"))
         self._console.progress(f"{good:,} records are good, {bad:,} are bad")
         report = ImportReport(str(self._options.job), good + bad, quarantined=bad)
         if bad:
             report = self._with_reasons(report)
-        unique, repeated = self._unique()
+        unique, repeated = self._unique(rows)
         report = replace(report, duplicates=repeated)
         if self._options.is_dry_run:
             return replace(report, is_dry_run=True, refused=self._refusal(report))
@@ -267,7 +268,7 @@ class _Import:
             raise InvalidConfiguration(f"{refused} They are in {report.quarantine}.")
         return self._offer(report, unique, good)
 
-    def _unique(self) -> tuple[DataFrame, int]:
+    def _unique(self, rows: DataFrame) -> tuple[DataFrame, int]:
         """Return of each key what offers in order would leave, and how many others there are.
 
         The same input gives the same partitions on any cluster, by which the ledger knows chunks
@@ -275,7 +276,7 @@ class _Import:
         """
         turn = "" if self._options.mode == "offer" else " DESC"
         order = f"file{turn}, block{turn}, place{turn}"
-        good = self._frame.where("kind IS NOT NULL")
+        good = rows.where("kind IS NOT NULL")
         unique, repeated = firsts(good, self._options.pieces, order)
         # One row group of Parquet, or a packed file, is one partition however large it is.
         if self._options.partitions is not None or self._most > MOST_OF_PARTITION:

@@ -24,19 +24,16 @@ from delayed_queue.spark.arrow import offers_among
 from delayed_queue.spark.jobs.files import files_on
 from delayed_queue.spark.jobs.handling import close_connections, load_application
 from delayed_queue.spark.jobs.lakes import read_lake
-from delayed_queue.spark.jobs.records import (
+from delayed_queue.spark.jobs.lines import (
     BOM,
-    TYPES,
-    Checker,
     CsvReader,
     Found,
     JsonReader,
     Reader,
-    Rules,
     Unreadable,
     cells_of,
-    plain,
 )
+from delayed_queue.spark.jobs.records import TYPES, Checker, Rules, plain
 from delayed_queue.spark.schema import told_by_types
 
 if TYPE_CHECKING:
@@ -113,10 +110,22 @@ def format_of(names: Sequence[str]) -> str:
     return str(found.pop())
 
 
-def told(spark: SparkSession, source: Input) -> DataFrame | None:
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The rows of an input of which types tell what fits; ``fitting`` is them where all do.
+
+    Of those nothing is asked but what is offered, so that keys are found without a look at the
+    payloads. A record that does not fit has no reasons yet.
+    """
+
+    rows: DataFrame
+    fitting: DataFrame
+
+
+def told(spark: SparkSession, source: Input) -> Told | None:
     """Return the input's rows as ``checked`` does, without a look at any in Python.
 
-    A record that does not fit has no reasons yet. None where types do not tell what fits.
+    None where types do not tell what fits.
     """
     if source.format != "parquet" or source.check is not None:
         return None
@@ -126,14 +135,22 @@ def told(spark: SparkSession, source: Input) -> DataFrame | None:
     found = told_by_types(records.schema, Checker(source.rules))
     if found is None:
         return None
+    fits = found.pop("fits")
     nothing = {"delay_ms": "bigint", "headers": "string", "record": "string"}
-    texts = {
+    fitting = {
         **{name: f"CAST(NULL AS {kind})" for name, kind in nothing.items()}, **found,
         "file": "__file", "block": "__block", "place": "__place", "lines": "__place + 1",
-        "kind": f"IF({found['fits']}, {found['kind']}, NULL)",
-        "reasons": f"IF({found['fits']}, CAST(NULL AS array<string>), array(''))",
+        "reasons": "CAST(NULL AS array<string>)",
     }  # fmt: skip
-    return frame.selectExpr(*(f"{texts[name]} AS {name}" for name in _ARROW.names))
+    rows = {
+        **fitting, "kind": f"IF({fits}, {found['kind']}, NULL)",
+        "reasons": f"IF({fits}, CAST(NULL AS array<string>), array(''))",
+    }  # fmt: skip
+    chosen = [
+        frame.selectExpr(*(f"{texts[name]} AS {name}" for name in _ARROW.names))
+        for texts in (rows, fitting)
+    ]
+    return Told(*chosen)
 
 
 def checked(spark: SparkSession, source: Input) -> DataFrame:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayed_queue.spark.jobs import records as module
-from delayed_queue.spark.jobs.records import CsvReader, JsonReader, Reader, Unreadable
+from delayed_queue.spark.jobs import lines as module
+from delayed_queue.spark.jobs.lines import CsvReader, JsonReader, Reader, Unreadable
 
 COLUMNS = ["key", "note"]
 # What makes trouble in CSV, beside what does not; line breaks as Spark leaves them.
