@@ -51,6 +51,7 @@ _WITHOUT_JVM: Final = (
     ),
 )
 _OWN_JVM: Final = (
+    "tests/spark/test_kills.py",
     "tests/spark/test_processes.py",
     "tests/spark/test_pipeline_faults.py",
     "tests/example/test_demo_pipeline.py",

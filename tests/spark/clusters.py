@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,21 +20,24 @@ import pyspark
 
 from delayed_queue.spark.commands.doctor import bundle
 from delayed_queue.spark.session import find_java_home
+from tests.spark.support import BRISK
 from tests.support.processes import ROOT, kill_family, wait_until
 
 TIMEOUT: Final = 300
 # Of a program that sends it along the handlers are those of the module fleet.
 HANDLERS: Final = ROOT / "tests" / "spark" / "programs" / "fleet.py"
+GATING: Final = HANDLERS.with_name("pyspark_gating.py")
 _DEPLOY: Final = "org.apache.spark.deploy"
 # So that a dead worker is noticed, and a slow task tried twice, while a test waits for it.
 _CONF: Final = {
     "spark.ui.enabled": "false",
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": BRISK,
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
-    "spark.python.authenticate.socketTimeout": "60s",
+    "spark.python.authenticate.socketTimeout": "180s",
 }
 
 
@@ -50,9 +53,41 @@ def environment(**more: str) -> dict[str, str]:
 
 def without_package() -> dict[str, str]:
     """Return an environment in which the package is not on the path, as on a cluster's machines."""
-    found = environment(JAVA_HOME=str(find_java_home()), SPARK_LOCAL_IP="127.0.0.1")
+    found = environment(
+        JAVA_HOME=str(find_java_home()), SPARK_LOCAL_IP="127.0.0.1", SPARK_SUBMIT_OPTS=BRISK,
+        SPARK_DAEMON_JAVA_OPTS=BRISK, SPARK_LAUNCHER_OPTS=BRISK,
+    )  # fmt: skip
     found.pop("DJANGO_SETTINGS_MODULE", None)
     del found["PYTHONPATH"]
+    return found
+
+
+@contextmanager
+def spawned(
+    command: Sequence[str], directory: Path, variables: Mapping[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a program, and kill at the end what is left of it."""
+    process = subprocess.Popen(
+        command, cwd=directory, env=variables, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        kill_family(process)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def executors_of(pid: int) -> list[psutil.Process]:
+    """Return the executors that this process, a worker or a driver, has started."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # a zombie too
+                if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()):
+                    found.append(each)
     return found
 
 
@@ -83,35 +118,29 @@ class Cluster:
         self.fill_up()
 
     def fill_up(self) -> None:
-        """Start the workers that are missing, and wait for them."""
-        before = self._said().count("Registering worker")
-        living = [each for each in self.workers if each.poll() is None]
-        missing = self.hosts[len(living) :]
-        for host in missing:
-            number = len(self.workers)
-            living.append(self._spark_class(f"worker-{number}", [
-                f"{_DEPLOY}.worker.Worker", "--cores", "1", "--memory", "600m",
-                "--webui-port", "0", "--work-dir", str(self.directory / f"work-{number}"),
-                "--host", host, self.master,
-            ]))  # fmt: skip
-            self.workers.append(living[-1])
-        wanted = before + len(missing)
+        """Start the workers that are missing, each at its address, and wait for them."""
+        wanted = self._said().count("Registering worker")
+        for place, host in enumerate(self.hosts):
+            there = self.workers[place : place + 1]
+            if not there or there[0].poll() is not None:
+                self.workers[place : place + 1] = [self._worker(host)]
+                wanted += 1
         wait_until(lambda: self._said().count("Registering worker") == wanted, TIMEOUT)
-        self.workers = living
+
+    def _worker(self, host: str) -> subprocess.Popen[bytes]:
+        name = f"worker-{len([*self.directory.glob('worker-*.log')])}"
+        return self._spark_class(name, [
+            f"{_DEPLOY}.worker.Worker", "--cores", "1", "--memory", "600m",
+            "--webui-port", "0", "--work-dir", str(self.directory / name),
+            "--host", host, self.master,
+        ])  # fmt: skip
 
     def stop(self) -> None:
         self._stack.close()
 
     def executors(self) -> list[psutil.Process]:
         """Return the executors that run; they are children of the workers."""
-        found = []
-        for worker in self.workers:
-            with suppress(psutil.NoSuchProcess):
-                for each in psutil.Process(worker.pid).children(recursive=True):
-                    with suppress(psutil.NoSuchProcess):  # a zombie too
-                        if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()):
-                            found.append(each)
-        return found
+        return [each for worker in self.workers for each in executors_of(worker.pid)]
 
     @contextmanager
     def submitted(
@@ -122,23 +151,14 @@ class Cluster:
     ) -> Iterator[subprocess.Popen[str]]:
         """Submit a command of the pipeline, or a program; kill at the end what is left of it."""
         main = program or self._main()
-        files = f"{bundle()},{HANDLERS}"
+        files = f"{bundle()},{HANDLERS},{GATING}"
         said = [f"{name}={value}" for name, value in {**_CONF, **conf}.items()]
         command = [
             *spark_tool("spark-submit"), "--master", self.master, "--py-files", files,
             *(each for one in said for each in ("--conf", one)), str(main), *arguments,
         ]  # fmt: skip
-        process = subprocess.Popen(
-            command, cwd=self.directory, env=without_package(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        try:
+        with spawned(command, self.directory, without_package()) as process:
             yield process
-        finally:
-            kill_family(process)
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
 
     def answer(self, *arguments: str) -> dict[str, Any]:
         """Run a command to its end; return what it answers."""

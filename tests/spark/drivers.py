@@ -52,8 +52,8 @@ def fill(count: int, *names: str) -> list[str]:
 
 def in_lake(directory: Path) -> Counter[str]:
     """Return how often each key is in the Parquet files that the sink has committed."""
-    log = directory / "rows" / "_spark_metadata"
-    files = {each.name: each for each in (directory / "rows").glob("*.parquet")}
+    log = directory / "_spark_metadata"
+    files = {each.name: each for each in directory.rglob("*.parquet")}
     if log.exists():
         text = "".join(each.read_text() for each in log.iterdir() if each.name.isdigit())
         files = {name: each for name, each in files.items() if name in text}

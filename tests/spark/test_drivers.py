@@ -34,8 +34,8 @@ def test_a_driver_is_killed_and_another_goes_on(tmp_path: Path, spark: Any):
         draining.run(spark, each, str(tmp_path), "none")
     assert Message.objects.count() == 0
     # The file sink knows the batch it was killed in. A foreachBatch had written it already.
-    assert in_lake(tmp_path / "file") == Counter(keys)
-    found = in_lake(tmp_path / "batch")
+    assert in_lake(tmp_path / "file" / "rows") == Counter(keys)
+    found = in_lake(tmp_path / "batch" / "rows")
     assert sorted(found) == keys
     assert [key for key, times in found.items() if times > 1] == keys[:40]
 
@@ -51,6 +51,6 @@ def test_two_drivers_on_one_queue(tmp_path: Path, spark: Any):
         both = [pool.submit(draining.run, spark, "file", str(at), "none") for at in lakes]
         for each in both:
             each.result(TIMEOUT)
-    found = [in_lake(at / "file") for at in lakes if (at / "file/rows").exists()]
+    found = [in_lake(at / "file" / "rows") for at in lakes if (at / "file/rows").exists()]
     assert sum(found, Counter()) == Counter(keys)
     assert Message.objects.count() == 0

@@ -11,12 +11,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 import pytest
 from django.core.management import call_command
@@ -29,7 +28,14 @@ from delayed_queue.spark.commands.doctor import bundle
 from delayed_queue.spark.jobs import handling
 from delayed_queue.spark.models import ArchiveManifest
 from tests.spark.archiver import STEPS
-from tests.spark.clusters import TIMEOUT, cluster, environment
+from tests.spark.clusters import (
+    TIMEOUT,
+    answer_of,
+    cluster,
+    environment,
+    executors_of,
+    spawned,
+)
 from tests.spark.pipelines import CONSOLE, archive, holding, letters, lines, options
 from tests.spark.support import is_waiting_for, with_jvm
 from tests.support.processes import ROOT, kill_family, wait_until
@@ -50,34 +56,9 @@ PROGRESS = re.compile(r"\[ +[\d.]+ s\] ")
 @contextmanager
 def command(*arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command of the pipeline, and kill at the end what is left of it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "delayed_queue.spark", *arguments, *SMALL],
-        cwd=ROOT, env=environment(**more), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
+    line = [sys.executable, "-m", "delayed_queue.spark", *arguments, *SMALL]
+    with spawned(line, ROOT, environment(**more)) as process:
         yield process
-    finally:
-        kill_family(process)
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-
-
-def executors_of(pid: int) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a zombie too
-            if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()):
-                found.append(each)
-    return found
-
-
-def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == DONE, err
-    found: dict[str, Any] = json.loads(out)
-    return found
 
 
 class TestArchive:
@@ -130,7 +111,7 @@ class TestArchive:
             for each in executors_of(process.pid):
                 each.kill()
             holder.rollback()
-            [found] = answer(process)["tables"]
+            [found] = answer_of(process)["tables"]
         assert (found["rows"], found["deleted"], found["changed"]) == (50, 50, 0)
         assert not DeadLetter.objects.exists()
 
@@ -212,7 +193,7 @@ class TestImport:
         ) as process:  # fmt: skip
             wait_until(lambda: count(other) > 0 or process.poll() is not None, TIMEOUT)
             executors_of(process.pid)[0].kill()
-            report = answer(process)
+            report = answer_of(process)
         assert (report["created"], report["ignored"], report["input"]) == (60_000, 0, 60_000)
         assert count(other) == 60_000
 
@@ -310,7 +291,7 @@ class TestDrain:
             "--checkpoint", str(tmp_path / "checkpoint"), "--format", "json",
             "--master", "local-cluster[2,1,1024]",
         ) as process:  # fmt: skip
-            answer(process)
+            answer_of(process)
         calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
         times = Counter(key for key, _ in calls)
         assert (tmp_path / "killed").exists()

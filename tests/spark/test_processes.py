@@ -110,7 +110,7 @@ def test_on_executors_that_are_processes(tmp_path: Path, dsn: str):
     assert (found.created, found.ignored, found.is_complete) == (1000, 0, True)
     left = Counter(Message.objects.values_list("kind", flat=True))
     assert (left["filled|text"], left["file|json"]) == (1000, 0)
-    assert in_lake(tmp_path / "file") == Counter(keys)
+    assert in_lake(tmp_path / "file" / "rows") == Counter(keys)
     check_the_password_is_told_nobody(tmp_path, output)
 
 
