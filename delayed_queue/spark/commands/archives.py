@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -248,8 +249,9 @@ class Archive:
         self._manifests.advance(manifest, "planned", staging=staging)
         for _ in range(_TRIES):
             self._console.progress(f"{manifest.source}: writing to {staging} …")
-            files = self._write(manifest, staging, pieces)
-            rows, there = sum(each.sums.rows for each in files), self._there(manifest, pieces)
+            read = self._write(manifest, staging, pieces)
+            files, there = self._looked_at(manifest, pieces, staging, read)
+            rows = sum(each.sums.rows for each in files)
             if rows > there:
                 self._check_distinct(staging, rows)
             if rows >= there:
@@ -261,10 +263,8 @@ class Archive:
             )
         self._manifests.staged(manifest, files)
 
-    def _write(
-        self, manifest: Manifest, staging: str, pieces: Sequence[Piece]
-    ) -> list[ArchivedFile]:
-        """Write the pieces to files; return them, if what can be read back is what was read."""
+    def _write(self, manifest: Manifest, staging: str, pieces: Sequence[Piece]) -> Sums:
+        """Write the pieces to files; return what was read."""
         from pyspark.sql import Observation
 
         most = max(self._options.rows_per_file // self._options.rows_per_piece, 1)
@@ -273,14 +273,28 @@ class Archive:
         rows = pieces_read(self._spark, reading, self._options.partitions)
         # Spark adds up each part once, of whatever tasks it was tried by.
         read = Observation()
-        rows.observe(read, *sums(rows.columns)).write.mode("overwrite").parquet(staging)
-        written = self.read_back(staging)
-        if reduce(add, (each.sums for each in written), Sums(0, 0)) != Sums.of(**read.get):
+        writer = rows.observe(read, *sums(rows.columns)).write.mode("overwrite")
+        # Tasks give files their names, not the driver at the end: what is there is read back.
+        writer.option(_COMMITTER, "2").parquet(staging)
+        return Sums.of(**read.get)
+
+    def _looked_at(
+        self, manifest: Manifest, pieces: Sequence[Piece], staging: str, read: Sums
+    ) -> tuple[list[ArchivedFile], int]:
+        """Return the files, if what they hold is what was read, and how many rows the table has.
+
+        Both are looked at side by side: while Spark plans the one it works on the other.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="archive-count") as pool:
+            counting = pool.submit(self._there, manifest, pieces)
+            written = self.read_back(staging)
+            there = counting.result()
+        if reduce(add, (each.sums for each in written), Sums(0, 0)) != read:
             raise InvalidConfiguration(
                 f"{staging} has not the rows that were read: one is lost, there twice, or another. "
                 "Nothing was deleted; archive again."
             )
-        return written
+        return written, there
 
     def read_back(self, staging: str) -> list[ArchivedFile]:
         """Return the files, and what is read back from each."""
@@ -396,6 +410,7 @@ def _not_those(path: str, names: Sequence[str] = ()) -> InvalidConfiguration:
 
 
 _FILE: Final = "_metadata.file_name"
+_COMMITTER: Final = "mapreduce.fileoutputcommitter.algorithm.version"
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -121,8 +121,19 @@ class Files:
 
     def sizes(self, path: str) -> list[tuple[str, int]]:
         """Return name and size of each data file below the directory, in order."""
-        found = (each for each in self.below(path) if each.is_data)
-        return sorted((each.path.rpartition("/")[2], each.size) for each in found)
+        system, found = self._at(path)
+        waiting, files = [found], []
+        while waiting:
+            # Of listFiles, which goes down by itself, each file of this machine costs a process.
+            for status in system.listStatus(waiting.pop()):
+                name = str(status.getPath().getName())
+                if name.startswith(_HIDDEN):
+                    continue
+                if status.isDirectory():
+                    waiting.append(status.getPath())
+                else:
+                    files.append((name, int(status.getLen())))
+        return sorted(files)
 
     def below(self, directory: str) -> list[Stamped]:
         """Return all files below the directory, with what is between it and them."""
@@ -196,6 +207,10 @@ class SharedFiles(Files):
         with system.open_input_stream(found, compression="detect") as stream:
             line = TextIOWrapper(stream, "utf-8", "replace").readline()
         return line.rstrip("\r\n") if line else None
+
+    def sizes(self, path: str) -> list[tuple[str, int]]:
+        found = (each for each in self.below(path) if each.is_data)
+        return sorted((each.path.rpartition("/")[2], each.size) for each in found)
 
     def below(self, directory: str) -> list[Stamped]:
         system, found = self._at(directory)

@@ -268,7 +268,7 @@ PIECE: Final = 10_000
 _ALONE: Final = 200_000
 _PIECE_OF_READ: Final = 100_000
 # Of the table, as many pages are looked at to part the keys among tasks.
-_PAGES: Final = 1_000
+_PAGES: Final = 200
 _ARROW: Final = {
     "smallint": pa.int16(),
     "integer": pa.int32(),
