@@ -3,23 +3,309 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from delayed_queue.codecs import Codec
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.messages import Envelope, to_milliseconds
+from delayed_queue.models import Message, MessageManager
 from delayed_queue.queue.queue import DelayedQueue
+from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow
+from delayed_queue.queue.store.inspect import StatsRow, StoredRow
+from delayed_queue.queue.store.settle import ExtendedRow
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.testing.limits import InMemoryLimits
-from delayed_queue.testing.messages import InMemoryMessages
-from delayed_queue.testing.stores import InMemoryStore, ManualClock
+from delayed_queue.testing.limits import InMemoryGroups, InMemoryLimits
+from delayed_queue.testing.stores import InMemoryStore, Letter, ManualClock, Row, instant
 from delayed_queue.testing.tables import InMemoryLetters, InMemorySchedules
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    # So that mypy holds every signature to the manager's. At run time there is no such base:
+    # a statement that is missing here must fail, not reach for a database.
+    _Messages = MessageManager[Message]
+else:
+    _Messages = object
+
+
+class InMemoryMessages(InMemoryGroups, _Messages):
+    """The statements of MessageManager."""
+
+    def __init__(self, store: InMemoryStore) -> None:
+        self._store = store
+
+    def offer(
+        self,
+        kind: str,
+        key: str,
+        payload: bytes,
+        *,
+        can_update: bool,
+        schedule_at: int | None = None,
+        delay: int = 0,
+        headers: str | None = None,
+        group: str | None = None,
+        now: int | None = None,
+        channel: str | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> bool | None:
+        at = instant(now)
+        due_at = at + delay if schedule_at is None else schedule_at
+        with self._store.lock:
+            old = self._store.find(kind, key)
+            if old is not None and not can_update:
+                return None
+            if old is not None and (old.payload, old.scheduled_at_initially) == (payload, due_at):
+                return None
+            row_id = self._store.new_id() if old is None else old.id
+            self._store.put(
+                Row(row_id, kind, key, payload, due_at, due_at, at, headers, group=group)
+            )
+        if channel is not None:
+            self.notify(channel)
+        return old is None
+
+    def offer_batch(
+        self,
+        kind: str,
+        keys: list[str],
+        payloads: list[bytes],
+        schedules: list[int | None],
+        headers: list[str | None],
+        groups: list[str | None],
+        *,
+        can_update: bool,
+        now: int | None = None,
+        channel: str | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> dict[str, bool]:
+        at = instant(now)
+        written: dict[str, bool] = {}
+        with self._store.lock:
+            offers = zip(keys, payloads, schedules, headers, groups, strict=True)
+            for key, payload, schedule_at, text, group in offers:
+                created = self.offer(
+                    kind, key, payload, can_update=can_update, schedule_at=schedule_at,
+                    headers=text, group=group, now=at,
+                )  # fmt: skip
+                if created is not None:
+                    written[key] = created
+        if channel is not None:
+            self.notify(channel)
+        return written
+
+    def claim(
+        self,
+        kind: str,
+        limit: int,
+        lease_id: str,
+        lease: int,
+        *,
+        strict: bool = False,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[LeasedRow]:
+        at = instant(now)
+        with self._store.lock:
+            return [
+                self._lease(row, lease_id, at + lease)
+                for row in self._store.earliest_due(kind, limit, at)
+            ]
+
+    def _lease(self, row: Row, lease_id: str, until: int) -> LeasedRow:
+        self._store.put(
+            replace(
+                row,
+                lease_id=lease_id,
+                due_at=row.scheduled_at,
+                scheduled_at=until,
+                attempts=row.attempts + 1,
+            )
+        )
+        return LeasedRow(
+            row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at, until,
+            row.attempts + 1, row.headers, row.lease_id is not None, row.group,
+        )  # fmt: skip
+
+    def consume(
+        self, kind: str, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> list[ConsumedRow]:
+        with self._store.lock:
+            taken = self._store.earliest_due(kind, limit, instant(now))
+            for row in taken:
+                self._store.remove(row)
+        return [
+            ConsumedRow(
+                row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at,
+                row.scheduled_at, row.attempts + 1, row.headers, row.lease_id is not None,
+                row.created_at, row.first_error, row.last_error, row.group,
+            )
+            for row in taken
+        ]  # fmt: skip
+
+    def restore(
+        self, kind: str, row: ConsumedRow, lease_id: str, *, using: str = DEFAULT_DB_ALIAS
+    ) -> None:
+        with self._store.lock:
+            self._store.put(
+                Row(
+                    row.id, kind, row.key, row.payload, row.due_at, row.scheduled_at,
+                    row.created_at, row.headers, lease_id, row.attempts, row.due_at,
+                    row.first_error, row.last_error, row.group,
+                )
+            )  # fmt: skip
+
+    def acknowledge(
+        self, lease_id: str | None, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
+    ) -> list[int]:
+        return self._remove(lambda: self._store.under_lease(lease_id, ids))
+
+    def acknowledge_lease(self, lease_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
+        return len(self._remove(lambda: self._store.of_lease(lease_id)))
+
+    def release(
+        self,
+        lease_id: str | None,
+        ids: Sequence[int],
+        *,
+        delay: int | None = 0,
+        refund: int = 0,
+        error: str | None = None,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[int]:
+        at = instant(now)
+        with self._store.lock:
+            released = [
+                self._store.put(
+                    replace(
+                        row,
+                        scheduled_at=_due_again(row, at, delay),
+                        lease_id=None,
+                        attempts=max(row.attempts - refund, 0),
+                        first_error=error if row.first_error is None else row.first_error,
+                        last_error=row.last_error if error is None else error,
+                    )
+                )
+                for row in self._store.under_lease(lease_id, ids)
+            ]
+        return [row.id for row in released]
+
+    def extend(
+        self,
+        lease_ids: Sequence[str],
+        ids: Sequence[int],
+        lease: int,
+        *,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[ExtendedRow]:
+        until = instant(now) + lease
+        with self._store.lock:
+            rows = (self._store.rows.get(row_id) for row_id in dict.fromkeys(ids))
+            held = [row for row in rows if row is not None and row.lease_id in lease_ids]
+            for row in held:
+                self._store.put(replace(row, scheduled_at=max(row.scheduled_at, until)))
+        return [
+            ExtendedRow(row.id, str(row.lease_id), max(row.scheduled_at, until)) for row in held
+        ]
+
+    def dead_letter(
+        self,
+        lease_id: str | None,
+        ids: Sequence[int],
+        reason: str,
+        *,
+        error: str | None = None,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
+    ) -> list[int]:
+        at = instant(now)
+        with self._store.lock:
+            rows = self._store.under_lease(lease_id, ids)
+            for row in rows:
+                self._store.remove(row)
+                letter = _letter(self._store.new_id(), row, reason, error, at)
+                self._store.letters[letter.id] = letter
+        return [row.id for row in rows]
+
+    def read(
+        self, kind: str, key: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> StoredRow | None:
+        with self._store.lock:
+            row = self._store.find(kind, key)
+        if row is None:
+            return None
+        return StoredRow(
+            row.scheduled_at, row.scheduled_at_initially, row.created_at, row.lease_id,
+            row.attempts, row.headers, row.last_error, row.payload, instant(now), row.group,
+        )  # fmt: skip
+
+    def has_key(self, kind: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        with self._store.lock:
+            return self._store.find(kind, key) is not None
+
+    def drop(self, kind: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        with self._store.lock:
+            row = self._store.find(kind, key)
+            return bool(self._remove(lambda: [] if row is None else [row]))
+
+    def drop_all(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
+        return len(self._remove(lambda: self._store.of_kind(kind)))
+
+    def next_due(
+        self, kind: str, horizon: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> int | None:
+        at = instant(now)
+        with self._store.lock:
+            later = (row.scheduled_at for row in self._store.of_kind(kind))
+            return min((due - at for due in later if at < due <= at + horizon), default=None)
+
+    def stats(
+        self, kind: str, cap: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> StatsRow:
+        at = instant(now)
+        with self._store.lock:
+            rows = self._store.of_kind(kind)
+            letters = self._store.letters_of(kind)
+        due = [row for row in rows if row.scheduled_at <= at]
+        leased = [row for row in rows if row.scheduled_at > at and row.lease_id is not None]
+        scheduled = len(rows) - len(due) - len(leased)
+        due_count, dead = min(len(due), cap), min(len(letters), cap)
+        age = max((at - row.scheduled_at for row in due), default=None)
+        return StatsRow(due_count, min(scheduled, cap), min(len(leased), cap), dead, age)
+
+    def notify(self, channel: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Wake all who wait on the store; those of another kind look once too often."""
+        self._store.wake()
+
+    def _remove(self, choose: Callable[[], list[Row]]) -> list[int]:
+        with self._store.lock:
+            rows = choose()
+            for row in rows:
+                self._store.remove(row)
+        return [row.id for row in rows]
+
+
+def _due_again(row: Row, at: int, delay: int | None) -> int:
+    """Without a delay a released message has the place in the queue that it had."""
+    if delay is None:
+        return at if row.due_at is None else row.due_at
+    return at + delay
+
+
+def _letter(letter_id: int, row: Row, reason: str, error: str | None, at: int) -> Letter:
+    return Letter(
+        letter_id, row.kind, row.key, row.payload, row.headers, row.attempts, reason,
+        error if row.first_error is None else row.first_error,
+        row.last_error if error is None else error,
+        row.scheduled_at_initially, row.created_at, at, row.group,
+    )  # fmt: skip
 
 
 class InMemoryQueue(DelayedQueue):

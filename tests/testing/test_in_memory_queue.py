@@ -23,7 +23,7 @@ from delayed_queue.testing import (
     assert_offered,
 )
 from delayed_queue.testing.limits import InMemoryLimits
-from delayed_queue.testing.messages import InMemoryMessages
+from delayed_queue.testing.queues import InMemoryMessages
 from delayed_queue.testing.stores import START
 from delayed_queue.testing.tables import InMemoryLetters
 from tests.queue.contract.support import HOUR, MINUTE, SECOND, TIMEOUT, in_thread, watched_stop
