@@ -27,6 +27,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks.database import benchmark_database, embedded_server
 from benchmarks.figures import Line, Plot, say
+from benchmarks.spark_growth import measure
 from benchmarks.spark_handlers import SLOW, fill, handle
 from benchmarks.spark_rivals import (
     CONNECTIONS,
@@ -45,7 +46,9 @@ from delayed_queue.spark.settings import TASKS, VARIABLE
 
 JAR: Final = "/usr/share/java/postgresql.jar"
 WARM: Final = 50_000
-ALL: Final = ("write", "read", "drain", "handlers", "command", "archive", "scaling", "import")
+ALL: Final = (
+    "write", "read", "drain", "handlers", "command", "archive", "growth", "scaling", "import",
+)  # fmt: skip
 SCALING: Final = Path("docs/benchmarks/spark-scaling.svg")
 AIMS: Final = {
     "write against 4 connections of binary COPY": 0.9,
@@ -55,6 +58,7 @@ AIMS: Final = {
     "drain against bare lease and acknowledgement": 0.6,
     "handlers with one old id against without": 0.9,
     "command import against write": 0.6,
+    "command import of JSON against write": 0.3,
     "calls of 50 ms against all at once": 0.8,
 }
 # Of the calls that wait, in each task.
@@ -94,6 +98,7 @@ def _options() -> Namespace:
     parser.add_argument("--imported", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--archived", type=int, default=1_000_000)
+    parser.add_argument("--executors", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--jar", default=JAR)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", choices=ALL)
@@ -194,22 +199,39 @@ class Bench:
         say(f"{count:,} rows in {seconds:.1f} s; Python workers at most {peak.megabytes:,} MB each")
 
     def measure_command(self) -> None:
-        """``import`` of clean Parquet beside the offer that it ends in; and the same once more."""
+        """``import`` of clean files beside the offer that it ends in; and the same once more."""
         count = self.options.rows
-        rows = self._rows(count)
+        rows, lines = self._rows(count), self._lines(count)
+        encoded = encode(rows, CONNECTIONS)
         self._warm_up()
         for number in range(self.options.rounds):
+            self._timed("COPY", count, lambda: copy_all(encoded, self._dsn()))
+            if self._has_jdbc():
+                self._timed("JDBC write", count, lambda: self._jdbc_write(rows))
             self._timed("write", count, lambda: self._write(rows))
-            asked = self._asked(rows, number)
+            asked = self._asked(rows, f"parquet-{number}")
             self._timed("command import", count, lambda asked=asked: self._import(asked))
             before = time.perf_counter()
             self._import(asked)
             say(f"the same import again: {time.perf_counter() - before:.2f} s")
+            asked = self._asked(lines, f"lines-{number}", "jsonl", "json")
+            self._timed("command import of JSON", count, lambda asked=asked: self._import(asked))
         self._ratio("command import against write", "command import", "write")
+        self._ratio("command import of JSON against write", "command import of JSON", "write")
 
-    def _asked(self, rows: str, number: int) -> imports.ImportOptions:
-        source = Input((rows,), None, Rules(KIND.partition("|")[0], codec="bytes"))
-        return imports.ImportOptions(source=source, job=f"round-{number}")
+    def _asked(
+        self, rows: str, job: str, form: str = "parquet", codec: str = "bytes"
+    ) -> imports.ImportOptions:
+        source = Input((rows,), form, Rules(KIND.partition("|")[0], codec=codec))
+        return imports.ImportOptions(source=source, job=job)
+
+    def _lines(self, count: int) -> str:
+        """Write the rows as JSON lines; return where."""
+        path = str(self.directory / f"lines-{count}")
+        if not Path(path).exists():
+            line = 'concat(\'{"key":"\', key, \'","payload":\', CAST(payload AS STRING), "}")'
+            self.spark().read.parquet(self._rows(count)).selectExpr(line).write.text(path)
+        return path
 
     def _import(self, asked: imports.ImportOptions) -> None:
         console = Console(out=io.StringIO(), err=io.StringIO())
@@ -231,6 +253,25 @@ class Bench:
                 seconds = time.time() - began
                 share = 1 - busy_since(self.spark(), began) / seconds
                 say(f"{name}: {seconds:.1f} s, the driver alone {share:.1%}")
+
+    def measure_growth(self) -> None:
+        """The commands by rows and by executors."""
+        most = self.options.rows
+        table = measure(self, [most // 10, most], self.options.executors)
+        print(table.as_markdown())  # noqa: T201
+
+    def archiving(self, count: int) -> Callable[[], object]:
+        self._letters(count)
+        return lambda: self._archive(count, is_there=True)
+
+    def importing(self, count: int) -> Callable[[], object]:
+        rows = self._rows(count)
+        self._empty()
+        return lambda: self._import(self._asked(rows, uuid4().hex))
+
+    def restart(self, master: str) -> None:
+        self._stop()
+        self.spark(master)
 
     def _letters(self, count: int) -> None:
         self.connection.execute("TRUNCATE delayed_queue_dead_letter")
