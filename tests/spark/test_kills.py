@@ -236,8 +236,9 @@ def test_tried_twice(name: str, machines: Cluster, gate: Gate, tmp_path: Path) -
     case.fill(tmp_path)
     conf = {**TWINS, **gate.conf(case.first + 1, case.first + 1)}
     with machines.submitted(*arguments_of(case, tmp_path), conf=conf) as process:
+        # It has ended where the twin was quick: who stands still cannot have done its part.
         wait_until(lambda: gate.has(case.last + 1) or process.poll() is not None, TIMEOUT)
-        assert process.poll() is None, process.communicate()
+        assert gate.has(case.first + 1)
         gate.open()
         answer = answer_of(process)
     case.check(tmp_path, answer)
