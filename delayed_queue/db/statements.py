@@ -8,11 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, count
 from operator import attrgetter, methodcaller
-from struct import Struct
-from struct import error as StructError
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -272,86 +268,25 @@ def can_send(connection: BaseDatabaseWrapper) -> bool:
 
 # A statement as libpq takes it: its text, values, types and formats.
 _Dumped = tuple[bytes, Sequence[Any], tuple[int, ...], Sequence[Format] | None]
-_PLACE: Final = re.compile(r"%(?:%|\((\w+)\)([sb])(?:::(\w+)\[\])?)")
+_PLACE: Final = re.compile(r"%(?:%|\((\w+)\)([sb]))")
 _FORMATS: Final = {"s": PyFormat.AUTO, "b": PyFormat.BINARY}
 _BINARY: Final = Format.BINARY
 # How long the server may take to be told that nobody waits for a statement any more.
 _CANCEL_SECONDS: Final = 2.0
 
 
-class _Array(NamedTuple):
-    """An array type as PostgreSQL takes it in binary; psycopg looks at each item for its type."""
-
-    oid: int
-    item_oid: int
-    item_type: type
-    dump: Callable[[Any], bytes]
-
-    def dumped(self, items: Any) -> bytes | None:
-        """Return a list of this type's items or None; None for what is left to psycopg."""
-        if type(items) is not list:
-            return None
-        types = set(map(type, items))
-        has_null = NoneType in types
-        types.discard(NoneType)
-        if not items:
-            return _HEAD.pack(0, 0, self.item_oid)
-        head = _HEAD.pack(1, has_null, self.item_oid) + _SIZE.pack(len(items), 1)
-        if not types:
-            return head + _NULL * len(items)
-        if types != {self.item_type}:
-            return None
-        # Too large a number is for the server to refuse.
-        with suppress(StructError):
-            return head + self._written(items, has_null)
-        return None
-
-    def _written(self, items: list[Any], has_null: bool) -> bytes:
-        dump, length = self.dump, _LENGTH.pack
-        if has_null:
-            found = [None if each is None else dump(each) for each in items]
-            return b"".join(_NULL if each is None else length(len(each)) + each for each in found)
-        written = list(map(dump, items))
-        lengths = map(length, map(len, written))
-        return b"".join(chain.from_iterable(zip(lengths, written, strict=True)))
-
-
-_HEAD: Final = Struct("!iii")  # dimensions, whether there are NULLs, the items' type
-_SIZE: Final = Struct("!ii")  # how many, and the number of the first
-_LENGTH: Final = Struct("!i")
-_NULL: Final = _LENGTH.pack(-1)
-_ARRAYS: Final = {
-    "text": _Array(1009, 25, str, str.encode),
-    "bytea": _Array(1001, 17, bytes, bytes),
-    "bigint": _Array(1016, 20, int, Struct("!q").pack),
-    "integer": _Array(1007, 23, int, Struct("!i").pack),
-    "jsonb": _Array(3807, 3802, str, lambda text: b"\1" + text.encode()),
-    "boolean": _Array(1000, 16, bool, Struct("?").pack),
-    "uuid": _Array(2951, 2950, UUID, attrgetter("bytes")),
-}
-
-
 @lru_cache(maxsize=512)
-def _parsed(
-    statement: str,
-) -> tuple[bytes, tuple[str, ...], list[PyFormat], list[tuple[int, _Array]]]:
-    """Return the statement as PostgreSQL takes it, and of its places the names and formats.
-
-    And which of them are arrays.
-    """
-    places: dict[tuple[str, str, str | None], int] = {}
+def _parsed(statement: str) -> tuple[bytes, tuple[str, ...], list[PyFormat]]:
+    """Return the statement as PostgreSQL takes it, the names of its places, and their formats."""
+    places: dict[tuple[str, str], int] = {}
 
     def place(found: re.Match[str]) -> str:
         if found[1] is None:
             return "%"
-        array = found[3] if found[3] in _ARRAYS else None
-        number = places.setdefault((found[1], found[2], array), len(places) + 1)
-        return f"${number}{found[0][len(found[1]) + 4 :]}"
+        return f"${places.setdefault((found[1], found[2]), len(places) + 1)}"
 
     query = _PLACE.sub(place, statement).encode()
-    arrays = [(at, _ARRAYS[each]) for at, (_, _, each) in enumerate(places) if each is not None]
-    names = tuple(name for name, _, _ in places)
-    return query, names, [_FORMATS[each] for _, each, _ in places], arrays
+    return query, tuple(name for name, _ in places), [_FORMATS[each] for _, each in places]
 
 
 class Session:
@@ -441,17 +376,10 @@ class Session:
         return " ".join(parts).encode()
 
     def dumped(self, statement: str, params: Mapping[str, Any]) -> _Dumped:
-        query, names, formats, arrays = _parsed(statement)
-        given = [params[name] for name in names]
-        written = [(at, each.oid, data) for at, each in arrays if (data := each.dumped(given[at]))]
-        for at, _, _ in written:
-            given[at] = None
+        query, names, formats = _parsed(statement)
         transformer = self._transformer
-        values: list[Any] = [*transformer.dump_sequence(given, formats)]
-        types, sent = list(transformer.types or ()), list(transformer.formats or ())
-        for at, oid, data in written:
-            values[at], types[at], sent[at] = data, oid, _BINARY
-        return query, values, tuple(types), sent
+        values = transformer.dump_sequence([params[name] for name in names], formats)
+        return query, values, transformer.types or (), transformer.formats
 
     def rows(self, result: PGresult) -> list[Row]:
         self._transformer.set_pgresult(result)

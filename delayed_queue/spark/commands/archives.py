@@ -273,9 +273,7 @@ class Archive:
         rows = pieces_read(self._spark, reading, self._options.partitions)
         # Spark adds up each part once, of whatever tasks it was tried by.
         read = Observation()
-        writer = rows.observe(read, *sums(rows.columns)).write.mode("overwrite")
-        # Tasks give files their names, not the driver at the end: what is there is read back.
-        writer.option(_COMMITTER, "2").parquet(staging)
+        rows.observe(read, *sums(rows.columns)).write.mode("overwrite").parquet(staging)
         return Sums.of(**read.get)
 
     def _looked_at(
@@ -410,7 +408,6 @@ def _not_those(path: str, names: Sequence[str] = ()) -> InvalidConfiguration:
 
 
 _FILE: Final = "_metadata.file_name"
-_COMMITTER: Final = "mapreduce.fileoutputcommitter.algorithm.version"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
