@@ -157,10 +157,11 @@ looked AS MATERIALIZED (
 
 # The turns that deal out what is asked: each group gets its weight at every one of those that are
 # needed, and of the last one ("more") so much as is left ("last"), which is less for one of them:
-# that has a "rest". What was "skipped" a group had at its turn in the claim before.
+# that has a "rest". What was "skipped" a group had at its turn in the claim before. The number of
+# turns: each group is full at one ("full_at"); until the next is, those still open get theirs.
 _SHARE: Final[LiteralString] = """
 wanted AS MATERIALIZED (
-    SELECT sum(room) AS room, sum(weight) AS weight
+    SELECT sum(room) AS room
     FROM looked
     WHERE room > 0
 ),
@@ -168,16 +169,29 @@ turns AS MATERIALIZED (
     SELECT CASE
         WHEN (SELECT room FROM wanted) <= (SELECT most FROM asked) THEN %(limit)s::integer + 10000
         ELSE (
-            SELECT turn
-            FROM generate_series(
-                (SELECT GREATEST((SELECT most FROM asked) / weight, 1)::integer FROM wanted),
-                %(limit)s::integer
-            ) AS turn
-            WHERE (
-                SELECT sum(LEAST(room, weight::bigint * turn - skipped))
-                FROM looked
-                WHERE room > 0
-            ) >= (SELECT most FROM asked)
+            SELECT GREATEST(ceil(
+                ((SELECT most FROM asked) - full_room + open_skipped) / open_weight
+            ), 1)::integer
+            FROM (
+                SELECT
+                    full_at,
+                    COALESCE(sum(room) OVER (
+                        ORDER BY full_at, name ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+                    ), 0) AS full_room,
+                    sum(weight) OVER still_open AS open_weight,
+                    sum(skipped) OVER still_open AS open_skipped
+                FROM (
+                    SELECT name, room, weight::numeric AS weight, skipped,
+                        (room + skipped) / weight::numeric AS full_at
+                    FROM looked
+                    WHERE room > 0
+                ) AS each
+                WINDOW still_open AS (
+                    ORDER BY full_at, name ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
+                )
+            ) AS each
+            WHERE (SELECT most FROM asked) <= full_room + open_weight * full_at - open_skipped
+            ORDER BY full_at
             LIMIT 1
         )
     END AS most
