@@ -15,13 +15,11 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-import psutil
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
@@ -29,6 +27,7 @@ from benchmarks.database import benchmark_database, embedded_server
 from benchmarks.figures import Line, Plot, say
 from benchmarks.spark_growth import measure
 from benchmarks.spark_handlers import SLOW, fill, handle
+from benchmarks.spark_memory import Memory
 from benchmarks.spark_rivals import (
     CONNECTIONS,
     KIND,
@@ -196,7 +195,7 @@ class Bench:
         with peak:
             self._timed("import", count, lambda: self._write(rows))
         seconds = count / self.rates["import"][-1]
-        say(f"{count:,} rows in {seconds:.1f} s; Python workers at most {peak.megabytes:,} MB each")
+        say(f"{count:,} rows in {seconds:.1f} s; Python workers at most {peak.worker:,} MB each")
 
     def measure_command(self) -> None:
         """``import`` of clean files beside the offer that it ends in; and the same once more."""
@@ -469,33 +468,6 @@ def busy_since(spark: Any, began: float) -> float:
         busy += max(0.0, stop - max(start, end))
         end = max(end, stop)
     return busy
-
-
-class Memory:
-    """Watches the Python workers of this program for their largest resident size."""
-
-    def __init__(self) -> None:
-        self.megabytes = 0
-        self._pool = ThreadPoolExecutor(1)
-        self._is_over = False
-
-    def __enter__(self) -> Memory:
-        self._pool.submit(self._watch)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._is_over = True
-        self._pool.shutdown()
-
-    def _watch(self) -> None:
-        while not self._is_over:
-            for child in psutil.Process().children(recursive=True):
-                try:
-                    if "python" in child.name():
-                        self.megabytes = max(self.megabytes, child.memory_info().rss >> 20)
-                except psutil.NoSuchProcess:
-                    continue
-            time.sleep(0.2)
 
 
 def embedded_tcp() -> dict[str, Any]:

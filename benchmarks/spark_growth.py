@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from benchmarks.figures import Table, say
 from benchmarks.spark_handlers import fill
+from benchmarks.spark_memory import Memory
 from benchmarks.spark_rivals import KIND
 from delayed_queue.spark.commands import drains
 from delayed_queue.spark.jobs.console import Console
@@ -24,30 +25,34 @@ Work = Callable[[int], Callable[[], object]]
 
 
 def measure(bench: Bench, rows: list[int], executors: list[int]) -> Table:
-    """Return rows a second of each command, for so many rows and executors."""
-    table = Table(
-        "Rows a second", ("command", "rows", *(f"{each} executors" for each in executors))
-    )
+    """Return rows a second of each command, and the memory it took, for so many rows and executors.
+
+    Memory is that of the driver and of the largest executor, each with its Python processes.
+    """
+    heads = (f"{each} executors, MiB of driver and executor" for each in executors)
+    table = Table("Rows a second", ("command", "rows", *heads))
     works: dict[str, Work] = {"archive": bench.archiving, "drain": _draining(bench),
                               "import": bench.importing}  # fmt: skip
-    rates: dict[tuple[str, int, int], float] = {}
+    cells: dict[tuple[str, int, int], str] = {}
     for number in executors:
         bench.restart(f"local-cluster[{number},1,1024]")
         for name, prepare in works.items():
             for count in (WARM, *rows):
-                rates[name, count, number] = _rate(prepare(count), count)
-                say(f"{name} of {count:,} by {number}: {rates[name, count, number]:,.0f} rows/s")
+                cells[name, count, number] = _cell(prepare(count), count)
+                say(f"{name} of {count:,} by {number}: {cells[name, count, number]}")
     for name in works:
         for count in rows:
-            found = [f"{rates[name, count, number]:,.0f}" for number in executors]
+            found = [cells[name, count, number] for number in executors]
             table.rows.append((name, f"{count:,}", *found))
     return table
 
 
-def _rate(work: Callable[[], object], count: int) -> float:
-    start = time.perf_counter()
-    work()
-    return count / (time.perf_counter() - start)
+def _cell(work: Callable[[], object], count: int) -> str:
+    with Memory() as memory:
+        start = time.perf_counter()
+        work()
+        rate = count / (time.perf_counter() - start)
+    return f"{rate:,.0f}, {memory.driver:,} and {memory.executor:,}"
 
 
 def _draining(bench: Bench) -> Work:
