@@ -3,7 +3,9 @@
 Each has a database of its own. First each drains a few backlogs; then a snapshot is opened in each
 database, and they take turns at draining backlogs until each has worked for so many minutes. Beside
 the rates stands what the noise of a machine does not move: the pages that the worker's sessions
-touched and the processor time that they and the worker took, for each job.
+touched and the processor time that they and the worker took, for each job; and that of the rest of
+the server: autovacuum, the checkpointer, the writers. ``--nobody-holds`` is the same work without
+snapshots, to tell what they cost from what so much work costs anyhow.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ class Drain:
     client_us: float
     server_us: float
     pages: float
+    # Of the rest of the server, whichever contender it worked for.
+    rest_us: float
 
     @property
     def cpu_us(self) -> float:
@@ -110,6 +114,7 @@ class Turn:
         self.stop()
         self.backlog.stage.run(self.contender.peer, "bulk", self.size)
         before, client = self.sessions(), self.workers.cpu_seconds()
+        whole = _server_cpu(self.looker)
         began = time.perf_counter()
         _signal(self.workers, signal.SIGCONT)
         self._wait(began)
@@ -117,13 +122,15 @@ class Turn:
         client = self.workers.cpu_seconds() - client
         time.sleep(TOLD)
         server, pages = _spent(before, self.sessions())
+        rest = _server_cpu(self.looker) - whole - server
         self.worked += seconds
         self.rate = self.size / seconds
         self.course.jobs += self.size
         each = 1e6 / self.size
         return Drain(
-            self.worked, self.size, self.rate, client * each, server * each, pages / self.size
-        )
+            self.worked, self.size, self.rate, client * each, server * each, pages / self.size,
+            rest * each,
+        )  # fmt: skip
 
     def fit(self) -> None:
         """Have the next backlogs last for so many seconds."""
@@ -165,6 +172,13 @@ def _cpu(pid: int) -> float:
         return 0.0
 
 
+def _server_cpu(looker: psycopg.Connection[Any]) -> float:
+    """Return the processor time of all processes of the server, those that have ended too."""
+    postmaster = psutil.Process(looker.info.backend_pid).parent()
+    assert postmaster is not None  # noqa: S101 - every session has one
+    return sum(postmaster.cpu_times()[:4]) + sum(_cpu(each.pid) for each in postmaster.children())
+
+
 def _spent(
     before: dict[int, tuple[float, int]], after: dict[int, tuple[float, int]]
 ) -> tuple[float, int]:
@@ -177,7 +191,7 @@ def _spent(
 
 
 def main() -> None:
-    """Measure all by turns, each under a snapshot of its own database."""
+    """Measure all by turns, each under a snapshot of its own database, unless nobody is to hold."""
     options = _options()
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     chosen = [each for each in ALL if each.name in options.only]
@@ -198,6 +212,7 @@ def _options() -> Namespace:
     parser.add_argument("--minutes", type=float, help="of work for each (10; quick 0.3)")
     parser.add_argument("--within", type=float, default=60.0, help="minutes in all (60)")
     parser.add_argument("--turn", type=float, default=30.0, help="seconds of a turn (30)")
+    parser.add_argument("--nobody-holds", action="store_true", help="the work without snapshots")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     options = parser.parse_args()
     options.minutes = options.minutes or (0.3 if options.quick else 10)
@@ -224,16 +239,11 @@ def _measure(turns: Sequence[Turn], options: Namespace, stack: ExitStack) -> Non
     until = time.monotonic() + options.within * 60
     for number in range(BASES + 1):
         for turn in turns:
-            found = turn.drain()
-            turn.stop()
-            turn.fit()
-            # The first is to know how long backlogs are to be, and warms up.
-            if number:
-                turn.course.base.append(found)
-                _say(turn, found)
+            _take_base(turn, is_first=not number)
     for turn in turns:
         turn.worked = 0.0
-        stack.enter_context(_held(turn))
+        if not options.nobody_holds:
+            stack.enter_context(_held(turn))
     while time.monotonic() < until and (left := _left(turns, options)):
         for turn in left:
             _take(turn, min(time.monotonic() + options.turn, until), options)
@@ -241,6 +251,16 @@ def _measure(turns: Sequence[Turn], options: Namespace, stack: ExitStack) -> Non
     for turn in turns:
         size, dead = turn.looker.execute(SIZES.encode()).fetchall()[0]
         turn.course.size_mb, turn.course.dead_rows = size / 2**20, dead
+
+
+def _take_base(turn: Turn, *, is_first: bool) -> None:
+    found = turn.drain()
+    turn.stop()
+    turn.fit()
+    # The first is to know how long backlogs are to be, and warms up.
+    if not is_first:
+        turn.course.base.append(found)
+        _say(turn, found)
 
 
 def _left(turns: Sequence[Turn], options: Namespace) -> list[Turn]:
@@ -276,7 +296,7 @@ def _say(turn: Turn, found: Drain) -> None:
     say(
         f"{turn.course.name:20} {found.worked_seconds:5.0f} s  {found.jobs:7,} jobs  "
         f"{found.rate:8,.0f}/s  client {found.client_us:7.1f} µs  server {found.server_us:7.1f} µs"
-        f"  {found.pages:7.2f} pages  load {os.getloadavg()[0]:.1f}"
+        f"  rest {found.rest_us:6.1f} µs  {found.pages:7.2f} pages  load {os.getloadavg()[0]:.1f}"
     )
 
 
@@ -327,13 +347,14 @@ def _median(drains: Sequence[Drain], name: str) -> float:
 
 
 def _details(courses: Sequence[Course]) -> Iterator[Table]:
-    head = ("seconds of work", "jobs/s", "client, µs", "server, µs", "pages a job")
+    head = ("seconds of work", "jobs/s", "client, µs", "server, µs", "rest, µs",
+            "pages a job")  # fmt: skip
     for each in courses:
         step = max(1, len(each.held) // 12)
         chosen = [*each.base[-1:], *each.held[::step], *each.held[-1:]]
         rows = [
             (f"{d.worked_seconds:.0f}", f"{d.rate:,.0f}", f"{d.client_us:.1f}",
-             f"{d.server_us:.1f}", f"{d.pages:.2f}")
+             f"{d.server_us:.1f}", f"{d.rest_us:.1f}", f"{d.pages:.2f}")
             for d in chosen
         ]  # fmt: skip
         yield Table(f"{each.name}: the last before, and under the snapshot", head, rows)
