@@ -61,13 +61,14 @@ from django.conf import settings
 settings.configure(**__import__("json").loads(sys.argv[1]))
 django.setup()
 from datetime import timedelta
+from delayed_queue.management.commands.runqueueworker import Command
 from delayed_queue.worker import Worker, WorkerOptions
 worker = Worker(WorkerOptions(
     cron=False, only_sourced=True, async_concurrency=int(sys.argv[2]),
     shutdown_timeout=timedelta(seconds=1),
 ))
 __import__("signal").signal(15, lambda *_: worker.stop())
-__import__("gc").freeze()
+Command()._spare_the_collector()
 worker.run()
 """
 
