@@ -17,7 +17,8 @@ from typing import Any
 class Table:
     title: str
     header: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
+    # Each is a sequence of strings, of any kind.
+    rows: list[Any] = field(default_factory=list)
 
     def as_markdown(self) -> str:
         alignment = ["---", *["--:"] * (len(self.header) - 1)]

@@ -127,7 +127,7 @@ class _Exchanges:
     def __enter__(self) -> _Exchanges:
         from django.db import connections
 
-        from delayed_queue.db.statements import keep_plans
+        from delayed_queue.db.sql import keep_plans
 
         # A new one: what the last one planned was for another table.
         connections["default"].close()
@@ -139,7 +139,8 @@ class _Exchanges:
     def __exit__(self, *exc_info: object) -> None:
         from django.db import connections
 
-        from delayed_queue.db.statements import keep_plans, run
+        from delayed_queue.db.sql import keep_plans
+        from delayed_queue.db.statements import run
         from delayed_queue.queue.store.settle import acknowledging_leases
 
         run("default", [acknowledging_leases(self._leases)])
@@ -161,7 +162,7 @@ class _Exchanges:
         poll = self._consumer.schedule.begin(batch)
         lease_id = str(uuid.uuid4())
         steps = [acknowledging_leases(self._leases)] if self._leases else []
-        steps += self._consumer.claim_steps(poll, lease_id, str(uuid.uuid4())).values()
+        steps += self._consumer.claim_steps(poll, lease_id, str(uuid.uuid4()), None).values()
         started_at = time.perf_counter()
         answers = run("default", steps)
         rows = earliest_first(rows_of(LeasedRow, answers[-1]))
@@ -203,7 +204,8 @@ def _consumer() -> Consumer:
 
     queue = DelayedQueue("benchmark")
     handler = Handler("benchmark", lambda envelope: None, codec_named("json"), JSON_KIND)
-    return Consumer(handler, queue, queue.retry_policy, handler.function, BATCH)
+    call = handler.function
+    return Consumer(handler, queue, queue.retry_policy, call, BATCH, call)
 
 
 def _memory(connection: psycopg.Connection[Any], program: Program, backlog: Backlog) -> Memory:

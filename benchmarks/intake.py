@@ -227,7 +227,8 @@ def _set_up(conninfo: str) -> None:
     parts = conninfo_to_dict(conninfo)
     url = database_url(
         user=str(parts.get("user", "")), password=str(parts.get("password", "")),
-        host=str(parts.get("host", "")), port=parts.get("port", 5432), name=str(parts["dbname"]),
+        host=str(parts.get("host", "")), port=str(parts.get("port", 5432)),
+        name=str(parts["dbname"]),
     )  # fmt: skip
     os.environ |= {
         "DATABASE_URL": url,

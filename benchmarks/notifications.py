@@ -57,7 +57,8 @@ def main() -> None:
     """Measure the phases that were asked for, on one database each."""
     options = _options()
     server = options.database_url or embedded_server()
-    tables, plots, machine = [], [], {}
+    tables, plots = [], []
+    machine: dict[str, str] = {}
     for phase in options.phases:
         with started(options, server) as bench:
             machine = machine or describe(bench.connection)

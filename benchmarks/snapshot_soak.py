@@ -29,7 +29,7 @@ from benchmarks.running import Program, RunningWorker, working
 from example_project.postgres import EmbeddedPostgres
 
 ELSEWHERE: Final = "soak_elsewhere"
-PARAMETERS: Final = {
+PARAMETERS: Final[dict[str, str | int]] = {
     "wal_level": "logical", "max_prepared_transactions": 10, "autovacuum_naptime": "5s",
     "shared_buffers": "64MB", "max_wal_size": "512MB",
 }  # fmt: skip

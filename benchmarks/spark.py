@@ -16,6 +16,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -209,12 +210,12 @@ class Bench:
                 self._timed("JDBC write", count, lambda: self._jdbc_write(rows))
             self._timed("write", count, lambda: self._write(rows))
             asked = self._asked(rows, f"parquet-{number}")
-            self._timed("command import", count, lambda asked=asked: self._import(asked))
+            self._timed("command import", count, partial(self._import, asked))
             before = time.perf_counter()
             self._import(asked)
             say(f"the same import again: {time.perf_counter() - before:.2f} s")
             asked = self._asked(lines, f"lines-{number}", "jsonl", "json")
-            self._timed("command import of JSON", count, lambda asked=asked: self._import(asked))
+            self._timed("command import of JSON", count, partial(self._import, asked))
         self._ratio("command import against write", "command import", "write")
         self._ratio("command import of JSON against write", "command import of JSON", "write")
 
@@ -246,9 +247,7 @@ class Bench:
             for rows in (count // 10, count):
                 self._letters(rows)
                 name, began = f"archive of {rows:,}", time.time()
-                self._timed(
-                    name, rows, lambda rows=rows: self._archive(rows, is_there=True), keep=True
-                )
+                self._timed(name, rows, partial(self._archive, rows, is_there=True), keep=True)
                 seconds = time.time() - began
                 share = 1 - busy_since(self.spark(), began) / seconds
                 say(f"{name}: {seconds:.1f} s, the driver alone {share:.1%}")

@@ -97,7 +97,8 @@ def _offers() -> dict[str, Callable[[], float]]:
     from delayed_queue.tasks._api import task_backends
     from delayed_queue.tasks.options import ids_at
 
-    queue, task, backend = DelayedQueue("offered"), _task("kept"), task_backends["default"]
+    queue, task = DelayedQueue("offered"), _task("kept")
+    backend: Any = task_backends["default"]
 
     def timed(call: Callable[[], Any]) -> float:
         _empty()
@@ -148,7 +149,8 @@ def _fill(queue: str) -> None:
         task = _task(queue)
         globals()["nothing_"] = task
         task.func.__qualname__ = "nothing_"  # where it is found by its path
-        task_backends[task.backend].enqueue_many(task, [()] * BACKLOG)
+        backend: Any = task_backends[task.backend]
+        backend.enqueue_many(task, [()] * BACKLOG)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE delayed_queue")
 

@@ -28,8 +28,9 @@ def _noted(consumer: Consumer, poll: Poll, result: PollResult) -> None:
     _end_poll(consumer, poll, result)
 
 
-def _from_the_start(schedule: ScanSchedule, limit: int) -> Poll:
-    return Poll(limit, NO_FLOOR, schedule._was_short, time.monotonic(), is_rewind=True)  # noqa: SLF001
+def _from_the_start(schedule: ScanSchedule, limit: int, kinds: tuple[str, ...] = ()) -> Poll:
+    was_short = schedule._was_short  # noqa: SLF001
+    return Poll(limit, NO_FLOOR, was_short, time.monotonic(), is_rewind=True, kinds=kinds)
 
 
 def _nothing(envelope: Envelope) -> None:
@@ -40,6 +41,6 @@ if "BENCHMARK_GROUPS" in os.environ:
     for _name in ("limited", "ordered"):
         handler(_name, codec="bytes", lease=timedelta(seconds=5))(_nothing)
 if "BENCHMARK_NOTES_LOOKS" in os.environ:
-    Consumer.end_poll = _noted  # type: ignore[method-assign]
+    Consumer.end_poll = _noted  # type: ignore[method-assign,assignment]
 if "BENCHMARK_ONLY_FULL_LOOKS" in os.environ:
-    ScanSchedule.begin = _from_the_start  # type: ignore[method-assign]
+    ScanSchedule.begin = _from_the_start  # type: ignore[method-assign,assignment]
