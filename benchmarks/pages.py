@@ -144,7 +144,8 @@ def _furnish() -> None:
     from django.test.utils import setup_test_environment
 
     setup_test_environment()
-    call_command("migrate", verbosity=0)
+    # Apps of the tests have no migrations.
+    call_command("migrate", verbosity=0, run_syncdb=True)
     from tests.support import gallery
 
     gallery.furnish()
