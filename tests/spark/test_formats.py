@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from delayed_queue import DelayedQueue
@@ -85,6 +88,22 @@ def test_what_was_drained_comes_back_and_is_measured(spark: Any, lake: str, form
         assert counted(f"{lake}/kind=notes|text", form) == len(PAYLOADS)
     replays.run(spark, replays.ReplayOptions((lake,), form=form), CONSOLE)
     assert stored() == before
+
+
+@pytest.mark.parametrize("age", ["scheduled_at_initially", "diedAt"])
+def test_a_column_without_a_value_has_no_type(spark: Any, tmp_path: Path, age: str):
+    """So pyarrow writes it to Parquet, where Spark takes it for a number."""
+    began = datetime(2026, 5, 1, tzinfo=UTC)
+    row = {"kind": "orders|json", "key": "k", "payload": b"1", age: began}
+    if age == "diedAt":
+        row = {"pKind": "orders|json", "pKey": "k", "payload": b"1", age: 1_777_593_600_000}
+        row |= dict.fromkeys(("reason", "lastError", "firstError"))
+    rows = pa.Table.from_pylist([{**row, "headers": None, "group": None}])
+    assert pa.types.is_null(rows.schema.field("headers").type)
+    pq.write_table(rows, tmp_path / "written.parquet")
+    found = replays.run(spark, replays.ReplayOptions((str(tmp_path),)), CONSOLE)
+    assert found.counts.created == 1
+    assert stored() == {("k", b"1", "None")}
 
 
 def test_what_spark_lacks_is_named_before_anything_is_leased(spark: Any, lake: str):

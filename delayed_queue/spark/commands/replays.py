@@ -137,9 +137,7 @@ def _offered(
 
 def _normal(source: DataFrame, form: str) -> DataFrame:
     """Return one form of what archive, drain and snapshot write."""
-    for name in ("group", "headers"):  # of a release that knew none, of JSON without nulls
-        if name not in source.columns:
-            source = source.selectExpr("*", f"CAST(NULL AS STRING) AS `{name}`")
+    source = _with_texts(source, "group", "headers")
     columns = set(source.columns)
     if {"pKind", "pKey", "payload", "diedAt"} <= columns:
         return source.selectExpr(*_LETTERS)
@@ -149,6 +147,20 @@ def _normal(source: DataFrame, form: str) -> DataFrame:
         "These files are neither an archive of dead letters, nor of drain or snapshot: they have "
         f"the columns {', '.join(sorted(columns))}."
     )
+
+
+def _with_texts(source: DataFrame, *names: str) -> DataFrame:
+    """Return the rows with these columns as texts, where they may have no value at all."""
+    from pyspark.sql.functions import col, lit
+    from pyspark.sql.types import IntegerType, NullType
+
+    for name in names:
+        if name not in source.columns:  # of a release that knew none, of JSON without nulls
+            source = source.withColumn(name, lit(None).cast("string"))
+        # What other tools write to Parquet of nothing but nulls.
+        elif isinstance(source.schema[name].dataType, IntegerType | NullType):
+            source = source.withColumn(name, col(f"`{name}`").cast("string"))
+    return source
 
 
 def _chosen(frame: DataFrame, options: ReplayOptions) -> DataFrame:
