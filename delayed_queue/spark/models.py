@@ -14,7 +14,8 @@ class OfferLedger(models.Model):
 
     The row of partition -1 closes the batch, and holds how many rows it was given, and what a
     command has answered, which a repetition answers again; that of partition -2 says when a job
-    began whose messages are spread from then on.
+    began whose messages are spread from then on. Of messages that a drain has handled the rows say
+    how many ended how, by batch and task.
     """
 
     job = models.CharField(max_length=200, db_collation="C")

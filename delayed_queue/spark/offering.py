@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.db.sql import NOTIFY, row_of, value_of
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.arrow import encode_rows, in_range, offers_of, one_array
 from delayed_queue.spark.database import DriverError, Link, PsycopgSession, Session, connect
 from delayed_queue.spark.options import Options
@@ -27,6 +28,9 @@ from delayed_queue.spark.store.offering import (
     SETTLE_CHUNK,
     MergedRow,
 )
+
+if TYPE_CHECKING:
+    from pyspark import TaskContext
 
 
 def chunks(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.Table]:
@@ -331,12 +335,29 @@ DAY: Final = 24 * 3600 * 1000
 _BATCH: Final = 10_000
 
 
+# Spark sets them where it runs a batch; its API gives the batch to commit() only.
+_OF_BATCH: Final = ("sql.streaming.queryId", "streaming.sql.batchId")
+
+
 @dataclass(frozen=True, slots=True)
 class JobKey:
     """Under what name the chunks of a job are remembered; ``batch`` is 0 but for streams."""
 
     job: str
     batch: int = 0
+
+
+def task_of_stream() -> tuple[TaskContext, JobKey]:
+    """Return the task that this is, and the key of its micro-batch, the same after a restart."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        raise InvalidConfiguration("This is done by tasks of Spark only.")
+    query_id, batch = (context.getLocalProperty(name) for name in _OF_BATCH)
+    if query_id is None or batch is None:
+        raise InvalidConfiguration("Spark does not say which batch of which query this is.")
+    return context, JobKey(query_id, int(batch))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from delayed_queue.spark.offering import (
     prune_ledger,
     settle,
     soon_kinds,
+    task_of_stream,
     wake,
 )
 from delayed_queue.spark.options import Options
@@ -215,10 +216,6 @@ class OfferWriter(DataSourceArrowWriter):
         link.close()
 
 
-# Spark sets them where it runs a sink; the API gives the batch to commit() only.
-_OF_BATCH: Final = ("sql.streaming.queryId", "streaming.sql.batchId")
-
-
 @dataclass
 class BatchWritten(WriterCommitMessage):
     """How many rows a task was given, and of which query: the commit is told neither."""
@@ -253,15 +250,10 @@ class StreamOfferWriter(DataSourceStreamArrowWriter):
             session.close()
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        if context is None:
-            raise InvalidConfiguration("Rows of a stream are offered by tasks of Spark only.")
-        query_id, batch = (context.getLocalProperty(name) for name in _OF_BATCH)
-        if query_id is None or batch is None:
-            raise InvalidConfiguration("Spark does not say which batch of which query this is.")
-        job = Job(JobKey(query_id, int(batch)), self._now, self._options)
+        context, key = task_of_stream()
+        job = Job(key, self._now, self._options)
         rows = PartitionOffers(job, context.partitionId()).offer_all(iterator)
-        return BatchWritten(rows, query_id)
+        return BatchWritten(rows, key.job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = [each for each in messages if isinstance(each, BatchWritten)]

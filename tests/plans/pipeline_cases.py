@@ -75,6 +75,9 @@ def streams() -> list[Case]:
     lease = {"lease_id": "mine", "lease": LEASE, "now": NOW}
     held = {"lease_id": "lease-1760", "now": NOW}
     kind = {"kind": "leased|json"}
+    ended = {
+        "batch": 0, "partition": 1, "attempt": 0, "outcome": "done", "number": 100, "now": NOW,
+    }  # fmt: skip
     ids = {"first": 50_000, "last": 51_000, "now": NOW}
     return [
         *(
@@ -102,6 +105,9 @@ def streams() -> list[Case]:
             "COUNT_DELIVERY", {"id": 1760, "lease_id": "lease-1760"}, {PRIMARY}, buffers=60,
             or_reads={LEASES},
         ),
+        Case("COUNT_ENDED", {**ended, "job": "job-700"}, {CHUNKS}, buffers=60),
+        Case("COUNT_ENDED", {**ended, "job": "new"}, {CHUNKS}, buffers=60),
+        Case("ENDED_OF", {"job": "job-701", "batch": 0}, {CHUNKS}, n=10, rows=4, buffers=60),
         # Of leases of their own: each of the six runs (three states of the statistics, two plans)
         # leaves dead versions under the id that it was for.
         *(

@@ -15,7 +15,8 @@ from delayed_queue import DelayedQueue, RetryPolicy
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
-from delayed_queue.spark.jobs.handling import Calls, Handling, Pace, Settler, Tally
+from delayed_queue.spark.jobs.handling import Calls, Handling, Pace, Place, Settler, Tally, ended_of
+from delayed_queue.spark.offering import JobKey
 from tests.spark.leasing import reader
 from tests.spark.pipeline_targets import AT_WORK
 from tests.spark.pipelines import TARGETS
@@ -26,14 +27,13 @@ def handled(queue: DelayedQueue, payloads: list[Any], handling: Handling) -> Tal
     """Lease all, and handle them as a task does."""
     for number, payload in enumerate(payloads):
         queue.offer_or_update(f"k{number}", payload)
-    source, tally = reader(), Tally()
+    source, key = reader(), JobKey("query", 3)
     lease_id = source.latestOffset(source.initialOffset(), ReadMaxRows(100))["lock"]
     source.stop()
     ids = list(Message.objects.order_by("id").values_list("id", flat=True))
     with steady() as connection, Calls(handling) as calls:
-        settler = Settler(connection, handling, "orders|json", tally, calls, is_repeated=False)
-        settler.handle(lease_id, ids)
-    return tally
+        Settler(connection, handling, "orders|json", Place(key), calls).handle(lease_id, ids)
+    return ended_of(key)
 
 
 class TestConcurrency:

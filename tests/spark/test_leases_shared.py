@@ -23,7 +23,8 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
-from delayed_queue.spark.jobs.handling import Calls, Handling, Settler, Tally
+from delayed_queue.spark.jobs.handling import Calls, Handling, Place, Settler, Tally, ended_of
+from delayed_queue.spark.offering import JobKey
 from tests.spark.leasing import FIVE, fill, read, reader, settled, under
 from tests.spark.pipelines import TARGETS
 from tests.spark.support import keys_of
@@ -106,13 +107,12 @@ class TestAnotherQueuesMessageUnderTheLease:
         source.stop()
 
     def test_is_not_handled(self, queue: DelayedQueue, other: psycopg.Connection[Any]):
-        lease_id, tally = self.mixed(queue), Tally()
+        lease_id, key = self.mixed(queue), JobKey("query")
         ids = list(Message.objects.values_list("id", flat=True))
         handling = Handling(f"{TARGETS}:answering", "orders")
         with steady() as connection, Calls(handling) as calls:
-            settler = Settler(connection, handling, "orders|json", tally, calls, is_repeated=False)
-            settler.handle(lease_id, ids)
-        assert (tally.done, tally.total, keys_of(other)) == (1, 1, ["theirs"])
+            Settler(connection, handling, "orders|json", Place(key), calls).handle(lease_id, ids)
+        assert (ended_of(key), keys_of(other)) == (Tally(done=1), ["theirs"])
 
 
 class Sharing(RuleBasedStateMachine):

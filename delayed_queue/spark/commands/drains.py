@@ -27,7 +27,7 @@ from delayed_queue.spark.commands import (
 from delayed_queue.spark.database import connect
 from delayed_queue.spark.jobs.console import Console, aligned, count, metrics, span
 from delayed_queue.spark.jobs.files import files_on
-from delayed_queue.spark.jobs.handling import TALLY, HandledPartition, Handling, Tally
+from delayed_queue.spark.jobs.handling import HandledPartition, Handling, Tally, ended_of
 from delayed_queue.spark.jobs.lakes import (
     FILES,
     WRITTEN_AS,
@@ -41,6 +41,7 @@ from delayed_queue.spark.jobs.lakes import (
     orphans_of,
 )
 from delayed_queue.spark.leases import acknowledge_checkpoint, owner_of
+from delayed_queue.spark.offering import JobKey
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on, tasks_of
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 # Of one that handles: to read the ids, and to settle.
 CONNECTIONS_OF_TASK: Final = 2
-# Under which Spark has, in the progress of a batch, what became of its messages.
-_ENDS: Final = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +193,12 @@ def _started(spark: SparkSession, options: DrainOptions) -> StreamingQuery:
 
 
 def _sink(frame: DataFrame, options: DrainOptions) -> Any:
-    from pyspark.sql.functions import sum as sum_of
-
     from delayed_queue.spark.schema import TEXT_CODECS
 
     if options.handling is not None:
         tasks = tasks_of(frame.sparkSession)
         handling = HandledPartition(options.handling.shared_by(tasks), options.kind)
-        # Spark adds up what became of them, wherever this is read; there is nothing to write.
-        handled = frame.mapInArrow(handling, TALLY)
-        sums = [sum_of(each).alias(each) for each in handled.columns]
-        return handled.observe(_ENDS, *sums).writeStream.format("noop")
+        return frame.mapInArrow(handling, "id bigint").writeStream.format("noop")
     # Files have the kind in the name of their directory.
     left_out = {"lock_uuid", "state", "id"} | ({"kind"} if options.writes_files else set())
     columns = [f"`{each}`" for each in frame.columns if each not in left_out]
@@ -228,7 +222,8 @@ def _waited(
     while not ended and not stopping.is_set():
         ended = bool(query.awaitTermination(1))  # raises what ended the query
         for each in query.recentProgress:
-            if each.batchId > last and each.numInputRows:
+            # Of a batch that a driver has left, all may have been handled: it has no rows then.
+            if each.batchId > last and "addBatch" in each.durationMs:
                 last = each.batchId
                 _counted(each, found, console)
     if stopping.is_set():
@@ -237,7 +232,6 @@ def _waited(
 
 def _counted(progress: StreamingQueryProgress, found: Drained, console: Console) -> None:
     rows = progress.numInputRows
-    found.messages += rows
     found.batches += 1
     # What LeasingReader.reportLatestOffset has said; nothing while the database was away.
     lag = _lag(progress.sources[0].latestOffset)
@@ -245,16 +239,14 @@ def _counted(progress: StreamingQueryProgress, found: Drained, console: Console)
         seen.lag(found.kind.rpartition("|")[0], lag)
     outcomes = {"drained": rows}
     if found.tally is not None:
-        ended = _ended(progress.observedMetrics[_ENDS].asDict())
+        ended = ended_of(JobKey(str(progress.id), progress.batchId))
         found.tally.add(ended)
         outcomes = asdict(ended)
+        # What was settled by a task that died its repetition has not read.
+        rows = max(rows, ended.settled)
+    found.messages += rows
     count("drain", found.kind.rpartition("|")[0], outcomes)
     console.progress(f"batch {progress.batchId}: {rows:,} messages{_behind(lag)}")
-
-
-def _ended(said: Mapping[str, Any]) -> Tally:
-    # Spark Connect hands the row over as its values, and their schema.
-    return Tally(*map(int, said["values"])) if "values" in said else Tally(**said)
 
 
 def _lag(said: Any) -> dict[str, Any]:

@@ -16,9 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.codecs import Codec, codec_named, decode
 from delayed_queue.db.sql import first_row, rows_of
@@ -36,8 +34,13 @@ from delayed_queue.queue.store.settle import (
     MemberRow,
 )
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.spark.database import Connection, fetch, steady
-from delayed_queue.spark.store.streaming import COUNT_DELIVERY
+from delayed_queue.spark.database import Connection, Link, fetch, steady
+from delayed_queue.spark.offering import JobKey, prune_ledger, task_of_stream
+from delayed_queue.spark.options import Options
+from delayed_queue.spark.store.streaming import COUNT_DELIVERY, COUNT_ENDED, ENDED_OF
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _SETTINGS: Final = "DJANGO_SETTINGS_MODULE"
 
@@ -98,12 +101,47 @@ class Tally:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
-    def total(self) -> int:
-        return sum(asdict(self).values())
+    def settled(self) -> int:
+        return self.done + self.retried + self.snoozed + self.dead
 
 
-TALLY: Final = ", ".join(f"{each.name} bigint" for each in fields(Tally))
-_ARROW: Final = pa.schema([(each.name, pa.int64()) for each in fields(Tally)])
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the ledger a try of a task counts what it settles.
+
+    A count that came back with the task would be lost with it, and what it settled is not there
+    for the next try to count.
+    """
+
+    key: JobKey
+    partition: int = 0
+    attempt: int = 0
+
+    @classmethod
+    def of_task(cls) -> Place:
+        """Return the place of the task that this is."""
+        context, key = task_of_stream()
+        return cls(key, context.partitionId(), context.attemptNumber())
+
+    def count(self, connection: Connection, **ends: int) -> None:
+        """Add to what is counted here, in the transaction that is open."""
+        for outcome, number in ends.items():
+            if number:
+                params: dict[str, Any] = {**asdict(self.key), "outcome": outcome, "number": number}
+                params |= {"partition": self.partition, "attempt": self.attempt, "now": None}
+                fetch(connection, COUNT_ENDED, params)
+
+
+def ended_of(key: JobKey) -> Tally:
+    """Return how the messages of a batch ended that is done; those before it are forgotten."""
+    options = Options()
+    link = Link(options)
+    try:
+        rows = link.repeat("The count", lambda session: session.fetch(ENDED_OF, asdict(key)))
+        link.repeat("The count", lambda session: prune_ledger(session, options.ledgerDays))
+    finally:
+        link.close()
+    return Tally(**dict(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,31 +175,20 @@ class Handling:
 
 
 class HandledPartition:
-    """Runs in the executors: gets ids and leases, answers with one tally for each partition."""
+    """Runs in the executors: gets ids and leases, and counts in the ledger; nothing comes back."""
 
     def __init__(self, handling: Handling, kind: str) -> None:
         self._handling = handling
         self._kind = kind
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tally = Tally()
         with steady() as connection, Calls(self._handling) as calls:
-            settler = Settler(
-                connection, self._handling, self._kind, tally, calls, is_repeated=_is_repeated()
-            )
+            settler = Settler(connection, self._handling, self._kind, Place.of_task(), calls)
             for batch in batches:
                 rows = zip(*(each.to_pylist() for each in batch.columns), strict=True)
                 for lease_id, members in groupby(rows, key=lambda row: row[1]):
                     settler.handle(lease_id, [message_id for message_id, _ in members])
-        yield pa.RecordBatch.from_pylist([asdict(tally)], schema=_ARROW)
-
-
-def _is_repeated() -> bool:
-    """Return whether this task was tried before: a message may have killed the executor."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return context is not None and context.attemptNumber() > 0
+        yield from ()
 
 
 class Pace:
@@ -258,16 +285,15 @@ class Settler:
         connection: Connection,
         handling: Handling,
         kind: str,
-        tally: Tally,
+        place: Place,
         calls: Calls,
-        *,
-        is_repeated: bool,
     ) -> None:
         found = handling.registered()
         self._kind = kind
-        self._is_repeated = is_repeated
+        # A message may have killed the executor of the try before.
+        self._is_repeated = place.attempt > 0
+        self._place = place
         self._connection = connection
-        self._tally = tally
         self._queue = handling.queue
         self._calls = calls
         # Eight rounds of calls, so that the last one's end is waited for now and then only.
@@ -306,9 +332,7 @@ class Settler:
 
     def _acknowledge(self, done: list[int], lease_id: str) -> None:
         if done:
-            deleted = self._leases.run(ACKNOWLEDGE, ids=done, lease_id=lease_id)
-            self._tally.done += deleted
-            self._tally.lost += len(done) - deleted
+            self._leases.count(self._place, "done", ACKNOWLEDGE, ids=done, lease_id=lease_id)
 
     def _taken(self, row: MemberRow, lease_id: str) -> Envelope | Verdict:
         """Return what the handler is called with, or why it is not called."""
@@ -333,15 +357,13 @@ class Settler:
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
             cause = fingerprint(reason, error)
-            changed = self._leases.run(DEAD_LETTER, **one, reason=reason, fingerprint=cause)
-            name = "dead"
+            more = {"reason": reason, "fingerprint": cause}
+            self._leases.count(self._place, "dead", DEAD_LETTER, **one, **more)
         else:
             refund = 0 if verdict.counts else 1
             delay = verdict.delay // MILLISECOND
-            changed = self._leases.run(RELEASE, **one, delay=delay, refund=refund)
-            name = "retried" if verdict.counts else "snoozed"
-        name = name if changed else "lost"
-        setattr(self._tally, name, getattr(self._tally, name) + 1)
+            outcome = "retried" if verdict.counts else "snoozed"
+            self._leases.count(self._place, outcome, RELEASE, **one, delay=delay, refund=refund)
 
 
 async def _awaited(answer: Any) -> Any:
@@ -354,10 +376,23 @@ class ExecutorLeases:
     def __init__(self, connection: Connection, lease_ms: int = _LEASE_MS) -> None:
         self._connection = connection
         self._lease_ms = lease_ms
+        # Threads of handlers are kept out of a transaction, which is another's.
+        self._turn = threading.RLock()
+
+    def fetch(self, statement: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
+        with self._turn:
+            return fetch(self._connection, statement, params)
 
     def run(self, statement: str, **params: Any) -> int:
         """Run the statement; return how many messages it changed."""
-        return len(fetch(self._connection, statement, params))
+        return len(self.fetch(statement, params))
+
+    def count(self, place: Place, outcome: str, statement: str, **params: Any) -> None:
+        """Settle, and count how many messages ended so, or had lost their lease."""
+        with self._turn, self._connection.transaction():
+            changed = self.run(statement, **params)
+            ends = {outcome: changed, "lost": len(params["ids"]) - changed}
+            place.count(self._connection, **ends)
 
     def _one(self, envelope: Envelope, statement: str, **params: Any) -> bool:
         changed = self.run(
@@ -377,7 +412,7 @@ class ExecutorLeases:
     def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
         lease = self._lease_ms if duration is None else duration // MILLISECOND
         params = {"ids": [envelope.message_id], "lease_ids": [envelope.lease_id]}
-        answer = fetch(self._connection, EXTEND, {**params, "lease": lease, "now": None})
+        answer = self.fetch(EXTEND, {**params, "lease": lease, "now": None})
         extended = first_row(ExtendedRow, answer)
         if extended is not None:
             envelope.leased_until_ms = extended.leased_until
