@@ -24,15 +24,12 @@ from delayed_queue.spark.database import check_database
 from delayed_queue.spark.jobs.console import Console, aligned, count
 from delayed_queue.spark.jobs.files import files_on
 from delayed_queue.spark.jobs.inputs import (
-    Block,
     Input,
-    blocks_of,
     checked,
     files_of,
-    is_cut,
-    places_of,
     told,
 )
+from delayed_queue.spark.jobs.lines import Block, blocks_of, is_cut, places_of
 from delayed_queue.spark.jobs.offers import (
     BYTES_PER_PARTITION,
     ROWS_PER_PARTITION,

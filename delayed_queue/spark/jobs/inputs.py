@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -401,67 +400,3 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
         pa.array(column, type=each.type) for column, each in zip(columns, _ARROW, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A stretch of a file: how many lines, good and bad records it had, and what came before."""
-
-    file: str
-    block: int
-    lines: int
-    good: int
-    bad: int
-    is_open: bool = False
-    first_line: int = 0
-    first_ordinal: int = 0
-
-
-def numbered(blocks: list[Block]) -> list[Block]:
-    """Return the blocks in order, each with the sums of the lines before it."""
-    found: list[Block] = []
-    ordinal, line, file = 0, 0, ""
-    for each in sorted(blocks, key=lambda one: (one.file, one.block)):
-        line = line if each.file == file else 0
-        file = each.file
-        found.append(replace(each, first_line=line, first_ordinal=ordinal))
-        line += each.lines
-        ordinal += each.lines
-    return found
-
-
-def blocks_of(frame: DataFrame) -> tuple[list[Block], int]:
-    """Return all blocks with their counts, in order, and the most good rows of a partition.
-
-    This is what reads the input.
-    """
-    from pyspark.sql.functions import expr
-
-    counts = (
-        "max(lines)", "count(kind)", "count(reasons)",
-        "coalesce(bool_or(lines IS NOT NULL AND record IS NOT NULL), false)",
-    )  # fmt: skip
-    placed = frame.selectExpr("*", "spark_partition_id() AS part")
-    rows = placed.groupBy("file", "block", "part").agg(*map(expr, counts)).collect()
-    blocks: dict[tuple[str, int], Block] = {}
-    of_parts = Counter[int]()
-    for file, block, part, lines, good, bad, is_open in rows:
-        of_parts[part] += good
-        known = blocks.get((file, block), Block(file, block, 0, 0, 0))
-        blocks[file, block] = replace(
-            known, lines=max(known.lines, lines or 0), good=known.good + good,
-            bad=known.bad + bad, is_open=known.is_open or is_open,
-        )  # fmt: skip
-    return numbered(list(blocks.values())), max(of_parts.values(), default=0)
-
-
-def is_cut(blocks: list[Block]) -> bool:
-    """Return whether a record goes on in the next block of its file."""
-    return any(one.is_open and one.file == other.file for one, other in pairwise(blocks))
-
-
-def places_of(spark: SparkSession, blocks: list[Block]) -> DataFrame:
-    """Return the blocks as a small frame to join rows with."""
-    rows = [(each.file, each.block, each.first_line, each.first_ordinal) for each in blocks]
-    schema = "file string, block bigint, first_line bigint, first_ordinal bigint"
-    return spark.createDataFrame(rows, schema)

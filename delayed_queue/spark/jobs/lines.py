@@ -1,15 +1,22 @@
-"""From lines to records: a line of JSON is one, of CSV one line or several."""
+"""From lines to records, and from blocks of a file to the numbers of its lines.
+
+A line of JSON is one record; of CSV a record has one line or several.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.spark.jobs.records import parse_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 # File, block, and line in the block.
 Place = tuple[str, int, int]
@@ -162,3 +169,67 @@ def _json_record(line: str) -> Any:
     except InvalidMessage as error:
         return Unreadable(line, str(error))
     return record if isinstance(record, dict) else Unreadable(line, "The line is no JSON object.")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of a file: how many lines, good and bad records it had, and what came before."""
+
+    file: str
+    block: int
+    lines: int
+    good: int
+    bad: int
+    is_open: bool = False
+    first_line: int = 0
+    first_ordinal: int = 0
+
+
+def numbered(blocks: list[Block]) -> list[Block]:
+    """Return the blocks in order, each with the sums of the lines before it."""
+    found: list[Block] = []
+    ordinal, line, file = 0, 0, ""
+    for each in sorted(blocks, key=lambda one: (one.file, one.block)):
+        line = line if each.file == file else 0
+        file = each.file
+        found.append(replace(each, first_line=line, first_ordinal=ordinal))
+        line += each.lines
+        ordinal += each.lines
+    return found
+
+
+def blocks_of(frame: DataFrame) -> tuple[list[Block], int]:
+    """Return all blocks with their counts, in order, and the most good rows of a partition.
+
+    This is what reads the input.
+    """
+    from pyspark.sql.functions import expr
+
+    counts = (
+        "max(lines)", "count(kind)", "count(reasons)",
+        "coalesce(bool_or(lines IS NOT NULL AND record IS NOT NULL), false)",
+    )  # fmt: skip
+    placed = frame.selectExpr("*", "spark_partition_id() AS part")
+    rows = placed.groupBy("file", "block", "part").agg(*map(expr, counts)).collect()
+    blocks: dict[tuple[str, int], Block] = {}
+    of_parts = Counter[int]()
+    for file, block, part, lines, good, bad, is_open in rows:
+        of_parts[part] += good
+        known = blocks.get((file, block), Block(file, block, 0, 0, 0))
+        blocks[file, block] = replace(
+            known, lines=max(known.lines, lines or 0), good=known.good + good,
+            bad=known.bad + bad, is_open=known.is_open or is_open,
+        )  # fmt: skip
+    return numbered(list(blocks.values())), max(of_parts.values(), default=0)
+
+
+def is_cut(blocks: list[Block]) -> bool:
+    """Return whether a record goes on in the next block of its file."""
+    return any(one.is_open and one.file == other.file for one, other in pairwise(blocks))
+
+
+def places_of(spark: SparkSession, blocks: list[Block]) -> DataFrame:
+    """Return the blocks as a small frame to join rows with."""
+    rows = [(each.file, each.block, each.first_line, each.first_ordinal) for each in blocks]
+    schema = "file string, block bigint, first_line bigint, first_ordinal bigint"
+    return spark.createDataFrame(rows, schema)

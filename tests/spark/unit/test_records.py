@@ -18,7 +18,8 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs import figures
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.handling import load
-from delayed_queue.spark.jobs.inputs import Block, Input, check_columns, format_of, numbered
+from delayed_queue.spark.jobs.inputs import Input, check_columns, format_of
+from delayed_queue.spark.jobs.lines import Block, numbered
 from delayed_queue.spark.jobs.offers import telling
 from delayed_queue.spark.jobs.records import (
     Checked,
