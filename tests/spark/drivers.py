@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow.parquet as pq
+import duckdb
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from tests.support.processes import ROOT, Process, killed_at_last
@@ -51,10 +51,16 @@ def fill(count: int, *names: str) -> list[str]:
 
 
 def in_lake(directory: Path) -> Counter[str]:
-    """Return how often each key is in the Parquet files that the sink has committed."""
+    """Return how often each key is in the Parquet files that the sink has committed.
+
+    By another engine than the one that has written them.
+    """
     log = directory / "_spark_metadata"
     files = {each.name: each for each in directory.rglob("*.parquet")}
     if log.exists():
         text = "".join(each.read_text() for each in log.iterdir() if each.name.isdigit())
         files = {name: each for name, each in files.items() if name in text}
-    return Counter(key for each in files.values() for key in pq.read_table(each)["key"].to_pylist())
+    if not files:
+        return Counter()
+    keys = "SELECT key, count(*) FROM read_parquet(?) GROUP BY key"
+    return Counter(dict(duckdb.execute(keys, [[str(each) for each in files.values()]]).fetchall()))

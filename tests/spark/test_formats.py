@@ -109,8 +109,14 @@ def test_a_column_without_a_value_has_no_type(spark: Any, tmp_path: Path, age: s
 def test_what_spark_lacks_is_named_before_anything_is_leased(spark: Any, lake: str):
     """Delta, Iceberg and Avro are packages, and so are the object stores."""
     fill()
-    for sink, package in (("delta", "io.delta:delta-spark_"), ("avro", "spark-avro_2.13")):
-        asked = drains.DrainOptions("notes|text", to=lake, sink=sink)
+    for sink, package in (
+        ("delta", "io.delta:delta-spark_"),
+        ("iceberg", "org.apache.iceberg:iceberg-spark-runtime-"),
+        ("avro", "spark-avro_2.13"),
+    ):
+        asked = drains.DrainOptions(
+            "notes|text", to=lake, sink=sink, checkpoint=f"{lake}/progress-{sink}"
+        )
         with pytest.raises(Exception, match=sink) as caught:
             drains.run(spark, asked, CONSOLE, threading.Event())
         assert package in sentence_of(caught.value)
