@@ -200,6 +200,7 @@ class ScanSchedule:
         # The due time and id of the last message taken, if the last poll was full.
         self._last = _NONE_TAKEN
         self.rewind_at = self.full_scan_at = 0.0
+        self._scanned_at = -math.inf
         self._full_scan_seconds = 0.0
         self._was_short = False
         self._has_rewound = self._has_scanned_fully = False
@@ -263,6 +264,7 @@ class ScanSchedule:
         if poll.is_full_scan:
             longest = FULL_SCAN_INTERVALS * self.longest_sleep
             self.full_scan_at = poll.began_at + min(pause, longest)
+            self._scanned_at = poll.began_at
             self._has_scanned_fully = True
 
     def _next(self, poll: Poll, next_due_in: int | None) -> float:
@@ -275,6 +277,19 @@ class ScanSchedule:
         if not self._has_scanned_fully:
             times.append(self.full_scan_at)
         return min(times)
+
+    def scan_fully(self, since: float) -> bool:
+        """Have the next poll be a full scan, unless one was since; return whether it will be.
+
+        Not while it rests. An idle queue is the idle scan's.
+        """
+        rests = time.monotonic() < self._rests_until
+        if self.is_idle or rests or self._scanned_at >= since:
+            return False
+        if self.full_scan_at:
+            self.full_scan_at = 0.0
+            self.wake()
+        return True
 
     def wait_for_turn(self) -> None:
         """Poll again soon: nothing was found because another worker was claiming."""

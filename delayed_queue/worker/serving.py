@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -101,6 +102,7 @@ class DynamicQueues:
         self.ask_at = 0.0
         self._idle_scan_at = 0.0
         self._full_at = 0.0
+        self._scanned_at = -math.inf
         for source in self.sources:
             source.prepare()
 
@@ -190,6 +192,13 @@ class DynamicQueues:
 
     # The idle scan
 
+    def scan_fully(self, since: float) -> bool:
+        """Have the next idle scan be a full one, unless one was since; return whether it is."""
+        if not self.sources or self._scanned_at >= since:
+            return False
+        self._idle_scan_at = self._full_at = 0.0
+        return True
+
     def idle_scan(self) -> None:
         """Find out, if it is time, which of the idle consumers may have something to do."""
         now = time.monotonic()
@@ -199,6 +208,8 @@ class DynamicQueues:
         idle = [consumer for consumer in self.turns if consumer.schedule.is_idle]
         is_full = now >= self._full_at
         self._idle_scan_at = now + interval
+        if is_full:
+            self._scanned_at = now
         if not idle:
             return
         floors = [NO_FLOOR if is_full else consumer.schedule.rewound_position for consumer in idle]

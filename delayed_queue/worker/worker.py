@@ -79,6 +79,7 @@ class Worker:
         self._process = process
         self._heartbeat = Heartbeat(options.using, self.describe)
         self._heard_at = 0.0
+        self._busy_at = 0.0
         self._stuck = 0
         self._outage = Outage(options.using, is_finite=options.burst)
         self._exchanges = Exchanges(
@@ -228,10 +229,20 @@ class Worker:
 
     def _is_drained(self) -> bool:
         now = time.monotonic()
+        if self._keeper.claims():
+            self._busy_at = now
         is_quiet = now < self.dynamic.next_at and all(
             now < consumer.schedule.next_at for consumer in self.consumers
         )
-        return is_quiet and not self._has_work()
+        return is_quiet and not self._has_work() and not self._scans_again()
+
+    def _scans_again(self) -> bool:
+        """Have every queue scanned from its start, unless that was since the last work ended.
+
+        What committed late, or was locked meanwhile, may lie below where polls begin.
+        """
+        asked = [consumer.schedule.scan_fully(self._busy_at) for consumer in self.consumers]
+        return self.dynamic.scan_fully(self._busy_at) or any(asked)
 
     def _has_work(self) -> bool:
         has_claims = bool(self._keeper.claims()) or self.dispatcher.has_runs
@@ -247,6 +258,8 @@ class Worker:
     def _note_run(self, run: TransactionalRun) -> None:
         self.dispatcher.end_run(run)
         self._settler.count_done(run.consumer, run.done)
+        if run.done or run.failures:
+            self._busy_at = time.monotonic()
         run.note_times()
         for envelope, error in run.failures:
             verdict = judge(error, envelope.attempt, run.consumer.policy)
