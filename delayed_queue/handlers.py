@@ -187,7 +187,9 @@ class Handler:
 
     @property
     def path(self) -> str:
-        """Where the function was defined, as ``module.name``."""
+        """Where the function was defined, as ``module.name``, or what its treatment is called."""
+        if self.treatment is not None:
+            return str(self.treatment)
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
 

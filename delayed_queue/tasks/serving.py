@@ -12,6 +12,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.db import Error, connections, transaction
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext
 
 from delayed_queue.codecs import channel_of, codec_named
 from delayed_queue.db.days import DAYS_SECONDS
@@ -135,6 +136,9 @@ class Serving:
         self.queue = queue
         self._kind = kind_of_priority(queue, 0)
         self.use(())
+
+    def __str__(self) -> str:
+        return gettext("tasks")
 
     def _open(self, envelope: Envelope) -> Run:
         """Return the run of a message, made when it is first asked for.

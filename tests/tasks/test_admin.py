@@ -69,6 +69,13 @@ def test_a_task_says_when_what_happened(root: Client, work: Any) -> None:
     assert "Select task" not in text_of(root.get(reverse(LIST)))
 
 
+def test_the_handler_of_a_queue_of_tasks_is_tasks(root: Client, work: Any) -> None:
+    work.add.enqueue(1, other=41)
+    shown = text_of(root.get(reverse("admin:delayed_queue_queues")))
+    assert re.search(r'class="dq-handler">tasks<', shown)
+    assert "Serving" not in shown
+
+
 def test_arguments_are_for_those_who_may_see_payloads(client: Client, work: Any) -> None:
     result = work.add.enqueue(1, other=987654)
     drain()
