@@ -5,7 +5,9 @@ With ``ADMIN_PICTURES=directory`` each page is kept there as a picture, to be lo
 
 from __future__ import annotations
 
+import operator
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,13 @@ HIDDEN = """
 ).filter((each) => each.clientWidth > 0 && each.scrollWidth > each.clientWidth).map((each) =>
     `${each.tagName} ${each.className}: ${each.scrollWidth} > ${each.clientWidth}`
 ).join(", ")
+"""
+# What is printed on, and the lines and words of charts.
+INKS = """
+[getComputedStyle(document.body).backgroundColor].concat(
+    [...document.querySelectorAll(".dq-charts .dq-line")].map((e) => getComputedStyle(e).stroke),
+    [...document.querySelectorAll(".dq-figure :is(figcaption, div)")].map(
+        (e) => getComputedStyle(e).color))
 """
 
 
@@ -84,6 +93,25 @@ def test_a_time_zone_of_three_words_is_shown_whole(browser: Browser, live_server
     typed = "document.querySelector('[name=timezone]')"
     assert browser.evaluate(f"{typed}.value") == "America/Argentina/Buenos_Aires"
     assert browser.evaluate(f"{typed}.scrollWidth <= {typed}.clientWidth")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_charts_are_readable_on_paper(browser: Browser, live_server: Any, theme: str):
+    browser.look(width=WIDTHS[1], theme=theme, media="print")
+    browser.open(live_server.url + gallery.pages()["history-1h"])
+    keep(browser, f"print-{theme}")
+    paper, *inks = browser.evaluate(INKS)
+    assert len(inks) > 4
+    assert luminance(paper) == 1
+    pale = {ink for ink in inks if 1.05 / (luminance(ink) + 0.05) < 4.5}
+    assert not pale
+
+
+def luminance(colour: str) -> float:
+    """Return how bright ``rgb(r, g, b)`` is, as WCAG defines it, where 1 is white."""
+    parts = [int(each) / 255 for each in re.findall(r"\d+", colour)[:3]]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return float(sum(map(operator.mul, (0.2126, 0.7152, 0.0722), linear)))
 
 
 def pages(browser: Browser, site: str) -> dict[str, Callable[[], None]]:

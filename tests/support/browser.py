@@ -99,14 +99,16 @@ class Browser:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def look(self, *, width: int, height: int = 844, theme: str = "light") -> None:
-        """Have pages shown at this size and in this colour scheme from now on."""
+    def look(
+        self, *, width: int, height: int = 844, theme: str = "light", media: str = "screen"
+    ) -> None:
+        """Have pages shown at this size, in this colour scheme and medium from now on."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": theme}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
     def log_in(self, url: str, session_key: str) -> None:
         """Send this session's cookie to the site of the URL."""
