@@ -87,7 +87,7 @@ def test_a_transaction_that_stays_open(server: EmbeddedPostgres, statement: str)
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         holder.execute(statement.encode())
         pid = holder.info.backend_pid
-        expected = (f"session {pid} (report, user", "idle in transaction)", "rows)")
+        expected = (f"session {pid} (report, user", "idle in transaction)", " ms a claim")
         wait_until(lambda: is_named(server, *expected))
         _, text = health(server)
         [remedy] = [line for line in text.splitlines() if line.strip().startswith("ends it")]
