@@ -18,8 +18,8 @@ from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, earliest_first
 from delayed_queue.queue.store.groups import Ahead, GroupRow, Seen
 from delayed_queue.retries import Groups, check_limit, parse_rate
 
-# How many groups a claim looks at: one for each message it is to find, within these bounds. The
-# upper one where so many groups have not filled a claim.
+# How many groups a claim looks at: one for each message it is to find, or for two where groups have
+# them, within these bounds. The upper one where so many groups have not filled a claim.
 FEWEST_GROUPS: Final = 32
 MANY_GROUPS: Final = 256
 MOST_GROUPS: Final = 512
@@ -71,12 +71,13 @@ class GroupWalk:
     """How far the claims of one consumer have come: round the groups, and through the ungrouped.
 
     ``since``: the name from which the next claim looks on, and what that group has left of its
-    turn. ``most``: at how many groups it looks at most. ``origin``: where the claims began that
-    found nothing, until they are round.
+    turn. ``each``: how many messages of a group it counts on. ``most``: at how many groups it looks
+    at most. ``origin``: where the claims began that found nothing, until they are round.
     """
 
     since: str = ""
     rest: int = 0
+    each: float = 1.0
     most: int = MANY_GROUPS
     origin: str | None = None
     # The earliest next permit of those that were passed since then.
@@ -88,7 +89,7 @@ class GroupWalk:
 
     def ahead(self, kind: str, limit: int, wait: int | None, now: int | None = None) -> Ahead:
         """Return where a claim of so many messages looks."""
-        groups = min(max(limit, FEWEST_GROUPS), self.most)
+        groups = min(max(math.ceil(limit / self.each), FEWEST_GROUPS), self.most)
         rows = SCANNED if self.origin is None else SCANNED_IDLE
         limit = min(limit, MOST_MESSAGES)
         return Ahead(kind, limit, self.since, self.rest, groups, *self.position, rows, wait, now)
@@ -110,6 +111,7 @@ class GroupWalk:
         self._note_scan(found, ahead.rows, sum(row.group is None for row in rows))
         if len(rows) < ahead.limit and found.groups == self.most:
             self.most = MOST_GROUPS
+        self.each = max(found.room / max(found.groups, 1), 1.0)
         if rows:
             return self._note_rows(found, rows)
         return self._note_none(ahead, found)

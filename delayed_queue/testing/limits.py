@@ -30,7 +30,8 @@ _ALL: Final = 2**31 - 1
 class Candidate(NamedTuple):
     """A group, of which so many may be leased now; None stands for those of no group.
 
-    There may be fewer ``rows``: the turns are dealt out before anybody looks for them.
+    There may be fewer ``rows``, though two at least: the turns are dealt out before anybody looks
+    for more.
     """
 
     name: str | None
@@ -122,6 +123,7 @@ class InMemoryGroups(_Groups):
             scanned = self._scanned(kind, (ahead.at, ahead.id), ahead.rows, now)
             ungrouped = [row for row in scanned if row.group is None]
             found = [self._open(row, kind) for row in looked]
+            room = sum(min(each.room, 2) for each in found)
             # Those without a group have their turn where the way round the names begins anew.
             ahead_of = sum(row.name >= ahead.since for row in looked)
             found.insert(ahead_of, Candidate(None, len(ungrouped), ungrouped))
@@ -131,7 +133,7 @@ class InMemoryGroups(_Groups):
         end = (scanned[-1].scheduled_at, scanned[-1].id) if scanned else (ahead.at, ahead.id)
         ids = [row.id for row in ungrouped]
         return Seen(
-            "read committed", now, *_rates(rules, looked), *last, ids, len(scanned), *end
+            "read committed", now, *_rates(rules, looked), *last, room, ids, len(scanned), *end
         ), rows  # fmt: skip
 
     def _scanned(self, kind: str, position: tuple[int, int], limit: int, now: int) -> list[Row]:
@@ -159,6 +161,7 @@ class InMemoryGroups(_Groups):
         elif row.concurrency is not None:
             expired = expired[: max(row.concurrency - row.live, 0)]
             free = max(row.concurrency - row.held, 0)
+        free = min(free, _ALL if len(fresh) > 1 else 1)
         room = min(
             len(expired) + (free if fresh else 0),
             permits(row.interval, row.burst, row.spent_until, row.now),

@@ -77,6 +77,17 @@ def test_g2_a_batch_of_many_groups_of_one_at_a_time_is_filled(queue: DelayedQueu
     assert [len(queue.try_poll_many(400)) for _ in range(3)] == [256, 400, 244]
 
 
+def test_a_batch_of_groups_that_have_more_is_of_half_as_many(queue: DelayedQueue):
+    """A group that is looked at costs a claim nearly as much as a message that is leased."""
+    queue.groups.set(Groups(concurrency=2))
+    queue.offer_batch(
+        [ScheduledMessage(f"{each:04}", None, group=f"{each % 600:03}") for each in range(1200)]
+    )
+    batches = [queue.try_poll_many(200) for _ in range(5)]
+    assert [len(batch) for batch in batches] == [200] * 5
+    assert [len({each.group for each in batch}) for batch in batches] == [200, *[100] * 4]
+
+
 def test_g3_a_group_is_handled_in_order_also_through_failures(queue: DelayedQueue):
     failed: set[str] = set()
     done: list[str] = []

@@ -78,7 +78,8 @@ asked AS MATERIALIZED (
 )"""
 
 # What may be leased of each group ("room"): of those whose lease ran out at most "retaken", of
-# others at most "fresh". In order, and where it is one, it is the "first", by its id.
+# others at most "fresh", which is 1 where no more is due; else there may be less than that. In
+# order, and where it is one, it is the "first", by its id.
 # The place is that of its turn: by the names from "since" on and round to it, and where they begin
 # anew those without a group; where it is not fair, that of the most overdue.
 _LOOKED: Final[LiteralString] = (
@@ -135,9 +136,10 @@ looked AS MATERIALIZED (
                     AND COALESCE(retry.waits_until <= (SELECT now FROM clock), true)
                 )::integer
                 WHEN COALESCE(found.due_at > (SELECT now FROM clock), true) THEN 0
-                WHEN COALESCE(own.concurrency, rule.concurrency) IS NULL
-                THEN %(limit)s::integer + 10000
-                ELSE GREATEST(COALESCE(own.concurrency, rule.concurrency) - found.held, 0)
+                ELSE GREATEST(LEAST(
+                    CASE WHEN found.has_more THEN %(limit)s::integer + 10000 ELSE 1 END,
+                    COALESCE(own.concurrency, rule.concurrency) - found.held
+                ), 0)
             END AS fresh"""
     + OF_EACH_GROUP
     + """
@@ -394,6 +396,7 @@ FROM (
         ),
         (SELECT name FROM last),
         (SELECT rest FROM last),
+        (SELECT COALESCE(sum(LEAST(room, 2)), 0) FROM looked WHERE name IS NOT NULL),
         scanned.*
     FROM scanned
 ) AS summary
@@ -456,8 +459,9 @@ class Seen(NamedTuple):
 
     ``queue_permit_at``: when the queue has a permit, and ``permit_at`` the next of the groups that
     have none. ``groups`` of which something waits were looked at, to ``last``; by turns, ``since``
-    had the last, with its ``rest``, and is empty where the names begin anew. Of the ``read``
-    messages up to (``at``, ``id``) those of ``ids`` have no group.
+    had the last, with its ``rest``, and is empty where the names begin anew. ``room``: how many
+    messages could have been leased, of no group more than two. Of the ``read`` messages up to
+    (``at``, ``id``) those of ``ids`` have no group.
     """
 
     isolation: str
@@ -470,6 +474,7 @@ class Seen(NamedTuple):
     permit_at: float | None
     since: str | None
     rest: int | None
+    room: int
     ids: Sequence[int] | None
     read: int
     at: int

@@ -369,6 +369,23 @@ def test_g4_groups_take_turns(queue: DelayedQueue):
     assert set(polled_keys(queue, 6)) & {"b1", "c1", "c2"} <= {"c2"}
 
 
+def test_g4_a_claim_is_filled_by_whom_has_more_where_others_have_one(queue: DelayedQueue):
+    queue.groups.set(Groups())
+    offer(queue, *(f"{name}1" for name in "bcdefgh"))
+    offer_many(queue, "a", 50)
+    assert Counter(each.group for each in queue.try_poll_many(40)) == {
+        "a": 33, **dict.fromkeys("bcdefgh", 1),
+    }  # fmt: skip
+
+
+def test_g4_what_of_a_group_is_due_later_has_no_turn(queue: DelayedQueue):
+    queue.groups.set(Groups(concurrency=5))
+    offer_many(queue, "b", 9)
+    offer(queue, "a1")
+    queue.offer_or_update("a2", None, delay=HOUR, group="a")
+    assert Counter(each.group for each in queue.try_poll_many(6)) == {"a": 1, "b": 5}
+
+
 def test_g4_a_claim_of_one_goes_on_with_the_next_group(queue: DelayedQueue):
     queue.groups.set(Groups())
     for group in "abc":
