@@ -358,7 +358,8 @@ spent AS (
 )"""
 
 # One claim: it looks what may be leased of each group, deals out turns, leases so much of each and
-# spends the permits. One statement, so that the turn of the kind is held for no round trip.
+# spends the permits. One statement, so that the turn of the kind is held for no round trip. What it
+# has seen is in the first row, and what it leased in the others, which need not say it again.
 # Only under the turn of the kind: what is leased meanwhile is nobody's.
 # Reads: as GROUPS_AHEAD; delayed_queue__KindPlusScheduledAtIndex, the primary key.
 CLAIM_BY_GROUP: Final[LiteralString] = (
@@ -376,31 +377,33 @@ CLAIM_BY_GROUP: Final[LiteralString] = (
     + ","
     + _SPENT
     + """
-SELECT summary.*, leased.*
-FROM (
-    SELECT
-        current_setting('transaction_isolation'),
-        (SELECT now FROM clock),
-        (SELECT is_paused FROM rule),
-        (SELECT is_rated FROM rated),
-        (SELECT permit_at FROM asked),
-        (SELECT groups FROM lap) + (SELECT count(*) FROM behind),
-        COALESCE(
-            (SELECT name FROM behind ORDER BY place DESC LIMIT 1),
-            (SELECT name FROM ahead ORDER BY place DESC LIMIT 1)
-        ),
-        (
-            SELECT min(permit_at)
-            FROM looked
-            WHERE permit_at > (SELECT now FROM clock)
-        ),
-        (SELECT name FROM last),
-        (SELECT rest FROM last),
-        (SELECT COALESCE(sum(LEAST(room, 2)), 0) FROM looked WHERE name IS NOT NULL),
-        scanned.*
-    FROM scanned
-) AS summary
-LEFT JOIN leased ON true
+SELECT
+    current_setting('transaction_isolation'),
+    (SELECT now FROM clock),
+    (SELECT is_paused FROM rule),
+    (SELECT is_rated FROM rated),
+    (SELECT permit_at FROM asked),
+    (SELECT groups FROM lap) + (SELECT count(*) FROM behind),
+    COALESCE(
+        (SELECT name FROM behind ORDER BY place DESC LIMIT 1),
+        (SELECT name FROM ahead ORDER BY place DESC LIMIT 1)
+    ),
+    (
+        SELECT min(permit_at)
+        FROM looked
+        WHERE permit_at > (SELECT now FROM clock)
+    ),
+    (SELECT name FROM last),
+    (SELECT rest FROM last),
+    (SELECT COALESCE(sum(LEAST(room, 2)), 0) FROM looked WHERE name IS NOT NULL),
+    scanned.*,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM scanned
+UNION ALL
+SELECT
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    leased.*
+FROM leased
 """
 )
 
@@ -493,8 +496,9 @@ def claiming_by_group(ahead: Ahead, lease: GroupLease) -> list[Step]:
 
 def seen(answer: list[Row]) -> tuple[Seen, list[LeasedRow]]:
     """Return what a claim by group has seen, and what it leased, earliest due first."""
-    leased = [row[_WIDTH:] for row in answer if row[_WIDTH] is not None]
-    return Seen(*answer[0][:_WIDTH]), earliest_first(rows_of(LeasedRow, leased))
+    summary, *leased = answer
+    rows = rows_of(LeasedRow, [row[_WIDTH:] for row in leased])
+    return Seen(*summary[:_WIDTH]), earliest_first(rows)
 
 
 class GroupStore:
