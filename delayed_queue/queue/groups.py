@@ -30,7 +30,7 @@ SCANNED: Final = 100
 SCANNED_IDLE: Final = 500
 # After a scan to the end, the next one from the start begins after so long, and so much longer for
 # each message that was read: little enough of a process's time.
-RESCAN_MS: Final = 30_000
+RESCAN_MS: Final = 1_000
 RESCAN_MS_EACH: Final = 1
 # How far below its end the next scan begins: offers commit in another order than that of their
 # due times, usually by less than this.
@@ -115,6 +115,10 @@ class GroupWalk:
         if rows:
             return self._note_rows(found, rows)
         return self._note_none(ahead, found)
+
+    def rewind(self) -> None:
+        """Scan from the start again, once the end is reached: something may be due there again."""
+        self.rescan_at = 1
 
     def _note_rows(self, found: Seen, rows: list[LeasedRow]) -> GroupClaim:
         self._begin_anew()

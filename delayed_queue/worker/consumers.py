@@ -421,6 +421,12 @@ class Consumer:
             return 1.0
         return 0.0 if self.is_rated else LIMITED_AHEAD
 
+    def rewind(self) -> None:
+        """Messages are due again that may lie below where it has come to."""
+        self.schedule.rewind()
+        if self.walk is not None:
+            self.walk.rewind()
+
     def note_slot(self) -> None:
         """A lease has ended: where leases are limited, something else may be leased now."""
         if self.walk is not None:

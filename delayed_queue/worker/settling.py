@@ -227,7 +227,7 @@ class Settler:
             )
             return
         if isinstance(error, NotBegun):
-            consumer.schedule.rewind()
+            consumer.rewind()
             return
         if isinstance(error, Snooze) and error.rest:
             consumer.schedule.rest(error.rest.total_seconds())

@@ -19,6 +19,7 @@ from delayed_queue.models import Limit, Message
 from delayed_queue.queue.groups import by_turns
 from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.groups import TAKE_TURN
+from tests.support.operations import PAST
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
@@ -246,3 +247,41 @@ def test_what_was_handled_is_written_while_somebody_keeps_the_turn(
 def test_g11_handlers_that_cannot_have_groups(options: dict[str, Any], says: str):
     with pytest.raises(InvalidConfiguration, match=says):
         handler("sync", **options)(lambda envelope: None)
+
+
+def test_what_another_process_gives_back_without_a_group_is_found_at_the_next_poll(
+    queue: DelayedQueue,
+):
+    """It has its old place, before where the worker has come to."""
+    handling = Handling()
+    queue.groups.set(Groups(concurrency=1))
+    queue.offer_or_update("early", None, PAST)
+    held = queue.try_poll()
+    assert held is not None
+    offer(queue, None, 1)
+    worker = worker_with(handler_of("sync", handling), poll_interval=timedelta(seconds=1))
+    with running(worker):
+        wait_until(lambda: handling.done == ["None00000"])
+        wait_until(lambda: worker.consumers[0].schedule.next_at > time.monotonic())
+        queue.give_back(held.lease_id, [held.message_id], refund=1)
+        wait_until(lambda: handling.done[1:] == ["early"], seconds=15)
+
+
+def test_what_a_worker_gives_back_without_a_group_it_finds_itself(queue: DelayedQueue):
+    """What it leased ahead, when messages before that took longer than those until then."""
+    handling, goes_on = Handling(), threading.Event()
+
+    def handle(envelope: Envelope) -> None:
+        if envelope.key in ("250", "251"):
+            goes_on.wait(30)
+        handling(envelope)
+
+    queue.offer_batch(
+        [ScheduledMessage(f"{each:03}", None, PAST + each * HOUR) for each in range(600)]
+    )
+    declared = handler_of("sync", handle, groups=Groups(concurrency=1))
+    with running(worker_with(declared, concurrency=2, batch_size=100, poll_interval=HOUR)):
+        wait_until(lambda: len(handling.done) >= 250)
+        wait_until(lambda: not Message.objects.exclude(lease_id=None)[2:].exists())
+        goes_on.set()
+        wait_until(lambda: len(handling.done) == 600, seconds=15)
