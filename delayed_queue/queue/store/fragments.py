@@ -131,55 +131,39 @@ offered AS (
     )
 
 
-def _first_two(which: LiteralString) -> LiteralString:
-    """Return the first message that waits among some, and whether one of its group is behind it.
-
-    That is due, too. The page of the index that has the first nearly always has the second.
-    """
-    return (
-        """
-            SELECT "group", "scheduledAt", id, COALESCE(
-                lead("group") OVER two = "group"
-                AND lead("scheduledAt") OVER two <= (SELECT now FROM clock), false
-            ) AS has_more
-            FROM (
-                SELECT "group", "scheduledAt", id
-                FROM delayed_queue
-                WHERE "pKind" = %(kind)s
-                    AND "lockUuid" IS NULL
-                    AND """
-        + which
-        + """
-                ORDER BY "group", "scheduledAt", id
-                LIMIT 2
-            ) AS first
-            WINDOW two AS (ORDER BY "group", "scheduledAt", id)
-            LIMIT 1"""
-    )
-
-
 def _lap(name: LiteralString, first: LiteralString, rest: LiteralString) -> LiteralString:
     """Return the CTE that steps from group to group, with what bounds the first step and others."""
     return (
         name
-        + """ (name, due_at, id, has_more, place) AS (
+        + """ (name, due_at, id, place) AS (
     (
-        SELECT "group", "scheduledAt", id, has_more, 1
-        FROM ("""
-        + _first_two(first)
+        SELECT "group", "scheduledAt", id, 1
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND "lockUuid" IS NULL
+            AND """
+        + first
         + """
-        ) AS first
+        ORDER BY "group", "scheduledAt", id
+        LIMIT 1
     )
     UNION ALL
-    SELECT next."group", next."scheduledAt", next.id, next.has_more, """
+    SELECT next."group", next."scheduledAt", next.id, """
         + name
         + """.place + 1
     FROM """
         + name
         + """
-    CROSS JOIN LATERAL ("""
-        + _first_two(""""group" > """ + name + ".name")
-        + """
+    CROSS JOIN LATERAL (
+        SELECT "group", "scheduledAt", id
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND "lockUuid" IS NULL
+            AND "group" > """
+        + name
+        + """.name
+        ORDER BY "group", "scheduledAt", id
+        LIMIT 1
     ) AS next
     WHERE """
         + rest
@@ -189,7 +173,7 @@ def _lap(name: LiteralString, first: LiteralString, rest: LiteralString) -> Lite
 
 
 _LEASES: Final[LiteralString] = """
-        SELECT "group", NULL::bigint, NULL::bigint, NULL::boolean, 1, "scheduledAt"
+        SELECT "group", NULL::bigint, NULL::bigint, 1, "scheduledAt"
         FROM delayed_queue
         WHERE "pKind" = %(kind)s
             AND "lockUuid" IS NOT NULL
@@ -246,15 +230,14 @@ lap AS MATERIALIZED (
     + """,
 found AS (
     SELECT
-        name, max(due_at) AS due_at, max(id) AS id, bool_or(has_more) AS has_more,
-        sum(lease) AS held,
+        name, max(due_at) AS due_at, max(id) AS id, sum(lease) AS held,
         count(*) FILTER (WHERE leased_until > (SELECT now FROM clock)) AS live,
         min(leased_until) AS leased_until
     FROM (
-        SELECT name, due_at, id, has_more, 0 AS lease, NULL::bigint AS leased_until
+        SELECT name, due_at, id, 0 AS lease, NULL::bigint AS leased_until
         FROM ahead
         UNION ALL
-        SELECT name, due_at, id, has_more, 0, NULL
+        SELECT name, due_at, id, 0, NULL
         FROM behind
         UNION ALL"""
     + _LEASES

@@ -136,10 +136,21 @@ looked AS MATERIALIZED (
                     AND COALESCE(retry.waits_until <= (SELECT now FROM clock), true)
                 )::integer
                 WHEN COALESCE(found.due_at > (SELECT now FROM clock), true) THEN 0
-                ELSE GREATEST(LEAST(
-                    CASE WHEN found.has_more THEN %(limit)s::integer + 10000 ELSE 1 END,
-                    COALESCE(own.concurrency, rule.concurrency) - found.held
-                ), 0)
+                WHEN COALESCE(own.concurrency, rule.concurrency) <= found.held THEN 0
+                WHEN COALESCE(own.concurrency, rule.concurrency) - found.held = 1
+                    OR NOT EXISTS (
+                        SELECT
+                        FROM delayed_queue
+                        WHERE "pKind" = %(kind)s
+                            AND "group" = found.name
+                            AND "lockUuid" IS NULL
+                            AND ("scheduledAt", id) > (found.due_at, found.id)
+                            AND "scheduledAt" <= (SELECT now FROM clock)
+                    ) THEN 1
+                ELSE COALESCE(
+                    COALESCE(own.concurrency, rule.concurrency) - found.held,
+                    %(limit)s::integer + 10000
+                )
             END AS fresh"""
     + OF_EACH_GROUP
     + """
