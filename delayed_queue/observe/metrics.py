@@ -236,11 +236,17 @@ def _families_of(snapshot: Snapshot | None) -> list[Metric]:
         "How many transactions began since that snapshot.",
         labels=["holder"],
     )
+    dead = GaugeMetricFamily(
+        "delayed_queue_snapshot_dead_rows",
+        "How many messages are deleted and not cleaned away while somebody holds a snapshot.",
+        labels=["holder"],
+    )
     if snapshot is not None:
         seconds = 0.0 if snapshot.age is None else snapshot.age.total_seconds()
         age.add_metric([snapshot.holder], seconds)
         transactions.add_metric([snapshot.holder], snapshot.transactions)
-    return [age, transactions]
+        dead.add_metric([snapshot.holder], snapshot.dead_rows)
+    return [age, transactions, dead]
 
 
 class _Process(Collector):

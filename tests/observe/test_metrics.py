@@ -197,6 +197,7 @@ class TestCollector:
             found = scrape()
         assert found.of("snapshot_transactions", holder="session") is not None
         assert found.of("snapshot_age_seconds", holder="session") is not None
+        assert found.of("snapshot_dead_rows", holder="session") is not None
 
     def test_queues_are_counted_by_state(self, scrape: Callable[..., Samples]) -> None:
         MessageFactory.create_batch(3, due=True)
