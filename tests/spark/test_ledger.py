@@ -116,6 +116,8 @@ class TestRepetitions:
         def closing() -> Iterator[pa.RecordBatch]:
             yield rows(["a"])
             yield rows(["b"])
+            # The first chunk is being written meanwhile, and closing must not come before it.
+            wait_until(lambda: keys_of(other) == ["a"])
             close(one, 2)
             yield rows(["late"])
 
