@@ -287,6 +287,33 @@ def test_an_old_snapshot_is_named_with_what_would_end_it(
     assert "dq-notice" not in young
 
 
+# In one transaction statistics are read once.
+@pytest.mark.django_db(transaction=True)
+def test_what_a_claim_pays_for_it_is_said_when_it_is_something(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(overview, "OLD", timedelta(0))
+
+    def is_said() -> bool:
+        return "A claim from the start" in admin_client.get(QUEUES).content.decode()
+
+    with raw_connection() as holder, raw_connection() as other:
+        # Not VACUUM: sessions of other tests may keep what died in the tests before.
+        other.execute("TRUNCATE delayed_queue")
+        other.execute("SELECT pg_stat_force_next_flush()")
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT 1")
+        assert not is_said()
+        other.execute(
+            """INSERT INTO delayed_queue (
+                "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
+            ) SELECT n, 'dead', '', 0, 0, 0 FROM generate_series(1, 2000) AS n"""
+        )
+        other.execute("DELETE FROM delayed_queue WHERE \"pKind\" = 'dead'")
+        other.execute("SELECT pg_stat_force_next_flush()")
+        wait_until(is_said)
+
+
 SESSION: Final = Snapshot(
     "session", "42", "report", "ana", "active", "other", timedelta(minutes=7), 1234, 5, 0
 )

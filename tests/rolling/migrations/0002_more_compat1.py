@@ -13,6 +13,8 @@ BEGIN
     FOR each IN SELECT relname FROM pg_class
         WHERE relnamespace = current_schema()::regnamespace AND NOT relispartition
             AND relkind IN ('r', 'p') AND relname LIKE 'delayed\\_queue%'
+        -- Messages first, as workers lock them: else the two could wait for each other.
+        ORDER BY relname COLLATE "C"
     LOOP
         EXECUTE format('ALTER TABLE %I {}', each);
     END LOOP;
