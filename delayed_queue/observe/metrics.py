@@ -238,7 +238,7 @@ def _families_of(snapshot: Snapshot | None) -> list[Metric]:
     )
     dead = GaugeMetricFamily(
         "delayed_queue_snapshot_dead_rows",
-        "How many messages are deleted and not cleaned away while somebody holds a snapshot.",
+        "How many dead row versions of messages are kept, by that snapshot and until a vacuum.",
         labels=["holder"],
     )
     if snapshot is not None:

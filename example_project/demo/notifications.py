@@ -54,7 +54,7 @@ DISPATCHING: Final = (
 )  # fmt: skip
 RETRIES: Final = "1s 1s 2s 3s"
 LATENCY, SLOW_LATENCY = 0.02, 0.8
-# How many sends are in flight when a dispatcher is killed; fewer where few are asked for.
+# How many sends are in flight when dispatchers are killed; fewer where few are asked for.
 MOST_IN_FLIGHT: Final = 20
 
 
@@ -65,7 +65,7 @@ class NotificationsAct(Act):
     limit: int | None = None
 
     name = "notifications"
-    introduction = "each is sent once, though providers fail and a dispatcher is killed"
+    introduction = "each is sent once, though providers fail and dispatchers are killed"
 
     def leftovers(self) -> Iterator[QuerySet[Any]]:
         yield from leftovers_of(TENANT, KINDS)
@@ -105,7 +105,8 @@ class NotificationsAct(Act):
             self._have_latency(SLOW_LATENCY)
             enough = min(MOST_IN_FLIGHT, len(samples) // 40)
             stage.wait(lambda: _statuses()[Status.PROCESSING] >= enough, _state)
-            dispatchers[0] = stage.kill(dispatchers[0], *DISPATCHING)
+            # All: one alone may have none of those in flight.
+            dispatchers = [stage.kill(each, *DISPATCHING) for each in dispatchers]
             self._have_latency(LATENCY)
             stage.wait(lambda: clients.are_done and traffic.is_taken and _is_over(), _state)
         stage.stop(dispatchers)
@@ -440,8 +441,8 @@ def check(found: Evidence) -> Iterator[Check]:
     yield from _of_sending(found)
     cut = [id_ for id_, row in found.rows.items() if row.was_interrupted]
     ended = [id_ for id_ in cut if found.is_final(id_)]
-    said = f"{len(ended)} of {len(cut)} sends that it had in flight have ended"
-    yield Check("killed dispatcher", len(ended) == len(cut) > 0, said)
+    said = f"{len(ended)} of {len(cut)} sends that they had in flight have ended"
+    yield Check("killed dispatchers", len(ended) == len(cut) > 0, said)
     yield Check("queues empty", not found.messages, f"{found.messages} messages are left in them")
 
 

@@ -166,7 +166,7 @@ def test_each_check_of_a_fact_can_fail(found: Evidence, change: dict[str, Any], 
 
 def test_a_kill_of_a_dispatcher_that_was_sending_nothing_shows_nothing(found: Evidence):
     found.rows["offer"].was_interrupted = False
-    assert failed(found) == ["killed dispatcher"]
+    assert failed(found) == ["killed dispatchers"]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_one_that_came_too_late_is_noticed(found: Evidence):
 
 def test_one_of_the_killed_dispatcher_that_is_still_open_is_noticed(found: Evidence):
     put(found, row("offer", status=Status.ENQUEUED, is_doubtful=True, was_interrupted=True))
-    assert failed(found) == ["lost 1", "killed dispatcher"]
+    assert failed(found) == ["lost 1", "killed dispatchers"]
 
 
 # The parts

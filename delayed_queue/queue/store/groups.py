@@ -370,7 +370,8 @@ spent AS (
 
 # One claim: it looks what may be leased of each group, deals out turns, leases so much of each and
 # spends the permits. One statement, so that the turn of the kind is held for no round trip. What it
-# has seen is in the first row, and what it leased in the others, which need not say it again.
+# has seen is in the first row, and what it leased in the others, which need not say it again: a
+# statement that writes has no parallel workers, so that the parts of a UNION ALL come in order.
 # Only under the turn of the kind: what is leased meanwhile is nobody's.
 # Reads: as GROUPS_AHEAD; delayed_queue__KindPlusScheduledAtIndex, the primary key.
 CLAIM_BY_GROUP: Final[LiteralString] = (

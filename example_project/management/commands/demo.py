@@ -44,7 +44,7 @@ class Command(BaseCommand):
         "from a file are closed at their deadline unless paid, tasks write invoices, and a worker "
         "is killed. jobs: a client that knows only HTTP has orders closed, refunds looked after "
         "and upstreams told. notifications: emails, texts and webhooks are sent through providers "
-        "that fail, and a dispatcher is killed. pipeline: Spark imports a campaign, archives what "
+        "that fail, and dispatchers are killed. pipeline: Spark imports a campaign, archives what "
         "has ended, and measures it."
     )
     requires_system_checks: list[str] = []  # the database may not have been started yet
