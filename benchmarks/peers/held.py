@@ -15,7 +15,7 @@ import signal
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Final
@@ -162,7 +162,9 @@ def _signal(workers: Workers, number: int) -> None:
     for each in workers.started:
         root = psutil.Process(each.pid)
         for process in (root, *root.children(recursive=True)):
-            process.send_signal(number)
+            # Some end processes and begin others. Where none works, jobs are left.
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
 
 def _cpu(pid: int) -> float:

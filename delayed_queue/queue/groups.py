@@ -155,9 +155,13 @@ class GroupWalk:
         self.origin = self.permit_at = None
 
     def _note_scan(self, found: Seen, asked: int, taken: int) -> None:
-        """Go on behind what was read, unless some of it is still there to be leased."""
+        """Go on behind what was read, unless some of it is still there to be leased.
+
+        But past those all of which somebody holds: they have to wait for the rescan.
+        """
         self.is_scanned = found.read < asked
-        if taken < len(found.ids or ()):
+        are_held = taken == 0 < found.wanted
+        if taken < len(found.ids or ()) and not are_held:
             return
         self.scanned += found.read
         if not self.is_scanned:

@@ -132,8 +132,10 @@ class InMemoryGroups(_Groups):
             self._spend(kind, rows, looked, now)
         end = (scanned[-1].scheduled_at, scanned[-1].id) if scanned else (ahead.at, ahead.id)
         ids = [row.id for row in ungrouped]
+        wanted = sum(row.group is None for row in rows)
         return Seen(
-            "read committed", now, *_rates(rules, looked), *last, room, ids, len(scanned), *end
+            "read committed", now, *_rates(rules, looked), *last, room, wanted, ids,
+            len(scanned), *end,
         ), rows  # fmt: skip
 
     def _scanned(self, kind: str, position: tuple[int, int], limit: int, now: int) -> list[Row]:

@@ -159,6 +159,25 @@ def limit_of(board: Board) -> float:
     return limit if board.turned_at else max(limit, START_SECONDS)
 
 
+class Standing:
+    """For how long a claim loop has stood while whoever asks was awake.
+
+    Of a container or machine that was paused the processes go on in any order: then the loop has
+    its time anew. To be asked at least every quarter of that, or it would have it anew each time.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._asked_at, self._awake_since = time.monotonic(), 0.0
+
+    def seconds(self, started_at: float) -> float:
+        now = time.monotonic()
+        if now - self._asked_at > get_settings().WATCHDOG.total_seconds() / 4:
+            self._awake_since = now
+        self._asked_at = now
+        return now - max(self._board.turned_at, started_at, self._awake_since)
+
+
 class Watchdog:
     """Ends the process when its claim loop has not turned for so long that it never will.
 
@@ -173,10 +192,10 @@ class Watchdog:
         self._thread.start()
 
     def _watch(self) -> None:
-        started_at = time.monotonic()
+        started_at, standing = time.monotonic(), Standing(self._board)
         pause = threading.Event()
         while not pause.wait(get_settings().WATCHDOG.total_seconds() / 10):
-            stood = time.monotonic() - max(self._board.turned_at, started_at)
+            stood = standing.seconds(started_at)
             if stood > limit_of(self._board):
                 log(logging.CRITICAL, "loop_stands", seconds=f"{stood:.0f}")
                 os._exit(EXIT_STANDS)

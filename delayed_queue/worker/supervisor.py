@@ -26,7 +26,14 @@ from django.utils.autoreload import iter_all_python_module_files
 
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.observe.logs import log
-from delayed_queue.worker.board import COUNTERS, Board, CrashReport, give_back, limit_of
+from delayed_queue.worker.board import (
+    COUNTERS,
+    Board,
+    CrashReport,
+    Standing,
+    give_back,
+    limit_of,
+)
 from delayed_queue.worker.health import SCRAPING, Place, forget_metrics, totals_of
 from delayed_queue.worker.heartbeat import TELLING, Totals
 from delayed_queue.worker.settling import Counts
@@ -50,6 +57,7 @@ class Child:
     def __init__(self, index: int, slots: int) -> None:
         self.index = index
         self.board = Board.new(slots)
+        self.standing = Standing(self.board)
         self.pid = 0
         self.started_at = 0.0
         self.start_at = 0.0
@@ -329,9 +337,8 @@ class Supervisor:
 
     def watch_over(self, child: Child) -> None:
         """Kill a process whose claim loop stands still; it is then replaced like any other."""
-        limit = limit_of(child.board)
-        stood = time.monotonic() - max(child.board.turned_at, child.started_at)
-        if stood > limit:
+        stood = child.standing.seconds(child.started_at)
+        if stood > limit_of(child.board):
             fields = {"process": child.index, "pid": child.pid, "seconds": f"{stood:.0f}"}
             log(logging.ERROR, "loop_stands", worker=self, **fields)
             child.signal(signal.SIGKILL)

@@ -408,12 +408,13 @@ SELECT
     (SELECT name FROM last),
     (SELECT rest FROM last),
     (SELECT COALESCE(sum(LEAST(room, 2)), 0) FROM looked WHERE name IS NOT NULL),
+    COALESCE((SELECT number FROM share WHERE name IS NULL), 0),
     scanned.*,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM scanned
 UNION ALL
 SELECT
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     leased.*
 FROM leased
 """
@@ -476,7 +477,7 @@ class Seen(NamedTuple):
     have none. ``groups`` of which something waits were looked at, to ``last``; by turns, ``since``
     had the last, with its ``rest``, and is empty where the names begin anew. ``room``: how many
     messages could have been leased, of no group more than two. Of the ``read`` messages up to
-    (``at``, ``id``) those of ``ids`` have no group.
+    (``at``, ``id``) those of ``ids`` have no group; so many of them were ``wanted``.
     """
 
     isolation: str
@@ -490,6 +491,7 @@ class Seen(NamedTuple):
     since: str | None
     rest: int | None
     room: int
+    wanted: int
     ids: Sequence[int] | None
     read: int
     at: int

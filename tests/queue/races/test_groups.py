@@ -189,6 +189,18 @@ def test_without_a_group_one_that_somebody_holds_is_passed_over(
     assert keys(impatient, 1) == ["1"]
 
 
+@pytest.mark.parametrize("is_fair", [True, False])
+def test_of_those_without_a_group_one_behind_a_thousand_that_somebody_holds_is_found(
+    impatient: DelayedQueue, other: psycopg.Connection[Any], is_fair: bool
+):
+    impatient.groups.set(Groups(concurrency=1, fair=is_fair))
+    impatient.offer_batch([ScheduledMessage(f"{each}", None) for each in range(1000)])
+    impatient.offer_or_update("behind", None)
+    with other.transaction():
+        other.execute("""SELECT FROM delayed_queue WHERE "pKey" <> 'behind' FOR UPDATE""")
+        assert keys(impatient) == ["behind"]
+
+
 def test_a_killed_holder_gives_up_its_turn(queue: DelayedQueue, admin: psycopg.Connection[Any]):
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1")

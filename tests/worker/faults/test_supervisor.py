@@ -346,6 +346,13 @@ def supervisor_of(work: Callable[[Child, int], int] = waiting) -> Supervisor:
     return Supervisor(SupervisorOptions(1, 1, "default", timedelta(seconds=1)), work)
 
 
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return what has so many seconds pass at once, for who asks for the monotonic time."""
+    now, passed = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + sum(passed))
+    return passed.append
+
+
 def test_w6_a_child_whose_loop_stands_still_is_killed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,10 +362,34 @@ def test_w6_a_child_whose_loop_stands_still_is_killed(
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         child.pid = process.pid
         child.board.turn()
-        supervisor.watch_over(child)
+        later = clock(monkeypatch)
+        for _ in range(9):
+            later(1)
+            supervisor.watch_over(child)
         assert process.poll() is None
-        now = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: now() + 11)
+        later(2)
+        supervisor.watch_over(child)
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_w6_a_child_that_was_paused_together_with_its_supervisor_has_its_time_anew(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container is, whose processes go on in any order; but not one that stands afterwards."""
+    settings.DELAYED_QUEUE = {"WATCHDOG": timedelta(seconds=10)}
+    supervisor = supervisor_of()
+    (child,) = supervisor.children
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        child.pid = process.pid
+        child.board.turn()
+        later = clock(monkeypatch)
+        later(3600)
+        for _ in range(10):
+            later(1)
+            supervisor.watch_over(child)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        later(1)
         supervisor.watch_over(child)
         assert process.wait(10) == -signal.SIGKILL
 
