@@ -19,6 +19,7 @@ from delayed_queue.spark.commands import drains, replays, reports, snapshots
 from delayed_queue.spark.jobs.console import sentence_of
 from tests.spark.pipelines import CONSOLE
 from tests.spark.support import with_jvm
+from tests.spark.tables import Table, entries_of
 from tests.support.sampling import sample
 
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
@@ -127,6 +128,28 @@ def test_what_spark_lacks_is_named_before_anything_is_leased(spark: Any, lake: s
     )
     assert not Message.objects.filter(lease_id__isnull=False).exists()
     assert not list(Path(lake).rglob("part-*"))
+
+
+def test_a_table_takes_a_batch_once_that_is_written_twice(spark: Any, tmp_path: Path):
+    """The drain dies between the table's commit and Spark's own, and is given once more."""
+    fill()
+    spark.dataSource.register(Table)
+    table = tmp_path / "table"
+    asked = drains.DrainOptions(
+        "notes|text", str(tmp_path / "checkpoint"), str(table), sink="table_of_batches"
+    )
+    table.mkdir()
+    (table / "dies").touch()
+    with pytest.raises(Exception, match="the answer to the commit is lost"):
+        drains.run(spark, asked, CONSOLE, threading.Event())
+    assert Message.objects.count() == len(PAYLOADS)
+    (table / "dies").unlink()
+    assert drains.run(spark, asked, CONSOLE, threading.Event()).messages == len(PAYLOADS)
+    assert not Message.objects.exists()
+    first, second = entries_of(table)
+    assert second == {**first, "files": []}
+    keys = duckdb.execute("SELECT key FROM read_parquet(?)", [first["files"]]).fetchall()
+    assert sorted(keys) == sorted((f"k{n}",) for n in range(len(PAYLOADS)))
 
 
 @pytest.mark.parametrize(
