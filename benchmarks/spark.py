@@ -47,7 +47,8 @@ from delayed_queue.spark.settings import TASKS, VARIABLE
 JAR: Final = "/usr/share/java/postgresql.jar"
 WARM: Final = 50_000
 ALL: Final = (
-    "write", "read", "drain", "handlers", "command", "archive", "growth", "scaling", "import",
+    "write", "read", "drain", "handlers", "command", "queues", "archive", "growth", "scaling",
+    "import",
 )  # fmt: skip
 SCALING: Final = Path("docs/benchmarks/spark-scaling.svg")
 AIMS: Final = {
@@ -60,9 +61,13 @@ AIMS: Final = {
     "command import against write": 0.6,
     "command import of JSON against write": 0.3,
     "calls of 50 ms against all at once": 0.8,
+    "command import of 10,000 queues against one": 0.8,
+    "write of 10,000 queues against one": 0.8,
 }
 # Of the calls that wait, in each task.
 _AT_ONCE: Final = 20
+# As a service with a queue for each of its customers has.
+MANY: Final = 10_000
 Rates = dict[str, list[float]]
 
 
@@ -219,6 +224,27 @@ class Bench:
         self._ratio("command import against write", "command import", "write")
         self._ratio("command import of JSON against write", "command import of JSON", "write")
 
+    def measure_queues(self) -> None:
+        """``import`` of records that name 10,000 queues beside the same of one; and the offers."""
+        count, one, many = self.options.rows, "of one queue", f"of {MANY:,} queues"
+        self._warm_up()
+        for number in range(self.options.rounds):
+            for name, queues in ((one, 1), (many, MANY)):
+                rows = self._rows_of(count, queues)
+                asked = self._asked(rows, f"queues-{queues}-{number}")
+                self._timed(f"command import {name}", count, partial(self._import, asked))
+                self._timed(f"write {name}", count, partial(self._write, rows, codec="bytes"))
+        for name in ("command import", "write"):
+            self._ratio(f"{name} {many} against one", f"{name} {many}", f"{name} {one}")
+
+    def _rows_of(self, count: int, queues: int) -> str:
+        """Write the rows with the names of so many queues, which follow each other at random."""
+        path = str(self.directory / f"rows-{count}-of-{queues}")
+        if not Path(path).exists():
+            named = f"concat('tenant-', pmod(hash(key), {queues})) AS queue"
+            self.spark().read.parquet(self._rows(count)).selectExpr("*", named).write.parquet(path)
+        return path
+
     def _asked(
         self, rows: str, job: str, form: str = "parquet", codec: str = "bytes"
     ) -> imports.ImportOptions:
@@ -343,11 +369,11 @@ class Bench:
             ).write.parquet(path)
         return path
 
-    def _write(self, rows: str) -> None:
-        offer(self.spark().read.parquet(rows))
+    def _write(self, rows: str, **whose: str) -> None:
+        offer(self.spark().read.parquet(rows), **(whose or {"kind": KIND}))
 
     def _write_by_key(self, rows: str) -> None:
-        offer(self.spark().read.parquet(rows).repartitionByRange(8, "key"))
+        offer(self.spark().read.parquet(rows).repartitionByRange(8, "key"), kind=KIND)
 
     def _read(self) -> None:
         read = self.spark().read.format("delayed_queue").option("kind", KIND)
@@ -434,10 +460,10 @@ FULL_ROW: Final = (
 )
 
 
-def offer(frame: Any) -> None:
+def offer(frame: Any, **whose: str) -> None:
     """Offer the rows, and check that each was counted."""
     job = uuid4().hex
-    frame.write.format("delayed_queue").options(kind=KIND, job=job).mode("append").save()
+    frame.write.format("delayed_queue").options(**whose, job=job).mode("append").save()
     found = counts(job)
     if not found.is_complete:
         raise AssertionError(found)

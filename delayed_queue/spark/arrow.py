@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delayed_queue.codecs import check_kind, codec_named, decode, encode, kind_of
+from delayed_queue.codecs import MAX_KIND_LENGTH, codec_named, decode, encode, kind_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidMessage, PayloadNotDecodable
 from delayed_queue.messages import (
     MAX_GROUP_LENGTH,
@@ -299,12 +299,9 @@ def _texts(column: pa.Array, name: str, most: int, keys: pa.Array | None = None)
 def _kinds(column: pa.Array, keys: pa.Array, name: str, codec: str | None) -> pa.Array:
     """Return the kind of each row: the column's, or the queue's under the codec."""
     _refuse(pc.is_null(column), keys, name, "is null")
-    encoded = column.cast(pa.string()).dictionary_encode()
-    names = encoded.dictionary.to_pylist()
-    made = [check_kind(each) for each in names]
-    if codec is not None:
-        made = [check_kind(kind_of(each, codec_named(codec))) for each in names]
-    return pa.array(made, pa.string()).take(encoded.indices)
+    suffix = "" if codec is None else kind_of("", codec_named(codec))
+    names = _texts(column, name, MAX_KIND_LENGTH - len(suffix), keys)
+    return pc.binary_join_element_wise(names, suffix, "")
 
 
 def _may_have_nul(texts: pa.Array) -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -442,11 +442,8 @@ def check_database(spark: SparkSession, *, beside: int = 0) -> None:
     A job opens one connection for each task that runs at a time, and ``beside`` them others.
     """
     options = Options(connections=tasks_of(spark))
-    session = connect(options)
-    try:
+    with closing(connect(options)) as session:
         look_around(session, options, leases=beside)
-    finally:
-        session.close()
 
 
 def filled(template: Template, **names: composed.Composable) -> composed.Composed:

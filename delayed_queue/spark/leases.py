@@ -8,9 +8,8 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from delayed_queue.db.sql import row_of, rows_of
@@ -321,22 +320,16 @@ class Leases:
         """Delete what is still under the lease; doing it again changes nothing."""
         if not lease_id:
             return
-        params = {"lease_id": lease_id}
         with self._turn:
-            self._link.repeat(
-                "The acknowledgement", lambda session: session.fetch(ACKNOWLEDGE_LEASE, params)
-            )
+            _acknowledge(self._link, lease_id)
             self._held.pop(lease_id, None)
 
     def give_back(self, lease_id: str) -> None:
         """End a lease whose messages nobody has seen, as far as the database can be reached."""
-        params: dict[str, Any] = {"lease_ids": [lease_id], "ids": [], "now": None}
         self._forget(lease_id)
         # Of its own: this may be the thread that takes ahead.
-        link = Link(self._options)
-        with suppress(ResourceUnavailable):
-            link.repeat("Giving back", lambda session: session.fetch(RELEASE_LEASES, params))
-        link.close()
+        with closing(Link(self._options)) as link, suppress(ResourceUnavailable):
+            _give_back(link, [lease_id])
 
     def _forget(self, lease_id: str) -> None:
         with self._turn:
@@ -344,15 +337,14 @@ class Leases:
 
     def _keep(self) -> None:
         """Renew what is held, in a thread of its own, until the process ends."""
-        link = Link(self._options)
-        while not self._stopped.wait(self._options.lease / 1000 * _LOOKED_AFTER):
-            with self._turn:
-                for lease_id in self._aged():
-                    # The next round tries again; and a lease that ran out only means that
-                    # others may take its messages, which the batch then does not delete.
-                    with suppress(ResourceUnavailable):
-                        self._renew(link, lease_id)
-        link.close()
+        with closing(Link(self._options)) as link:
+            while not self._stopped.wait(self._options.lease / 1000 * _LOOKED_AFTER):
+                with self._turn:
+                    for lease_id in self._aged():
+                        # The next round tries again; and a lease that ran out only means that
+                        # others may take its messages, which the batch then does not delete.
+                        with suppress(ResourceUnavailable):
+                            self._renew(link, lease_id)
 
     def _aged(self) -> list[str]:
         oldest = time.monotonic() - self._options.lease / 1000 * _RENEWED_AFTER
@@ -419,19 +411,21 @@ def acknowledge_checkpoint(
 
 
 def _settle(options: Options, leases: list[str], ahead: list[str]) -> None:
-    link = Link(options)
-    try:
+    with closing(Link(options)) as link:
         for lease_id in leases:
-            link.repeat("The acknowledgement", partial(_acknowledge, lease_id))
+            _acknowledge(link, lease_id)
         if ahead:
-            given: dict[str, Any] = {"lease_ids": ahead, "ids": [], "now": None}
-            link.repeat("Giving back", lambda session: session.fetch(RELEASE_LEASES, given))
-    finally:
-        link.close()
+            _give_back(link, ahead)
 
 
-def _acknowledge(lease_id: str, session: Session) -> None:
-    session.fetch(ACKNOWLEDGE_LEASE, {"lease_id": lease_id})
+def _acknowledge(link: Link, lease_id: str) -> None:
+    params = {"lease_id": lease_id}
+    link.repeat("The acknowledgement", lambda session: session.fetch(ACKNOWLEDGE_LEASE, params))
+
+
+def _give_back(link: Link, lease_ids: list[str]) -> None:
+    params = {"lease_ids": lease_ids, "ids": [], "now": None}
+    link.repeat("Giving back", lambda session: session.fetch(RELEASE_LEASES, params))
 
 
 def _numbers(spark: SparkSession, directory: str) -> list[int]:

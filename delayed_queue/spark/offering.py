@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from delayed_queue.codecs import channel_of
-from delayed_queue.db.sql import NOTIFY, row_of, value_of
+from delayed_queue.db.sql import row_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.arrow import encode_rows, in_range, offers_of, one_array
 from delayed_queue.spark.database import DriverError, Link, PsycopgSession, Session, connect
@@ -24,6 +25,7 @@ from delayed_queue.spark.store.offering import (
     IS_CLOSED,
     MERGE_IF_NOT_EXISTS,
     MERGE_OR_UPDATE,
+    NOTIFY_KINDS,
     PRUNE_LEDGER,
     SETTLE_CHUNK,
     MergedRow,
@@ -31,6 +33,8 @@ from delayed_queue.spark.store.offering import (
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
+
+T = TypeVar("T")
 
 
 def chunks(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.Table]:
@@ -182,16 +186,8 @@ class PartitionOffers:
     def claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
         """Return the parameters that claim a chunk of offers for this task."""
         job = self._job
-        return {
-            "job": job.key.job,
-            "batch": job.key.batch,
-            "partition": self._partition,
-            "chunk": number,
-            "digest": digest_of(offers, job.kind or "", job.options.mode, job.options.codec),
-            "rows": offers.num_rows,
-            "created": 0,
-            "now": None,
-        }
+        digest = digest_of(offers, job.kind or "", job.options.mode, job.options.codec)
+        return job.key.note(self._partition, chunk=number, digest=digest, rows=offers.num_rows)
 
     def _try(self, session: PsycopgSession, chunk: Chunk) -> None:
         """Offer the chunk, unless an earlier attempt, or a twin, has done so and counted it."""
@@ -272,8 +268,7 @@ def soon_kinds(job: Job, offers: pa.Table, due: Any) -> set[str]:
 
 def wake(session: Session, kinds: Iterable[str]) -> None:
     """Wake those who wait for messages of these kinds, when the transaction commits."""
-    for kind in kinds:
-        session.fetch(NOTIFY, {"channel": channel_of(kind)})
+    session.fetch(NOTIFY_KINDS, {"channels": [channel_of(kind) for kind in kinds]})
 
 
 def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:
@@ -335,6 +330,9 @@ DAY: Final = 24 * 3600 * 1000
 _BATCH: Final = 10_000
 
 
+# Where in the ledger a batch is closed, and a job opened: partitions count from 0.
+CLOSED: Final = -1
+OPENED: Final = -2
 # Spark sets them where it runs a batch; its API gives the batch to commit() only.
 _OF_BATCH: Final = ("sql.streaming.queryId", "streaming.sql.batchId")
 
@@ -345,6 +343,13 @@ class JobKey:
 
     job: str
     batch: int = 0
+
+    def note(
+        self, partition: int, *, chunk: int = 0, digest: str = "", rows: int = 0
+    ) -> dict[str, Any]:
+        """Return the parameters that note something of the batch in the ledger, at this place."""
+        place = {"partition": partition, "chunk": chunk, "digest": digest}
+        return {**asdict(self), **place, "rows": rows, "created": 0, "now": None}
 
 
 def task_of_stream() -> tuple[TaskContext, JobKey]:
@@ -387,11 +392,8 @@ def counts(job: str, dsn: str | None = None) -> Counts:
     >>> counts("campaign-7")
     Counts(created=990000, updated=0, ignored=10000, is_complete=True)
     """
-    session = connect(Options(), dsn=dsn)
-    try:
+    with closing(connect(Options(), dsn=dsn)) as session:
         return job_counts(session, job)
-    finally:
-        session.close()
 
 
 def job_counts(session: Session, job: str) -> Counts:
@@ -405,8 +407,7 @@ def claim_closing(session: Session, key: JobKey, rows: int) -> int | None:
 
     Returns the id of that note; None if it was there before.
     """
-    params = {"job": key.job, "batch": key.batch, "rows": rows, "now": None}
-    closed = session.fetch(CLOSE_JOB, params)
+    closed = session.fetch(CLOSE_JOB, key.note(CLOSED, rows=rows))
     found: int | None = value_of(closed)
     return found
 
@@ -419,7 +420,15 @@ def settle(session: Session, row_id: int, created: int, updated: int) -> None:
 
 def is_closed(session: Session, key: JobKey) -> bool:
     """Return whether the batch is done."""
-    return bool(value_of(session.fetch(IS_CLOSED, {"job": key.job, "batch": key.batch})))
+    return bool(value_of(session.fetch(IS_CLOSED, asdict(key))))
+
+
+def then_pruned(options: Options, what: str, work: Callable[[PsycopgSession], T]) -> T:
+    """Do the work of a batch that is done; then forget what the ledger has kept long enough."""
+    with closing(Link(options)) as link:
+        answer = link.repeat(what, work)
+        link.repeat(what, lambda session: prune_ledger(session, options.ledgerDays))
+    return answer
 
 
 def prune_ledger(session: Session, days: int) -> int:

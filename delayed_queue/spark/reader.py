@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -186,15 +186,12 @@ class QueueReader(DataSourceReader):
             self._conditions.append(Condition("kind", "=", options.kind))
 
     def partitions(self) -> Sequence[InputPartition]:
-        session = self._connected()
-        try:
+        with closing(self._connected()) as session:
             now = look_around(session, self._options)
             if self._options.mustExist:
                 self._check_kind(session)
             found = row_of(RangeRow, session.fetch(ID_RANGE, {"now": None}))
             cuts = self._cuts(session)
-        finally:
-            session.close()
         return [IdRange(low, high, now) for low, high in ranges(found.first, found.last, cuts)]
 
     def _cuts(self, session: Session) -> list[int]:
@@ -220,21 +217,12 @@ class QueueReader(DataSourceReader):
         if not isinstance(partition, IdRange):  # Spark makes one where there is none
             return
         params = {"first": partition.first, "last": partition.last, "now": partition.now}
-        session = self._connected(reads_rows=True)
-        try:
+        with _reading(self._connected(reads_rows=True)) as session:
             session.run(BY_PAGES)
             yield from read_columns(
-                session,
-                READ_RANGE,
-                params,
-                self._schema,
-                self._conditions,
+                session, READ_RANGE, params, self._schema, self._conditions,
                 kind=self._options.kind,
-            )
-        except DriverError as error:
-            raise ResourceUnavailable(f"The read failed: {error}") from None
-        finally:
-            session.close()
+            )  # fmt: skip
 
 
 class FilteringReader(QueueReader):
@@ -269,6 +257,16 @@ def _join_snapshot(session: Session, snapshot: str) -> None:
         raise ResourceUnavailable(
             f"The snapshot {snapshot!r} cannot be read: {error}. Is it still held?"
         ) from None
+
+
+@contextmanager
+def _reading(session: Session) -> Iterator[Session]:
+    """Close the connection at the end, and say what has failed on it."""
+    with closing(session):
+        try:
+            yield session
+        except DriverError as error:
+            raise ResourceUnavailable(f"The read failed: {error}") from None
 
 
 def read_columns(
@@ -321,12 +319,9 @@ def consistent_snapshot(dsn: str | None = None) -> Iterator[str]:
     ...     read = spark.read.format("delayed_queue").option("snapshot", name)
     ...     read.option("queue", "orders").load().write.parquet("orders")
     """
-    session = connect(Options(), dsn=dsn)
-    try:
+    with closing(connect(Options(), dsn=dsn)) as session:
         session.run(REPEATABLE)
         yield str(value_of(session.fetch(_EXPORT, {})))
-    finally:
-        session.close()
 
 
 Offset = dict[str, Any]
@@ -380,13 +375,10 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._owner
 
     def _check_room(self) -> None:
-        session = connect(self._options)
-        try:
+        with closing(connect(self._options)) as session:
             # One for each lease connection, one to acknowledge, one to renew.
             look_around(session, self._options, leases=self._options.leaseConnections + 2)
             self._owner = owner_of(self._kind, session)
-        finally:
-            session.close()
 
     def initialOffset(self) -> Offset:  # names of Spark, here and below
         return {"n": 0, "lock": "", "next": "", "kind": self._kind}
@@ -436,13 +428,8 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "last": partition.last,
             "now": partition.now,
         }
-        session = connect(self._options, reads_rows=True)
-        try:
+        with _reading(connect(self._options, reads_rows=True)) as session:
             yield from read_columns(session, READ_LEASED, params, self._schema, kind=self._kind)
-        except DriverError as error:
-            raise ResourceUnavailable(f"The read failed: {error}") from None
-        finally:
-            session.close()
 
     def commit(self, end: Offset) -> None:
         """Acknowledge, mostly for the second time, which changes nothing."""

@@ -22,7 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration, suggest
+from delayed_queue.codecs import MAX_KIND_LENGTH, codec_named, kind_of
+from delayed_queue.exceptions import InvalidConfiguration, suggest
 from delayed_queue.messages import (
     MAX_GROUP_LENGTH,
     MAX_KEY_LENGTH,
@@ -162,17 +163,18 @@ def told_by_types(schema: StructType, checker: Checker) -> dict[str, str] | None
         if name in names
     }
     keys, payloads = _key_told(given), _payload_told(given, checker)
-    times, groups = given.get("schedule_at"), given.get("group")
-    is_told = "queue" not in given and all(
+    kinds, times, groups = _kind_told(given, checker), given.get("schedule_at"), given.get("group")
+    is_told = all(
         found is None or isinstance(found[1], kind)
         for found, kind in ((times, TimestampType), (groups, StringType))
     )
-    if not is_told or keys is None or payloads is None or (kind := _only_kind(checker)) is None:
+    if not is_told or keys is None or payloads is None or kinds is None:
         return None
     time = "CAST(NULL AS BIGINT)" if times is None else f"unix_millis({times[0]})"
     group = "CAST(NULL AS STRING)" if groups is None else f"nullif({groups[0]}, '')"
     fit = [
         *_text_fits(keys, MAX_KEY_LENGTH),
+        *_text_fits(kinds, MAX_KIND_LENGTH),
         f"({group} IS NULL OR ({' AND '.join(_text_fits(group, MAX_GROUP_LENGTH))}))",
         f"({time} IS NULL OR {time} BETWEEN {MIN_MILLISECONDS}L AND {MAX_MILLISECONDS}L)",
         f"octet_length({payloads}) <= {checker.rules.max_bytes}",
@@ -181,7 +183,7 @@ def told_by_types(schema: StructType, checker: Checker) -> dict[str, str] | None
     if isinstance(given["payload"][1], StringType):
         fit.append(f"is_valid_utf8({given['payload'][0]})")
     return {
-        "kind": kind, "key": keys, "payload": payloads, "schedule_ms": time, "grouped": group,
+        "kind": kinds, "key": keys, "payload": payloads, "schedule_ms": time, "grouped": group,
         "fits": f"coalesce({' AND '.join(fit)}, false)",
     }  # fmt: skip
 
@@ -203,14 +205,19 @@ def _payload_told(given: _Given, checker: Checker) -> str | None:
     return f"CAST({name} AS BINARY)" if wanted and isinstance(kind, wanted) else None
 
 
-def _only_kind(checker: Checker) -> str | None:
-    """Return the kind of all records as a literal; None where none of them has one."""
-    try:
-        kind = checker.kind_of(None)
-    except DelayedQueueError:
+def _kind_told(given: _Given, checker: Checker) -> str | None:
+    """Return the kind: of what the record names, or else of the queue of all; NULL of neither."""
+    name, kind = given.get("queue", ("NULL", StringType()))
+    queue = _literal(checker.rules.queue) if checker.rules.queue else "NULL"
+    if not isinstance(kind, StringType) or name == queue == "NULL":
         return None
-    text = kind.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
+    suffix = _literal(kind_of("", codec_named(checker.rules.codec)))
+    return f"concat(coalesce(nullif({name}, ''), {queue}), {suffix})"
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _text_fits(text: str, most: int) -> list[str]:

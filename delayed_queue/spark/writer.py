@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -33,10 +33,10 @@ from delayed_queue.spark.offering import (
     due_times,
     is_closed,
     jsonb,
-    prune_ledger,
     settle,
     soon_kinds,
     task_of_stream,
+    then_pruned,
     wake,
 )
 from delayed_queue.spark.options import Options
@@ -65,16 +65,13 @@ def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> Wr
     """
     attempt = str(uuid.uuid4())
     rows, soon = 0, set[str]()
-    link = Link(job.options)
-    try:
+    with closing(Link(job.options)) as link:
         for chunk in chunks(batches, job.options.chunk, job.options.chunkBytes):
             offers = offers_of(chunk, job.options.codec)
             staged = _staged(job, partition, attempt, rows, offers)
             link.once(OFFER, partial(_send, staged))
             soon |= soon_kinds(job, offers, staged["dueAt"])
             rows += chunk.num_rows
-    finally:
-        link.close()
     return Written(rows, attempt, frozenset(soon))
 
 
@@ -106,8 +103,8 @@ def merge_staged(session: Session, job: Job, written: Sequence[Written]) -> None
     Nothing where the job is closed already: an earlier call has done all this.
     """
     rows = sum(each.rows for each in written)
-    closing = claim_closing(session, job.key, rows)
-    if closing is None:
+    closed = claim_closing(session, job.key, rows)
+    if closed is None:
         return
     which: dict[str, Any] = {"job": job.key.job, "attempts": [each.attempt for each in written]}
     ((staged, most),) = session.fetch(COUNT_STAGED, which)
@@ -116,7 +113,7 @@ def merge_staged(session: Session, job: Job, written: Sequence[Written]) -> None
             f"Of {rows} rows that were staged {staged} are left: the server has crashed since, "
             "and what is staged does not outlive that. Nothing was offered; run the job again."
         )
-    settle(session, closing, *_merged(session, job, which, most))
+    settle(session, closed, *_merged(session, job, which, most))
     session.fetch(CLEAR_STAGE, {"job": job.key.job})
     if job.options.notify:
         wake(session, {kind for each in written for kind in each.soon})
@@ -172,8 +169,7 @@ class OfferWriter(DataSourceArrowWriter):
         self._job = Job(key, self._began(options, key), options)
 
     def _began(self, options: Options, key: JobKey) -> int:
-        session = connect(options)
-        try:
+        with closing(connect(options)) as session:
             now = look_around(session, options)
             if options.onFinishedJob == "error" and is_closed(session, key):
                 raise JobFinished(
@@ -181,8 +177,6 @@ class OfferWriter(DataSourceArrowWriter):
                     "Give another id, or option('onFinishedJob', 'skip')."
                 )
             return now
-        finally:
-            session.close()
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
@@ -194,26 +188,22 @@ class OfferWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = [each for each in messages if isinstance(each, Written)]
         rows = sum(each.rows for each in written)
-        link = Link(self._job.options)
-        try:
+
+        def close(session: Session) -> None:
             if self._job.options.atomic:
-                link.repeat(OFFER, lambda session: merge_staged(session, self._job, written))
+                merge_staged(session, self._job, written)
             else:
-                link.repeat(OFFER, lambda session: claim_closing(session, self._job.key, rows))
-            days = self._job.options.ledgerDays
-            link.repeat(OFFER, lambda session: prune_ledger(session, days))
-        finally:
-            link.close()
+                claim_closing(session, self._job.key, rows)
+
+        then_pruned(self._job.options, OFFER, close)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave what was offered: the same job id continues where this one stopped."""
         if not self._job.options.atomic:
             return
-        link = Link(self._job.options)
         # It has failed already, and what it staged is pruned by age.
-        with suppress(ResourceUnavailable):
+        with closing(Link(self._job.options)) as link, suppress(ResourceUnavailable):
             link.once(OFFER, lambda session: clear_stage(session, self._job))
-        link.close()
 
 
 @dataclass
@@ -243,11 +233,8 @@ class StreamOfferWriter(DataSourceStreamArrowWriter):
         self._options = options
         # Here, on the driver, and not in a task: an unknown queue is no reason to retry.
         _kind_of(options, schema)
-        session = connect(options)
-        try:
+        with closing(connect(options)) as session:
             self._now = look_around(session, options)
-        finally:
-            session.close()
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
         context, key = task_of_stream()
@@ -261,14 +248,7 @@ class StreamOfferWriter(DataSourceStreamArrowWriter):
             return
         key = JobKey(written[0].query_id, batchId)
         rows = sum(each.rows for each in written)
-        link = Link(self._options)
-        try:
-            link.repeat("The commit", lambda session: claim_closing(session, key, rows))
-            link.repeat(
-                "The commit", lambda session: prune_ledger(session, self._options.ledgerDays)
-            )
-        finally:
-            link.close()
+        then_pruned(self._options, "The commit", lambda session: claim_closing(session, key, rows))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Leave what was offered: the batch is replayed, and its chunks are known."""

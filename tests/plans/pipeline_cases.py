@@ -31,13 +31,18 @@ def chunks_of_jobs() -> list[Case]:
             for name in ("job-700", "new")
         ),
         *(
-            Case("CLOSE_JOB", {**claim, "job": name}, {CHUNKS}, buffers=60)
+            Case("CLOSE_JOB", {**claim, "job": name, "partition": -1}, {CHUNKS}, buffers=60)
             for name in ("job-700", "new")
         ),
         *(
-            Case("OPEN_JOB", {"job": name, "now": NOW}, {CHUNKS}, buffers=60)
+            Case("OPEN_JOB", {**claim, "job": name, "partition": -2}, {CHUNKS}, buffers=60)
             for name in ("job-700", "new")
         ),
+        *(
+            Case("COUNT_ENDED", {**claim, "job": name, "digest": "done"}, {CHUNKS}, buffers=60)
+            for name in ("job-700", "new")
+        ),
+        Case("ENDED_OF", {"job": "job-701", "batch": 0}, {CHUNKS}, n=10, rows=4, buffers=60),
         Case("SETTLE_CHUNK", {"id": 1, "created": 1, "updated": 0}, {LEDGER}, buffers=60),
         Case("IS_CLOSED", job, {CHUNKS}),
         Case("ANSWER_OF", {"job": "job-7"}, {CHUNKS}),
@@ -47,6 +52,7 @@ def chunks_of_jobs() -> list[Case]:
             Case("PRUNE_LEDGER", {"age": age, "limit": 1000, "now": NOW}, {RECORDED}, **prune)
             for age in (hour, day)
         ),
+        Case("NOTIFY_KINDS", {"channels": ["one", "two"]}, set(), rows=0),
         Case("LOOK_AROUND", {}, set(), rows=0, buffers=30),
         Case("WHICH_DATABASE", {}, set(), rows=1, buffers=30),
     ]
@@ -75,9 +81,6 @@ def streams() -> list[Case]:
     lease = {"lease_id": "mine", "lease": LEASE, "now": NOW}
     held = {"lease_id": "lease-1760", "now": NOW}
     kind = {"kind": "leased|json"}
-    ended = {
-        "batch": 0, "partition": 1, "attempt": 0, "outcome": "done", "number": 100, "now": NOW,
-    }  # fmt: skip
     ids = {"first": 50_000, "last": 51_000, "now": NOW}
     return [
         *(
@@ -105,9 +108,6 @@ def streams() -> list[Case]:
             "COUNT_DELIVERY", {"id": 1760, "lease_id": "lease-1760"}, {PRIMARY}, buffers=60,
             or_reads={LEASES},
         ),
-        Case("COUNT_ENDED", {**ended, "job": "job-700"}, {CHUNKS}, buffers=60),
-        Case("COUNT_ENDED", {**ended, "job": "new"}, {CHUNKS}, buffers=60),
-        Case("ENDED_OF", {"job": "job-701", "batch": 0}, {CHUNKS}, n=10, rows=4, buffers=60),
         # Of leases of their own: each of the six runs (three states of the statistics, two plans)
         # leaves dead versions under the id that it was for.
         *(

@@ -282,7 +282,8 @@ class TestManyQueues:
         ("column", "value", "said"),
         [
             ("queue", None, r"The column queue is null \(key 'k'\)"),
-            ("queue", "x" * 100, "at most 100 fit"),
+            ("queue", "", r"The column queue is empty \(key 'k'\)"),
+            ("queue", "x" * 96, r"The column queue has more than 95 characters \(key 'k'\)"),
             ("group", "", r"The column group is empty \(key 'k'\)"),
             ("group", "g" * 101, r"The column group has more than 100 characters \(key 'k'\)"),
             ("group", "a\x00", r"The column group contains a NUL character \(key 'k'\)"),

@@ -8,11 +8,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+import duckdb
+import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from delayed_queue import DelayedQueue
+from delayed_queue.codecs import MAX_KIND_LENGTH
 from delayed_queue.messages import MAX_GROUP_LENGTH, MAX_KEY_LENGTH
 from delayed_queue.models import Message
 from delayed_queue.spark.commands import imports
@@ -29,6 +32,9 @@ KEYS: Final = [
     "a", "", "\x00", "a\x00b", "é" * MAX_KEY_LENGTH, "k" * (MAX_KEY_LENGTH + 1), "ß€𝄞", None,
 ]  # fmt: skip
 GROUPS: Final = ["g", "", None, "\x00", "𝄞" * MAX_GROUP_LENGTH, "g" * (MAX_GROUP_LENGTH + 1)]
+QUEUES: Final = [
+    "a", "", None, "a\x00b", "|", "q" * (MAX_KIND_LENGTH - len("|text")), "€" * MAX_KIND_LENGTH,
+]  # fmt: skip
 TIMES: Final = [
     None, EPOCH, EPOCH - timedelta(microseconds=1), datetime(2026, 11, 22, 9, tzinfo=UTC),
 ]  # fmt: skip
@@ -40,21 +46,33 @@ PAYLOADS: Final[dict[str, tuple[Any, list[Any]]]] = {
 
 def input_of(path: Path, columns: dict[str, pa.Array], codec: str, **rules: Any) -> Input:
     pq.write_table(pa.table(columns), path / "in.parquet")
-    found = Rules("it's \\ orders", codec, **rules)
+    found = Rules(**{"queue": "it's \\ orders", "codec": codec, **rules})
     return Input((str(path),), "parquet", replace(found, are_texts_json=True))
 
 
-@pytest.mark.parametrize("codec", PAYLOADS)
-def test_they_say_the_same_of_each_record(spark: Any, tmp_path: Path, codec: str) -> None:
+# Whose a record is: its group, its queue; and its delay.
+WHOSE: Final = [
+    *((group, "a", None) for group in GROUPS), *((None, queue, None) for queue in QUEUES),
+    ("g", "a", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("codec", "queue"), [("bytes", "it's \\ orders"), ("text", None)])
+def test_they_say_the_same_of_each_record(
+    spark: Any, tmp_path: Path, codec: str, queue: str | None
+) -> None:
     kind, payloads = PAYLOADS[codec]
-    values = zip(*product(KEYS, payloads, TIMES, GROUPS, [None, 5]), strict=True)
-    types = (pa.string(), kind, pa.timestamp("us", "UTC"), pa.string(), pa.int64())
-    names = ("id`s", "payload", "schedule_at", "group", "delay")
+    values = zip(
+        *((*each, *whose) for *each, whose in product(KEYS, payloads, TIMES, WHOSE)), strict=True
+    )
+    types = (pa.string(), kind, pa.timestamp("us", "UTC"), pa.string(), pa.string(), pa.int64())
+    names = ("id`s", "payload", "schedule_at", "group", "queue", "delay")
     columns = {
         name: pa.array(column, of)
         for name, column, of in zip(names, values, types, strict=True)
     }  # fmt: skip
-    source = input_of(tmp_path, columns, codec, mapping={"id`s": "key"}, max_bytes=8)
+    mapping = {"id`s": "key"}
+    source = input_of(tmp_path, columns, codec, queue=queue, mapping=mapping, max_bytes=8)
     known = told(spark, source)
     assert known is not None
     checker = Checker(source.rules)
@@ -84,7 +102,7 @@ PLAIN: Final = {"key": pa.array(["a", "b"]), "payload": pa.array([b"1", b"2"])}
         {"payload": pa.array([{"a": 1}, None])},
         {"schedule_at": pa.array([1, 2], pa.timestamp("us"))},
         {"schedule_at": pa.array([1, 2])},
-        {"queue": pa.array(["a", "b"])},
+        {"queue": pa.array([1, 2])},
         {"group": pa.array([1, 2])},
     ],
 )
@@ -133,6 +151,32 @@ class TestImport:
         assert Message.objects.count() == 400
         stored = bytes(Message.objects.get(key="k3").payload)
         assert stored == winner
+
+    @pytest.mark.parametrize("codec", ["bytes", "json"])
+    def test_thousands_of_queues_are_one_job(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: psycopg.Connection[Any],
+        codec: str,
+    ) -> None:  # fmt: skip
+        """The types of the first are told by Spark, payloads of the second are looked at."""
+        path, queues = str(tmp_path / "in.parquet"), 2_000
+        # Of each queue three records, the first two with one key, which all queues have.
+        columns = {"key": [f"k{n // 2}" for n in range(3) for _ in range(queues)],
+                   "queue": [f"tenant-{n}" for n in range(queues)] * 3,
+                   "payload": [b"1"] * queues * 3}  # fmt: skip
+        pq.write_table(pa.table(columns), path)
+        asked = options(tmp_path, path, form="parquet", job="tenants")
+        rules = Rules(None, codec)
+        found = imports.run(
+            spark, replace(asked, source=replace(asked.source, rules=rules)), CONSOLE
+        )
+        assert (found.created, found.duplicates) == (queues * 2, queues)
+        of_files = "SELECT queue || ?, count(DISTINCT key) FROM read_parquet(?) GROUP BY queue"
+        of_table = 'SELECT "pKind", count(*) FROM delayed_queue GROUP BY "pKind"'
+        assert set(other.execute(of_table)) == set(
+            duckdb.execute(of_files, [f"|{codec}", path]).fetchall()
+        )
+        jobs = other.execute("SELECT DISTINCT job FROM delayed_queue_offer_ledger").fetchall()
+        assert jobs == [("tenants",)]
 
     def test_one_that_does_not_fit_has_all_looked_at(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path

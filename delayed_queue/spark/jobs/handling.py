@@ -34,10 +34,11 @@ from delayed_queue.queue.store.settle import (
     MemberRow,
 )
 from delayed_queue.retries import RetryPolicy
-from delayed_queue.spark.database import Connection, Link, fetch, steady
-from delayed_queue.spark.offering import JobKey, prune_ledger, task_of_stream
+from delayed_queue.spark.database import Connection, fetch, steady
+from delayed_queue.spark.offering import JobKey, task_of_stream, then_pruned
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.store.streaming import COUNT_DELIVERY, COUNT_ENDED, ENDED_OF
+from delayed_queue.spark.store.offering import COUNT_ENDED, ENDED_OF
+from delayed_queue.spark.store.streaming import COUNT_DELIVERY
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -127,20 +128,15 @@ class Place:
         """Add to what is counted here, in the transaction that is open."""
         for outcome, number in ends.items():
             if number:
-                params: dict[str, Any] = {**asdict(self.key), "outcome": outcome, "number": number}
-                params |= {"partition": self.partition, "attempt": self.attempt, "now": None}
-                fetch(connection, COUNT_ENDED, params)
+                note = self.key.note(
+                    self.partition, chunk=self.attempt, digest=outcome, rows=number
+                )
+                fetch(connection, COUNT_ENDED, note)
 
 
 def ended_of(key: JobKey) -> Tally:
     """Return how the messages of a batch ended that is done; those before it are forgotten."""
-    options = Options()
-    link = Link(options)
-    try:
-        rows = link.repeat("The count", lambda session: session.fetch(ENDED_OF, asdict(key)))
-        link.repeat("The count", lambda session: prune_ledger(session, options.ledgerDays))
-    finally:
-        link.close()
+    rows = then_pruned(Options(), "The count", lambda session: session.fetch(ENDED_OF, asdict(key)))
     return Tally(**dict(rows))
 
 

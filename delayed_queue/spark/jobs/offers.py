@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from delayed_queue.messages import (
 from delayed_queue.spark.database import Link
 from delayed_queue.spark.jobs.handling import close_connections, load_application
 from delayed_queue.spark.jobs.records import row_of
-from delayed_queue.spark.offering import OFFER
+from delayed_queue.spark.offering import OFFER, OPENED, JobKey
 from delayed_queue.spark.offering import counts as counts_of
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.offering import ANSWER_OF, NOTE_ANSWER, OPEN_JOB
@@ -138,16 +138,13 @@ def check_id(job: str | None) -> None:
 
 def _asked(what: str, statement: str, **params: Any) -> list[Row]:
     """Return the answer of the ledger."""
-    link = Link(Options())
-    try:
+    with closing(Link(Options())) as link:
         return link.repeat(what, lambda session: session.fetch(statement, params))
-    finally:
-        link.close()
 
 
 def began_at(job: str) -> int:
     """Return when the job began, the first time: from then its messages are spread."""
-    return int(value_of(_asked(OFFER, OPEN_JOB, job=job, now=None)))
+    return int(value_of(_asked(OFFER, OPEN_JOB, **JobKey(job).note(OPENED))))
 
 
 def note_answer(job: str, of: str, answer: Mapping[str, Any]) -> None:

@@ -297,14 +297,11 @@ class Reading:
     def _rows(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         statement = self.layout.statement(READ_PIECE, piece).as_string(None)
         schema = _arrow_schema(self.layout)
-        session = outlasting(lambda: connect(Options(), reads_rows=True))
-        try:
+        with closing(outlasting(lambda: connect(Options(), reads_rows=True))) as session:
             session.fetch(STEADY_TEXT.text, {})
             for batch in session.stream(statement, self.layout.params(piece, self.cutoff), schema):
                 columns = map(pa.Array.cast, batch.columns, schema.types)
                 yield pa.RecordBatch.from_arrays(list(columns), schema=schema)
-        finally:
-            session.close()
 
 
 _ASKED: Final = pa.schema([("number", pa.int64()), ("key", pa.string()), ("place", pa.int64())])

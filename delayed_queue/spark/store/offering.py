@@ -7,6 +7,29 @@ from typing import Final, LiteralString, NamedTuple
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
 
+# Note something of a job in the ledger, once at each place. Partitions count from 0: at -1 a batch
+# is closed, at -2 a job is opened.
+_NOTE: Final[LiteralString] = (
+    CLOCK
+    + """
+INSERT INTO delayed_queue_offer_ledger AS ledger (
+    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
+)
+SELECT
+    %(job)s::varchar, %(batch)s::bigint, %(partition)s::integer, %(chunk)s::integer,
+    %(digest)s::varchar, %(rows)s::bigint, %(created)s::bigint, 0, now
+FROM clock
+"""
+)
+_AT_ITS_PLACE: Final[LiteralString] = """\
+ON CONFLICT (job, batch, "partition", chunk, digest) DO """
+_UNLESS_THERE: Final[LiteralString] = (
+    _AT_ITS_PLACE
+    + """NOTHING
+RETURNING id
+"""
+)
+
 # Claim one chunk of a job, in the transaction that offers it: a returned id says that no attempt
 # has offered these rows at this place before. A twin that is offering them at this moment is
 # waited for, and takes the claim with it if it fails. Nothing is claimed of a batch that is
@@ -16,40 +39,25 @@ from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
 # not at all, and counted at once.
 # Reads: offer_ledger_chunk.
 CLAIM_CHUNK: Final[LiteralString] = (
-    CLOCK
-    + """
-INSERT INTO delayed_queue_offer_ledger (
-    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
-)
-SELECT
-    %(job)s::varchar, %(batch)s::bigint, %(partition)s::integer, %(chunk)s::integer,
-    %(digest)s::varchar, %(rows)s::bigint, %(created)s::bigint, 0, now
-FROM clock
-WHERE NOT EXISTS (
+    _NOTE
+    + """WHERE NOT EXISTS (
     SELECT 1
     FROM delayed_queue_offer_ledger
     WHERE job = %(job)s::varchar
         AND batch = %(batch)s::bigint
         AND "partition" = -1
 )
-ON CONFLICT (job, batch, "partition", chunk, digest) DO NOTHING
-RETURNING id
 """
+    + _UNLESS_THERE
 )
 
 # Note that a job begins, and return when it first did: repeated after a crash it goes on from
 # there. The note has no rows, and so counts for nothing; the first one stands.
 # Reads: offer_ledger_chunk.
 OPEN_JOB: Final[LiteralString] = (
-    CLOCK
-    + """
-INSERT INTO delayed_queue_offer_ledger AS ledger (
-    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
-)
-SELECT
-    %(job)s::varchar, 0, -2, 0, '', 0, 0, 0, now
-FROM clock
-ON CONFLICT (job, batch, "partition", chunk, digest) DO UPDATE
+    _NOTE
+    + _AT_ITS_PLACE
+    + """UPDATE
 SET "rows" = ledger."rows"
 RETURNING "recordedAt"
 """
@@ -65,19 +73,36 @@ WHERE id = %(id)s::bigint
 
 # Say that a batch of a job is done, and how many rows it was given; the first closing stands.
 # Reads: offer_ledger_chunk.
-CLOSE_JOB: Final[LiteralString] = (
-    CLOCK
-    + """
-INSERT INTO delayed_queue_offer_ledger (
-    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
-)
-SELECT
-    %(job)s::varchar, %(batch)s::bigint, -1, 0, '', %(rows)s::bigint, 0, 0, now
-FROM clock
-ON CONFLICT (job, batch, "partition", chunk, digest) DO NOTHING
+CLOSE_JOB: Final[LiteralString] = _NOTE + _UNLESS_THERE
+
+# Count, in the transaction that settles, how messages of a batch have ended: the digest is the
+# outcome, the chunk which try of the task it was. Each try counts in rows of its own, so that none
+# waits for another.
+# Reads: offer_ledger_chunk.
+COUNT_ENDED: Final[LiteralString] = (
+    _NOTE
+    + _AT_ITS_PLACE
+    + """UPDATE
+SET "rows" = ledger."rows" + EXCLUDED."rows"
 RETURNING id
 """
 )
+
+# How the messages of a batch have ended, by all tries of its tasks, also of those that died. Asked
+# when the batch is done; what the batches before it have counted is forgotten then.
+# Reads: offer_ledger_chunk.
+ENDED_OF: Final[LiteralString] = """
+WITH forgotten AS (
+    DELETE FROM delayed_queue_offer_ledger
+    WHERE job = %(job)s::varchar
+        AND batch < %(batch)s::bigint
+)
+SELECT digest, sum("rows")::bigint
+FROM delayed_queue_offer_ledger
+WHERE job = %(job)s::varchar
+    AND batch = %(batch)s::bigint
+GROUP BY digest
+"""
 
 # Note what a command has answered, for whoever repeats it; of a job that is not closed, nothing.
 # Reads: offer_ledger_chunk.
@@ -129,6 +154,14 @@ FROM (
     WHERE job = %(job)s::varchar
     GROUP BY batch
 ) AS batches
+"""
+
+
+# Wake those who wait for messages of these kinds, when the transaction commits: in one round trip,
+# for a job may offer to thousands. Reads: nothing.
+NOTIFY_KINDS: Final[LiteralString] = """
+SELECT pg_notify(channel, '')
+FROM unnest(%(channels)s::text[]) AS channel
 """
 
 

@@ -201,41 +201,6 @@ WHERE id = %(id)s::bigint
 RETURNING attempts
 """
 
-# Count in the ledger, in the transaction that settles, how messages of a batch have ended. Each try
-# of a task counts in rows of its own, one for each outcome, so that none waits for another.
-# Reads: offer_ledger_chunk.
-COUNT_ENDED: Final[LiteralString] = (
-    CLOCK
-    + """
-INSERT INTO delayed_queue_offer_ledger AS ledger (
-    job, batch, "partition", chunk, digest, "rows", created, updated, "recordedAt"
-)
-SELECT
-    %(job)s::varchar, %(batch)s::bigint, %(partition)s::integer, %(attempt)s::integer,
-    %(outcome)s::varchar, %(number)s::bigint, 0, 0, now
-FROM clock
-ON CONFLICT (job, batch, "partition", chunk, digest) DO UPDATE
-SET "rows" = ledger."rows" + EXCLUDED."rows"
-RETURNING id
-"""
-)
-
-# How the messages of a batch have ended, by all tries of its tasks, also of those that died. Asked
-# when the batch is done; what the batches before it have counted is forgotten then.
-# Reads: offer_ledger_chunk.
-ENDED_OF: Final[LiteralString] = """
-WITH forgotten AS (
-    DELETE FROM delayed_queue_offer_ledger
-    WHERE job = %(job)s::varchar
-        AND batch < %(batch)s::bigint
-)
-SELECT digest, sum("rows")::bigint
-FROM delayed_queue_offer_ledger
-WHERE job = %(job)s::varchar
-    AND batch = %(batch)s::bigint
-GROUP BY digest
-"""
-
 # Prolong a lease that a batch is still working under, never shorten it; also one that ran out,
 # as long as nobody has taken its messages. Reads: delayed_queue__LockUuidPlusIdIndex.
 RENEW_LEASE: Final[LiteralString] = (
