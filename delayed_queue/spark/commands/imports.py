@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -214,14 +215,17 @@ def _run(
         known = told(spark, options.source)
         if known is not None:
             found = _Import(spark, options, console, known.rows)
-            # Files are read again faster than rows are kept.
-            if not found.read():
-                return found.report(known.fitting)
+            # Files are read again faster than rows are kept; and side by side: while Spark plans
+            # the one it works on the other. Mostly all fit, and it is not in vain.
+            with ThreadPoolExecutor(1, thread_name_prefix="import-keys") as pool:
+                firsts_of = pool.submit(found.firsts, known.fitting)
+                if not found.read():
+                    return found.report(*firsts_of.result())
         kept = checked(spark, options.source).persist()
         try:
             found = _Import(spark, options, console, kept)
             found.read()
-            return found.report(kept)
+            return found.report(*found.firsts(kept))
         finally:
             kept.unpersist()
 
@@ -248,14 +252,22 @@ class _Import:
             raise _RecordWasCut
         return sum(each.bad for each in self._blocks)
 
-    def report(self, rows: DataFrame) -> ImportReport:
-        """Put aside what is bad and offer the rest, of ``rows``, which are those that were read."""
+    def firsts(self, rows: DataFrame) -> tuple[DataFrame, int]:
+        """Return of each key what offers in order would leave, and how many others there are.
+
+        Of ``rows``, which are those that are read.
+        """
+        turn = "" if self._options.mode == "offer" else " DESC"
+        order = f"file{turn}, block{turn}, place{turn}"
+        return firsts(rows.where("kind IS NOT NULL"), self._options.pieces, order)
+
+    def report(self, unique: DataFrame, repeated: int) -> ImportReport:
+        """Put aside what is bad and offer the rest, less so many that have a key again."""
         good, bad = (sum(getattr(each, of) for each in self._blocks) for of in ("good", "bad"))
         self._console.progress(f"{good:,} records are good, {bad:,} are bad")
         report = ImportReport(str(self._options.job), good + bad, quarantined=bad)
         if bad:
             report = self._with_reasons(report)
-        unique, repeated = self._unique(rows)
         report = replace(report, duplicates=repeated)
         if self._options.is_dry_run:
             return replace(report, is_dry_run=True, refused=self._refusal(report))
@@ -263,22 +275,18 @@ class _Import:
             report = self._quarantine(report)
         if refused := self._refusal(report):
             raise InvalidConfiguration(f"{refused} They are in {report.quarantine}.")
-        return self._offer(report, unique, good)
+        return self._offer(report, self._evened(unique), good)
 
-    def _unique(self, rows: DataFrame) -> tuple[DataFrame, int]:
-        """Return of each key what offers in order would leave, and how many others there are.
+    def _evened(self, unique: DataFrame) -> DataFrame:
+        """Return the rows in partitions that are not too large.
 
-        The same input gives the same partitions on any cluster, by which the ledger knows chunks
+        The same input gives the same ones on any cluster, by which the ledger knows chunks
         that an earlier run has offered; in others they are offered again, which changes nothing.
         """
-        turn = "" if self._options.mode == "offer" else " DESC"
-        order = f"file{turn}, block{turn}, place{turn}"
-        good = rows.where("kind IS NOT NULL")
-        unique, repeated = firsts(good, self._options.pieces, order)
         # One row group of Parquet, or a packed file, is one partition however large it is.
-        if self._options.partitions is not None or self._most > MOST_OF_PARTITION:
-            unique = evened(unique, self._options.pieces)
-        return unique, repeated
+        if self._options.partitions is None and self._most <= MOST_OF_PARTITION:
+            return unique
+        return evened(unique, self._options.pieces)
 
     # Bad records
 
