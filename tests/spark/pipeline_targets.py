@@ -15,6 +15,7 @@ from django.db import connections
 
 from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
 from delayed_queue.messages import Counts
+from delayed_queue.models import Message
 from tests.spark.programs.draining import executor, only_once
 from tests.spark.support import wait_in_task
 
@@ -85,6 +86,16 @@ async def counted_later(envelope: Envelope) -> None:
     for _ in range(10):  # the others' turn
         await asyncio.sleep(0)
     AT_WORK.now -= 1
+
+
+LEFT: list[int] = []
+
+
+def noting_what_is_left(envelope: Envelope) -> None:
+    """Note how many messages there are when it is not as many as at the call before."""
+    left = Message.objects.count()
+    if LEFT[-1:] != [left]:
+        LEFT.append(left)
 
 
 def asking(envelope: Envelope) -> None:

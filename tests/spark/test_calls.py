@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import time
+from collections.abc import Callable
+from itertools import count, pairwise
 from typing import Any
 
 import psycopg
@@ -11,28 +13,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from delayed_queue import DelayedQueue, RetryPolicy
+from delayed_queue import DelayedQueue, RetryPolicy, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
 from delayed_queue.spark.jobs.handling import Calls, Handling, Pace, Place, Settler, Tally, ended_of
 from delayed_queue.spark.offering import JobKey
 from tests.spark.leasing import reader
-from tests.spark.pipeline_targets import AT_WORK
+from tests.spark.pipeline_targets import AT_WORK, LEFT
 from tests.spark.pipelines import TARGETS
 from tests.support.processes import wait_until
 
 
-def handled(queue: DelayedQueue, payloads: list[Any], handling: Handling) -> Tally:
+def handled(
+    queue: DelayedQueue, payloads: list[Any], handling: Handling,
+    clock: Callable[[], float] = time.monotonic, attempt: int = 0,
+) -> Tally:  # fmt: skip
     """Lease all, and handle them as a task does."""
-    for number, payload in enumerate(payloads):
-        queue.offer_or_update(f"k{number}", payload)
+    queue.offer_batch(
+        [ScheduledMessage(f"k{number}", payload) for number, payload in enumerate(payloads)]
+    )
     source, key = reader(), JobKey("query", 3)
-    lease_id = source.latestOffset(source.initialOffset(), ReadMaxRows(100))["lock"]
+    lease_id = source.latestOffset(source.initialOffset(), ReadMaxRows(1_000))["lock"]
     source.stop()
     ids = list(Message.objects.order_by("id").values_list("id", flat=True))
     with steady() as connection, Calls(handling) as calls:
-        Settler(connection, handling, "orders|json", Place(key), calls).handle(lease_id, ids)
+        place = Place(key, attempt=attempt)
+        settler = Settler(connection, handling, "orders|json", place, calls, clock)
+        settler.handle(lease_id, ids)
     return ended_of(key)
 
 
@@ -69,6 +77,25 @@ class TestConcurrency:
         assert handled(queue, [1] * 6, handling).done == 6
         # The server ends a session a moment after its client has closed it.
         wait_until(lambda: other.execute(sessions).fetchone() == (0,))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "attempt", "left"),
+    [
+        (0, 0, [700, 600, 400]),
+        (1, 0, [700, 600, 500, 400, 300, 200, 100]),
+        (0, 1, [*range(700, 0, -1)]),
+    ],
+)
+def test_what_is_quick_is_settled_by_more_at_once(
+    queue: DelayedQueue, seconds: float, attempt: int, left: list[int]
+) -> None:
+    """But for a task that is repeated: what it has at work may be what kills."""
+    LEFT.clear()
+    times = count(0.0, seconds)
+    handling = Handling(f"{TARGETS}:noting_what_is_left", "orders")
+    assert handled(queue, [1] * 700, handling, lambda: next(times), attempt).done == 700
+    assert left == LEFT
 
 
 class TestPace:

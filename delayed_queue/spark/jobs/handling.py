@@ -82,6 +82,9 @@ def close_connections() -> None:
 
 
 BATCH: Final = 100
+# How many times as many are settled together where that takes less than so many seconds.
+_MOST_TIMES: Final = 4
+_QUICK: Final = 1.0
 _MOST_AT_ONCE: Final = 1_000
 _MOST_A_SECOND: Final = 1_000_000
 _LEASE_MS: Final = 600_000
@@ -233,7 +236,8 @@ class Calls:
 
         async def called(envelope: Envelope) -> Exception | None:
             async with room:
-                await asyncio.sleep(self._pace.wait())
+                if wait := self._pace.wait():
+                    await asyncio.sleep(wait)
                 try:
                     await _awaited(self._function(envelope))
                 except Exception as error:
@@ -243,7 +247,9 @@ class Calls:
         return await asyncio.gather(*map(called, envelopes))
 
     def _called(self, envelope: Envelope) -> Exception | None:
-        time.sleep(self._pace.wait())
+        # To sleep for no time takes longer than a quick call.
+        if wait := self._pace.wait():
+            time.sleep(wait)
         try:
             answer = self._function(envelope)
             if inspect.isawaitable(answer):
@@ -283,6 +289,7 @@ class Settler:
         kind: str,
         place: Place,
         calls: Calls,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         found = handling.registered()
         self._kind = kind
@@ -293,19 +300,25 @@ class Settler:
         self._queue = handling.queue
         self._calls = calls
         # Eight rounds of calls, so that the last one's end is waited for now and then only.
-        self._most = max(BATCH, 8 * handling.concurrency)
+        self._size = 1 if self._is_repeated else max(BATCH, 8 * handling.concurrency)
+        self._most = self._size * (1 if self._is_repeated else _MOST_TIMES)
+        self._clock = clock
         self._codec: Codec = codec_named(handling.codec) if found is None else found.codec
         declared = None if found is None else found.retry
         self._policy = declared or handling.retry or RetryPolicy.exponential()
         self._leases = ExecutorLeases(connection, handling.lease_ms)
 
     def handle(self, lease_id: str, ids: list[int]) -> None:
-        size = 1 if self._is_repeated else self._most
-        for begin in range(0, len(ids), size):
-            batch = ids[begin : begin + size]
+        while ids:
+            batch, ids = ids[: self._size], ids[self._size :]
+            began = self._clock()
             if self._is_repeated:
                 self._leases.run(COUNT_DELIVERY, id=batch[0], lease_id=lease_id)
             self._handle_batch(lease_id, batch)
+            # To read, to settle and to count takes the same time for a few and for many; what is
+            # handled in vain by a task that dies stays a few seconds of calls.
+            if self._clock() - began < _QUICK:
+                self._size = min(2 * self._size, self._most)
 
     def _handle_batch(self, lease_id: str, ids: list[int]) -> None:
         """Handle those that are still under the lease; done ones are deleted at its end."""
