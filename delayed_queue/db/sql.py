@@ -162,6 +162,15 @@ def value_of(answer: Sequence[Sequence[Any]]) -> Any:
     return answer[0][0] if answer else None
 
 
+def array_of(values: list[T]) -> list[T] | None:
+    """Return the array to pass for a column of unnest(); of nothing but NULLs none.
+
+    unnest() has NULLs where an array ends before the others, and one of a thousand is written,
+    read and walked through for nothing.
+    """
+    return None if values.count(None) == len(values) else values  # type: ignore[arg-type]
+
+
 def beside(named: type[N], answer: Iterable[Sequence[Any]]) -> list[tuple[Any, N | None]]:
     """Return each row's first value and the rest by name: None where an outer join has no row."""
     return [(first, None if rest[0] is None else named._make(rest)) for first, *rest in answer]

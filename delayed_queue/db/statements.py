@@ -117,7 +117,7 @@ def fetch_and_notify(
     """
     connection = connections[using]
     if _can_pipeline(connection) and not connection.in_atomic_block:
-        return _at_once(connection, [(statement, params)], [channel], alone=statement)[0]
+        return _at_once(connection, [(statement, params)], [channel])[0]
     rows = fetch(using, statement, params)
     if rows:
         notify(using, channel)
@@ -175,10 +175,8 @@ def _at_once(
     connection: BaseDatabaseWrapper,
     statements: Sequence[Statement],
     channels: Sequence[str] = (),
-    *,
-    alone: str = "",
 ) -> list[list[Row]]:
-    session, prepare = _ready(connection, alone)
+    session, prepare = _ready(connection, statements[0][0] if len(statements) == 1 else "")
     with connection.wrap_database_errors:
         return Exchange(session, _groups(statements, channels), prepare).answers()
 

@@ -250,17 +250,21 @@ class Offering(QueueBase):
         return outcomes
 
     def _offer_chunk(self, chunk: list[PreparedOffer]) -> list[OfferOutcome]:
-        outcomes = [OfferOutcome.IGNORED] * len(chunk)
+        outcomes = [OfferOutcome.CREATED] * len(chunk)
         channel = self._channel if self._is_announced(chunk) else None
         groups = list(rounds(chunk))
         for group in groups:
             created = self._offer_group(group, channel if group is groups[-1] else None)
+            if len(created) == len(group) and all(created.values()):
+                continue  # as most are
             for offer in group:
                 outcomes[offer.position] = outcome_of(created.get(offer.key))
         return outcomes
 
     def _is_announced(self, chunk: list[PreparedOffer]) -> bool:
-        return get_settings().NOTIFY and any(self._is_soon(offer.schedule_at, 0) for offer in chunk)
+        schedules = [offer.schedule_at for offer in chunk]
+        earliest = min((each for each in schedules if each is not None), default=None)
+        return get_settings().NOTIFY and self._is_soon(None if None in schedules else earliest, 0)
 
     def _offer_group(self, group: list[PreparedOffer], channel: str | None) -> dict[str, bool]:
         """Offer messages of distinct keys; wake the channel's listeners in the same round trip."""

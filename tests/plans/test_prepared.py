@@ -58,6 +58,14 @@ def test_a_producer_keeps_the_plan_of_its_offers(raw: psycopg.Connection[Any]):
     assert executions(raw, "INSERT INTO delayed_queue") == [(OFTEN - 5, 5)]
 
 
+def test_a_producer_keeps_the_plan_of_its_batches(raw: psycopg.Connection[Any]):
+    queue = DelayedQueue("orders")
+    for number in range(OFTEN):
+        queue.offer_batch([ScheduledMessage(f"{number}-{each}", 1) for each in range(2)])
+
+    assert executions(raw, "INSERT INTO delayed_queue") == [(OFTEN - 5, 5)]
+
+
 def test_a_consumer_keeps_no_plan(raw: psycopg.Connection[Any]):
     queue = DelayedQueue("orders")
     for number in range(OFTEN):

@@ -10,7 +10,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.db.sql import CLOCK, beside
+from delayed_queue.db.sql import CLOCK, array_of, beside
 from delayed_queue.db.statements import (
     Row,
     Step,
@@ -240,7 +240,7 @@ def _adding(
 ) -> tuple[str, dict[str, Any]]:
     columns: list[Row] = list(zip(*jobs, strict=True))
     names = ("keys", "kinds", "payloads", "schedules", "delays", "headers", "groups")
-    arrays = {name: list(column) for name, column in zip(names, columns, strict=True)}
+    arrays = {name: array_of(list(each)) for name, each in zip(names, columns, strict=True)}
     shared = {
         "topic": topic.name, "shards": topic.shards, "hosts": topic.hosts,
         "places": list(places), "now": None,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue import db
-from delayed_queue.db.sql import CLOCK, ONE_PLAN, rows_of
+from delayed_queue.db.sql import CLOCK, ONE_PLAN, array_of, rows_of
 from delayed_queue.queue.store.fragments import HEADERS, IF_CHANGED, REPLACE
 
 _SOURCE: Final[LiteralString] = (
@@ -219,8 +219,8 @@ class OfferStore:
         """
         statement = OFFER_BATCH_OR_UPDATE if can_update else OFFER_BATCH_IF_NOT_EXISTS
         params = {
-            "kind": kind, "keys": keys, "payloads": payloads, "schedules": schedules,
-            "headers": headers, "groups": groups, "now": now,
+            "kind": kind, "keys": keys, "payloads": payloads, "schedules": array_of(schedules),
+            "headers": array_of(headers), "groups": array_of(groups), "now": now,
         }  # fmt: skip
         channels = [] if channel is None else [channel]
         (rows,) = db.fetch_all_and_notify(using, [(statement, params)], channels)
