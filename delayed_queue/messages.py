@@ -147,12 +147,16 @@ def encode_headers(headers: Mapping[str, Any] | None) -> str | None:
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
         raise InvalidMessage(f"headers must map str to JSON values, not {headers!r}.")
     try:
-        text = json.dumps(dict(headers), ensure_ascii=False, allow_nan=False)
+        text = _HEADERS.encode(dict(headers))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(f"headers are not JSON: {error}.") from error
     for each in _strings(headers):
         check_text("header text", each)
     return text
+
+
+# Made once: with such arguments json.dumps() makes one each time.
+_HEADERS: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -111,7 +111,7 @@ def parse(raw: bytes, depth: int, *, most: int | None = None) -> Any:
         raise malformed(_reason(error)) from None
     if most is not None and isinstance(value, list):
         check_count(value, most)
-    names = _checked(value, depth)
+    names = _checked(value, depth, _WITH_TEXTS if b"\\u0000" in raw else _LOOKED_AT)
     # A member of a JSON object has exactly one colon outside strings. Fewer names than colons:
     # one of them came twice, and the parser has kept the last.
     if names != raw.count(b":") and names != _STRINGS.sub(b"", raw).count(b":"):
@@ -139,40 +139,42 @@ def _reason(error: ValueError) -> str:
     return str(error)
 
 
-def _checked(value: Any, depth: int) -> int:
+# All else is right if it could be read. Texts too, unless a NUL is written somewhere.
+_LOOKED_AT: Final = frozenset({dict, list, float})
+_WITH_TEXTS: Final = _LOOKED_AT | {str}
+
+
+def _checked(value: Any, depth: int, kinds: frozenset[type]) -> int:
     """Return how many names its objects have, level by level: a loop cannot overflow a stack.
 
     What it does for each value is what a request of many small ones costs.
     """
-    names = 0
-    level: list[Any] = [[value]]
-    for below in range(depth + 1, -1, -1):
-        inner: list[Any] = []
+    names, level = 0, [value]
+    for _ in range(depth + 1):
+        members: list[Any] = []
         for each in level:
-            members = each
-            if type(each) is dict:
+            kind = type(each)
+            if kind is dict:
                 names += len(each)
-                members = [*each, *each.values()]
-            if members and not below:
-                raise malformed(f"nested deeper than {depth} levels")
-            inner += _containers(members)
-        level = inner
-    return names
+                members += each.values()
+                if str in kinds:
+                    members += each
+            elif kind is list:
+                members += each
+            else:
+                _check_alone(each)
+        if not members:
+            return names
+        level = [each for each in members if type(each) in kinds]
+    raise malformed(f"nested deeper than {depth} levels")
 
 
-def _containers(members: list[Any]) -> list[Any]:
-    """Return the members that have members, having looked at the others."""
-    found = []
-    for each in members:
-        kind = type(each)
-        if kind is str:
-            if "\0" in each:
-                raise malformed("a string contains NUL")
-        elif kind is dict or kind is list:
-            found.append(each)
-        elif kind is float and not isfinite(each):
-            raise malformed("a number is too large")
-    return found
+def _check_alone(value: Any) -> None:
+    """Refuse a text or number that the reader took, and nobody can store."""
+    if isinstance(value, float) and not isfinite(value):
+        raise malformed("a number is too large")
+    if isinstance(value, str) and "\0" in value:
+        raise malformed("a string contains NUL")
 
 
 F = TypeVar("F", bound=Callable[..., Any])

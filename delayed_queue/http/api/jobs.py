@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final
 
 from django.http import HttpRequest, HttpResponse
@@ -105,19 +105,21 @@ class BulkReply(Schema):
 def add(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResponse:
     """Store a job; once the answer is 202 it survives a crash of the server."""
     fields = read_object(request.body)
-    job = job_of(request, fields)
+    job = job_of(fields, partial(demand, request, "add"))
     # As read, not as sent: white space and the order of names make no other request.
     return as_response(
         answered_once(request, "POST jobs", [fields, if_exists], partial(_add, job, if_exists))
     )
 
 
-def job_of(request: ApiRequest, fields: dict[str, Any], *, guesses: int = MAX_GUESSES) -> NewJob:
+def job_of(
+    fields: dict[str, Any], demand_topic: Callable[[str], None], *, guesses: int = MAX_GUESSES
+) -> NewJob:
     try:
         job = job_from(fields, check_url=check_url, guesses=guesses)
     except InvalidJob as error:
         raise invalid(error) from None
-    demand(request, "add", job.topic)
+    demand_topic(job.topic)
     return job
 
 
@@ -180,7 +182,8 @@ def is_small(request: HttpRequest) -> bool:
 def add_plainly(request: Any) -> HttpResponse:
     admit(request, _ADDS)
     request.auth = _MAY_ADD.let_in(request)
-    return as_response(_add(job_of(request, read_object(request.body)), _if_exists(request)))
+    job = job_of(read_object(request.body), partial(demand, request, "add"))
+    return as_response(_add(job, _if_exists(request)))
 
 
 async def add_in_loop(request: Any) -> HttpResponse:
@@ -190,7 +193,7 @@ async def add_in_loop(request: Any) -> HttpResponse:
     """
     admit(request, _ADDS)
     request.auth = await _MAY_ADD.let_in_from_loop(request)
-    job = job_of(request, read_object(request.body))
+    job = job_of(read_object(request.body), partial(demand, request, "add"))
     place = (api_settings().DATABASE, job.topic, _if_exists(request))
     return as_response(answer_of(await _add_together(job, place)))
 
@@ -244,7 +247,9 @@ def add_bulk(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResp
         raise Problem(400, "invalid_request", "Invalid request", errors=errors)
     items = _items(request)
     charge(request, len(items))
-    results = [_read(request, each) for each in items]
+    # Asked once for each topic: most of a bulk are of one.
+    demand_topic = lru_cache(partial(demand, request, "add"))
+    results = [_read(each, demand_topic) for each in items]
     jobs = [each for each in results if isinstance(each, NewJob)]
     added = iter(add_jobs(jobs, if_exists=if_exists, using=api_settings().DATABASE))
     answers = [
@@ -265,10 +270,10 @@ def _items(request: ApiRequest) -> list[Any]:
     return items
 
 
-def _read(request: ApiRequest, item: Any) -> NewJob | Problem:
+def _read(item: Any, demand_topic: Callable[[str], None]) -> NewJob | Problem:
     try:
         fields = read_object(item) if isinstance(item, bytes) else check_object(item)
-        job = job_of(request, fields, guesses=0)
+        job = job_of(fields, demand_topic, guesses=0)
     except Problem as problem:
         return problem
     limit = api_settings().BODY_BYTES

@@ -59,7 +59,7 @@ def check_topic(name: str) -> str:
 
 def shard_of(job_id: str, shards: int) -> int:
     """Return the shard of a job: the same in every process, and in every language with a CRC-32."""
-    return crc32(job_id.encode()) % shards
+    return crc32(job_id.encode()) % shards if shards > 1 else 0
 
 
 @lru_cache(maxsize=4096)

@@ -172,7 +172,7 @@ def test_lines_that_are_too_many_or_blank_are_not_collected() -> None:
 def test_an_array_that_is_too_long_is_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     raw, walked = b"[" + b",".join([b"[1]"] * 1001) + b"]", []
 
-    def walk(value: list[Any], depth: int) -> int:
+    def walk(value: list[Any], *how: Any) -> int:
         walked.append(len(value))
         return 0
 
