@@ -155,7 +155,7 @@ def adding(n: int) -> dict[str, Any]:
     ids = [f"key-{each * 7919 % 100_000}" if each % 2 else f"new-{each}" for each in range(n)]
     return {
         "topic": "bulk", "shards": 4, "hosts": "", "places": kinds_of_topic("bulk", 4),
-        "keys": ids, "kinds": ["bulk#1|json"] * n, "payloads": [b"y"] * n,
-        "schedules": [None] * n, "delays": [0] * n, "headers": ['{"a": 1}'] * n,
-        "groups": [None] * n, "now": NOW,
+        "keys": ids, "kind": None, "kinds": ["bulk#1|json"] * n, "payloads": [b"y"] * n,
+        "schedules": [None] * n, "delay": None, "delays": [0] * n, "headers": ['{"a": 1}'] * n,
+        "groups": None, "now": NOW,
     }  # fmt: skip

@@ -11,11 +11,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.sql import CLOCK, array_of, beside
-from delayed_queue.db.statements import (
-    Row,
-    Step,
-    fetch_all_and_notify,
-)
+from delayed_queue.db.statements import Step, fetch_all_and_notify
 from delayed_queue.http.store.topics import LOCK_JOBS, TopicRow
 from delayed_queue.queue.store.claim import limiting_waits
 from delayed_queue.queue.store.fragments import REPLACE, TELL_HOLDER
@@ -52,9 +48,9 @@ offered AS MATERIALIZED (
     SELECT
         nextval('delayed_queue_id_seq') AS id,
         job.key,
-        job.kind,
+        COALESCE(job.kind, %(kind)s::text) AS kind,
         job.payload,
-        COALESCE(job.schedule_at, now + job.delay) AS due_at,
+        COALESCE(job.schedule_at, now + COALESCE(job.delay, %(delay)s::bigint)) AS due_at,
         job.headers,
         job.grouped,
         now AS created_at
@@ -238,11 +234,17 @@ class AddStore:
 def _adding(
     topic: TopicRow, jobs: Sequence[Offered], places: Sequence[str], *, can_update: bool
 ) -> tuple[str, dict[str, Any]]:
-    columns: list[Row] = list(zip(*jobs, strict=True))
-    names = ("keys", "kinds", "payloads", "schedules", "delays", "headers", "groups")
-    arrays = {name: array_of(list(each)) for name, each in zip(names, columns, strict=True)}
-    shared = {
-        "topic": topic.name, "shards": topic.shards, "hosts": topic.hosts,
-        "places": list(places), "now": None,
+    keys, kinds, payloads, schedules, delays, headers, groups = map(list, zip(*jobs, strict=True))
+    params = {
+        "keys": keys, **_alike("kind", kinds), "payloads": payloads,
+        "schedules": array_of(schedules), **_alike("delay", delays), "headers": array_of(headers),
+        "groups": array_of(groups), "topic": topic.name, "shards": topic.shards,
+        "hosts": topic.hosts, "places": list(places), "now": None,
     }  # fmt: skip
-    return (PUT_JOBS if can_update else ADD_JOBS), {**arrays, **shared}
+    return (PUT_JOBS if can_update else ADD_JOBS), params
+
+
+def _alike(name: str, values: list[Any]) -> dict[str, Any]:
+    """Return the value of all, or the array: most jobs of a bulk differ in few columns."""
+    are_alike = values.count(values[0]) == len(values)
+    return {name: values[0] if are_alike else None, f"{name}s": None if are_alike else values}

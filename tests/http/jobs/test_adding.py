@@ -243,6 +243,22 @@ def test_many_are_added_in_input_order_and_repeated_ids_one_after_the_other() ->
     assert popped("t1").body == 401
 
 
+def test_of_many_each_is_due_at_its_own_time_and_goes_its_own_way() -> None:
+    urls = [None, "https://a.example.com/", "https://b.example.com/"]
+    delays = [0, 60, 100_000]
+    many = [
+        job_from({"jobId": f"{n}", "topic": "orders", "delay": delays[n % 3], "url": urls[n // 3]})
+        for n in range(9)
+    ]
+    added = add_jobs(many)
+
+    due = [each.run_at for each in added if each.run_at is not None]
+    assert [(at - due[0]).total_seconds() for at in due] == delays * 3
+    rows = Message.objects.values_list("key", "kind").order_by("key")
+    kinds = ["orders|json"] * 3 + ["orders|callback"] * 3 + ["orders#1|callback"] * 3
+    assert list(rows) == [(f"{n}", kind) for n, kind in enumerate(kinds)]
+
+
 def test_of_many_those_that_exist_are_told_apart() -> None:
     add("1")
     added = add_jobs([job_from({"jobId": str(n), "topic": "orders"}) for n in range(3)])
