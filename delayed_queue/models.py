@@ -399,6 +399,9 @@ class Worker(models.Model):
     lease_ids = models.JSONField(db_column="leaseIds", db_default=Value([], models.JSONField()))
     # What its lease ids begin with.
     holder = models.CharField(max_length=8, blank=True, db_default="")
+    # The queue of which a full scan takes the longest.
+    scanned = models.TextField(blank=True, db_default="")
+    scan_seconds = models.FloatField(db_column="scanSeconds", db_default=0.0)
 
     objects = WorkerManager["Worker"]()
 

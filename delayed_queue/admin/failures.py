@@ -242,6 +242,7 @@ def _confirmation(
         "label": label,
         "target": request.POST[plan.action],
         "queue": name_of(plan.kind),
+        "meant": found.meant,
         "count": formats.counted(Count(found.meant, found.seen == PREVIEW_CAP)),
         "form": form,
     }

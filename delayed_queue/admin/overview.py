@@ -368,7 +368,9 @@ def holder_of(snapshot: Snapshot) -> str:
         snapshot.elsewhere and _("database %(name)s") % elsewhere,
     ]  # fmt: skip
     known = ", ".join(filter(None, words))
-    span = _("%(number)s transactions") % {"number": number(snapshot.transactions)}
+    span = ngettext("%(number)s transaction", "%(number)s transactions", snapshot.transactions) % {
+        "number": number(snapshot.transactions)
+    }
     if snapshot.age is not None:
         span = f"{human(snapshot.age)} ({span})"
     who = f"{_HOLDERS[snapshot.holder]} {snapshot.name}{f' ({known})' if known else ''}"

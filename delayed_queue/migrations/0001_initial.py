@@ -448,6 +448,8 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("holder", models.CharField(blank=True, db_default="", max_length=8)),
+                ("scanned", models.TextField(blank=True, db_default="")),
+                ("scan_seconds", models.FloatField(db_column="scanSeconds", db_default=0.0)),
             ],
             options={
                 "verbose_name": "worker",

@@ -241,12 +241,19 @@ def _families_of(snapshot: Snapshot | None) -> list[Metric]:
         "How many dead row versions of messages are kept, by that snapshot and until a vacuum.",
         labels=["holder"],
     )
+    scan = GaugeMetricFamily(
+        "delayed_queue_snapshot_scan_seconds",
+        "How long a claim from the start of the queue takes that is slowest at it.",
+        labels=["holder", "queue"],
+    )
     if snapshot is not None:
         seconds = 0.0 if snapshot.age is None else snapshot.age.total_seconds()
         age.add_metric([snapshot.holder], seconds)
         transactions.add_metric([snapshot.holder], snapshot.transactions)
         dead.add_metric([snapshot.holder], snapshot.dead_rows)
-    return [age, transactions, dead]
+        if snapshot.scanned:
+            scan.add_metric([snapshot.holder, snapshot.scanned], snapshot.scan_seconds)
+    return [age, transactions, dead, scan]
 
 
 class _Process(Collector):

@@ -20,8 +20,9 @@ from delayed_queue.db.sql import CLOCK, row_of, rows_of
 # beginning at all, it is at least as old as the first that was written after it.
 # A VACUUM shows a snapshot and holds up nobody. Without the role pg_read_all_stats the sessions of
 # others show nothing; "hidden" counts them.
+# What it costs is what live workers found: the longest full scan of any.
 # Reads: the lists of sessions, prepared transactions and slots; the primary key of samples,
-# backwards, for a day at most.
+# backwards, for a day at most; worker_heartbeat.
 OLDEST_SNAPSHOT: Final[LiteralString] = (
     CLOCK
     + """,
@@ -94,24 +95,48 @@ bounds AS (
             FILTER (WHERE samples.transactions <= oldest.transactions) - 90 AS least
     FROM samples
     CROSS JOIN oldest
+),
+alive AS MATERIALIZED (
+    SELECT scanned, "scanSeconds" AS seconds
+    FROM delayed_queue_worker
+    WHERE "heartbeatAt" > (SELECT now FROM clock) - 60000
+    ORDER BY "heartbeatAt" DESC, id DESC
+    LIMIT (SELECT 10000)
+),
+slowest AS (
+    SELECT scanned, seconds
+    FROM alive
+    ORDER BY seconds DESC
+    LIMIT 1
 )
 SELECT
-    oldest.holder, oldest.name, oldest.application, oldest.owner, oldest.state,
+    COALESCE(oldest.holder, ''), oldest.name, oldest.application, oldest.owner, oldest.state,
     COALESCE(oldest.elsewhere, ''),
-    CASE WHEN seconds IS NULL THEN bounds.least ELSE LEAST(seconds, bounds.most) END::float8,
+    CASE WHEN oldest.seconds IS NULL THEN bounds.least
+        ELSE LEAST(oldest.seconds, bounds.most)
+    END::float8,
     oldest.transactions,
     pg_stat_get_dead_tuples('delayed_queue'::regclass),
+    COALESCE(slowest.scanned, ''), COALESCE(slowest.seconds, 0),
     (SELECT count(*) FROM sessions WHERE is_hidden)
 FROM bounds
 LEFT JOIN oldest ON true
+LEFT JOIN slowest ON true
 """
 )
 
 
 class SnapshotRow(NamedTuple):
-    """The oldest holder, if any, how many rows are dead, and how many sessions cannot be seen."""
+    """The oldest holder, empty where nobody holds any, and what it costs.
 
-    holder: str | None
+    ``seconds`` is the age of the snapshot, which a long transaction may have taken just now; None
+    where neither the server nor the samples tell. ``elsewhere`` is the database, if it is another
+    one. ``dead_rows`` are those of the table of messages; a claim from the start of the queue
+    ``scanned`` took ``scan_seconds``, 0 where no worker has made one; of ``hidden`` sessions the
+    role may not see whether they hold one.
+    """
+
+    holder: str
     name: str
     application: str
     owner: str
@@ -120,6 +145,8 @@ class SnapshotRow(NamedTuple):
     seconds: float | None
     transactions: int
     dead_rows: int
+    scanned: str
+    scan_seconds: float
     hidden: int
 
 

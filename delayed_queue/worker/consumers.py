@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from delayed_queue.queue.store.claim import (
 from delayed_queue.queue.store.groups import Ahead, GroupLease, claiming_by_group
 from delayed_queue.queue.store.limits import reading_rules
 from delayed_queue.retries import RetryPolicy
+from delayed_queue.worker.store import NOT_SCANNED, SlowestScan
 
 CRASHED: Final = "crashed: attempts used up without an answer"
 
@@ -201,7 +202,8 @@ class ScanSchedule:
         self._last = _NONE_TAKEN
         self.rewind_at = self.full_scan_at = 0.0
         self._scanned_at = -math.inf
-        self._full_scan_seconds = 0.0
+        # What one is believed to take.
+        self.full_scan_seconds = 0.0
         self._was_short = False
         self._has_rewound = self._has_scanned_fully = False
         self._rests_until = 0.0
@@ -256,9 +258,9 @@ class ScanSchedule:
         spent = time.monotonic() - poll.began_at if seconds is None else seconds
         # One slow answer is not yet a slow scan: the belief in it at most doubles.
         if poll.is_full_scan:
-            self._full_scan_seconds = min(spent, 2 * self._full_scan_seconds + DOUBT_SECONDS)
+            self.full_scan_seconds = min(spent, 2 * self.full_scan_seconds + DOUBT_SECONDS)
         # From the beginning: the poll after a sleep of one poll interval must be a rewind.
-        pause = (1 + DEEP_POLL_SHARE) * min(spent, self._full_scan_seconds)
+        pause = (1 + DEEP_POLL_SHARE) * min(spent, self.full_scan_seconds)
         self.rewind_at = poll.began_at + min(pause, self.longest_sleep)
         self._has_rewound = True
         if poll.is_full_scan:
@@ -442,3 +444,10 @@ class Consumer:
             self.queue.kind, poll.limit, lease_id, retaken_id, lease,
             floor=poll.position, floor_id=poll.first_id, strict=self.is_strict,
         )  # fmt: skip
+
+
+def slowest_scan(consumers: Iterable[Consumer]) -> SlowestScan:
+    """Return of which queue a full scan takes the longest; may be asked from another thread."""
+    found = ((each.schedule.full_scan_seconds, each.queue.name) for each in consumers)
+    seconds, name = max(found, default=(0.0, ""))
+    return SlowestScan(name, seconds) if seconds else NOT_SCANNED

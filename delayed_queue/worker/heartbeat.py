@@ -30,7 +30,7 @@ from delayed_queue.observe.logs import described, log
 from delayed_queue.observe.snapshots import SnapshotWatch
 from delayed_queue.observe.store import SAMPLES_BY_DAY
 from delayed_queue.queue.bulk import RUNS, step
-from delayed_queue.worker.store import WorkerCounts
+from delayed_queue.worker.store import NOT_SCANNED, SlowestScan, WorkerCounts
 
 if TYPE_CHECKING:
     from delayed_queue.worker.consumers import Tally
@@ -67,6 +67,7 @@ class Snapshot:
     done_by_queue: Mapping[str, int] = field(default_factory=dict)
     lease_ids: Sequence[str] = ()
     tallies: Sequence[Tally] = ()
+    scan: SlowestScan = NOT_SCANNED
 
     @property
     def counts(self) -> WorkerCounts:
@@ -193,6 +194,7 @@ class Heartbeat:
             snapshot.counts,
             rates={} if self._before is None else measure.rates_since(self._before),
             lease_ids=snapshot.lease_ids[-MAX_LEASES:],
+            scan=snapshot.scan,
             using=self._using,
         )
 

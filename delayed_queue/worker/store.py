@@ -41,7 +41,9 @@ SET "heartbeatAt" = (SELECT now FROM clock),
     dead = %(dead)s,
     lost = %(lost)s,
     rates = %(rates)s::jsonb,
-    "leaseIds" = %(lease_ids)s::jsonb
+    "leaseIds" = %(lease_ids)s::jsonb,
+    scanned = %(scanned)s,
+    "scanSeconds" = %(scan_seconds)s
 WHERE id = %(id)s
 """
 )
@@ -105,6 +107,16 @@ class WorkerCounts(NamedTuple):
     lost: int = 0
 
 
+class SlowestScan(NamedTuple):
+    """The queue of which a full scan takes a worker the longest; none before the first."""
+
+    scanned: str = ""
+    scan_seconds: float = 0.0
+
+
+NOT_SCANNED: Final = SlowestScan()
+
+
 class EnlistedRow(NamedTuple):
     """A worker's new row, and when the worker started."""
 
@@ -152,13 +164,14 @@ class WorkerManager(models.Manager[M]):
         *,
         rates: Mapping[str, float] | None = None,
         lease_ids: Sequence[str] = (),
+        scan: SlowestScan = NOT_SCANNED,
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool:
         """Say that the worker lives; False when its row is gone and it must enlist anew."""
         params = {
-            **counts._asdict(), "id": id, "rates": json.dumps(dict(rates or {})),
-            "lease_ids": json.dumps(list(lease_ids)), "now": now,
+            **counts._asdict(), **scan._asdict(), "id": id, "now": now,
+            "rates": json.dumps(dict(rates or {})), "lease_ids": json.dumps(list(lease_ids)),
         }  # fmt: skip
         return execute(using, BEAT, params) > 0
 

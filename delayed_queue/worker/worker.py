@@ -23,7 +23,7 @@ from delayed_queue.observe import signals
 from delayed_queue.observe.logs import described, log
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
-from delayed_queue.worker.consumers import Consumer
+from delayed_queue.worker.consumers import Consumer, slowest_scan
 from delayed_queue.worker.database import Outage, check_schema
 from delayed_queue.worker.dispatcher import Dispatcher
 from delayed_queue.worker.exchanges import Exchanges
@@ -130,6 +130,7 @@ class Worker:
             done_by_queue=done,
             tallies=[consumer.tally for consumer in self.consumers],
             lease_ids=list(dict.fromkeys(each.lease_id for each in self._keeper.claims())),
+            scan=slowest_scan(self.consumers),
         )
 
     def stop(self) -> None:

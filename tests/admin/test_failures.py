@@ -78,6 +78,12 @@ def shown(response: Any) -> str:
     return unescape(response.content.decode())
 
 
+def test_one_dead_letter_is_one(admin_client: Client):
+    DeadLetterFactory.create(fingerprint="a" * 16)
+    asked = admin_client.post(FAILURES, {"redrive": f"{'a' * 16}:orders|json"}).content.decode()
+    assert "<strong>1</strong> dead letter of orders" in asked
+
+
 def begin(client: Client, action: str = "", target: str = "", **data: str) -> Any:
     asked = {action: target} if action else {}
     return client.post(FAILURES, {**asked, "confirmed": "yes", **data})
@@ -109,7 +115,7 @@ def test_a_failure_is_counted_and_redriven_by_when_it_died(admin_client: Client)
         DeadLetterFactory.create(fingerprint="a", died_at=from_now(hours=hours))
     data = {"redrive": "a:orders|json", "newer_than": "2d", "older_than": "2h", "why": "night"}
     asked = admin_client.post(FAILURES, data).content.decode()
-    assert "<strong>1</strong> dead letters" in asked
+    assert "<strong>1</strong> dead letter " in asked
     assert 'value="2d"' in asked
     assert not BulkRun.objects.exists()
 

@@ -20,6 +20,7 @@ from delayed_queue.models import Limit, Message, Sample, Schedule, Worker
 from delayed_queue.observe.overview import MAX_KINDS, cap_for
 from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
 from delayed_queue.observe.store import last_sampled
+from delayed_queue.worker.store import SlowestScan, WorkerCounts
 from tests.admin.lists import keys_of
 from tests.admin.support import LETTERS, MESSAGES, QUEUES, operator, page
 from tests.support.concurrency import raw_connection
@@ -295,8 +296,11 @@ def test_what_a_claim_pays_for_it_is_said_when_it_is_something(
     monkeypatch.setattr(overview, "OLD", timedelta(0))
 
     def is_said() -> bool:
-        return "A claim from the start" in admin_client.get(QUEUES).content.decode()
+        said = "A claim from the start of the queue orders takes 1,544 ms."
+        return said in admin_client.get(QUEUES).content.decode()
 
+    worker = Worker.objects.enlist("worker", "host", 1, queues=["orders"])
+    Worker.objects.beat(worker.id, WorkerCounts(), scan=SlowestScan("orders", 1.5436))
     with raw_connection() as holder, raw_connection() as other:
         # Not VACUUM: sessions of other tests may keep what died in the tests before.
         other.execute("TRUNCATE delayed_queue")
@@ -315,10 +319,12 @@ def test_what_a_claim_pays_for_it_is_said_when_it_is_something(
 
 
 SESSION: Final = Snapshot(
-    "session", "42", "report", "ana", "active", "other", timedelta(minutes=7), 1234, 5, 0
+    "session", "42", "report", "ana", "active", "other", 420.0, 1234, 5, "", 0, 0
 )
-PREPARED: Final = Snapshot("prepared transaction", "x", "", "", "", "other", None, 1234, 5, 0)
-STANDBY: Final = Snapshot("standby", "7", "", "", "", "", None, 1234, 5, 0)
+PREPARED: Final = SESSION._replace(
+    holder="prepared transaction", name="x", application="", owner="", state="", seconds=None
+)
+STANDBY: Final = PREPARED._replace(holder="standby", name="7", elsewhere="")
 
 
 @pytest.mark.parametrize(
@@ -328,6 +334,8 @@ STANDBY: Final = Snapshot("standby", "7", "", "", "", "", None, 1234, 5, 0)
          "for 7 min (1,234 transactions)", ""),
         (SESSION, "de", "Sitzung 42 (report, Benutzer ana, active, Datenbank other), "
          "seit 7 min (1.234 Transaktionen)", ""),
+        (STANDBY._replace(transactions=1), "de", "Standby 7, seit 1 Transaktion",
+         "auf dem Standby"),
         (PREPARED, "en", "prepared transaction x (database other), for 1,234 transactions",
          "in the database other"),
         (PREPARED, "de", "vorbereitete Transaktion x (Datenbank other), seit 1.234 Transaktionen",

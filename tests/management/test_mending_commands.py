@@ -72,7 +72,7 @@ def test_what_died_long_ago_is_pruned(settings: Settings):
     assert json.loads(run("queuedead", "prune", "--queue", "orders", "--format", "json")) == {
         "deleted": 1
     }
-    assert run("queuedead", "prune") == "1 dead letters were deleted.\n"
+    assert run("queuedead", "prune") == "1 dead letter was deleted.\n"
     settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "DEAD_LETTER_RETENTION": None}
     with pytest.raises(CommandError, match="say --older-than"):
         run("queuedead", "prune")

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from delayed_queue import DelayedQueue, Envelope, Reject, ScheduledMessage, Snooze
 from delayed_queue.apps import check_instruments
 from delayed_queue.models import Message
+from delayed_queue.models import Worker as WorkerRow
 from delayed_queue.observe.metrics import (
     TOP_GROUPS,
     PrometheusInstrument,
@@ -33,6 +34,7 @@ from delayed_queue.observe.metrics import (
 from delayed_queue.observe.overview import MAX_KINDS
 from delayed_queue.worker.health import HealthReport, HealthServer
 from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.store import SlowestScan, WorkerCounts
 from delayed_queue.worker.worker import Worker
 from tests.support import documents
 from tests.support.concurrency import raw_connection
@@ -194,7 +196,11 @@ class TestCollector:
         with raw_connection() as holder:
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             holder.execute("SELECT 1")
+            assert scrape().of("snapshot_scan_seconds", holder="session", queue="orders") is None
+            worker = WorkerRow.objects.enlist("worker", "host", 1)
+            WorkerRow.objects.beat(worker.id, WorkerCounts(), scan=SlowestScan("orders", 0.154))
             found = scrape()
+        assert found.of("snapshot_scan_seconds", holder="session", queue="orders") == 0.154
         assert found.of("snapshot_transactions", holder="session") is not None
         assert found.of("snapshot_age_seconds", holder="session") is not None
         assert found.of("snapshot_dead_rows", holder="session") is not None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -21,6 +22,22 @@ from tests.support.servers import environment_on, private_server, standby_of
 
 Connection = psycopg.Connection[Any]
 FEEDBACK: Final = {"hot_standby_feedback": "on", "wal_receiver_status_interval": "1s"}
+# The one of "gone" is silent.
+WORKERS: Final = """
+INSERT INTO delayed_queue_worker (
+    name, host, pid, queues, version, "startedAt", "heartbeatAt", scanned, "scanSeconds"
+)
+SELECT scanned, 'host', 1, '[]', '1', 0, now - silent, scanned, seconds
+FROM (VALUES ('mails', 0.1, 0), ('orders', 0.154, 9000), ('gone', 9, 90000), ('', 0, 0))
+    AS worker (scanned, seconds, silent),
+    (SELECT extract(epoch FROM now())::bigint * 1000 AS now) AS clock
+"""
+OFFER: Final = """
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
+)
+SELECT n, 'dead', '', 0, 0, 0 FROM generate_series(1, %(rows)s) AS n
+"""
 # Each round is a transaction of its own that writes.
 BURN: Final = """
 CREATE TABLE burnt (i int);
@@ -87,7 +104,7 @@ def test_a_transaction_that_stays_open(server: EmbeddedPostgres, statement: str)
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         holder.execute(statement.encode())
         pid = holder.info.backend_pid
-        expected = (f"session {pid} (report, user", "idle in transaction)", " ms a claim")
+        expected = (f"session {pid} (report, user", "idle in transaction)")
         wait_until(lambda: is_named(server, *expected))
         _, text = health(server)
         [remedy] = [line for line in text.splitlines() if line.strip().startswith("ends it")]
@@ -97,6 +114,23 @@ def test_a_transaction_that_stays_open(server: EmbeddedPostgres, statement: str)
         with connected(server, autocommit=True) as operator:
             operator.execute(remedy.partition(": ")[2].encode())
     wait_until(lambda: health(server) == (0, "healthy\n"))
+
+
+def test_what_a_claim_takes_that_passes_the_dead_rows_is_told_where_there_are_many(
+    server: EmbeddedPostgres,
+) -> None:
+    with connected(server) as holder, connected(server, autocommit=True) as writer:
+        writer.execute(WORKERS)
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT 1")
+        cost = ", a claim from the start of orders takes 154 ms"
+        for more, rows, said in ((10, "10", ""), (1_490, "1,500", cost)):
+            writer.execute(OFFER, {"rows": more})
+            writer.execute("DELETE FROM delayed_queue")
+            writer.execute("SELECT pg_stat_force_next_flush()")
+            told = f"not cleaned away ({rows} rows{said}): session {holder.info.backend_pid}"
+            wait_until(partial(is_named, server, told))
+        writer.execute("DELETE FROM delayed_queue_worker")
 
 
 def test_a_transaction_of_another_database_is_none_of_ours(server: EmbeddedPostgres) -> None:

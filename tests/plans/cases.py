@@ -97,9 +97,9 @@ def inspections() -> list[Case]:
         ),
         Case("IS_READ_ONLY", {}, set(), n=1),
         # The names of users and databases; and while somebody holds a snapshot, as other tests may,
-        # the samples of a day.
+        # the samples of a day. Of a hundred live workers, the slowest scan.
         Case(
-            "OLDEST_SNAPSHOT", {"now": NOW}, set(), n=10, rows=200,
+            "OLDEST_SNAPSHOT", {"now": NOW}, {HEARTBEATS}, n=100, rows=200,
             scans={"pg_authid", "pg_database"},
         ),
         Case("NOTIFY", {"channel": "delayed_queue_x"}, set(), rows=0),
@@ -329,7 +329,8 @@ def workers() -> list[Case]:
         "version": "1.0", "holder": "abcdef01", "started_at": None, "now": NOW,
     }  # fmt: skip
     counts = {"in_flight": 1, "done": 1, "failed": 1, "dead": 1, "lost": 1}
-    beat = {"id": 1, **counts, "rates": "{}", "lease_ids": "[]", "now": NOW}
+    beat = {"id": 1, **counts, "rates": "{}", "lease_ids": "[]", "now": NOW,
+            "scanned": "orders", "scan_seconds": 0.1}  # fmt: skip
     day = 24 * 3600 * 1000
     return [
         Case("ENLIST", row, set(), rows=0),

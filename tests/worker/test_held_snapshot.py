@@ -8,7 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from delayed_queue.models import Worker
 from delayed_queue.queue.store.claim import NO_FLOOR, claiming
+from delayed_queue.worker.heartbeat import Heartbeat
 from tests.plans.explain import explain
 from tests.support.concurrency import raw_connection
 from tests.support.running import handler_of, worker_with
@@ -77,6 +79,21 @@ def test_a_claim_in_the_midst_of_a_bulk_offer_reads_no_more_than_the_first(
         from_position = pages_of_a_claim(own, schedule.position, limit=FEW)
         assert last < 2 * first
         assert from_position > 2 * last
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_full_scan_takes_is_in_the_row_of_the_worker() -> None:
+    with raw_connection() as own:
+        own.execute(_FILL, {"count": BATCH, "ago": 0, "apart": 0})
+        worker = worker_with(handler_of("orders", lambda envelope: None), burst=True)
+        heartbeat = Heartbeat("default", worker.describe)
+        heartbeat.beat()
+        assert Worker.objects.values_list("scanned", "scan_seconds").get() == ("", 0)
+        worker.run()
+        heartbeat.beat()
+        scanned, seconds = Worker.objects.values_list("scanned", "scan_seconds").get()
+        assert scanned == "orders"
+        assert 0 < seconds < 5
 
 
 def hold(connection: psycopg.Connection[Any]) -> None:

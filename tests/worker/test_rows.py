@@ -10,7 +10,7 @@ from django.db import connection
 
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Worker
-from delayed_queue.worker.store import ThroughputRow, WorkerCounts
+from delayed_queue.worker.store import SlowestScan, ThroughputRow, WorkerCounts
 from tests.support.concurrency import raw_connection
 
 NOW = 1_900_000_000_000
@@ -58,8 +58,9 @@ def test_w12_a_heartbeat_writes_all_that_it_is_told():
     worker_id, other_id = enlist(), enlist("other")
 
     assert Worker.objects.beat(
-        worker_id, COUNTS, rates={"a": 1.5}, lease_ids=["x", "y"], now=NOW + SECOND
-    )
+        worker_id, COUNTS, rates={"a": 1.5}, lease_ids=["x", "y"], scan=SlowestScan("a", 0.25),
+        now=NOW + SECOND,
+    )  # fmt: skip
 
     worker = Worker.objects.get(id=worker_id)
     assert to_milliseconds(worker.heartbeat_at) == NOW + SECOND
@@ -67,6 +68,7 @@ def test_w12_a_heartbeat_writes_all_that_it_is_told():
     counts = (worker.in_flight, worker.done, worker.failed, worker.dead, worker.lost)
     assert counts == tuple(COUNTS)
     assert (worker.rates, worker.lease_ids) == ({"a": 1.5}, ["x", "y"])
+    assert (worker.scanned, worker.scan_seconds) == ("a", 0.25)
     assert Worker.objects.get(id=other_id).done == 0
 
 

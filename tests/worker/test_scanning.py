@@ -18,9 +18,11 @@ from delayed_queue.worker.consumers import (
     Consumer,
     Poll,
     PollResult,
+    slowest_scan,
 )
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.serving import consumers_of
+from delayed_queue.worker.store import SlowestScan
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, registry_with, running, worker_with
 
@@ -146,6 +148,21 @@ def test_a_busy_lane_scans_fully_now_and_then(consumer: Consumer, clock: Clock):
     assert not poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_full_scan
     clock.now += 0.2 * pause
     assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
+
+
+def test_the_queue_whose_full_scan_takes_the_longest_is_told(clock: Clock):
+    def handle(envelope: Envelope) -> None: ...
+
+    registry = registry_with(*(handler_of(name, handle) for name in ("a", "slow", "b")))
+    consumers = consumers_of(WorkerOptions(), registry)
+    assert slowest_scan([]) == slowest_scan(consumers) == SlowestScan("", 0)
+    for _ in range(2):
+        for each in consumers:
+            each.schedule.full_scan_at = 0.0
+            seconds = 0.01 if each.queue.name == "slow" else 0.004
+            poll(each, clock, LIMIT, latest=DUE, seconds=seconds)
+    queue, seconds = slowest_scan(consumers)
+    assert (queue, round(seconds, 3)) == ("slow", 0.01)
 
 
 def test_slow_full_scans_are_rare_and_rewinds_are_not(consumer: Consumer, clock: Clock):

@@ -13,7 +13,7 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop
+from django.utils.translation import gettext_noop, ngettext
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import NoSuchLetters, RunInProgress
@@ -45,7 +45,6 @@ MAX_ROWS: Final = 5_000
 TRY_LATER: Final = 75
 _BATCH: Final = 1_000
 _MAX_KINDS: Final = 10_000
-_MEANT: Final = gettext_lazy("%s dead letters are meant; nothing was changed.")
 _SWITCHES: Final = ("pause", "resume", "cancel")
 
 
@@ -115,11 +114,9 @@ class Command(QueueCommand):
         using, plan, style = options["database"], _plan(options), options["format"]
         found = plan.preview(using)
         more = "+" if found.seen == PREVIEW_CAP else ""
-        meant = f"{found.meant:,}{more}"
         facts = {"meant": found.meant, "is_capped": bool(more)}
         if options["dry_run"]:
-            said = _MEANT % meant
-            tell(self.stdout, said, style, run=None, **facts)
+            tell(self.stdout, _meant(found.meant, more), style, run=None, **facts)
             return
         try:
             run_id = plan.start(by=getpass.getuser(), why=options["why"], using=using)
@@ -127,10 +124,12 @@ class Command(QueueCommand):
             raise CommandError(str(error), returncode=TRY_LATER) from error
         except NoSuchLetters as error:
             raise CommandError(str(error), returncode=1) from error
-        said = _(
-            "Run %(run)s has begun: %(meant)s dead letters. See queuedead runs for how far it is."
-        )
-        tell(self.stdout, said % {"run": run_id, "meant": meant}, style, run=run_id, **facts)
+        said = ngettext(
+            "Run %(run)s has begun: %(meant)s dead letter. See queuedead runs for how far it is.",
+            "Run %(run)s has begun: %(meant)s dead letters. See queuedead runs for how far it is.",
+            found.meant,
+        ) % {"run": run_id, "meant": f"{found.meant:,}{more}"}
+        tell(self.stdout, said, style, run=run_id, **facts)
 
     def _export(self, options: dict[str, Any]) -> None:
         letters = _plan(options).letters(options["database"])
@@ -146,7 +145,11 @@ class Command(QueueCommand):
             said = _("%(file)s cannot be written: %(error)s.")
             facts = {"file": options["output"], "error": error.strerror}
             raise CommandError(said % facts, returncode=1) from error
-        said = _("%(number)s dead letters were written to %(file)s.")
+        said = ngettext(
+            "%(number)s dead letter was written to %(file)s.",
+            "%(number)s dead letters were written to %(file)s.",
+            written,
+        )
         self.stderr.write(said % {"number": f"{written:,}", "file": options["output"]})
 
     def _prune(self, options: dict[str, Any]) -> None:
@@ -156,12 +159,11 @@ class Command(QueueCommand):
             until = ago(age)
             plans = [BulkPlan("drop", each, until=until) for each in kinds]
             meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
-            said = _MEANT % f"{meant:,}"
-            tell(self.stdout, said, options["format"], meant=meant)
+            tell(self.stdout, _meant(meant), options["format"], meant=meant)
             return
         pruned = sum(_pruned(each, age, using) for each in kinds)
-        said = _("%s dead letters were deleted.") % f"{pruned:,}"
-        tell(self.stdout, said, options["format"], deleted=pruned)
+        said = ngettext("%s dead letter was deleted.", "%s dead letters were deleted.", pruned)
+        tell(self.stdout, said % f"{pruned:,}", options["format"], deleted=pruned)
 
     def _switch(self, options: dict[str, Any]) -> None:
         run_id, command = options["id"], options["command"]
@@ -170,6 +172,15 @@ class Command(QueueCommand):
             raise CommandError(said % {"run": run_id, "command": command}, returncode=1)
         said = _("Run %(run)s: %(command)s done.") % {"run": run_id, "command": command}
         tell(self.stdout, said, options["format"], run=run_id)
+
+
+def _meant(number: int, more: str = "") -> str:
+    said = ngettext(
+        "%s dead letter is meant; nothing was changed.",
+        "%s dead letters are meant; nothing was changed.",
+        number,
+    )
+    return said % f"{number:,}{more}"
 
 
 def _add_list(parser: ArgumentParser) -> None:

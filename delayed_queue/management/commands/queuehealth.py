@@ -146,10 +146,9 @@ def _unknown(names: list[str], using: str) -> Iterator[str]:
 def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
     found = None if limit is None else oldest_snapshot(using)
     if limit is not None and found is not None and found.is_older_than(limit):
-        yield (
-            f"deleted messages are not cleaned away ({found.rows} rows, about "
-            f"{found.claim_cost} a claim from the start): {found}"
-        )
+        cost = f", a claim from the start of {found.scanned} takes {found.claim_ms:,} ms"
+        cost = cost if found.claim_ms else ""
+        yield f"deleted messages are not cleaned away ({found.rows} rows{cost}): {found}"
         yield f"  ends it{f' {found.place}' if found.place else ''}: {found.remedy}"
 
 
