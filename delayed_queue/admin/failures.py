@@ -327,7 +327,7 @@ class BulkRunAdmin(RecordAdmin):
 
     @admin.display(description=_("run"))
     def key_column(self, row: Any) -> str:
-        return f"{_ASKED[row.action][0]} {row.id}"
+        return f"{_ASKED[row.action][0]} #{row.id}"
 
     def title_of(self, row: Any) -> str:
         facts = {"run": self.key_column(row), "queue": name_of(row.kind).queue}

@@ -33,6 +33,7 @@ from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.models import Schedule
 from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
 from delayed_queue.observe.overview import EXACT, name_of
+from delayed_queue.observe.store import Window
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin
@@ -202,7 +203,7 @@ def _said(figure: Figure, lines: Sequence[Line]) -> str:
 def _deploys(found: History) -> list[Mark]:
     window = found.window
     return [
-        Mark((each.minute - window.since) / window.step, "dq-of-deploy",
+        Mark(_place(each.minute, window), "dq-of-deploy",
              dated(_at(each.minute), "D H:i ")
              + gettext("workers of version %(version)s") % {"version": each.version})
         for each in found.deploys
@@ -220,8 +221,17 @@ def _ticks(kind: str, found: History, using: str) -> Iterator[Mark]:
             continue
         times = rule.times_between(_at(window.since), _at(window.until), _MOST_TICKS + 1)
         for at in times if len(times) <= _MOST_TICKS else ():
-            place = ((at - _at(0)) / MINUTE - window.since) / window.step
+            place = _place((at - _at(0)) / MINUTE, window)
             yield Mark(place, "dq-of-tick", f"{dated(at)} {row.key_prefix}")
+
+
+def _place(minute: float, window: Window) -> float:
+    """Return where it is drawn: what is in the last step, behind whose start no chart goes, there.
+
+    A chart is from the point of the first step to that of the last.
+    """
+    steps = (window.until - window.since) // window.step
+    return min((minute - window.since) / window.step, steps - 1)
 
 
 def _gap(found: History) -> str:

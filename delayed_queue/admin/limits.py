@@ -195,7 +195,7 @@ class Change(Operation):
 
     def _audit(self, kind: str, group: str, call: Call) -> str:
         of = f"Queue {kind}, group {group}." if group else f"Queue {kind}."
-        given = ((name, each) for name, each in call.options.items() if name not in _NOT_TOLD)
+        given = _given(call).items()
         said = ", ".join(f"{name} {each}" for name, each in given if each not in (None, ""))
         return f"{self.recorded}. {of}" + (f" {said[:1].upper()}{said[1:]}." if said else "")
 

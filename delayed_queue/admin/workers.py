@@ -146,15 +146,11 @@ class WorkerAdmin(QueueModelAdmin):
 
     @admin.display(description=_("rate"))
     def rate_column(self, row: Any) -> str:
-        # What a silent worker told last is no rate of now.
-        if is_silent(row):
-            return formats.NOTHING
-        return formats.per_second(sum(row.rates.values()))
+        return _of_now(row, formats.per_second(sum(row.rates.values())))
 
     @admin.display(description=_("in flight"))
     def in_flight_column(self, row: Any) -> str:
-        # Nor does it hold what it told last.
-        return formats.NOTHING if is_silent(row) else formats.number(row.in_flight)
+        return _of_now(row, formats.number(row.in_flight))
 
     @admin.display(description=_("done"))
     def done_column(self, row: Worker) -> str:
@@ -205,14 +201,18 @@ class WorkerAdmin(QueueModelAdmin):
 
     @admin.display(description=_("queues, by priority"))
     def served(self, row: Any) -> SafeString:
-        lines = [(name, formats.per_second(row.rates.get(name, 0))) for name in row.queues]
+        def rate(name: str) -> str:
+            return _of_now(row, formats.per_second(row.rates.get(name, 0)))
+
+        lines = [(name, rate(name)) for name in row.queues]
         return formats.table((_("queue"), _("rate")), lines)
 
     @admin.display(description=_("since it started"))
     def counts(self, row: Worker) -> SafeString:
         heads = (_("in flight"), _("done"), _("retried"), _("dead"), _("lost"))
-        counts = (row.in_flight, row.done, row.failed, row.dead, row.lost)
-        return formats.table(heads, [tuple(map(formats.number, counts))])
+        counts = (row.done, row.failed, row.dead, row.lost)
+        line = (self.in_flight_column(row), *map(formats.number, counts))
+        return formats.table(heads, [line])
 
     @admin.display(description=_("leases"))
     def held(self, row: Any) -> SafeString:
@@ -253,6 +253,11 @@ class WorkerAdmin(QueueModelAdmin):
 def is_silent(row: Any) -> bool:
     silence: timedelta = row.read_at - row.heartbeat_at
     return silence >= ALIVE
+
+
+def _of_now(row: Any, told: str) -> str:
+    """Return what a worker told; of a silent one that is no rate of now, and held no more."""
+    return formats.NOTHING if is_silent(row) else told
 
 
 def _more(number: int) -> str:

@@ -52,6 +52,8 @@ INKS = """
     [...document.querySelectorAll(".dq-figure :is(figcaption, div)")].map(
         (e) => getComputedStyle(e).color))
 """
+# Nothing that is to be pressed.
+LIVE_BUTTON = "getComputedStyle(document.querySelector('.dq-live:has(button)')).display"
 
 
 @pytest.fixture(params=["en", "de"])
@@ -102,6 +104,7 @@ def test_charts_are_readable_on_paper(browser: Browser, live_server: Any, theme:
     keep(browser, f"print-{theme}")
     paper, *inks = browser.evaluate(INKS)
     assert len(inks) > 4
+    assert browser.evaluate(LIVE_BUTTON) == "none"
     assert luminance(paper) == 1
     pale = {ink for ink in inks if 1.05 / (luminance(ink) + 0.05) < 4.5}
     assert not pale

@@ -209,6 +209,9 @@ def test_schedules_and_deploys_are_marked(admin_client: Client):
     assert "workers of version 1.1</title>" in html
     assert html.count('class="dq-mark dq-of-deploy"') == html.count("<figure")
     assert html.count(" quarterly</title>") == 4 * html.count("<figure")
+    places = map(float, re.findall(r'class="dq-mark [\w-]+" d="M([\d.]+) ', html))
+    widths = map(float, re.findall(r'class="dq-chart" viewBox="0 -4 ([\d.]+) ', html))
+    assert max(places) <= min(widths)
     every_two_hours = page(admin_client, f"{QUEUES}history/?kind=orders|json&range=7d")
     assert "too-often" not in every_two_hours
 

@@ -167,11 +167,11 @@ class ParkedRequestAdmin(ShownOnly):
     """The latest first."""
 
     list_heading = _("Parked requests")
-    list_display = ("reason", "origin", "tenant", "times", "size_column", "parked_column")
+    list_display = ("reason", "origin", "tenant", "times_column", "size_column", "parked_column")
     ordering = ("-parked_at", "-id")
     actions = ("retry_selected",)
     readonly_fields = (
-        "reason", "errors_shown", "origin", "tenant", "times", "message_id", "content_type",
+        "reason", "errors_shown", "origin", "tenant", "times_column", "message_id", "content_type",
         "parked_column", "body_shown",
     )  # fmt: skip
 
@@ -194,6 +194,10 @@ class ParkedRequestAdmin(ShownOnly):
         if found is not None:
             found.shows_body = may(request, "view_parked_body")
         return found
+
+    @admin.display(description=_("times"))
+    def times_column(self, row: ParkedRequest) -> str:
+        return formats.number(row.times)
 
     @admin.display(description=_("size"))
     def size_column(self, row: Any) -> str:
