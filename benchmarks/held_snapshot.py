@@ -1,7 +1,8 @@
 """A worker while another session holds an old snapshot: ``python -m benchmarks.held_snapshot``.
 
 Nothing that dies after the snapshot can be vacuumed: every message leaves its dead index
-entries behind for as long as the snapshot is held.
+entries behind for as long as the snapshot is held. ``--dead`` asks something else: is what workers
+tell of a claim from the start what one takes?
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from statistics import mean
+from statistics import mean, median
 from typing import Any, Final
 
 import psycopg
@@ -63,6 +64,9 @@ class Run:
 def main() -> None:
     """Measure with the scan position, and without it: each poll from the queue's start."""
     options = _options()
+    if options.dead:
+        _measure_told(options)
+        return
     server = options.database_url or embedded_server()
     with benchmark_database(server) as connection:
         report = Report(describe(connection))
@@ -77,6 +81,7 @@ def _options() -> Namespace:
     parser.add_argument("--minutes", type=float, help="of each run (10; quick 1)")
     parser.add_argument("--rate", type=float, default=800.0, help="messages per second (800)")
     parser.add_argument("--backlog", type=int, default=20_000, help="drained before and after")
+    parser.add_argument("--dead", type=int, nargs="+", default=[], help="so many dead rows, rising")
     parser.add_argument("--polls", nargs="+", choices=list(SWITCHES), default=list(SWITCHES))
     options = parser.parse_args()
     options.minutes = options.minutes or (1 if options.quick else 10)
@@ -179,6 +184,79 @@ def _slice(
         mean(others) * 1000 if others else float("nan"), len(full),
         mean(full) * 1000 if full else float("nan"), sum(full) / lasted, cpu / lasted,
     )  # fmt: skip
+
+
+# Offered and deleted in one transaction, so that nobody handles it.
+DIE: Final = """
+WITH numbers AS (
+    SELECT n, floor(extract(epoch FROM now()) * 1000)::bigint - 600000 AS due
+    FROM generate_series(1, %(count)s) AS n
+)
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
+)
+SELECT 'dead-' || n, %(kind)s, 'x', due + n / 10, due, due FROM numbers
+"""
+# A worker believes a scan step by step, one each half minute, and tells it with a heartbeat.
+BELIEVED_SECONDS: Final = 150.0
+
+
+TOLD: Final = (
+    "dead rows", "told by the worker, ms", "try_poll(), median of 5, ms", "told / taken",
+    "0.3 µs for each, ms",
+)  # fmt: skip
+
+
+def _measure_told(options: Namespace) -> None:
+    """Have rows die under a snapshot; ask what workers tell of a claim, and how long one takes."""
+    server = options.database_url or embedded_server()
+    with benchmark_database(server) as connection:
+        report = Report(describe(connection))
+        conninfo = make_conninfo(server, dbname=connection.info.dbname)
+        table = Table("A claim from the start of the queue: told and taken", TOLD)
+        with _held_snapshot(conninfo), working(Program(conninfo)):
+            for rows in options.dead:
+                _have_die(connection, rows)
+                time.sleep(BELIEVED_SECONDS)
+                table.rows.append(_told_and_taken())
+                say("  ".join(table.rows[-1]))
+    report.tables.append(table)
+    report.write(options)
+
+
+def _have_die(connection: psycopg.Connection[Any], rows: int) -> None:
+    """Have so many rows be dead, with those that are."""
+    from delayed_queue import DelayedQueue
+    from delayed_queue.observe.snapshots import oldest_snapshot
+
+    def dead() -> int:
+        found = oldest_snapshot()
+        return 0 if found is None else found.dead_rows
+
+    with connection.transaction():
+        queue = DelayedQueue("benchmark")
+        connection.execute(DIE, {"count": rows - dead(), "kind": queue.kind})
+        connection.execute("DELETE FROM delayed_queue WHERE \"pKey\" LIKE 'dead-%'")
+    connection.execute("SELECT pg_stat_force_next_flush()")
+    connection.execute("SELECT 1")
+
+
+def _told_and_taken() -> list[str]:
+    from delayed_queue import DelayedQueue
+    from delayed_queue.observe.snapshots import oldest_snapshot
+
+    found, queue = oldest_snapshot(), DelayedQueue("benchmark")
+    assert found is not None  # noqa: S101 - this very program holds it
+    spans = []
+    for _ in range(5):
+        began_at = time.perf_counter()
+        queue.try_poll()
+        spans.append((time.perf_counter() - began_at) * 1000)
+    taken = median(spans)
+    return [
+        f"{found.dead_rows:,}", f"{found.claim_ms:,}", f"{taken:,.0f}",
+        f"{found.claim_ms / taken:.2f}", f"{found.dead_rows * 0.3e-3:,.0f}",
+    ]  # fmt: skip
 
 
 HEADER: Final = (
