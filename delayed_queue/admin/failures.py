@@ -236,12 +236,15 @@ def _confirmation(
     plan = form.plan
     found = plan.preview(using)
     label, title = _ASKED[plan.action]
+    letters = DeadLetter.objects.using(using).filter(kind=plan.kind, fingerprint=plan.fingerprint)
+    example = letters.order_by("-died_at", "-id").only("reason", "last_error").first()
     context = {
         **_frame(model_admin, request, title),
         "action": plan.action,
         "label": label,
         "target": request.POST[plan.action],
         "queue": name_of(plan.kind),
+        "failure": example and formats.printable(describe(example.reason, example.last_error)),
         "meant": found.meant,
         "count": formats.counted(Count(found.meant, found.seen == PREVIEW_CAP)),
         "form": form,
@@ -309,7 +312,9 @@ class BulkRunAdmin(RecordAdmin):
 
     operations = (PauseRun(), ResumeRun(), CancelRun())
     name_field = "kind"
-    list_display = ("key_column", "queue_column", "state_column", "progress_column", "begun_column")
+    list_display = (
+        "key_column", "queue_column", "state_column", "progress_column", "begun_column", "because",
+    )  # fmt: skip
     readonly_fields = (
         "state_column", "progress_column", "queue_column", "failure", "begins", "pace_column",
         "most", "first_few", "left_out", "begun_by", "because", "begun_column", "ended",

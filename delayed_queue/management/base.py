@@ -8,6 +8,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from shutil import get_terminal_size
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
@@ -19,10 +20,12 @@ from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch, did_you_
 from delayed_queue.observe.overview import find_kinds, is_known, measure, name_of
 from delayed_queue.queue.queue import DelayedQueue
 
-WIDTH: Final = 80
 _GAP: Final = "  "
 _LEAST: Final = 12
 _FIGURE: Final = re.compile(r"[\d,.:+-]+").fullmatch
+# What is no use when it is cut: figures, times, and what the commands take, as fingerprints.
+_WHOLE: Final = re.compile(r"[\d,.:+-]*|[\d-]{10} [\d:]{8}|[0-9a-f]{16}").fullmatch
+_IDS: Final = ("id", "run")
 
 
 def add_format(parser: ArgumentParser, *more: str) -> None:
@@ -35,7 +38,7 @@ def add_format(parser: ArgumentParser, *more: str) -> None:
 def show(out: OutputWrapper, rows: Sequence[dict[str, Any]], style: str, *, none: str = "") -> None:
     """Write the rows, whose keys are the heads of the columns.
 
-    As a table at most 80 characters wide: the widest texts are cut, in JSON nothing is.
+    As a table as wide as the terminal, or 80 characters: the widest texts are cut, in JSON nothing.
     """
     if style == "json":
         out.write(json.dumps(rows, default=str))
@@ -52,15 +55,19 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return a head and a line for each row, figures to the right."""
     heads = list(rows[0])
     cells = [[each.replace("_", " ") for each in heads]]
-    cells += [[_text(row[head]) for head in heads] for row in rows]
-    widths = _fitted([max(map(len, column)) for column in zip(*cells, strict=True)])
-    right = [all(map(_FIGURE, column[1:])) for column in zip(*cells, strict=True)]
+    cells += [[_text(row[head], is_id=head in _IDS) for head in heads] for row in rows]
+    columns = list(zip(*cells, strict=True))
+    can_cut = [not all(map(_WHOLE, column[1:])) for column in columns]
+    widths = _fitted([max(map(len, column)) for column in columns], can_cut)
+    right = [all(map(_FIGURE, column[1:])) for column in columns]
     return [_line(line, widths, right) for line in cells]
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, *, is_id: bool = False) -> str:
     if value is None:
         return "-"
+    if is_id:
+        return str(value)  # as it is typed
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, int):
@@ -69,11 +76,14 @@ def _text(value: Any) -> str:
     return "".join(each if each.isprintable() else " " for each in str(value))
 
 
-def _fitted(widths: list[int]) -> list[int]:
+def _fitted(widths: list[int], can_cut: list[bool]) -> list[int]:
     """Return the widths, the widest cut until all fit or none is left to cut."""
-    fitted = list(widths)
-    while sum(fitted) + len(_GAP) * (len(fitted) - 1) > WIDTH and max(fitted) > _LEAST:
-        fitted[fitted.index(max(fitted))] -= 1
+    fitted, most = list(widths), get_terminal_size().columns
+    while sum(fitted) + len(_GAP) * (len(fitted) - 1) > most:
+        left = [each for each, can in enumerate(can_cut) if can and fitted[each] > _LEAST]
+        if not left:
+            break
+        fitted[max(left, key=fitted.__getitem__)] -= 1
     return fitted
 
 

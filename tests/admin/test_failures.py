@@ -94,6 +94,7 @@ def test_a_failure_is_redriven_from_its_line_after_a_page_that_counts(admin_clie
     target = f"{'a' * 16}:orders|json"
     asked = admin_client.post(FAILURES, {"redrive": target}).content.decode()
     assert "<strong>3</strong> dead letters of orders" in asked
+    assert "attempts exhausted: ValueError" in asked
     # What Enter in a field presses: it must begin nothing.
     first = asked.partition('class="dq-confirm"')[2].partition("<button")[2].partition(">")[0]
     assert "confirmed" not in first

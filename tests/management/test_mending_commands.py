@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
@@ -37,6 +38,31 @@ def test_groups_are_a_table_of_80_columns_and_json():
         ("a" * 16, 12), ("b" * 16, 1)
     ]  # fmt: skip
     assert run("queuedead", "runs") == "Nothing.\n"
+
+
+def test_what_is_no_use_when_it_is_cut_is_whole_and_ids_are_as_they_are_typed():
+    died, name = datetime(2026, 5, 1, 3, 0, 7, tzinfo=UTC), "notifications-of-tenants|json"
+    error = '  File "/srv/shop.py", line 4, in close\n    pay()\nshop.errors.GatewayTimeout: no'
+    DeadLetterFactory.create(
+        id=1_234_567, kind=name, key="k" * 60, fingerprint="a" * 16, died_at=died, last_error=error
+    )
+    groups, letters = run("queuedead", "groups"), run("queuedead", "list")
+    assert "a" * 16 in groups
+    assert "2026-05-01 03:00:07" in groups
+    # The class of the error, of which the module would leave nothing to be seen.
+    assert "  GatewayTim" in groups
+    assert "2026-05-01 03:00:07" in letters
+    assert "1234567" in letters
+    assert all(len(line) <= 80 for line in (groups + letters).splitlines())
+
+
+def test_a_table_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch):
+    DeadLetterFactory.create(key="k" * 60, reason="r" * 60)
+    assert "k" * 60 not in run("queuedead", "list")
+    monkeypatch.setenv("COLUMNS", "200")
+    line = run("queuedead", "list").splitlines()[1]
+    assert "k" * 60 in line
+    assert "r" * 60 in line
 
 
 def test_letters_are_listed_and_shown():

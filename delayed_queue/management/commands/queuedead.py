@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 from argparse import ArgumentParser
 from base64 import b64encode
 from datetime import timedelta
@@ -38,12 +39,14 @@ from delayed_queue.queue.bulk import (
     switch_run,
 )
 from delayed_queue.queue.fingerprints import describe
+from delayed_queue.queue.store.dead_letters import GroupRow
 from delayed_queue.retries import parse_duration
 
 MAX_ROWS: Final = 5_000
 # As sysexits has it: try again later.
 TRY_LATER: Final = 75
 _BATCH: Final = 1_000
+_MODULE: Final = re.compile(r"^(\w+\.)+(?=\w+(:| |$))")
 _MAX_KINDS: Final = 10_000
 _SWITCHES: Final = ("pause", "resume", "cancel")
 
@@ -168,7 +171,7 @@ class Command(QueueCommand):
     def _switch(self, options: dict[str, Any]) -> None:
         run_id, command = options["id"], options["command"]
         if not switch_run(run_id, command, using=options["database"]):
-            said = _("There is no run %(run)s for %(command)s.")
+            said = _("There is no run %(run)s to %(command)s: see queuedead runs.")
             raise CommandError(said % {"run": run_id, "command": command}, returncode=1)
         said = _("Run %(run)s: %(command)s done.") % {"run": run_id, "command": command}
         tell(self.stdout, said, options["format"], run=run_id)
@@ -300,12 +303,18 @@ def _groups(options: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "group": row.fingerprint, "queue": row.kind, "dead": row.letters,
-            "last": from_milliseconds(row.last_at), "failure": describe(row.reason, row.error),
+            "last": from_milliseconds(row.last_at), "failure": _failure(row, options["format"]),
             **({"first": from_milliseconds(row.first_at), "newest_id": row.newest}
                if options["format"] == "json" else {}),
         }
         for row in rows
     ]  # fmt: skip
+
+
+def _failure(row: GroupRow, style: str) -> str:
+    """Return what failed and where; in a table, which is narrow, without the class's module."""
+    said = describe(row.reason, row.error)
+    return said if style == "json" else _MODULE.sub("", said)
 
 
 def _letters(options: dict[str, Any]) -> list[dict[str, Any]]:
