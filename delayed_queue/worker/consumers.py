@@ -46,8 +46,10 @@ REWIND_MS: Final = 15_000
 # How much of its time a worker may spend on rewinds, and as much again on full scans, as one in
 # so many. Little enough to leave the 99th percentile alone.
 DEEP_POLL_SHARE: Final = 200
-# At most so many poll intervals pass without a full scan; without a rewind, one does.
+# At most so many poll intervals pass without a full scan; without a rewind, one does. But never
+# more of its time than one in so many goes to full scans.
 FULL_SCAN_INTERVALS: Final = 10
+MOST_FULL_SCANS: Final = 20
 # After how long, at most, a strict consumer polls again that met another worker's claim: about
 # what the commit of one takes.
 TURN_SECONDS: Final = 0.005
@@ -264,8 +266,8 @@ class ScanSchedule:
         self.rewind_at = poll.began_at + min(pause, self.longest_sleep)
         self._has_rewound = True
         if poll.is_full_scan:
-            longest = FULL_SCAN_INTERVALS * self.longest_sleep
-            self.full_scan_at = poll.began_at + min(pause, longest)
+            pause = full_scan_pause(self.full_scan_seconds, self.longest_sleep)
+            self.full_scan_at = poll.began_at + pause
             self._scanned_at = poll.began_at
             self._has_scanned_fully = True
 
@@ -444,6 +446,12 @@ class Consumer:
             self.queue.kind, poll.limit, lease_id, retaken_id, lease,
             floor=poll.position, floor_id=poll.first_id, strict=self.is_strict,
         )  # fmt: skip
+
+
+def full_scan_pause(seconds: float, interval: float) -> float:
+    """Return after how long the next full scan is due, where one takes so long."""
+    longest = max(FULL_SCAN_INTERVALS * interval, MOST_FULL_SCANS * seconds)
+    return min((1 + DEEP_POLL_SHARE) * seconds, longest)
 
 
 def slowest_scan(consumers: Iterable[Consumer]) -> SlowestScan:

@@ -20,13 +20,7 @@ from delayed_queue.observe.logs import log
 from delayed_queue.queue.groups import GroupWalk
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.worker.consumers import (
-    DEEP_POLL_SHARE,
-    FIRST_WINDOW,
-    FULL_SCAN_INTERVALS,
-    IDLE,
-    Consumer,
-)
+from delayed_queue.worker.consumers import FIRST_WINDOW, IDLE, Consumer, full_scan_pause
 from delayed_queue.worker.options import WorkerOptions
 
 # How often sources are asked where no NOTIFY says that they have changed.
@@ -222,8 +216,7 @@ class DynamicQueues:
         if is_full:
             # As with a consumer's own polls: what is behind the scan positions is read rarely where
             # it is dear, which is only under an old snapshot.
-            pause = DEEP_POLL_SHARE * (time.monotonic() - now)
-            self._full_at = now + min(pause, FULL_SCAN_INTERVALS * interval)
+            self._full_at = now + full_scan_pause(time.monotonic() - now, interval)
         for consumer in idle:
             if (wait := waits.get(consumer.queue.kind)) is not None:
                 consumer.schedule.wake(now + wait / 1000)

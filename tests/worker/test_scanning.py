@@ -13,6 +13,7 @@ from delayed_queue.worker.consumers import (
     DEEP_POLL_SHARE,
     FULL_SCAN_INTERVALS,
     MARGIN_MS,
+    MOST_FULL_SCANS,
     REWIND_MS,
     TRIAL,
     Consumer,
@@ -168,7 +169,7 @@ def test_the_queue_whose_full_scan_takes_the_longest_is_told(clock: Clock):
 def test_slow_full_scans_are_rare_and_rewinds_are_not(consumer: Consumer, clock: Clock):
     for _ in range(12):
         clock.now += FULL_SCAN_INTERVALS * POLL
-        full = poll(consumer, clock, LIMIT, latest=DUE, seconds=2.0)
+        full = poll(consumer, clock, LIMIT, latest=DUE, seconds=1.0)
         assert full.is_full_scan
     clock.now = full.began_at + 0.99 * POLL
     assert poll(consumer, clock, LIMIT, latest=DUE, seconds=0).position == DUE
@@ -178,6 +179,18 @@ def test_slow_full_scans_are_rare_and_rewinds_are_not(consumer: Consumer, clock:
     clock.now = full.began_at + 0.99 * FULL_SCAN_INTERVALS * POLL
     assert not poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_full_scan
     clock.now = full.began_at + FULL_SCAN_INTERVALS * POLL
+    assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
+
+
+def test_full_scans_never_take_more_than_a_twentieth_of_the_time(consumer: Consumer, clock: Clock):
+    """Of millions of messages handled under an old snapshot one takes many seconds."""
+    for _ in range(12):
+        full = poll(consumer, clock, LIMIT, latest=DUE, seconds=6.0)
+        assert full.is_full_scan
+        clock.now += MOST_FULL_SCANS * 6.0
+    clock.now = full.began_at + 0.99 * MOST_FULL_SCANS * 6.0
+    assert not poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_full_scan
+    clock.now = full.began_at + MOST_FULL_SCANS * 6.0
     assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
 
 
