@@ -47,9 +47,9 @@ REWIND_MS: Final = 15_000
 # so many. Little enough to leave the 99th percentile alone.
 DEEP_POLL_SHARE: Final = 200
 # At most so many poll intervals pass without a full scan; without a rewind, one does. But never
-# more of its time than one in so many goes to full scans.
+# more of its time than one in so many goes to either.
 FULL_SCAN_INTERVALS: Final = 10
-MOST_FULL_SCANS: Final = 20
+MOST_DEEP_POLLS: Final = 20
 # After how long, at most, a strict consumer polls again that met another worker's claim: about
 # what the commit of one takes.
 TURN_SECONDS: Final = 0.005
@@ -205,7 +205,7 @@ class ScanSchedule:
         self.rewind_at = self.full_scan_at = 0.0
         self._scanned_at = -math.inf
         # What one is believed to take.
-        self.full_scan_seconds = 0.0
+        self.full_scan_seconds = self._rewind_seconds = 0.0
         self._was_short = False
         self._has_rewound = self._has_scanned_fully = False
         self._rests_until = 0.0
@@ -258,12 +258,14 @@ class ScanSchedule:
 
     def _note_depth(self, poll: Poll, seconds: float | None) -> None:
         spent = time.monotonic() - poll.began_at if seconds is None else seconds
-        # One slow answer is not yet a slow scan: the belief in it at most doubles.
         if poll.is_full_scan:
-            self.full_scan_seconds = min(spent, 2 * self.full_scan_seconds + DOUBT_SECONDS)
+            self.full_scan_seconds = _believed(self.full_scan_seconds, spent)
+        else:
+            self._rewind_seconds = _believed(self._rewind_seconds, spent)
         # From the beginning: the poll after a sleep of one poll interval must be a rewind.
         pause = (1 + DEEP_POLL_SHARE) * min(spent, self.full_scan_seconds)
-        self.rewind_at = poll.began_at + min(pause, self.longest_sleep)
+        longest = max(self.longest_sleep, MOST_DEEP_POLLS * self._rewind_seconds)
+        self.rewind_at = poll.began_at + min(pause, longest)
         self._has_rewound = True
         if poll.is_full_scan:
             pause = full_scan_pause(self.full_scan_seconds, self.longest_sleep)
@@ -448,9 +450,14 @@ class Consumer:
         )  # fmt: skip
 
 
+def _believed(before: float, spent: float) -> float:
+    """Return what a scan takes: one slow answer is not yet a slow scan, so it at most doubles."""
+    return min(spent, 2 * before + DOUBT_SECONDS)
+
+
 def full_scan_pause(seconds: float, interval: float) -> float:
     """Return after how long the next full scan is due, where one takes so long."""
-    longest = max(FULL_SCAN_INTERVALS * interval, MOST_FULL_SCANS * seconds)
+    longest = max(FULL_SCAN_INTERVALS * interval, MOST_DEEP_POLLS * seconds)
     return min((1 + DEEP_POLL_SHARE) * seconds, longest)
 
 

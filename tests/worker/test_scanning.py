@@ -13,7 +13,7 @@ from delayed_queue.worker.consumers import (
     DEEP_POLL_SHARE,
     FULL_SCAN_INTERVALS,
     MARGIN_MS,
-    MOST_FULL_SCANS,
+    MOST_DEEP_POLLS,
     REWIND_MS,
     TRIAL,
     Consumer,
@@ -182,16 +182,36 @@ def test_slow_full_scans_are_rare_and_rewinds_are_not(consumer: Consumer, clock:
     assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
 
 
-def test_full_scans_never_take_more_than_a_twentieth_of_the_time(consumer: Consumer, clock: Clock):
-    """Of millions of messages handled under an old snapshot one takes many seconds."""
+def slow_full_scans(consumer: Consumer, clock: Clock) -> Poll:
+    """Have full scans take 6 s until that is believed; return the last, after which it is due."""
     for _ in range(12):
         full = poll(consumer, clock, LIMIT, latest=DUE, seconds=6.0)
         assert full.is_full_scan
-        clock.now += MOST_FULL_SCANS * 6.0
-    clock.now = full.began_at + 0.99 * MOST_FULL_SCANS * 6.0
+        clock.now += MOST_DEEP_POLLS * 6.0
+    return full
+
+
+def test_full_scans_never_take_more_than_a_twentieth_of_the_time(consumer: Consumer, clock: Clock):
+    """Of millions of messages handled under an old snapshot one takes many seconds."""
+    full = slow_full_scans(consumer, clock)
+    clock.now = full.began_at + 0.99 * MOST_DEEP_POLLS * 6.0
     assert not poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_full_scan
-    clock.now = full.began_at + MOST_FULL_SCANS * 6.0
+    clock.now = full.began_at + MOST_DEEP_POLLS * 6.0
     assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
+
+
+def test_nor_do_rewinds(consumer: Consumer, clock: Clock):
+    """Each passes what was handled within so many seconds, and what was leased so long ago."""
+    slow_full_scans(consumer, clock)
+    consumer.schedule.full_scan_at = clock.now + 3600
+    for _ in range(12):
+        clock.now += MOST_DEEP_POLLS * 1.0
+        back = poll(consumer, clock, LIMIT, latest=DUE, seconds=1.0)
+        assert back.is_rewind
+    clock.now = back.began_at + 0.99 * MOST_DEEP_POLLS * 1.0
+    assert not poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_rewind
+    clock.now = back.began_at + MOST_DEEP_POLLS * 1.0
+    assert poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_rewind
 
 
 def test_one_slow_answer_is_not_yet_a_slow_scan(consumer: Consumer, clock: Clock):
