@@ -58,9 +58,9 @@ def put(connection: Connection) -> bool:
         PUT_JOBS,
         {
             "topic": "orders", "shards": 1, "hosts": "", "places": [PULLED, CALLED],
-            "keys": ["x", "a"], "kinds": [CALLED] * 2, "payloads": [b"2"] * 2,
-            "schedules": [FAR] * 2,
-            "delays": [0] * 2, "headers": [None] * 2, "groups": [None] * 2, "now": NOW,
+            "keys": ["x", "a"], "kind": CALLED, "kinds": None, "payloads": [b"2"] * 2,
+            "schedules": [FAR] * 2, "delay": 0, "delays": None, "headers": None, "groups": None,
+            "now": NOW,
         },
     ).fetchall()  # fmt: skip
     return any(key is not None and due_at is None for _, key, _, due_at, _ in rows)
