@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
 from delayed_queue.spark import commands, session
-from delayed_queue.spark.commands import DONE, FAILED, doctor
+from delayed_queue.spark.commands import DONE, FAILED, doctor, drains
 from delayed_queue.spark.settings import SparkSettings
 from tests.spark.pipelines import CONSOLE
 from tests.spark.support import with_jvm
@@ -67,6 +68,29 @@ def test_a_signal_ends_a_drain(
         sent.result()
     assert code == DONE
     assert json.loads(capsys.readouterr().out)["messages"] == 20
+    assert Message.objects.count() == 0
+
+
+class SetAtTheCommit(threading.Event):
+    """Set when the first batch is committed; whoever looks at it waits for that."""
+
+    def __init__(self, lake: str) -> None:
+        super().__init__()
+        self.lake = Path(lake)
+
+    def is_set(self) -> bool:
+        wait_until(lambda: list(self.lake.glob("_checkpoint/*/commits/0")), 300)
+        return True
+
+
+def test_a_batch_that_is_committed_while_the_end_is_asked_for_is_counted(
+    queue: DelayedQueue, spark: Any, lake: str
+) -> None:
+    for n in range(20):
+        queue.offer_or_update(f"k{n}", n)
+    asked = drains.DrainOptions("orders|json", to=lake, is_continuous=True)
+    found = drains.run(spark, asked, CONSOLE, SetAtTheCommit(lake))
+    assert (found.messages, found.batches) == (20, 1)
     assert Message.objects.count() == 0
 
 

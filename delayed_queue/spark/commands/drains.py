@@ -98,6 +98,8 @@ class Drained:
     messages: int = 0
     batches: int = 0
     tally: Tally | None = None
+    # The last batch of the stream that is counted.
+    last: int = -1
 
     def report(self) -> dict[str, Any]:
         found = {"kind": self.kind, "messages": self.messages, "batches": self.batches}
@@ -124,6 +126,8 @@ def run(
     finally:
         if query.isActive:
             query.stop()
+    # Spark tells of a batch after it has committed it: the last one while it was being stopped.
+    _count_committed(query, found, console)
     # Spark tells the source of a batch's end when the next one comes; here none does.
     acknowledge_checkpoint(spark, str(options.checkpoint))
     return found
@@ -217,17 +221,20 @@ def _waited(
     query: StreamingQuery, found: Drained, console: Console, stopping: threading.Event
 ) -> None:
     """Wait for the end; count the batches that Spark has committed."""
-    last = -1
     ended = False
     while not ended and not stopping.is_set():
         ended = bool(query.awaitTermination(1))  # raises what ended the query
-        for each in query.recentProgress:
-            # Of a batch that a driver has left, all may have been handled: it has no rows then.
-            if each.batchId > last and "addBatch" in each.durationMs:
-                last = each.batchId
-                _counted(each, found, console)
+        _count_committed(query, found, console)
     if stopping.is_set():
         console.progress("stopping …")
+
+
+def _count_committed(query: StreamingQuery, found: Drained, console: Console) -> None:
+    for each in query.recentProgress:
+        # Of a batch that a driver has left, all may have been handled: it has no rows then.
+        if each.batchId > found.last and "addBatch" in each.durationMs:
+            found.last = each.batchId
+            _counted(each, found, console)
 
 
 def _counted(progress: StreamingQueryProgress, found: Drained, console: Console) -> None:
