@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.db import models
 from django.db.models import F, Func, Q, Value
+from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.cron.store import ScheduleManager
@@ -121,10 +122,14 @@ class Message(models.Model):
         ]
         indexes = [
             # With the id, so that messages due in the same millisecond are read in order
-            # without a sort: a bulk import gives a million of them one due time.
+            # without a sort: a bulk import gives a million of them one due time. All messages
+            # are in it, but PostgreSQL sees that only of a statement that compares due times.
+            # No other may read it: while the table counts as empty, as after a drain, it would
+            # be read from end to end for an id.
             LongNamedIndex(
                 fields=["kind", "scheduled_at", "id"],
                 name="delayed_queue__KindPlusScheduledAtIndex",
+                condition=Q(scheduled_at__isnull=False),
             ),
             # Partial: only rows in flight are ever looked up by their lease.
             LongNamedIndex(
@@ -282,10 +287,11 @@ class BulkRun(models.Model):
         db_table = "delayed_queue_bulk_run"
         constraints = [
             models.UniqueConstraint(
-                fields=["kind", "fingerprint"],
+                "kind",
+                # Not by NULLS NOT DISTINCT, which PostgreSQL has since 15 only.
+                Coalesce("fingerprint", Value("")),
                 name="bulk_run_in_progress",
                 condition=Q(state__in=["running", "paused"]),
-                nulls_distinct=False,
             ),
         ]
         indexes = [

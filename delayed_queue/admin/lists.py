@@ -155,10 +155,14 @@ class Keyset:
     # Order by an expression on the id, which hides the primary key from the planner: it would
     # walk that in search of the few rows of one key.
     hides_index: bool = False
+    # The index has only those of which the planner sees that the column is not NULL.
+    is_partial: bool = False
 
     def ordered(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Order, and read the column as stored: a datetime may have been clamped."""
         if self.column is not None:
+            if self.is_partial:
+                queryset = queryset.filter(**{f"{self.column}__gte": -_MAX_BIGINT})
             stored = F(self.column) if self.is_text else raw(self.column)
             queryset = queryset.annotate(position=stored)
         return queryset.order_by(*self.ordering())

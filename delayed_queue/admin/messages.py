@@ -287,7 +287,7 @@ _NEXT = {
     RowState.EXPIRED: _("lease ended, so due again"),
 }
 _NEWEST_FIRST = Keyset(descending=True)
-_BY_SCHEDULE = Keyset("scheduled_at")
+_BY_SCHEDULE = Keyset("scheduled_at", is_partial=True)
 _BY_LEASE = Keyset("lease_id", is_text=True)
 _BY_KIND = Keyset("kind", is_text=True)
 

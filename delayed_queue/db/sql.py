@@ -80,12 +80,14 @@ _PLAN_EACH_TIME: Final = "SET plan_cache_mode = force_custom_plan"
 
 # On a connection that runs nothing else, plans are kept, and can be: with these settings even
 # one that is made on an empty table goes by the index. A third of a single claim is planning.
+# Before PostgreSQL 18 what is forbidden counts as dear, and would be compiled at each run.
 # What runs there needs no more than READ COMMITTED, and would fail where it can wait or pass over.
 _KEEP_PLANS: Final = """
 SET plan_cache_mode = force_generic_plan;
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;
 SET enable_sort = off;
+SET jit = off;
 SET default_transaction_isolation = 'read committed'
 """
 _thread = threading.local()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from shutil import get_terminal_size
@@ -16,7 +16,13 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.utils.translation import gettext as _
 
 from delayed_queue.db.resilience import advice_on
-from delayed_queue.exceptions import DelayedQueueError, SchemaMismatch, did_you_mean
+from delayed_queue.exceptions import (
+    DelayedQueueError,
+    InvalidMessage,
+    SchemaMismatch,
+    did_you_mean,
+)
+from delayed_queue.messages import check_text
 from delayed_queue.observe.overview import find_kinds, is_known, measure, name_of
 from delayed_queue.queue.queue import DelayedQueue
 
@@ -49,6 +55,21 @@ def show(out: OutputWrapper, rows: Sequence[dict[str, Any]], style: str, *, none
 def tell(out: OutputWrapper, said: str, style: str, **facts: Any) -> None:
     """Write what was done: a sentence for people, its facts for programs."""
     out.write(json.dumps(facts, default=str) if style == "json" else said)
+
+
+def described(facts: Mapping[str, Any]) -> str:
+    """Return a line for each fact about one thing."""
+    width = max(map(len, facts))
+    return printable("\n".join(f"{name:{width}} {_word(facts[name])}" for name in facts))
+
+
+def printable(text: str) -> str:
+    """Return text of several lines without what a terminal would obey."""
+    return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)
+
+
+def _word(value: Any) -> str:
+    return f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, datetime) else str(value or "-")
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -177,6 +198,9 @@ class QueueCommand(BaseCommand):
             raise CommandError(str(error), returncode=self.exit_code(error)) from error
         except Error as error:
             raise _answered(error, using) from error
+        except UnicodeEncodeError as error:
+            _refuse_bytes(error)
+            raise
 
     def exit_code(self, error: DelayedQueueError) -> int:
         """Return the exit code of an error of the package."""
@@ -188,7 +212,14 @@ def add_switch(parser: CommandParser) -> None:
     parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
     parser.add_argument("--dry-run", action="store_true", help=_("only say what would change"))
     add_format(parser)
+    add_database(parser)
+
+
+def add_database(parser: ArgumentParser, commands: Any = None) -> None:
+    """Add the alias, which may stand before the name of a command below or behind it."""
     parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
+    for each in () if commands is None else commands.choices.values():
+        each.add_argument("--database", default=SUPPRESS, help=_("database alias"))
 
 
 def queue_named(name: str, using: str) -> DelayedQueue:
@@ -226,6 +257,17 @@ def check_alias(using: str) -> None:
             % {"alias": using, "vendor": vendor},
             returncode=WRONG_CONFIGURATION,
         )
+
+
+def _refuse_bytes(error: UnicodeEncodeError) -> None:
+    """Raise CommandError for bytes on the command line that are no UTF-8.
+
+    Python has them as lone surrogates. What only the output cannot show is no slip of the caller's.
+    """
+    try:
+        check_text("text", error.object)
+    except InvalidMessage as refusal:
+        raise CommandError(str(refusal), returncode=WRONG_USAGE) from error
 
 
 def _answered(error: Error, using: str) -> CommandError:

@@ -1,5 +1,6 @@
 """The queue's table, as the seed has it with our own columns, and the small tables beside it."""
 
+import django.db.models.functions.comparison
 from django.db import migrations, models
 
 import delayed_queue.models
@@ -131,6 +132,7 @@ class Migration(migrations.Migration):
                 "default_permissions": ["view"],
                 "indexes": [
                     delayed_queue.models.LongNamedIndex(
+                        condition=models.Q(("scheduled_at__isnull", False)),
                         fields=["kind", "scheduled_at", "id"],
                         name="delayed_queue__KindPlusScheduledAtIndex",
                     ),
@@ -308,10 +310,12 @@ class Migration(migrations.Migration):
                 ],
                 "constraints": [
                     models.UniqueConstraint(
+                        models.F("kind"),
+                        django.db.models.functions.comparison.Coalesce(
+                            "fingerprint", models.Value("")
+                        ),
                         condition=models.Q(("state__in", ["running", "paused"])),
-                        fields=("kind", "fingerprint"),
                         name="bulk_run_in_progress",
-                        nulls_distinct=False,
                     )
                 ],
             },

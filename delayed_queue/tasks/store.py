@@ -236,7 +236,7 @@ HASTEN: Final[LiteralString] = (
 UPDATE delayed_queue
 SET "scheduledAt" = (SELECT now FROM clock)
 WHERE id = %(message)s::bigint
-    AND "scheduledAt" > (SELECT now FROM clock)
+    AND COALESCE("scheduledAt" > (SELECT now FROM clock), false)
     AND "lockUuid" IS NULL
 RETURNING id
 """

@@ -10,10 +10,12 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any, Final
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -185,6 +187,15 @@ def test_list_reads_its_index_and_little_of_it(
     assert {index, *also} & plan.indexes, plan
     assert plan.rows_read() <= rows, plan
     assert plan.buffers <= rows + 10, plan
+
+
+def test_the_command_lists_a_queue_by_its_index(operator: Client):
+    with CaptureQueriesContext(connection) as queries:
+        call_command("queuemessages", "list", "bulk|json", stdout=StringIO())
+    (listed,) = [each["sql"] for each in queries if 'FROM "delayed_queue"' in each["sql"]]
+    plan = explained(listed)
+    assert plan.indexes == {DUE}, plan
+    assert plan.rows_read() == 25, plan
 
 
 def test_a_page_deep_in_one_millisecond_costs_no_more(operator: Client):

@@ -170,7 +170,7 @@ def redriven() -> list[Case]:
             Case(
                 "REDRIVE",
                 {"ids": n, "overwrite": overwrite, "kind": kind, "now": NOW, **family_params()},
-                {DEAD_PRIMARY, KEYS}, n=n, rows=4, buffers=50, fixed=300,
+                {DEAD_PRIMARY, KEYS}, n=n, rows=5, buffers=50, fixed=300,
             )
             for n in (1, 1000)
             for overwrite in (False, True)

@@ -26,25 +26,6 @@ SETTINGS: Final = (
     "seqscan",
 )  # fmt: skip
 
-# What the statement looks like in the books. A nested loop runs the inner select again for each
-# row of the table. Where rows lie in the order of their schedule, as queues are filled, each run
-# finds the row at hand first among the due, and the row is not due any more in the next run.
-NAIVE: Final = """
-UPDATE delayed_queue
-SET "lockUuid" = %(lease_id)s,
-    "scheduledAt" = %(now)s + %(lease)s
-WHERE id IN (
-    SELECT id
-    FROM delayed_queue
-    WHERE "pKind" = %(kind)s
-        AND "scheduledAt" <= %(now)s
-    ORDER BY "scheduledAt", id
-    LIMIT %(limit)s::integer
-    FOR UPDATE SKIP LOCKED
-)
-RETURNING id, "pKey"
-"""
-
 
 @pytest.fixture(params=["in order", "in reverse"])
 def due(request: pytest.FixtureRequest, db: None) -> psycopg.Connection[Any]:

@@ -127,6 +127,25 @@ def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(
         connection.close()
 
 
+def test_what_a_worker_asks_is_never_compiled(
+    raw: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+):
+    """What its settings forbid counts as dear before PostgreSQL 18: it was, for seconds a claim."""
+    monkeypatch.setenv("PGOPTIONS", "-c jit=on")
+    settings = []
+    for is_worker in (False, True):
+        connection.close()
+        keep_plans(keep=is_worker)
+        try:
+            turn("nothing", [])
+            settings += connection.connection.execute("SHOW jit").fetchall()
+        finally:
+            keep_plans(keep=False)
+            connection.close()
+    # Of others' connections the statements are not ours alone.
+    assert settings == [("on",), ("off",)]
+
+
 def turn(lease_id: str, ids: list[int]) -> list[int]:
     """Write and claim as a worker does; return the ids claimed."""
     answers = run(

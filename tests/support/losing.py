@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 # As the statements read that put messages in.
 OFFER: Final = r"INSERT INTO delayed_queue (AS stored )?\("
-REDRIVE: Final = r"DELETE FROM delayed_queue_dead_letter AS letter\s+USING newest"
+REDRIVE: Final = r"id = ANY \(ARRAY\(\s*SELECT id\s+FROM (redriven|newest)\b"
 
 
 class Consumer:

@@ -11,6 +11,7 @@ import pytest
 from delayed_queue.models import Worker
 from delayed_queue.queue.store.claim import NO_FLOOR, claiming
 from delayed_queue.worker.heartbeat import Heartbeat
+from tests.plans.case import PRIMARY
 from tests.plans.explain import explain
 from tests.support.concurrency import raw_connection
 from tests.support.running import handler_of, worker_with
@@ -79,6 +80,24 @@ def test_a_claim_in_the_midst_of_a_bulk_offer_reads_no_more_than_the_first(
         from_position = pages_of_a_claim(own, schedule.position, limit=FEW)
         assert last < 2 * first
         assert from_position > 2 * last
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("generic", [False, True])
+def test_what_is_offered_after_a_vacuum_of_the_drained_table_is_leased_by_its_ids(
+    generic: bool,
+) -> None:
+    """It counts as empty from then on, and a full index as one page."""
+    step = claiming("orders|json", FEW, "own", "taken", 60_000)
+    with raw_connection() as own:
+        own.execute(_FILL, {"count": OF_BULK, "ago": 0, "apart": 0})
+        own.execute("DELETE FROM delayed_queue")
+        own.execute("VACUUM ANALYZE delayed_queue")
+        counted = "SELECT reltuples, relpages > 0 FROM pg_class WHERE relname = 'delayed_queue'"
+        assert own.execute(counted).fetchall() == [(0, True)]
+        own.execute(_FILL, {"count": BULK, "ago": 0, "apart": 0})
+        plan = explain(own, *step, generic=generic)
+    assert PRIMARY in plan.indexes, plan
 
 
 @pytest.mark.django_db(transaction=True)

@@ -94,7 +94,7 @@ added AS ("""
                 SELECT false
                 FROM delayed_queue_dead_letter
                 WHERE "pKey" = offered.key
-                    AND "pKind" = ANY (%(places)b::text[])
+                    AND COALESCE("pKind" = ANY (%(places)b::text[]), false)
                 LIMIT 1
             ),
             true

@@ -173,8 +173,12 @@ WHERE id = ANY (ARRAY(
     WHERE id = ANY (%(ids)b::bigint[])
         AND "lockUuid" IS NULL
         AND attempts = 0
-        AND "scheduledAt" > "scheduledAtInitially"
-        AND "scheduledAt" > (SELECT now FROM clock) + %(wait)s::bigint
+        AND COALESCE(
+            "scheduledAt" > GREATEST(
+                "scheduledAtInitially", (SELECT now FROM clock) + %(wait)s::bigint
+            ),
+            false
+        )
     FOR UPDATE SKIP LOCKED
 ))
 RETURNING id

@@ -240,12 +240,13 @@ newest AS MATERIALIZED (
     ON CONFLICT ("pKey", "pKind") DO NOTHING
     RETURNING "pKey", "pKind"
 )
-DELETE FROM delayed_queue_dead_letter AS letter
-USING newest, offered
-WHERE letter.id = newest.id
-    AND newest."pKey" = offered."pKey"
-    AND newest."pKind" = offered."pKind"
-RETURNING letter.id, letter."pKind"
+DELETE FROM delayed_queue_dead_letter
+WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM newest
+    JOIN offered USING ("pKey", "pKind")
+))
+RETURNING id, "pKind"
 """
 )
 

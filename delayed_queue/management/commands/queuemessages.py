@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from datetime import datetime
 from typing import Any, Final
 
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
-from delayed_queue.management.base import QueueCommand, add_format, count, queue_named, show, tell
+from delayed_queue.management.base import (
+    QueueCommand,
+    add_database,
+    add_format,
+    count,
+    described,
+    queue_named,
+    show,
+    tell,
+)
 from delayed_queue.messages import MessageState
 from delayed_queue.models import Message
 from delayed_queue.queue.queue import DelayedQueue
+from delayed_queue.queue.store.claim import NO_FLOOR
 
 _MOST_FOUND: Final = 100
 _MOST_LISTED: Final = 5_000
@@ -29,7 +37,6 @@ class Command(QueueCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
         listed = commands.add_parser("list", help=_("a queue's messages, those due first first"))
         listed.add_argument("queue", help=_("a queue, or a kind as name|codec"))
@@ -54,6 +61,7 @@ class Command(QueueCommand):
         for one in (show_one, *(commands.choices[each] for each in _ACTS)):
             one.add_argument("queue", help=_("a queue, or a kind as name|codec"))
             one.add_argument("key")
+        add_database(parser, commands)
 
     def handle(self, **options: Any) -> None:
         command, style = options["command"], options["format"]
@@ -65,7 +73,7 @@ class Command(QueueCommand):
         queue, key = queue_named(options["queue"], options["database"]), options["key"]
         if command == "show" or options["dry_run"]:
             facts = _shown(queue, key)
-            said = "\n".join(f"{name:6} {_word(value)}" for name, value in facts.items())
+            said = described(facts)
         else:
             said = _ACTS[command](queue, key)
             facts = {"queue": queue.kind, "key": key, "done": command}
@@ -74,7 +82,8 @@ class Command(QueueCommand):
 
 def _listed(options: dict[str, Any]) -> list[dict[str, Any]]:
     kind = queue_named(options["queue"], options["database"]).kind
-    rows = Message.objects.using(options["database"]).filter(kind=kind)
+    # The index of due times is for statements that compare them: see ALL_TIMES.
+    rows = Message.objects.using(options["database"]).filter(kind=kind, scheduled_at__gte=NO_FLOOR)
     return _rows(rows.order_by("scheduled_at", "id")[: options["limit"]])
 
 
@@ -107,10 +116,6 @@ def _shown(queue: DelayedQueue, key: str) -> dict[str, Any]:
         "due": found.scheduled_at, "tries": found.attempts, "lease": found.lease_id,
         "error": found.last_error,
     }  # fmt: skip
-
-
-def _word(value: Any) -> str:
-    return f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, datetime) else str(value or "-")
 
 
 def _drop(queue: DelayedQueue, key: str) -> str:

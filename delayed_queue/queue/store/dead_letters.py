@@ -30,6 +30,8 @@ _FIRST_SCHEDULE: Final[LiteralString] = (
 # Patterns are matched once for each kind: for each letter that was a third of the cost.
 # A NULL kind stands for any. Inside COALESCE no index serves the comparison: what is wanted are a
 # few ids, not all the letters of the kind.
+# What went back is deleted by a list of its ids: in a join, the letters would be read from end to
+# end for each of them while their table counts as empty.
 # Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
 REDRIVE: Final[LiteralString] = (
     CLOCK
@@ -79,13 +81,14 @@ newest AS MATERIALIZED (
     WHERE %(overwrite)s::boolean
     RETURNING "pKey", "pKind", xmax = 0 AS created
 ),
-redriven AS (
-    DELETE FROM delayed_queue_dead_letter AS letter
-    USING newest, offered
-    WHERE letter.id = newest.id
-        AND newest."pKey" = offered."pKey"
-        AND newest."pKind" = offered."pKind"
-    RETURNING letter.id, offered.created
+redriven AS MATERIALIZED (
+    SELECT id, created
+    FROM newest
+    JOIN offered USING ("pKey", "pKind")
+),
+gone AS (
+    DELETE FROM delayed_queue_dead_letter
+    WHERE id = ANY (ARRAY(SELECT id FROM redriven))
 )
 SELECT locked.id, redriven.created, locked."pKind"
 FROM locked

@@ -36,6 +36,10 @@ TAKEN_OVER: Final[LiteralString] = (
 # What a claim sets beside the lease: one more delivery.
 DELIVERED: Final[LiteralString] = """attempts = """ + ATTEMPTS + """ + 1, """ + TAKEN_OVER
 
+# True of every message: without a word on due times, PostgreSQL does not see that the index of due
+# times, which is partial, has them all.
+ALL_TIMES: Final[LiteralString] = """"scheduledAt" >= '-9223372036854775808'::bigint"""
+
 # The lock of claims that are made one at a time: one per kind, until the end of the transaction,
 # so that it asks nothing of a pooler and dies with its holder. The number keeps it apart from an
 # application's own advisory locks; kinds with one hash would wait for each other, and nothing

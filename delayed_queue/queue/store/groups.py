@@ -274,7 +274,7 @@ firsts AS MATERIALIZED (
             WHERE number = 1
                 AND first IS NOT NULL
         ))
-        AND "scheduledAt" <= (SELECT now FROM clock)
+        AND COALESCE("scheduledAt" <= (SELECT now FROM clock), false)
     FOR UPDATE SKIP LOCKED
 ),
 plain AS MATERIALIZED (
@@ -285,7 +285,7 @@ plain AS MATERIALIZED (
         FROM delayed_queue
         WHERE id = each.id
             AND "group" IS NULL
-            AND "scheduledAt" <= (SELECT now FROM clock)
+            AND COALESCE("scheduledAt" <= (SELECT now FROM clock), false)
         FOR UPDATE SKIP LOCKED
     ) AS taken
     LIMIT COALESCE((SELECT number FROM share WHERE name IS NULL), 0)

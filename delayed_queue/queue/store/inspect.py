@@ -7,7 +7,13 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, column_of, first_row, row_of, rows_of, value_of
-from delayed_queue.queue.store.fragments import ATTEMPTS, HEADERS, LAST_ERROR, TELL_HOLDER
+from delayed_queue.queue.store.fragments import (
+    ALL_TIMES,
+    ATTEMPTS,
+    HEADERS,
+    LAST_ERROR,
+    TELL_HOLDER,
+)
 
 # Report one message without leasing it, with the instant that its state is judged by.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
@@ -57,6 +63,9 @@ DROP_ALL: Final[LiteralString] = (
 WITH dropped AS (
     DELETE FROM delayed_queue AS stored
     WHERE "pKind" = %(kind)s
+        AND """
+    + ALL_TIMES
+    + """
     RETURNING """
     + TELL_HOLDER
     + """
@@ -153,6 +162,7 @@ WITH RECURSIVE walked (value, position) AS (
     (
         SELECT {column}, 1
         FROM {table}
+        WHERE {told}
         ORDER BY {order}
         LIMIT 1
     )
@@ -161,7 +171,8 @@ WITH RECURSIVE walked (value, position) AS (
         (
             SELECT {column}
             FROM {table}
-            WHERE {column} > walked.value
+            WHERE {told}
+                AND {column} > walked.value
             ORDER BY {order}
             LIMIT 1
         ),
@@ -176,17 +187,23 @@ WHERE value IS NOT NULL
 """
 
 
-def walking(table: LiteralString, column: LiteralString, *then: LiteralString) -> LiteralString:
+def walking(
+    table: LiteralString, column: LiteralString, *then: LiteralString, told: LiteralString = "true"
+) -> LiteralString:
     """Return the statement of a column's distinct values, at most %(limit)s, by a loose index scan.
 
     One descent for each, however many rows it has, where DISTINCT would read all of them. ``then``
-    are the other columns of the index: the inner selects name its order in full.
+    are the other columns of the index: the inner selects name its order in full. ``told`` is
+    true of every row, and tells the planner that a partial index has them all.
     """
-    return _WALK.format(table=table, column=column, order=", ".join((column, *then)))
+    order = ", ".join((column, *then))
+    return _WALK.format(table=table, column=column, order=order, told=told)
 
 
 # Reads: delayed_queue__KindPlusScheduledAtIndex.
-KINDS: Final[LiteralString] = walking("delayed_queue", '"pKind"', '"scheduledAt"', "id")
+KINDS: Final[LiteralString] = walking(
+    "delayed_queue", '"pKind"', '"scheduledAt"', "id", told=ALL_TIMES
+)
 
 # STATS for many kinds at once. The leases are read once for all of them, in an order that does
 # not follow the kind: %(lease_cap)s bounds their sum, so when "held" has reached it, every

@@ -139,7 +139,7 @@ SET attempts = GREATEST("""
     "dueAt" = "scheduledAt",
     "scheduledAt" = (SELECT now FROM clock)
 WHERE id = ANY (%(ids)b::bigint[])
-    AND "scheduledAt" <= (SELECT now FROM clock)
+    AND COALESCE("scheduledAt" <= (SELECT now FROM clock), false)
 RETURNING id
 """
 )

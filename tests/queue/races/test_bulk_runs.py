@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import psycopg
+import pytest
 
 from delayed_queue.exceptions import RunInProgress
 from delayed_queue.models import BulkRun, DeadLetter, Message
@@ -18,12 +19,15 @@ from tests.support.factories import DeadLetterFactory
 KIND = "orders|json"
 
 
-def test_of_runs_over_one_group_that_begin_together_one_begins(transactional_db: None):
+@pytest.mark.parametrize("fingerprint", ["a", None])
+def test_of_runs_over_the_same_letters_that_begin_together_one_begins(
+    transactional_db: None, fingerprint: str | None
+):
     DeadLetterFactory.create_batch(2, fingerprint="a")
 
     def begin() -> bool:
         try:
-            return bool(BulkPlan("redrive", KIND, "a", pace=1).start())
+            return bool(BulkPlan("redrive", KIND, fingerprint, pace=1).start())
         except RunInProgress:
             return False
 

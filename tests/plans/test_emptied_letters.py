@@ -1,0 +1,54 @@
+"""Dead letters of a table that was emptied and vacuumed before they came: it counts as empty."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from delayed_queue.http.store.finding import KICK_JOBS
+from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
+from tests.plans.explain import explain
+from tests.support.concurrency import raw_connection
+
+LETTERS: Final = 20_000
+_FILL: Final = """
+INSERT INTO delayed_queue_dead_letter (
+    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt",
+    fingerprint
+)
+SELECT 'orders|json', 'k' || number, '1', 1, 'rejected', 0, 0, number, number %% 10
+FROM generate_series(1, %(count)s) AS number
+"""
+_ALL: Final = "SELECT id FROM delayed_queue_dead_letter ORDER BY id"
+_COUNTED: Final = """
+SELECT reltuples, relpages > 0
+FROM pg_class
+WHERE oid = 'delayed_queue_dead_letter'::regclass
+"""
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize(
+    ("statement", "params"),
+    [
+        (REDRIVE, {"overwrite": False, "kind": "orders|json", **family_params()}),
+        (KICK_JOBS, {"topic": "orders", "newest_only": False}),
+    ],
+    ids=["redrive", "kick"],
+)
+def test_few_letters_do_not_read_all_for_each(
+    statement: str, params: dict[str, Any], generic: bool
+) -> None:
+    with raw_connection() as own:
+        own.execute(_FILL, {"count": LETTERS})
+        own.execute("DELETE FROM delayed_queue_dead_letter")
+        # Pages stay where somebody else uses the table, or where vacuum_truncate is off.
+        own.execute("VACUUM (ANALYZE, TRUNCATE false) delayed_queue_dead_letter")
+        assert own.execute(_COUNTED).fetchall() == [(0, True)]
+        own.execute(_FILL, {"count": LETTERS})
+        # The last ones: what walks the primary key from its start meets all others first.
+        ids = [row[0] for row in own.execute(_ALL)][-100:]
+        plan = explain(own, statement, {"ids": ids, "now": None, **params}, generic=generic)
+    assert plan.rows_read() <= 3 * LETTERS, plan
