@@ -81,6 +81,8 @@ class BulkPlan:
         _check("The pace", self.pace, MAX_PACE)
         _check("The limit", self.limit, MAX_LETTERS)
         _check("The canary", self.canary or None, MAX_CANARY)
+        if self.canary_deaths != 1 and not self.canary:
+            raise InvalidConfiguration("Deaths of a canary need one: say how many go first.")
         _check("The deaths of a canary", self.canary_deaths, self.canary or 1)
         if self.canary and self.action == DROP:
             raise InvalidConfiguration("What is dropped cannot die again: no canary for a drop.")

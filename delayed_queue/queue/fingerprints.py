@@ -10,12 +10,10 @@ from typing import Final
 _QUOTED: Final = re.compile(r"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|`[^`\n]*`|“[^”\n]*”""")
 _WORD: Final = re.compile(r"[^\s()\[\]{},;=]+")
 # The one number that tells causes apart: the status of an answer.
-_STATUS: Final = re.compile(r"\b(HTTP|status) ([1-5])(\d\d)\b")
+_STATUS: Final = re.compile(r"(\b(?:HTTP|status) [1-5]\d\d\b)")
 _FRAME: Final = re.compile(r'^[ |]*File "([^"\n]*)", line \d+, in (\S+)', re.MULTILINE)
 _FOREIGN: Final = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 _MOST: Final = 500
-_DIGITS: Final = str.maketrans("0123456789", "abcdefghij")
-_LETTERS: Final = str.maketrans("abcdefghij", "0123456789")
 
 
 def fingerprint(reason: str, error: str | None) -> str:
@@ -39,18 +37,13 @@ def describe(reason: str, error: str | None) -> str:
 
 def generalized(text: str) -> str:
     """Return the text without what differs from one message to the next."""
-    kept = _STATUS.sub(_as_letters, _QUOTED.sub("'…'", text[:_MOST]))
-    return " ".join(_WORD.sub(_without_number, kept).split())
-
-
-def _as_letters(match: re.Match[str]) -> str:
-    return f"{match[1]} \0{(match[2] + match[3]).translate(_DIGITS)}"
+    parts = _STATUS.split(_QUOTED.sub("'…'", text[:_MOST]))
+    parts[::2] = [_WORD.sub(_without_number, each) for each in parts[::2]]
+    return " ".join("".join(parts).split())
 
 
 def _without_number(match: re.Match[str]) -> str:
     word = match[0]
-    if word.startswith("\0"):
-        return word[1:4].translate(_LETTERS) + word[4:]
     return "#" if any(each.isdigit() for each in word) else word
 
 

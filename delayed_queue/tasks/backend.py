@@ -24,7 +24,12 @@ from delayed_queue.apps import NO_APP, NO_APP_HINT
 from delayed_queue.codecs import encode
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, PayloadNotEncodable
 from delayed_queue.handlers import registry
-from delayed_queue.messages import ScheduledMessage, from_milliseconds, to_milliseconds
+from delayed_queue.messages import (
+    ScheduledMessage,
+    check_text,
+    from_milliseconds,
+    to_milliseconds,
+)
 from delayed_queue.tasks._api import (
     BaseTaskBackend,
     InvalidTask,
@@ -347,7 +352,7 @@ def _aware(at: datetime | None) -> datetime | None:
 
 def _shortened(key: str) -> str:
     if len(key) <= _LONGEST_KEY:
-        return key
+        return check_text("key that unique makes", key)
     raise InvalidMessage(
         f"unique makes a key of {len(key)} characters, {key[:60]!r}…: at most {_LONGEST_KEY}."
     )

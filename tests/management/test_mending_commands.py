@@ -76,6 +76,17 @@ def test_letters_are_listed_and_shown():
     assert "ValueError: no such order" in run("queuedead", "show", str(letter.id))
 
 
+def test_what_is_shown_holds_nothing_that_a_terminal_would_obey():
+    """Keys and errors are often somebody else's words; their lines stay."""
+    key, error = "a\x1b[2Jb", "ValueError: first\n\tsecond\x1b]0;owned\x07\r\x9bm"
+    letter = DeadLetterFactory.create(key=key, reason=error, last_error=error)
+    MessageFactory.create(key=key, due=True, last_error=error)
+    for arguments in (("queuedead", str(letter.id)), ("queuemessages", "orders", key)):
+        said = run(arguments[0], "show", *arguments[1:])
+        assert not set(said) & set("\x1b\x07\x9b\r")
+        assert "\n\tsecond" in said
+
+
 def test_letters_are_exported_as_lines_of_json(tmp_path: Path):
     DeadLetterFactory.create(key="a", payload=b"1", headers={"url": "x"})
     DeadLetterFactory.create(key="b", payload=b"\xff")
@@ -140,15 +151,20 @@ def test_a_drop_by_reason_is_carried_out_by_workers():
         (("queuedead", "redrive", "orders", "--group", "x"), "No dead letter", 1),
         (("queuedead", "list", "--group", "x"), "add --queue", 2),
         (("queuedead", "drop", "orders", "--canary", "1"), "no canary", 1),
+        (("queuedead", "redrive", "orders", "--canary-deaths", "2"), "how many go first", 1),
         (("queuedead", "drop", "orders", "--older-than", "soon"), "not a duration", 1),
         (("queuedead", "redrive", "orders", "--over", "1h", "--pace", "9"), "not both", 1),
         (("queuedead", "export", "orders", "--newer-than", "1h", "--older-than", "2h"), "later", 1),
         (("queuedead", "show", "999"), "no dead letter 999", 1),
-        (("queuedead", "cancel", "999"), "no run 999", 1),
+        (("queuedead", "cancel", "999"), "no run 999 in a state to cancel", 1),
+        (("installcron", "--force"), "--force is for --once", 2),
         (("queuepause", "ordrs"), "Did you mean 'orders'?", 2),
         (("queuemessages", "show", "orders", "x"), "no message 'x'", 1),
         (("queuemessages", "drop", "orders", "x"), "no message 'x'", 1),
         (("queuedead", "--database", "nope", "groups"), "no database alias", 2),
+        (("queuedead", "groups", "--database", "nope"), "no database alias", 2),
+        (("queuemessages", "list", "orders", "--database", "nope"), "no database alias", 2),
+        (("queuegroups", "clear", "orders", "--database", "nope"), "no database alias", 2),
     ],
 )
 def test_a_slip_is_one_sentence_and_an_exit_code(arguments: tuple[str, ...], said: str, code: int):

@@ -122,6 +122,27 @@ class TestNotMigrated:
         ]
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("queuemessages", ["find", "Stra\udcdfe"]),
+        ("queuemessages", ["drop", "Stra\udcdfe", "k"]),
+        ("queuedead", ["list", "--queue", "Stra\udcdfe"]),
+        ("queuegroups", ["list", "Stra\udcdfe"]),
+        ("queuepause", ["Stra\udcdfe"]),
+        ("queueresume", ["Stra\udcdfe"]),
+        ("queuestats", ["--queue", "Stra\udcdfe"]),
+        ("queuehealth", ["--queue", "Stra\udcdfe"]),
+    ],
+)
+def test_bytes_of_another_encoding_are_refused(db: None, name: str, arguments: list[str]) -> None:
+    # What Python makes of the byte that is an ß on a terminal in Latin-1.
+    error = slip(name, *arguments)
+    assert str(error).endswith("is not valid Unicode text.")
+    assert "Stra" in str(error)
+    assert error.returncode == WRONG_USAGE
+
+
 @pytest.mark.parametrize("library", ["yarl", "cryptography"])
 def test_a_missing_extra_is_named(library: str) -> None:
     with not_installed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delayed_queue.queue.fingerprints import describe, fingerprint, generalized
@@ -49,6 +49,8 @@ def test_it_is_sixteen_digits_of_any_text(reason: str, error: str | None) -> Non
 
 
 @given(st.text())
+@example("\x000")
+@example("HTTP 404.17")
 def test_what_was_generalized_stays_as_it_is(text: str) -> None:
     once = generalized(text)
     assert not any(each.isdigit() for each in re.sub(r"\b(HTTP|status) [1-5]\d\d", "", once))

@@ -11,6 +11,7 @@ import pytest
 from django.db import connections
 from pytest_django import Settings
 
+from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.tasks._api import InvalidTask, task
 from delayed_queue.tasks.options import Options
 from tests.tasks.conftest import BACKEND, configured
@@ -104,3 +105,13 @@ def test_without_the_app(settings: Settings) -> None:
 
     assert "TASKS['default']" in said
     assert "Add 'delayed_queue' and 'delayed_queue.tasks' to INSTALLED_APPS" in said
+
+
+@pytest.mark.parametrize("value", ["a\x00b", "\ud800"])
+def test_a_unique_name_that_cannot_be_stored(
+    work: Any, value: str, django_assert_num_queries: Any, db: None
+) -> None:
+    with django_assert_num_queries(0):
+        said = said_by(work.once.enqueue, value, kind=InvalidMessage)
+    assert said.startswith("The key that unique makes")
+    assert repr(value)[1:-1] in said

@@ -12,14 +12,14 @@ from types import FrameType
 from typing import Any, Final
 
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import SETTING
 from delayed_queue.cron.keeper import CronKeeper, CronThread, Kept
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.management.base import QueueCommand, add_format, show
+from delayed_queue.management.base import WRONG_USAGE, QueueCommand, add_database, add_format, show
 from delayed_queue.messages import from_milliseconds
 
 NEXT_TIMES = 3
@@ -46,9 +46,12 @@ class Command(QueueCommand):
             help=_("with --once: win over newer configurations, as after a rolled-back deployment"),
         )  # fmt: skip
         add_format(parser)
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
+        add_database(parser)
 
     def handle(self, **options: Any) -> None:
+        if options["force"] and not (options["once"] or options["dry_run"]):
+            said = _("--force is for --once: nothing wins over newer configurations for good.")
+            raise CommandError(said, returncode=WRONG_USAGE)
         keeper = CronKeeper(options["database"])
         if options["list"]:
             rows = _listed(keeper)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
@@ -21,8 +20,11 @@ from delayed_queue.exceptions import NoSuchLetters, RunInProgress
 from delayed_queue.management.base import (
     WRONG_USAGE,
     QueueCommand,
+    add_database,
     add_format,
     count,
+    described,
+    printable,
     queue_named,
     show,
     tell,
@@ -57,7 +59,6 @@ class Command(QueueCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
         groups = commands.add_parser("groups", help=_("failures by cause, those seen last first"))
         _add_list(groups)
@@ -90,6 +91,7 @@ class Command(QueueCommand):
             switch = commands.add_parser(name, help=words)
             switch.add_argument("id", type=count(1, MAX_LETTERS))
             add_format(switch)
+        add_database(parser, commands)
 
     def handle(self, **options: Any) -> None:
         command = options["command"]
@@ -110,8 +112,8 @@ class Command(QueueCommand):
             errors = {"first_error": letter.first_error, "last_error": letter.last_error}
             show(self.stdout, [{**row, **errors}], "json")
             return
-        self.stdout.write("\n".join(f"{name:8} {value}" for name, value in row.items()))
-        self.stdout.write(f"\n{letter.last_error or _('No error was kept.')}")
+        self.stdout.write(described(row))
+        self.stdout.write(f"\n{printable(letter.last_error or _('No error was kept.'))}")
 
     def _begin(self, options: dict[str, Any]) -> None:
         using, plan, style = options["database"], _plan(options), options["format"]
@@ -171,7 +173,7 @@ class Command(QueueCommand):
     def _switch(self, options: dict[str, Any]) -> None:
         run_id, command = options["id"], options["command"]
         if not switch_run(run_id, command, using=options["database"]):
-            said = _("There is no run %(run)s to %(command)s: see queuedead runs.")
+            said = _("There is no run %(run)s in a state to %(command)s: see queuedead runs.")
             raise CommandError(said % {"run": run_id, "command": command}, returncode=1)
         said = _("Run %(run)s: %(command)s done.") % {"run": run_id, "command": command}
         tell(self.stdout, said, options["format"], run=run_id)

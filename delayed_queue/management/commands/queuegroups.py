@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import transaction
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
@@ -17,6 +17,7 @@ from delayed_queue.db.resilience import repeat
 from delayed_queue.management.base import (
     WRONG_USAGE,
     QueueCommand,
+    add_database,
     add_format,
     count,
     queue_named,
@@ -39,7 +40,6 @@ class Command(QueueCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
         held = commands.add_parser("list", help=_("groups that have messages, those held first"))
         held.add_argument("queue", help=_("a queue, or a kind as name|codec"))
@@ -57,6 +57,7 @@ class Command(QueueCommand):
             ("resume", _("hand out messages of a group again, past what is dead of it"), True),
         ):
             _add_change(commands.add_parser(name, help=words), name, has_group=has_group)
+        add_database(parser, commands)
 
     def handle(self, **options: Any) -> None:
         queue = queue_named(options["queue"], options["database"])

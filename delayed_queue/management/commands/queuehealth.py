@@ -11,13 +11,13 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import did_you_mean
-from delayed_queue.management.base import WRONG_USAGE, QueueCommand, count, seconds
+from delayed_queue.management.base import WRONG_USAGE, QueueCommand, add_database, count, seconds
 from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
 from delayed_queue.observe.snapshots import oldest_snapshot
 from delayed_queue.worker.database import is_needed, name_of_migration, our_labels
@@ -66,7 +66,7 @@ class Command(QueueCommand):
             help=_("how old the health file may be (default: 60)"),
         )  # fmt: skip
         parser.add_argument("--format", choices=["text", "json"], default="text")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
+        add_database(parser)
 
     def handle(self, **options: Any) -> None:
         reasons = _reasons(options)

@@ -8,11 +8,17 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import QueueCommand, add_format, count, interval, lines
+from delayed_queue.management.base import (
+    QueueCommand,
+    add_database,
+    add_format,
+    count,
+    interval,
+    lines,
+)
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure
 
 MAX_CAP: Final = 1_000_000
@@ -37,7 +43,7 @@ class Command(QueueCommand):
         parser.add_argument(
             "--watch", type=interval, metavar="SECONDS", help=_("show it again and again")
         )
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
+        add_database(parser)
 
     def handle(self, **options: Any) -> None:
         pause = threading.Event()

@@ -15,14 +15,13 @@ from typing import Any, Final
 
 from django.conf import settings
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import MAX_INTERVAL, MAX_LEASE, SETTING
 from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
 from delayed_queue.handlers import registry
-from delayed_queue.management.base import QueueCommand, address, count, seconds, span
+from delayed_queue.management.base import QueueCommand, add_database, address, count, seconds, span
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.worker.board import Board, Watchdog
 from delayed_queue.worker.health import HealthReporter, own_place, report_on, totals_of
@@ -133,7 +132,7 @@ class Command(QueueCommand):
             help=_("serve the health at http://HOST:PORT/healthz, and metrics at /metrics"),
         )  # fmt: skip
         parser.add_argument("--worker-id", help=_("name in the log (default: host and pid)"))
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
+        add_database(parser)
 
     def handle(self, **options: Any) -> None:
         _demand_callbacks(options)
