@@ -11,12 +11,13 @@ snapshots, to tell what they cost from what so much work costs anyhow.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Final
 
@@ -40,8 +41,10 @@ DRAIN_SECONDS: Final = 4.0
 BASES: Final = 4
 MOST_JOBS: Final = 100_000
 SECONDS: Final = 300.0
-# A session tells what it touched after a second, at the end of its next transaction.
-TOLD: Final = 1.2
+# After how long a session that does nothing has told which pages it touched.
+TOLD: Final = 11.0
+# What a worker may still do when its last job is gone.
+REST: Final = 0.2
 # How long a worker has to be up once its sessions are there.
 UP: Final = 2.0
 # Whether jobs are left is looked for during this share of the time.
@@ -73,9 +76,10 @@ class Drain:
     rate: float
     client_us: float
     server_us: float
-    pages: float
     # Of the rest of the server, whichever contender it worked for.
     rest_us: float
+    # On average over the turn.
+    pages: float = 0.0
 
     @property
     def cpu_us(self) -> float:
@@ -112,25 +116,33 @@ class Turn:
     def drain(self) -> Drain:
         """Offer a backlog while the worker stands still; let it go on, and measure."""
         self.stop()
+        recent = self._recent()
         self.backlog.stage.run(self.contender.peer, "bulk", self.size)
         before, client = self.sessions(), self.workers.cpu_seconds()
-        whole = _server_cpu(self.looker)
+        rest = self._rest_cpu()
         began = time.perf_counter()
         _signal(self.workers, signal.SIGCONT)
-        self._wait(began)
-        seconds = time.perf_counter() - began
+        seconds = self._wait(began, recent) - began
         client = self.workers.cpu_seconds() - client
-        time.sleep(TOLD)
-        server, pages = _spent(before, self.sessions())
-        rest = _server_cpu(self.looker) - whole - server
+        time.sleep(REST)
+        server, _ = _spent(before, self.sessions())
+        rest = self._rest_cpu() - rest - server
         self.worked += seconds
         self.rate = self.size / seconds
         self.course.jobs += self.size
         each = 1e6 / self.size
-        return Drain(
-            self.worked, self.size, self.rate, client * each, server * each, pages / self.size,
-            rest * each,
-        )  # fmt: skip
+        return Drain(self.worked, self.size, self.rate, client * each, server * each, rest * each)
+
+    @contextmanager
+    def counting_pages(self, drains: list[Drain]) -> Iterator[None]:
+        """Add to the drains that are noted meanwhile what a job of theirs touched."""
+        first, before = len(drains), self.sessions()
+        yield
+        self.stop()
+        time.sleep(TOLD)
+        _, pages = _spent(before, self.sessions())
+        each = pages / max(sum(drain.jobs for drain in drains[first:]), 1)
+        drains[first:] = [replace(drain, pages=each) for drain in drains[first:]]
 
     def fit(self) -> None:
         """Have the next backlogs last for so many seconds."""
@@ -144,13 +156,36 @@ class Turn:
         rows = self.looker.execute(SESSIONS.encode()).fetchall()
         return {pid: (_cpu(pid), int(pages or 0)) for pid, pages in rows}
 
-    def _wait(self, began: float) -> None:
-        # Each look reads what is dead: none before a quarter of the time that the last one took.
+    def _rest_cpu(self) -> float:
+        """Return the processor time of the server without that of the looks: they read the dead."""
+        own = (self.looker.info.backend_pid, self.backlog.connection.info.backend_pid)
+        return _server_cpu(self.looker) - sum(map(_cpu, own))
+
+    def _recent(self) -> str:
+        """Return whether jobs are left, asked of what is stored from now on alone.
+
+        A look at the whole table reads all that is dead: under a snapshot that took longer than
+        the drain. What is stored behind the end of the table is this backlog.
+        """
+        peer = self.contender.peer
+        query = "SELECT pg_relation_size(%s::regclass) / current_setting('block_size')::bigint"
+        ((pages,),) = self.looker.execute(query, [peer.tables[0]]).fetchall()
+        return re.sub(
+            rf"FROM {re.escape(peer.tables[0])}\b",
+            f"FROM (SELECT * FROM {peer.tables[0]} WHERE ctid >= '({pages},0)') AS recent",  # noqa: S608 - of ours
+            peer.unfinished,
+            count=1,
+        )
+
+    def _wait(self, began: float, recent: str) -> float:
+        """Return when nothing was left: first of what is recent, to be sure of all."""
         time.sleep(0.25 * self.size / self.rate if self.rate else 0.0)
         while True:
             looked = time.perf_counter()
-            if not self.backlog.unfinished():
-                return
+            ((is_left,),) = self.looker.execute(recent.encode()).fetchall()
+            ended = time.perf_counter()
+            if not is_left and not self.backlog.unfinished():
+                return ended
             self.workers.check()
             if looked - began > SECONDS:
                 raise TimeoutError(f"Jobs were left after {SECONDS:.0f} s.")
@@ -239,30 +274,33 @@ def _begun(arena: Arena, contender: Contender, stack: ExitStack) -> Turn:
 
 def _measure(turns: Sequence[Turn], options: Namespace, stack: ExitStack) -> None:
     until = time.monotonic() + options.within * 60
-    for number in range(BASES + 1):
-        for turn in turns:
-            _take_base(turn, is_first=not number)
     for turn in turns:
+        _take_base(turn)
         turn.worked = 0.0
         if not options.nobody_holds:
             stack.enter_context(_held(turn))
     while time.monotonic() < until and (left := _left(turns, options)):
         for turn in left:
             _take(turn, min(time.monotonic() + options.turn, until), options)
-            turn.stop()
     for turn in turns:
         size, dead = turn.looker.execute(SIZES.encode()).fetchall()[0]
         turn.course.size_mb, turn.course.dead_rows = size / 2**20, dead
 
 
-def _take_base(turn: Turn, *, is_first: bool) -> None:
-    found = turn.drain()
-    turn.stop()
+def _take_base(turn: Turn) -> None:
+    # The first are to know how long backlogs are to be, and warm up.
+    for _ in range(3):
+        turn.drain()
+        turn.fit()
+    with turn.counting_pages(turn.course.base):
+        for _ in range(BASES):
+            _note(turn, turn.course.base)
+
+
+def _note(turn: Turn, drains: list[Drain]) -> None:
+    drains.append(turn.drain())
     turn.fit()
-    # The first is to know how long backlogs are to be, and warms up.
-    if not is_first:
-        turn.course.base.append(found)
-        _say(turn, found)
+    _say(turn, drains[-1])
 
 
 def _left(turns: Sequence[Turn], options: Namespace) -> list[Turn]:
@@ -271,17 +309,16 @@ def _left(turns: Sequence[Turn], options: Namespace) -> list[Turn]:
 
 def _take(turn: Turn, until: float, options: Namespace) -> None:
     """Drain backlogs until the turn is over, one at least."""
-    while True:
-        try:
-            found = turn.drain()
-        except (TimeoutError, RuntimeError, psycopg.Error) as error:
-            turn.course.failed = str(error)[:300]
-            say(f"{turn.course.name}: {turn.course.failed}")
-            return
-        turn.course.held.append(found)
-        _say(turn, found)
-        if time.monotonic() >= until or turn.worked >= options.minutes * 60:
-            return
+    with turn.counting_pages(turn.course.held):
+        while True:
+            try:
+                _note(turn, turn.course.held)
+            except (TimeoutError, RuntimeError, psycopg.Error) as error:
+                turn.course.failed = str(error)[:300]
+                say(f"{turn.course.name}: {turn.course.failed}")
+                return
+            if time.monotonic() >= until or turn.worked >= options.minutes * 60:
+                return
 
 
 @contextmanager
@@ -298,7 +335,7 @@ def _say(turn: Turn, found: Drain) -> None:
     say(
         f"{turn.course.name:20} {found.worked_seconds:5.0f} s  {found.jobs:7,} jobs  "
         f"{found.rate:8,.0f}/s  client {found.client_us:7.1f} µs  server {found.server_us:7.1f} µs"
-        f"  rest {found.rest_us:6.1f} µs  {found.pages:7.2f} pages  load {os.getloadavg()[0]:.1f}"
+        f"  rest {found.rest_us:6.1f} µs  load {os.getloadavg()[0]:.1f}"
     )
 
 
