@@ -228,9 +228,6 @@ class Registry:
         """Have workers ask this source for more handlers; one of the same name is replaced."""
         self._sources[source.name] = source
 
-    def remove_source(self, name: str) -> None:
-        self._sources.pop(name, None)
-
     def add(self, handler: Handler) -> None:
         """Register; a second function for a queue is refused, a reloaded one replaces."""
         known = self.by_queue.get(handler.queue)

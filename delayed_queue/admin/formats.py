@@ -98,10 +98,6 @@ def relative(at: datetime, now: datetime) -> str:
     return _("%(span)s ago") % {"span": human(now - at)}
 
 
-def spelled_out(at: datetime, now: datetime) -> SafeString:
-    return format_html("{} <span class='dq-quiet'>({})</span>", exact(at), relative(at, now))
-
-
 def badge(state: RowState) -> SafeString:
     return format_html('<span class="dq-state dq-{}">{}</span>', state.value, _LABELS[state])
 

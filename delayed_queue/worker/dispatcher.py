@@ -87,12 +87,6 @@ class Dispatcher:
     def pool_of(self, work: Consumer | Claim) -> Pool:
         return (self._loop or self._open_loop()) if work.is_async else self.executor
 
-    def _pools_of(self, consumer: Consumer) -> list[Pool]:
-        """Return the pools that messages of the consumer may go to."""
-        if consumer.handler.treatment is None:
-            return [self.pool_of(consumer)]
-        return [self.executor, self._loop or self._open_loop()]
-
     @property
     def all_consumers(self) -> list[Consumer]:
         return [*self.consumers, *self.dynamic.turns]

@@ -21,14 +21,6 @@ from delayed_queue.worker.worker import Worker
 SECRET = "4111-1111-1111-1111"
 
 
-class Guarded:
-    """An envelope of which nobody may read more than the queue."""
-
-    def __getattribute__(self, name: str) -> Any:
-        assert name == "queue"
-        return "q"
-
-
 @contextmanager
 def at_level(caplog: pytest.LogCaptureFixture, level: int) -> Iterator[None]:
     """Have the log begin at that level, as a process that starts with it."""

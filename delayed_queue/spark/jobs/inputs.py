@@ -38,7 +38,6 @@ from delayed_queue.spark.schema import told_by_types
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FORMATS: Final = ("parquet", "csv", "jsonl")
 # Spark writes JSON lines under the name of JSON.
 _ENDINGS: Final = {
     ".parquet": "parquet", ".csv": "csv",

@@ -163,7 +163,8 @@ def test_a_deadlock_is_repeated(
             other.execute("COMMIT")
             assert offering.answer() == [UPDATED] * 3
 
-    assert proxy.errors == ["40P01"]
+    # The repetition may lock row a before the session that waited for it has woken.
+    assert set(proxy.errors) == {"40P01"}
 
 
 def test_a_connection_that_only_reads_is_given_up_for_another(queue: DelayedQueue, proxy: Proxy):

@@ -108,7 +108,7 @@ class TestPage:
         html = plots.page(FULL, reports.tables_of(FULL))
         for words in ("What ended", "What died", "Campaigns", "Attempts", "Backlog", "&lt;b&gt;"):
             assert words in html, words
-        assert html.count("<svg ") == len(plots.draw(FULL)) == 7
+        assert html.count("<svg ") == 7
         assert "<b>" not in html
         for words in ("<script", "<img", " src=", "@import", "url(http"):
             assert words not in html, words
