@@ -134,11 +134,12 @@ def became() -> tuple[int, int, int]:
     return found
 
 
-def blocked_by(holder: psycopg.Connection[Any], number: int) -> bool:
-    """Return whether so many wait for what this connection holds."""
-    found = holder.execute(
-        """SELECT count(DISTINCT pid) FROM pg_locks
-        WHERE NOT granted AND cardinality(pg_blocking_pids(pid)) > 0"""
+def blocked(observer: psycopg.Connection[Any], number: int) -> bool:
+    """Return whether so many wait for others in this database."""
+    observer.execute("SELECT pg_stat_clear_snapshot()")
+    found = observer.execute(
+        """SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0"""
     ).fetchone()
     return found == (number,)
 
@@ -157,10 +158,10 @@ def test_twins_of_a_task_count_each_batch_once(
     task: Task, held: str, admin: psycopg.Connection[Any]
 ) -> None:
     DeadLetter.objects.filter(key="k6").update(reason="looked at")
-    with admin.transaction(), ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, admin.transaction():
         admin.execute(HOLD_LETTER, [held])
         twins = [pool.submit(task) for _ in range(2)]
-        wait_until(lambda: blocked_by(admin, 2))
+        wait_until(lambda: blocked(admin, 2))
         admin.execute("COMMIT; BEGIN")
         assert [each.result() for each in twins] == ["", ""]
     assert became() == (10, 9, 1)
@@ -176,10 +177,10 @@ def test_who_lost_the_archive_deletes_nothing(task: Task) -> None:
 def test_who_loses_the_archive_while_it_deletes_takes_the_batch_back(
     task: Task, first: Manifests, admin: psycopg.Connection[Any]
 ) -> None:
-    with admin.transaction(), ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, admin.transaction():
         admin.execute(HOLD_LETTER, ["k5"])
         late = pool.submit(task)
-        wait_until(lambda: blocked_by(admin, 1))
+        wait_until(lambda: blocked(admin, 1))
         ArchiveManifest.objects.update(held_until=datetime(2020, 1, 1, tzinfo=UTC))
         with raw_connection() as connection:
             found = first.unfinished("delayed_queue_dead_letter")

@@ -72,7 +72,8 @@ class TestConcurrency:
     def test_what_a_thread_opens_through_django_is_closed(
         self, queue: DelayedQueue, other: psycopg.Connection[Any]
     ) -> None:
-        sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'of a handler'"
+        sessions = """SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'of a handler'"""
         handling = Handling(f"{TARGETS}:asking", "orders", concurrency=3)
         assert handled(queue, [1] * 6, handling).done == 6
         # The server ends a session a moment after its client has closed it.

@@ -68,6 +68,7 @@ WAITING = """
 SELECT count(*)
 FROM pg_locks
 WHERE NOT granted AND relation = 'delayed_queue_dead_letter'::regclass
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
 
@@ -390,7 +391,7 @@ class TestArchiveAndReplay:
         other: psycopg.Connection[Any],
     ) -> None:  # fmt: skip
         letters(50)
-        with holding(known, "k25") as holder, ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, holding(known, "k25") as holder:
             running = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
             wait_until(lambda: is_waiting_for(holder))
             ours = [holder.info.backend_pid, other.info.backend_pid]
@@ -405,7 +406,7 @@ class TestArchiveAndReplay:
     ) -> None:
         """The first, whose lease has run out while its tasks delete, changes nothing more."""
         letters(50)
-        with holding(known, "k25") as holder, ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(2) as pool, holding(known, "k25") as holder:
             first = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
             wait_until(lambda: is_waiting_for(holder))
             ArchiveManifest.objects.update(holder="elsewhere:1:x", held_until=EPOCH)

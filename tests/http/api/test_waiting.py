@@ -281,7 +281,8 @@ def test_a_job_claimed_for_who_vanished_is_given_back(
 def blocked_claims(other: psycopg.Connection[Any]) -> int:
     row = other.execute(
         "SELECT count(*) FROM pg_locks "
-        "WHERE relation = 'delayed_queue_limit'::regclass AND NOT granted"
+        "WHERE relation = 'delayed_queue_limit'::regclass AND NOT granted AND database = "
+        "(SELECT oid FROM pg_database WHERE datname = current_database())"
     ).fetchone()
     assert row is not None
     return int(row[0])
