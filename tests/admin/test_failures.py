@@ -207,6 +207,6 @@ def test_it_is_in_the_language_of_the_project(admin_client: Client, settings: Se
         DeadLetterFactory.create_batch(2, fingerprint="a")
         asked = admin_client.post(FAILURES, {"redrive": "a:orders|json"}).content.decode()
         assert "Warum:" in asked
-        assert "Why" not in asked
+        assert "Why:" not in asked
         begin(admin_client, "redrive", "a:orders|json")
         assert "0 erledigt · 2 übrig" in page(admin_client, ADMIN)

@@ -165,7 +165,7 @@ def test_n12_a_recipient_is_found_by_hash_and_never_in_a_url():
     client = operator("view_notification", "view_recipient")
     asked = {"channel": "email", "recipient": " Ada@example.org "}
     response = client.post(f"{LIST}find/", asked)
-    assert "ada" not in response["Location"].lower()
+    assert "example" not in response["Location"]
     html = page(client, response["Location"])
     assert str(found.pk) in html
     assert str(other.pk) not in html

@@ -72,7 +72,7 @@ def test_a_poller_whose_connection_is_lost_listens_again_and_wakes(
 
     wait_until(lambda: "LISTEN" in proxy.answers[seen:] and is_asleep(proxy))
     offer(other, sleeper)
-    with at_most(2.0):
+    with at_most(5.0):
         envelope = present(polling.answer())
 
     assert (envelope.key, envelope.attempt) == ("key", 1)
@@ -88,7 +88,7 @@ def test_what_is_offered_while_the_connection_is_lost_is_found(
     with other.transaction():
         proxy.cut()
         offer(other, sleeper)
-    with at_most(2.0):
+    with at_most(5.0):
         assert present(polling.answer()).key == "key"
 
 

@@ -122,7 +122,7 @@ def test_an_offer_waits_for_a_deletion_of_its_key_and_no_longer(
 
     with calling(lambda: call(queue, "key", "new")) as offering:
         wait_until_blocked(admin, offering)
-        with at_most(1.0):
+        with at_most(5.0):
             other.execute(end)
             outcome = offering.answer()
 
@@ -136,7 +136,7 @@ def produce(queue: DelayedQueue, producer: int) -> Counter[OfferOutcome]:
     """Offer sixty different payloads, none of them slowly."""
     found: Counter[OfferOutcome] = Counter()
     for turn in range(60):
-        with at_most(2.0):
+        with at_most(5.0):
             found[queue.offer_or_update("key", [producer, turn], PAST)] += 1
     return found
 
