@@ -28,7 +28,10 @@ EVERY_TOPIC = [f"{each}*" for each in string.ascii_letters + string.digits + "_"
 DELAYED_QUEUE = {
     "API": {"TOPICS": EVERY_TOPIC},
     "NOTIFICATIONS": DELAYED_QUEUE["NOTIFICATIONS"],
-} | ({"CALLBACKS": DELAYED_QUEUE["CALLBACKS"]} if env.bool("CALLBACKS", default=False) else {})
+    "CALLBACKS": (
+        DELAYED_QUEUE["CALLBACKS"] if env.bool("CALLBACKS", default=False) else {"ENABLED": False}
+    ),
+}
 if _deadline := env.float("BACKOFF_SECONDS", default=0.0):
     DELAYED_QUEUE["BACKOFF"] = Backoff(deadline=timedelta(seconds=_deadline))
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

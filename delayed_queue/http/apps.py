@@ -1,8 +1,8 @@
-"""The app of the HTTP service, and its checks: open doors, and an API that serves nothing."""
+"""The app of the HTTP service, and its checks: access, topics and callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -92,19 +92,24 @@ def check_api(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> 
 def check_topics(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W007: the HTTP API is mounted, and serves no topic."""
-    if find_problems(getattr(settings, SETTING, {})):
+    """W007: the mounted API serves no topic. W011: it refuses jobs with a url."""
+    configured = getattr(settings, SETTING, {})
+    if find_problems(configured) or not _is_served():
         return []
-    if api_settings().TOPICS or not _is_served():
+    if not api_settings().TOPICS:
+        text = "The HTTP API is among the URLs and serves no topic: it refuses every job."
+        hint = f"Name what it is to serve: {SETTING} = {{'API': {{'TOPICS': ['orders']}}}}."
+        return [checks.Warning(text, hint=hint, id="delayed_queue.W007", obj=SETTING)]
+    section = configured.get("CALLBACKS", {})
+    # An ENABLED that is written down is a decision, False too.
+    if not isinstance(section, Mapping) or "ENABLED" in section:
         return []
-    return [
-        checks.Warning(
-            "The HTTP API is among the URLs and serves no topic: it refuses every job.",
-            hint=f"Name what it is to serve: {SETTING} = {{'API': {{'TOPICS': ['orders']}}}}.",
-            id="delayed_queue.W007",
-            obj=SETTING,
-        )
-    ]
+    text = "The HTTP API is among the URLs and callbacks are off: it refuses jobs with a url."
+    hint = (
+        f"Set {SETTING}['CALLBACKS']['ENABLED'] to True, for web servers and workers, or to False "
+        "where jobs are only popped."
+    )
+    return [checks.Warning(text, hint=hint, id="delayed_queue.W011", obj=SETTING)]
 
 
 def _is_served() -> bool:

@@ -38,7 +38,10 @@ IDS = {
     for row in documents.table(documents.DOCS / "reference/settings.md", "id", "meaning")
 }
 HASHED: Final = {"NOTIFICATIONS": {"HASH_KEY": "a key"}}
-SERVED: Final = {"API": {"TOPICS": ["orders"]}} | HASHED
+SERVED: Final[dict[str, Any]] = {
+    "API": {"TOPICS": ["orders"]},
+    "CALLBACKS": {"ENABLED": False},
+} | HASHED
 
 
 def check(*arguments: str) -> str:
@@ -96,11 +99,11 @@ def provoke_e003(settings: Settings) -> None:
 
 
 def provoke_e004(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = HASHED | {"API": {**SERVED["API"], "PUBLIC": True}}
+    settings.DELAYED_QUEUE = SERVED | {"API": {**SERVED["API"], "PUBLIC": True}}
 
 
 def provoke_e005(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = HASHED | {"API": {**SERVED["API"], "DOCS": True}}
+    settings.DELAYED_QUEUE = SERVED | {"API": {**SERVED["API"], "DOCS": True}}
 
 
 def provoke_w005(settings: Settings) -> None:
@@ -113,6 +116,10 @@ def provoke_w007(settings: Settings) -> None:
     settings.DELAYED_QUEUE = HASHED
 
 
+def provoke_w011(settings: Settings) -> None:
+    settings.DELAYED_QUEUE = HASHED | {"API": SERVED["API"]}
+
+
 def provoke_e008(settings: Settings) -> None:
     settings.DELAYED_QUEUE = SERVED | {"NOTIFICATIONS": {"HASH_KEY": "k", "SECRETS": ["wrong"]}}
 
@@ -123,7 +130,7 @@ def provoke_w008(settings: Settings) -> None:
 
 
 def provoke_w009(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = {"API": SERVED["API"]}
+    settings.DELAYED_QUEUE = {name: SERVED[name] for name in ("API", "CALLBACKS")}
 
 
 def with_tasks(settings: Settings, **more: Any) -> None:
@@ -158,7 +165,7 @@ def provoke_e012(settings: Settings) -> None:
 
 class TestEachId:
     @pytest.mark.parametrize(
-        "name", ["E001", "E003", "E004", "E005", "E008", "W005", "W007", "W008", "W009"]
+        "name", ["E001", "E003", "E004", "E005", "E008", "W005", "W007", "W008", "W009", "W011"]
     )
     def test_of_settings(self, name: str, settings: Settings) -> None:
         settings.DELAYED_QUEUE = SERVED

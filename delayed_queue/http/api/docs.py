@@ -63,7 +63,7 @@ _TEXTS: Final = {
     "415": "The body is of another media type than the call takes.",
     "429": "The token's rate is used up; Retry-After says for how long.",
     "500": "An error of the server; it has been logged.",
-    "503": "The database is away; Retry-After says when to try again.",
+    "503": "The server cannot do this now: code says why, Retry-After when to try again.",
 }
 _WITH_RETRY: Final = frozenset({"429", "503"})
 

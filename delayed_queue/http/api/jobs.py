@@ -37,6 +37,7 @@ from delayed_queue.http.api.replies import (
     StatsReply,
     TopicName,
     TopicReply,
+    callbacks_off,
     invalid,
     job_as_dict,
     missing,
@@ -46,7 +47,7 @@ from delayed_queue.http.api.replies import (
     taken,
 )
 from delayed_queue.http.callbacks.guard import check_url
-from delayed_queue.http.conf import api_settings
+from delayed_queue.http.conf import api_settings, callback_settings
 from delayed_queue.http.jobs.adding import (
     BATCH,
     Place,
@@ -74,6 +75,7 @@ from delayed_queue.http.jobs.jobs import (
     call_from,
     job_from,
 )
+from delayed_queue.http.jobs.kinds import Way
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.queue.hooks import hooks
 
@@ -120,6 +122,8 @@ def job_of(
     except InvalidJob as error:
         raise invalid(error) from None
     demand_topic(job.topic)
+    if job.way is Way.CALLBACK and not callback_settings().ENABLED:
+        raise callbacks_off()
     return job
 
 

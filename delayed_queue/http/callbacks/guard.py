@@ -71,6 +71,8 @@ def is_in(address: Address, networks: tuple[Network, ...]) -> bool:
 
 MAX_URL: Final = 2048
 MAX_HOST: Final = 253
+# Named in errors, so that an operator finds what allows a url.
+_SECTION: Final = "DELAYED_QUEUE['CALLBACKS']"
 _NO_NAME: Final = "The host in the url is not a name that DNS can have."
 PORTS: Final = frozenset({80, 443})
 # The whole of what may stand between the scheme and the path: no userinfo, no empty port, no signs
@@ -153,12 +155,17 @@ def read_url(url: str, policy: Policy) -> Target:
     except ValueError as error:
         raise UrlRefused("The url is malformed.") from error
     if port not in policy.ports:
-        raise UrlRefused(f"The port {port} is not allowed; 80 and 443 are.")
+        raise UrlRefused(
+            f"The port {port} is not allowed: beside 80 and 443 only those of {_SECTION}"
+            "['ALLOWED_PORTS'] are."
+        )
     address = _checked_host(host, given)
     if address is None:
         _check_name(host, policy)
     elif not policy.permits(host, address):
-        raise UrlRefused("The address in the url is not public.")
+        raise UrlRefused(
+            f"The address in the url is not public, nor in {_SECTION}['ALLOWED_NETWORKS']."
+        )
     return Target(parsed, host, port, address)
 
 
@@ -167,7 +174,10 @@ def check_addresses(host: str, answers: Iterable[str], policy: Policy) -> None:
     for answer in answers:
         # A zone id is of a link-local address, or is not looked at by whoever dials.
         if "%" in answer or not policy.permits(host, ip_address(answer)):
-            raise UrlRefused(f"The host {host} leads to an address that is not public.")
+            raise UrlRefused(
+                f"The host {host} leads to an address that is not public, nor allowed by "
+                f"{_SECTION}['ALLOWED_HOSTS'] or ['ALLOWED_NETWORKS']."
+            )
 
 
 def _checked_text(url: str) -> str:
@@ -211,4 +221,6 @@ def _check_name(host: str, policy: Policy) -> None:
     if len(host) > MAX_HOST or not all(map(_LABEL.fullmatch, labels)):
         raise UrlRefused(_NO_NAME)
     if (len(labels) == 1 or labels[-1] in _LOCAL) and not policy.trusts(host):
-        raise UrlRefused(f"The host {host} is not a public name.")
+        raise UrlRefused(
+            f"The host {host} is not a public name, nor one of {_SECTION}['ALLOWED_HOSTS']."
+        )

@@ -25,4 +25,5 @@ DELAYED_QUEUE = {
     "NOTIFY": _more.pop("NOTIFY", True),
     "POLL_INTERVAL": timedelta(seconds=_more.pop("POLL_INTERVAL", 3)),
     "API": _more,
+    "CALLBACKS": {"ENABLED": True},
 }
