@@ -20,11 +20,13 @@ REPOSITORY = "https://github.com/delayed-queue/django-delayed-queue"
 DOCUMENTATION = "https://django-delayed-queue.readthedocs.io/"
 # The files of this version: an index page has no files for a relative link to lead to.
 FILES = f"{REPOSITORY}/blob/v{VERSION[1]}"
+IMAGES = f"{REPOSITORY}/raw/v{VERSION[1]}"
 
 
 def long_description() -> str:
-    """Return the README with each relative link made absolute."""
+    """Return the README with absolute links to files and images."""
     text = (HERE / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[([^]]*)\]\((?!https?://)([^)\s]+)\)", rf"![\1]({IMAGES}/\2)", text)
     return re.sub(r"\]\((?!https?://|#)([^)\s]+)\)", rf"]({FILES}/\1)", text)
 
 

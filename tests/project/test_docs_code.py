@@ -9,7 +9,6 @@ import sys
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,8 +24,6 @@ from delayed_queue.handlers import registry
 from delayed_queue.http import models as http
 from delayed_queue.observe import signals
 from delayed_queue.spark import models as spark
-from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.support import documents
 from tests.support.documents import DOCS, ROOT, Block
 
@@ -51,8 +48,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _no_leftovers(settings: Any) -> Iterator[None]:
-    """Have tasks served, and forget the handlers, schedules and receivers that a page registers."""
+def forget_registrations(settings: Any) -> Iterator[None]:
+    """Serve tasks, and forget the handlers, schedules and receivers that a page registers."""
     queues = {each.queue for each in registry}
     settings.TASKS = TASKS
     schedules = {each.id for each in crontab}
@@ -110,16 +107,6 @@ def pages_with_code() -> list[Any]:
 def test_code_of_the_page_runs(page: Path) -> None:
     namespace = run(page)
     assert find_problems(namespace.get("DELAYED_QUEUE", {})) == []
-
-
-def test_readme_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    run(README)
-    (expected,) = documents.blocks(README, "text")
-    soon = timedelta(milliseconds=100)
-    counts = Worker(WorkerOptions(queues=("orders",), burst=True, poll_interval=soon)).run()
-    assert counts.done == counts.total == 1
-    assert capsys.readouterr().out == expected.text
-    assert not models.Message.objects.exists()
 
 
 class TestQuickstart:

@@ -14,6 +14,7 @@ from tests.support import documents
 from tests.support.documents import DOCS, ROOT
 
 GLOSSARY = DOCS / "glossary.md"
+DESIGNS = DOCS / "design-and-seeds.md"
 # Where the HTTP side may speak of what it calls a job, and where addresses of others' pages have
 # the word; django-tasks-db is a name.
 OF_HTTP = {
@@ -21,7 +22,7 @@ OF_HTTP = {
     DOCS / "guides/admin.md", DOCS / "guides/demo.md", DOCS / "internals/callbacks.md",
     DOCS / "operations/callbacks.md", DOCS / "operations/security.md", DOCS / "benchmarks.md",
     ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md",
-    DOCS / "internals/concurrency.md", DOCS / "comparison.md", GLOSSARY,
+    DOCS / "internals/concurrency.md", DOCS / "comparison.md", DESIGNS, GLOSSARY,
 }  # fmt: skip
 # Where tasks may be spoken of, as Django calls them.
 OF_TASKS = {
@@ -83,9 +84,6 @@ class TestPages:
         }
         assert named == inside - {"index"}
 
-    def test_readme_is_short(self) -> None:
-        assert len(documents.read(ROOT / "README.md").splitlines()) < 150
-
     def test_changelog_has_the_version(self) -> None:
         assert f"## [{delayed_queue.__version__}]" in documents.read(ROOT / "CHANGELOG.md")
 
@@ -106,11 +104,26 @@ def terms() -> list[str]:
     return re.findall(r"^- \*\*(.+?)\*\*: ", documents.read(GLOSSARY), re.MULTILINE)
 
 
+def test_the_page_of_the_designs_names_what_exists() -> None:
+    """Its paths are below tests/ or the package, and its statements are constants of stores."""
+    text = documents.read(DESIGNS)
+    places = (ROOT / "tests", ROOT / "delayed_queue", ROOT)
+    found = re.findall(r"`([\w/]+\.py)`", text)
+    assert len(found) > 40
+    for path in found:
+        assert any((place / path).is_file() for place in places), path
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "delayed_queue").rglob("*.py"))
+    rows = re.findall(r"`([A-Z][A-Z_]{3,})`(?: in `|, `DROP| \|)", text)
+    assert len(rows) > 10
+    for name in rows:
+        assert re.search(rf"^{name}: Final", source, re.MULTILINE), name
+
+
 def test_every_cell_of_the_comparison_has_its_source() -> None:
     page = DOCS / "comparison.md"
     headers = [line for line in documents.prose(page).splitlines() if OF_QUEUES.match(line)]
     found = [documents.table(page, *cells_of(header)) for header in headers]
-    assert [len(rows) for rows in found] == [14, 14]
+    assert [len(rows) for rows in found] == [15, 15]
     for name, *cells in (row for rows in found for row in rows):
         assert name
         for cell in cells:
