@@ -29,7 +29,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
-.PHONY: help demo serve test test-all check lint types layers migrations house docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs
+.PHONY: help demo demo-all serve test test-all check lint types layers migrations house docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -48,8 +48,11 @@ $(VENV)/checkers: $(VENV)/installed
 		"import-linter>=2.16,<3" types-croniter
 	@touch $@
 
-demo: $(VENV)/installed ## a shop, a job API, notifications, Spark, with real processes killed on the way; all is checked
+demo: $(VENV)/installed ## a shop with the admin live: a worker is killed, everything is checked; about a minute
 	$(BIN)/python manage.py demo $(ARGS)
+
+demo-all: $(VENV)/installed ## the shop, the job API, notifications and Spark; about three minutes
+	$(BIN)/python manage.py demo all $(ARGS)
 
 serve: $(VENV)/installed ## the demo, then workers and the admin until Ctrl-C
 	$(BIN)/python manage.py demo --serve $(ARGS)

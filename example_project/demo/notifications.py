@@ -120,7 +120,9 @@ class NotificationsAct(Act):
             for id_ in server.accepted.elements()
         ]
         left = Message.objects.filter(kind__in=KINDS).count()
-        found = Evidence(traffic, rows_of_table(), parked(), seen, self._partners.unsigned, left)
+        found = Evidence(
+            traffic, rows_of_table(), parked(), seen, self._partners.unsigned, left, stage.lag
+        )
         return Outcome(report(found), list(check(found)))
 
     def _take_down(self, traffic: Traffic, stage: Stage) -> None:
@@ -401,6 +403,8 @@ class Evidence:
     arrivals: Sequence[tuple[str, str, float]]
     unsigned: int
     messages: int
+    # The machine's own delay in seconds.
+    lag: float = 0.0
 
     def is_final(self, id_: str) -> bool:
         return id_ in self.rows and self.rows[id_].status in models.FINAL_STATUSES
@@ -487,8 +491,10 @@ def _of_sending(found: Evidence) -> Iterator[Check]:
     said = f"{len(arrived):,} received: sent, or {len(arrived & in_doubt)} recorded as in doubt"
     yield none_of("seen, not sent", unsaid, said)
     ends = {id_: row.expires_at.timestamp() for id_, row in rows.items() if row.expires_at}
-    late = {id_ for _, id_, at in found.arrivals if at > ends.get(id_, at) + TRAVEL_SECONDS}
-    yield none_of("sent late", late, "nothing arrived after its expiresAt")
+    allowed = TRAVEL_SECONDS + found.lag
+    late = {id_ for _, id_, at in found.arrivals if at > ends.get(id_, at) + allowed}
+    said = f"nothing arrived after its expiresAt; {allowed:.1f} s allowed for travel and load"
+    yield none_of("sent late", late, said)
     unwanted = {id_ for _, id_ in arrived} & set(cancelled)
     yield none_of("cancelled, sent", unwanted, f"{len(cancelled)} were cancelled with DELETE")
     yield Check("unsigned 0", not found.unsigned, "every webhook had a valid signature")

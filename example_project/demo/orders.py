@@ -229,32 +229,46 @@ def _of_orders(
     ended = paid | closed | (dead & stored.keys())
     lost = [each.order_id for each in lines if each.order_id not in ended]
     said = f"{len(paid):,} paid + {len(closed):,} closed + {len(dead):,} dead = {len(lines):,}"
-    yield none_of("lost", lost, f"{said} orders in the file")
+    yield none_of("lost", lost, f"{said} orders in the file", proves="no lost messages")
     closings = list(Closing.objects.values_list("order_id", flat=True))
     said = f"{len(closings):,} closings for {len(closed):,} closed orders"
-    yield none_of("closed twice", repeated(closings), said, and_also=set(closings) == closed)
+    yield none_of(
+        "closed twice", repeated(closings), said, and_also=set(closings) == closed,
+        proves="different consumers get different messages",
+    )  # fmt: skip
     early = Order.objects.filter(closed_at__lt=F("close_at")).values_list("order_id", flat=True)
-    yield none_of("closed early", early, "never before the deadline")
+    yield none_of(
+        "closed early", early, "never before the deadline",
+        proves="only messages scheduled for now or earlier are polled",
+    )  # fmt: skip
     wrong = paid - {each.order_id for each in lines if each.is_paid_in_time}
-    yield none_of("wrongly paid", wrong, "only what the file pays before its deadline")
+    yield none_of(
+        "wrongly paid", wrong, "only what the file pays before its deadline",
+        proves="messages can be deleted at any time",
+    )  # fmt: skip
     altered = [
         line.order_id
         for line in lines
         if (own := stored.get(line.order_id)) and PARTICULARS(own) != PARTICULARS(line)
     ]
-    yield none_of("altered", altered, "customer, amount, currency as in the file")
+    yield none_of(
+        "altered", altered, "customer, amount, currency as in the file",
+        proves="consistency: constraints are always enforced",
+    )  # fmt: skip
 
 
 def _of_messages(
     orders: int, offered: int, stored: Mapping[str, Order], dead: set[str]
 ) -> Iterator[Check]:
     said = f"{offered:,} messages for {len(stored):,} orders in the database"
-    yield Check("offered", orders == len(stored) == offered, said)
+    proves = "atomicity: an operation succeeds or rolls back as a whole"
+    yield Check("offered", orders == len(stored) == offered, said, proves)
     unpaid = _in_state(stored, Order.State.OPEN)
     said = f"{len(dead):,}, one for each of the {len(unpaid):,} orders left open"
-    yield Check("dead letters", dead == unpaid, said)
+    yield Check("dead letters", dead == unpaid, said, "failed messages are retried in steps")
     left = _left(queue)
-    yield Check("queue empty", not left, f"{left:,} messages left in it")
+    proves = "messages are deleted only when acknowledged"
+    yield Check("queue empty", not left, f"{left:,} messages left in it", proves)
 
 
 def _of_invoices(due: set[str]) -> Iterator[Check]:
@@ -263,7 +277,10 @@ def _of_invoices(due: set[str]) -> Iterator[Check]:
     said = f"{len(due):,} large payments, {len(written):,} invoices, {results:,} results"
     is_whole = results == len(written)
     yield none_of("invoices wrong", due ^ set(written), said, and_also=is_whole)
-    yield none_of("invoices twice", repeated(written), "each in one transaction with its result")
+    yield none_of(
+        "invoices twice", repeated(written), "each in one transaction with its result",
+        proves="exactly-once delivery (with acknowledgement)",
+    )  # fmt: skip
 
 
 def ticks(schedule: PeriodicSchedule) -> list[datetime]:
@@ -277,10 +294,19 @@ def _of_ticks() -> Iterator[Check]:
     late = [b for a, b in pairwise(old) if b - a > BEFORE.period]
     late += [b for a, b in pairwise(new) if b - a > AFTER.period]
     said = f"{len(old)} every 5 s, then {len(new)} every 3 s"
-    yield none_of("ticks lost", late, said, and_also=bool(old or new))
-    yield none_of("ticks twice", repeated(old + new), "each planned time has one sales report")
+    yield none_of(
+        "ticks lost", late, said, and_also=bool(old or new),
+        proves="another instance continues scheduling",
+    )  # fmt: skip
+    yield none_of(
+        "ticks twice", repeated(old + new), "each planned time has one sales report",
+        proves="no duplicate cron executions",
+    )  # fmt: skip
     outdated = [at for at in old if new and at > new[0]]
-    yield none_of("outdated ticks", outdated, "none of the old schedule after the edit")
+    yield none_of(
+        "outdated ticks", outdated, "none of the old schedule after the edit",
+        proves="configuration changes are atomic",
+    )  # fmt: skip
 
 
 def _of_kill(kill: Kill) -> Check:
@@ -291,4 +317,5 @@ def _of_kill(kill: Kill) -> Check:
     found = back.aggregate(count=Count("order_id", distinct=True), last=Max("started_at"))
     seconds = ((found["last"] or kill.killed_at) - kill.killed_at).total_seconds()
     said = f"{found['count']} of {len(cut)} in flight came back, the last after {seconds:.1f} s"
-    return Check("killed worker", found["count"] == len(cut) > 0, said)
+    proves = "a message that is not acknowledged is redelivered after its timeout"
+    return Check("killed worker", found["count"] == len(cut) > 0, said, proves)

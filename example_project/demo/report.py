@@ -38,11 +38,12 @@ class Row(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A statement about the run, and whether it holds."""
+    """A statement about the run, whether it holds, and which promise of the designs it proves."""
 
     name: str
     passed: bool
     statement: str
+    proves: str = ""
 
 
 class Outcome(NamedTuple):
@@ -61,13 +62,15 @@ class Outcome(NamedTuple):
         return {"passed": not self.failed, **figures, "checks": checks}
 
 
-def none_of(name: str, wrong: Iterable[object], statement: str, *, and_also: bool = True) -> Check:
-    """Return the check that nothing went wrong in this way; it names some of what did."""
+def none_of(
+    name: str, wrong: Iterable[object], statement: str, *, and_also: bool = True, proves: str = ""
+) -> Check:
+    """Check that nothing went wrong in this way; the check names some of what did."""
     found = sorted(map(str, wrong))
     if found:
         examples = ", ".join(found[:SHOWN]) + (" …" if len(found) > SHOWN else "")
         statement = f"{statement}; not so: {examples}"
-    return Check(f"{name} {len(found):,}", not found and and_also, statement)
+    return Check(f"{name} {len(found):,}", not found and and_also, statement, proves)
 
 
 def repeated(names: Iterable[T]) -> list[T]:

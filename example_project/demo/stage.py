@@ -119,6 +119,8 @@ class Stage:
         self.children: list[Child] = []
         # Exit codes of what was stopped in order, since an act began.
         self.codes: list[int] = []
+        # The longest time, in seconds, that this process woke up too late: the machine's own delay.
+        self.lag = 0.0
         self.environment: dict[str, str] = {}
         self._manage, self._stack = manage, ExitStack()
         self.ports: list[int] = []
@@ -247,7 +249,9 @@ class Stage:
             elif now - moved_at > timeout:
                 raise Stalled(f"No progress for {timeout:g} s: {text}.")
             self.console.progress(f"{now - began:3.0f} s  {text}")
+            asleep_at = time.monotonic()
             time.sleep(LOOK_SECONDS)
+            self.lag = max(self.lag, time.monotonic() - asleep_at - LOOK_SECONDS)
 
     def check(self) -> None:
         """Raise Stalled if a process has ended that should be running, or a thread has failed."""

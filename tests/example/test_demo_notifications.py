@@ -243,6 +243,8 @@ def test_one_that_came_too_late_is_noticed(found: Evidence):
     without(found, "code")
     found.arrivals = [*found.arrivals, ("email", "code", 101.0)]
     assert failed(found) == ["sent late 1"]
+    found.lag = 1.0  # no later than the machine itself
+    assert failed(found) == []
 
 
 def test_one_of_the_killed_dispatcher_that_is_still_open_is_noticed(found: Evidence):

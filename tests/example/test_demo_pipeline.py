@@ -198,7 +198,7 @@ def test_without_java_the_other_acts_are_run_and_it_says_so(monkeypatch: pytest.
     for each in (OrdersAct, JobsAct, NotificationsAct, PipelineAct):
         monkeypatch.setattr(each, "run", run)
     out, err = io.StringIO(), io.StringIO()
-    call_command("demo", "--format", "json", stdout=out, stderr=err)
+    call_command("demo", "all", "--format", "json", stdout=out, stderr=err)
     assert ran == ["orders", "jobs", "notifications"]
     assert "Without the act pipeline: Spark needs Java 17 or newer" in err.getvalue()
     assert list(json.loads(out.getvalue())["acts"]) == ran

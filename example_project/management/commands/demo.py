@@ -51,8 +51,8 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add = parser.add_argument
-        every = f"one or more of {', '.join(ACTS)}; all if none is named, pipeline where Java is"
-        add("acts", nargs="*", metavar="ACT", help=every)
+        which = f"one or more of {', '.join(ACTS)}, or all; default: orders"
+        add("acts", nargs="*", metavar="ACT", help=which)
         add("--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C")
         add("--format", choices=["text", "json"], default="text")
         add("--no-spark", action="store_true", help="without the act pipeline, which needs Java")
@@ -86,7 +86,9 @@ class Command(BaseCommand):
 
 def _acts(options: dict[str, Any]) -> list[Act]:
     """Return the acts that are wanted, in their own order."""
-    wanted = options["acts"] or ACTS
+    wanted = options["acts"] or ACTS[:1]
+    if "all" in wanted:
+        wanted = ACTS
     if unknown := [each for each in wanted if each not in ACTS]:
         raise CommandError(f"There is no act {unknown[0]!r}; there are: {', '.join(ACTS)}.")
     if options["no_spark"]:
@@ -163,8 +165,7 @@ def _run(stage: Stage, acts: Sequence[Act], *, serve: bool) -> dict[str, Outcome
     """Run the acts in order, and show what came of each."""
     console, outcomes = stage.console, {}
     stage.prepare(acts)
-    if serve:
-        console.step("admin", stage.admin)
+    console.step("admin", f"{stage.admin}, live until {'Ctrl-C' if serve else 'the end'}")
     for position, act in enumerate(acts):
         heading = console.style.MIGRATE_HEADING(act.name.upper())
         console.say(f"\n{heading}: {act.introduction}\n")
@@ -202,6 +203,8 @@ def _show(outcome: Outcome, console: Console) -> None:
     for each in outcome.checks:
         verdict = console.style.SUCCESS("ok  ") if each.passed else console.style.ERROR("FAIL")
         console.say(f"  {verdict} {each.name:<22} {each.statement}")
+        if each.proves:
+            console.say(f"{'':<30}proves: {each.proves}")
 
 
 def _end(stage: Stage, *, serve: bool) -> None:
