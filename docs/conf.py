@@ -20,4 +20,5 @@ extensions = ["myst_parser"]
 myst_heading_anchors = 4
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_extra_path = ["llms.txt"]
 html_title = f"{project} {release}"

@@ -23,6 +23,7 @@ OF_HTTP = {
     DOCS / "operations/callbacks.md", DOCS / "operations/security.md", DOCS / "benchmarks.md",
     ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md",
     DOCS / "internals/concurrency.md", DOCS / "comparison.md", DESIGNS, GLOSSARY,
+    DOCS / "how-do-i.md",
 }  # fmt: skip
 # Where tasks may be spoken of, as Django calls them.
 OF_TASKS = {
@@ -30,7 +31,7 @@ OF_TASKS = {
     DOCS / "architecture.md", DOCS / "comparison.md", DOCS / "benchmarks-peers.md",
     DOCS / "guides/workers.md", DOCS / "index.md", DOCS / "internals/concurrency.md",
     ROOT / "CHANGELOG.md", ROOT / "README.md", DOCS / "guides/demo.md",
-    DOCS / "guides/rest-api.md", DOCS / "benchmarks-growth.md",
+    DOCS / "guides/rest-api.md", DOCS / "benchmarks-growth.md", DOCS / "how-do-i.md",
 }  # fmt: skip
 # How the tables of the comparison begin.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")
@@ -83,6 +84,18 @@ class TestPages:
             if page.is_relative_to(DOCS)
         }
         assert named == inside - {"index"}
+
+    def test_llms_txt_names_every_page_once(self) -> None:
+        named = re.findall(r"^- \[[^]]+\]\((\S+)\): .+\.$", documents.read(DOCS / "llms.txt"), re.M)
+        pages = [
+            p.relative_to(DOCS).as_posix() for p in documents.pages() if p.is_relative_to(DOCS)
+        ]
+        assert sorted(named) == sorted(pages)
+
+    def test_recipes_are_short(self) -> None:
+        page = DOCS / "how-do-i.md"
+        assert len(documents.headings(page, 2)) >= 25
+        assert max(b.text.count("\n") for b in documents.blocks(page, "python")) <= 15
 
     def test_changelog_has_the_version(self) -> None:
         assert f"## [{delayed_queue.__version__}]" in documents.read(ROOT / "CHANGELOG.md")
