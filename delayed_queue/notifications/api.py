@@ -194,8 +194,8 @@ def send(request: HttpRequest) -> Any:
 
 def send_plainly(request: Any) -> HttpResponse:
     """Do what ``send`` does."""
-    admit(request, _SENDS)
     request.auth = _MAY_SEND.let_in(request)
+    admit(request, _SENDS)
     return _sent(request)
 
 

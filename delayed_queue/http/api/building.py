@@ -34,7 +34,6 @@ from django.urls import URLPattern, path, re_path
 from django.urls.resolvers import ResolverMatch, URLResolver
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationErrorContext
-from ninja.operation import Operation
 from ninja.parser import Parser
 
 from delayed_queue.db.resilience import is_unavailable, tend
@@ -53,6 +52,7 @@ from delayed_queue.http.api.bodies import (
     unauthorized,
     unavailable,
 )
+from delayed_queue.http.api.clients import stop_reading
 from delayed_queue.http.api.docs import described, docs_page, openapi_file
 from delayed_queue.http.conf import api_settings
 from delayed_queue.observe.logs import log
@@ -319,9 +319,12 @@ def _dotted(where: tuple[Any, ...]) -> str:
 
 
 def _admitting(run: Any) -> Any:
-    """Have the body read, bounded and of the right type, before an operation runs."""
-    operation: Operation = run.__self__
-    rule = rule_of(operation)
+    """Read the body, bounded and of the right type, after the token was checked.
+
+    A caller without a token could otherwise hold a thread of a WSGI server by half a body.
+    """
+    operation: Any = run.__self__
+    rule, check_token = rule_of(operation), operation._run_checks  # noqa: SLF001
 
     def refused(request: HttpRequest) -> HttpResponseBase | None:
         try:
@@ -331,15 +334,14 @@ def _admitting(run: Any) -> Any:
             return respond(request, error)
         return None
 
-    @wraps(run)
-    def admitting(request: HttpRequest, **kwargs: Any) -> Any:
-        return refused(request) or run(request, **kwargs)
+    def check(request: HttpRequest) -> HttpResponseBase | None:
+        return check_token(request) or refused(request)
 
-    @wraps(run)
-    async def admitting_async(request: HttpRequest, **kwargs: Any) -> Any:
-        return refused(request) or await run(request, **kwargs)
+    async def check_async(request: HttpRequest) -> HttpResponseBase | None:
+        return await check_token(request) or refused(request)
 
-    return admitting_async if operation.is_async else admitting
+    operation._run_checks = check_async if operation.is_async else check  # noqa: SLF001
+    return run
 
 
 def answering(view: View) -> View:
@@ -419,6 +421,8 @@ def respond(request: HttpRequest, error: Any) -> HttpResponse:
         got_request_exception.send(sender=None, request=request)
     elif problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log(logging.WARNING, "api_unavailable", code=problem.code, error=type(error).__name__)
+    if problem.status == HTTPStatus.UNAUTHORIZED:
+        stop_reading(request)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not in_event_loop():
         # What the next request, or probe, would fail on as well.
         for each in connections.all(initialized_only=True):

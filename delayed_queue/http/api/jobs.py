@@ -184,8 +184,8 @@ def is_small(request: HttpRequest) -> bool:
 
 
 def add_plainly(request: Any) -> HttpResponse:
-    admit(request, _ADDS)
     request.auth = _MAY_ADD.let_in(request)
+    admit(request, _ADDS)
     job = job_of(read_object(request.body), partial(demand, request, "add"))
     return as_response(_add(job, _if_exists(request)))
 
@@ -195,8 +195,8 @@ async def add_in_loop(request: Any) -> HttpResponse:
 
     Together with all that come while another is written.
     """
-    admit(request, _ADDS)
     request.auth = await _MAY_ADD.let_in_from_loop(request)
+    admit(request, _ADDS)
     job = job_of(read_object(request.body), partial(demand, request, "add"))
     place = (api_settings().DATABASE, job.topic, _if_exists(request))
     return as_response(answer_of(await _add_together(job, place)))

@@ -11,13 +11,13 @@ from delayed_queue.retries import Backoff
 from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES, EVERY_TOPIC
 
-ROOT_URLCONF = "tests.http.api.urls"
 # What the calls must not take part in.
 DATABASES["default"]["ATOMIC_REQUESTS"] = True
 ALLOWED_HOSTS = ["127.0.0.1"]
 
 # Spans in seconds: JSON has no other.
 _more: dict[str, Any] = json.loads(os.environ.get("TEST_API_SETTINGS", "{}"))
+ROOT_URLCONF = _more.pop("ROOT_URLCONF", "tests.http.api.urls")
 _more.setdefault("TOPICS", EVERY_TOPIC)
 _more["POP_TIMEOUT"] = timedelta(seconds=_more.get("POP_TIMEOUT", 60))
 DELAYED_QUEUE = {
