@@ -14,6 +14,9 @@ from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 
 MAX_KEY_LENGTH: Final = 200
 MAX_GROUP_LENGTH: Final = 100
+# Characters of a message's headers, written as JSON. Headers are about a message, and each claim
+# reads them: what is larger belongs into the payload.
+MAX_HEADERS_LENGTH: Final = 65_536
 # How messages are claimed: passing over what others are claiming, or one claim at a time.
 CLAIMS: Final = ("fast", "strict")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -150,9 +153,18 @@ def encode_headers(headers: Mapping[str, Any] | None) -> str | None:
         text = _HEADERS.encode(dict(headers))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(f"headers are not JSON: {error}.") from error
-    for each in _strings(headers):
-        check_text("header text", each)
+    if len(text) > MAX_HEADERS_LENGTH:
+        raise InvalidMessage(
+            f"Headers have at most {MAX_HEADERS_LENGTH} characters as JSON; these have {len(text)}."
+        )
+    check_texts("header text", headers)
     return text
+
+
+def check_texts(what: str, value: Any) -> None:
+    """Refuse a JSON value with a text that PostgreSQL cannot store."""
+    for each in _strings(value):
+        check_text(what, each)
 
 
 # Made once: with such arguments json.dumps() makes one each time.

@@ -14,15 +14,16 @@ from typing import Any, Final
 
 logger = logging.getLogger("delayed_queue")
 
-_PLAIN: Final = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\xa0\u2028\u2029]+")
+_PLAIN: Final = re.compile(r"[^\s\"=\\]+")
 
 
 def quoted(value: str) -> str:
-    """Return the value as it can stand in a line, quoted when it would break or fake one.
+    """Return the value, escaped when it would break, fake or reorder a line of the log.
 
-    Keys are the callers' text: one with a line break could forge an event.
+    Keys are the callers' text. A line break could forge an event; U+202E and other invisible
+    signs, none of which is printable to Python, show an operator another key.
     """
-    return value if _PLAIN.fullmatch(value) else json.dumps(value)
+    return value if value.isprintable() and _PLAIN.fullmatch(value) else json.dumps(value)
 
 
 def log(level: int, event: str, error: BaseException | None = None, /, **fields: Any) -> None:

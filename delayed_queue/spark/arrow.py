@@ -14,6 +14,7 @@ from delayed_queue.codecs import MAX_KIND_LENGTH, codec_named, decode, encode, k
 from delayed_queue.exceptions import DelayedQueueError, InvalidMessage, PayloadNotDecodable
 from delayed_queue.messages import (
     MAX_GROUP_LENGTH,
+    MAX_HEADERS_LENGTH,
     MAX_KEY_LENGTH,
     MAX_MILLISECONDS,
     MIN_MILLISECONDS,
@@ -398,4 +399,7 @@ def _header_text(value: Any) -> str | None:
     try:
         return encode_headers(json.loads(value) if isinstance(value, str) else dict(value))
     except ValueError:
-        raise InvalidMessage("The column headers is not a JSON object, or no text in it.") from None
+        raise InvalidMessage(
+            "The column headers is not a JSON object of at most "
+            f"{MAX_HEADERS_LENGTH} characters, or no text in it."
+        ) from None

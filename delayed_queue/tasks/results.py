@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.utils.module_loading import import_string
 
 from delayed_queue.exceptions import DelayedQueueError, InvalidMessage
-from delayed_queue.messages import check_text, encode_headers, from_milliseconds
+from delayed_queue.messages import check_text, check_texts, from_milliseconds
 from delayed_queue.tasks._api import (
     AnyResult,
     InvalidTask,
@@ -182,7 +182,7 @@ def as_stored(value: Any) -> str:
     if len(text) > _MOST_VALUE:
         raise ValueError(f"The return value has {len(text)} characters: store it elsewhere.")
     if "\\u0000" in text:
-        encode_headers({"value": value})
+        check_texts("return value", value)
     return check_text("return value", text)
 
 

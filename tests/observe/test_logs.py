@@ -179,6 +179,11 @@ def test_a_level_that_is_off_costs_nothing(
         ("k\nevent=dead key=other", '"k\\nevent=dead key=other"'),
         ("k\u2028x", '"k\\u2028x"'),
         ("k\x85x", '"k\\u0085x"'),
+        ("a\u202ecod.exe", '"a\\u202ecod.exe"'),
+        ("\u2066k\u2069", '"\\u2066k\\u2069"'),
+        ("\u061ck\u200f", '"\\u061ck\\u200f"'),
+        ("k\u200b", '"k\\u200b"'),
+        ("Straße-Ærø", "Straße-Ærø"),
     ],
 )
 def test_values_that_could_break_a_line_are_quoted(value: str, written: str) -> None:

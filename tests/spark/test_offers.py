@@ -54,6 +54,7 @@ class TestChecks:
             ({"payload": ["{secret"]}, "column payload is not JSON"),
             ({"headers": ["[1]"]}, "column headers is not a JSON object"),
             ({"headers": ["{"]}, "column headers is not a JSON object"),
+            ({"headers": ['{"h": "' + "x" * 65_536 + '"}']}, "at most 65536 characters"),
             ({"headers": ['{"a": "\\u0000"}']}, "column headers"),
         ],
     )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import (
     EPOCH,
+    MAX_HEADERS_LENGTH,
     MAX_MILLISECONDS,
     MILLISECOND,
     MIN_MILLISECONDS,
@@ -146,6 +147,12 @@ class TestHeaders:
     def test_no_headers(self, headers: Any):
         with pytest.raises(InvalidMessage, match="header"):
             encode_headers(headers)
+
+    def test_headers_are_bounded(self):
+        largest = {"h": "ž" * (MAX_HEADERS_LENGTH - len('{"h": ""}'))}
+        assert len(str(encode_headers(largest))) == MAX_HEADERS_LENGTH
+        with pytest.raises(InvalidMessage, match=f"these have {MAX_HEADERS_LENGTH + 1}"):
+            encode_headers({"h": largest["h"] + "x"})
 
     def test_headers_that_hold_themselves(self):
         headers: dict[str, Any] = {}

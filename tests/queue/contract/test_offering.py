@@ -13,9 +13,9 @@ from django.utils import timezone as django_timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from delayed_queue import DelayedQueue, DeliveryType, OfferOutcome
+from delayed_queue import DelayedQueue, DeliveryType, OfferOutcome, ScheduledMessage
 from delayed_queue.exceptions import InvalidMessage, PayloadNotEncodable
-from delayed_queue.messages import MAX_KEY_LENGTH
+from delayed_queue.messages import MAX_HEADERS_LENGTH, MAX_KEY_LENGTH
 from delayed_queue.testing import (
     InMemoryQueue,
     ManualClock,
@@ -67,6 +67,15 @@ class TestNewKeys:
         envelope = leased(queue)
         assert queue.offer_if_not_exists("a", 2) is IGNORED
         assert envelope.acknowledge()
+
+    def test_headers_beyond_the_limit_are_refused(self, queue: DelayedQueue):
+        headers = {"h": "x" * MAX_HEADERS_LENGTH}
+        for offer in (queue.offer_or_update, queue.offer_if_not_exists):
+            with pytest.raises(InvalidMessage, match="Headers have at most"):
+                offer("a", 1, headers=headers)
+        with pytest.raises(InvalidMessage, match="Headers have at most"):
+            queue.offer_batch([ScheduledMessage("a", 1, headers=headers)])
+        assert_not_offered(queue, "a")
 
 
 class TestUpdates:

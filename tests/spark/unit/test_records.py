@@ -148,6 +148,7 @@ class TestRecords:
             ({"key": "a", "payload": "1", "delay": 5, "schedule_at": 5}, "both"),
             ({"key": "a", "payload": "1", "headers": "[]"}, "headers must map"),
             ({"key": "a", "payload": "1", "headers": "x"}, "headers is not JSON"),
+            ({"key": "a", "payload": "1", "headers": {"h": "x" * 65_536}}, "at most 65536"),
             ({"key": "a", "payload": "1", "queue": "q" * 100}, "105 characters"),
             ({"key": "a", "payload": "1", "queue": 7}, "a text, not int"),
         ],
