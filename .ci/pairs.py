@@ -1,7 +1,8 @@
-"""Run words, contracts and schedules on other pairs of Python and Django that this machine has.
+"""Run short tests on other pairs of Python and Django, and the admin's layout on each Django.
 
-`make test` has run everything on one pair. Here each further Python and each further Django has its
-turn, with few made-up histories and without Spark; all pairs in full are tox's: `tox run`.
+`make test` runs everything on one pair. This script runs words, contracts and schedules on each
+further Python and each further Django, with few made-up histories and without Spark. Then it opens
+the main pages of the admin in Chromium on each Django. `tox run` runs all tests on all pairs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from typing import NamedTuple
 import django
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))
+
+from tests.support.browser import BrowserError, find_chromium  # noqa: E402
+
 # Pairs in the order in which they are worth it: the newest of both, then what that leaves.
 PAIRS = (("3.13", "6.1"), ("3.12", "6.0"), ("3.12", "5.2"), ("3.11", "5.2"))
 # No pair begins after so many seconds: this is to add three minutes, not ten.
@@ -29,6 +34,9 @@ TESTS = (
     "--ignore-glob=*/races/*", "--ignore-glob=*/faults/*",
     "-m", "not slow and not spark and not long",
 )  # fmt: skip
+# The browser tests of the admin: each Django has other markup and styles.
+DJANGOS = ("6.1", "6.0", "5.2")
+PAGES = ("tests/admin/test_browser.py::test_lists_and_main_pages_fit_in_short", "-m", "")
 # An interpreter that cannot make an environment is none: Debian's has no ensurepip.
 QUESTION = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
 
@@ -91,7 +99,7 @@ def environment_of(version: str, interpreter: str) -> str:
         install = (str(made), "-m", "pip", "install", "--quiet", "--no-compile")
         run(*install, "--upgrade", "pip>=25.1")
         # Spark's side knows no Django, and is most of what there is to install.
-        extras = ".[metrics,notifications]"
+        extras = ".[metrics,notifications,tasks]"
         run(*install, "--editable", extras, "--group", "pairs")
         stamp.touch()
     return str(made)
@@ -109,15 +117,43 @@ def directory_of(version: str, python: str) -> str:
     return str(made)
 
 
-def test(pair: Pair, interpreter: str) -> None:
+def test(pair: Pair, interpreter: str, *tests: str) -> None:
     python = environment_of(pair.python, interpreter)
     before = directory_of(pair.django, python)
     proof = f"import django as d, sys; sys.exit('%d.%d' % d.VERSION[:2] != {pair.django!r})"
     run(python, "-c", proof, PYTHONPATH=before)
     run(
-        python, "-m", "pytest", "-q", "-n", os.environ.get("JOBS", "auto"), *WITHIN, *TESTS,
+        python, "-m", "pytest", "-q", *WITHIN, *tests,
         PYTHONPATH=before, HYPOTHESIS_PROFILE="brief",
     )  # fmt: skip
+
+
+def install_chromium() -> str:
+    """Install Chromium if it is missing and this may be done; return why there is none."""
+    apt = shutil.which("apt-get") if os.getuid() == 0 else None
+    try:
+        find_chromium()
+    except BrowserError as error:
+        if apt is None:
+            return str(error)
+        print("Installing Chromium", flush=True)  # noqa: T201
+        quiet = (apt, "-qq", "-o=Dpkg::Use-Pty=0")
+        subprocess.run((*quiet, "update"), check=False)  # noqa: S603
+        run(*quiet, "install", "-y", "--no-install-recommends", "chromium",
+            DEBIAN_FRONTEND="noninteractive")  # fmt: skip
+    return ""
+
+
+def browse(known: dict[str, str]) -> None:
+    """Check the layout of the admin on each Django, on the newest Python that runs them all."""
+    python = next((pair[0] for pair in PAIRS if pair[0] in known), None)
+    if missing := install_chromium() or (python is None and "No Python to test with here."):
+        print(f"The admin's layout is not tested: {missing}")  # noqa: T201
+        return
+    for version in DJANGOS if python != "3.11" else DJANGOS[-1:]:
+        pair = Pair(str(python), version)
+        print(f"The admin's layout in Chromium on {pair}", flush=True)  # noqa: T201
+        test(pair, known[pair.python], *PAGES)
 
 
 def main() -> None:
@@ -131,7 +167,8 @@ def main() -> None:
             print(f"For want of time left to tox: {pair}")  # noqa: T201
             continue
         print(f"Words, contracts and schedules again on {pair}", flush=True)  # noqa: T201
-        test(pair, known[pair.python])
+        test(pair, known[pair.python], "-n", os.environ.get("JOBS", "auto"), *TESTS)
+    browse(known)
 
 
 if __name__ == "__main__":

@@ -131,8 +131,8 @@ class TaskResultAdmin(_Base):
     ) -> HttpResponse:
         row = kwargs["obj"]
         operations = [
-            {"name": name, "label": action[2], "help": action[2]}
-            for name, action in self.get_actions(request).items()
+            {"name": name, "label": label, "help": label}
+            for name, label in self.get_action_choices(request, [])
             if row.status in _FITTING[name]
         ]
         context |= {

@@ -9,6 +9,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ BUTTONS = {
     "resume-group": ("history-groups", ".dq-groups [name=resume_group]"),
     "run": ("failures-queues", "[name=redrive]"),
 }
+# Pages beside the lists whose layout is checked on each Django.
+SHORT = {
+    "index", "queues", "failures-queues", "history-1h", "at-a-glance",
+    "delayed_queue_message-change", "delayed_queue_tasks_taskresult-change",
+}  # fmt: skip
 # How far the page, or a box in it that scrolls, reaches beyond what is seen of it.
 HIDDEN = """
 [...document.querySelectorAll("*")].filter((each) =>
@@ -44,6 +50,19 @@ HIDDEN = """
 ).filter((each) => each.clientWidth > 0 && each.scrollWidth > each.clientWidth).map((each) =>
     `${each.tagName} ${each.className}: ${each.scrollWidth} > ${each.clientWidth}`
 ).join(", ")
+"""
+# A list that leaves part of its place empty.
+NARROW = """
+[...document.querySelectorAll("#changelist .results")].map(
+    (each) => [each.clientWidth, document.querySelector("#changelist").clientWidth]
+).filter(([list, all]) => list < 0.95 * all).map(([list, all]) => `list: ${list} < ${all}`)
+.join(", ")
+"""
+# A path above the page that lies at the edge of the window, as unstyled text does.
+BARE = """
+[...document.querySelectorAll(".breadcrumbs")].filter(
+    (each) => getComputedStyle(each).paddingLeft === "0px"
+).map(() => "breadcrumbs without a style").join(", ")
 """
 # What is printed on, and the lines and words of charts.
 INKS = """
@@ -77,16 +96,34 @@ def browser(live_server: Any, language: str) -> Iterator[Browser]:
 def test_nothing_of_a_page_lies_beyond_its_edge(
     browser: Browser, live_server: Any, language: str, width: int
 ):
-    hidden = {}
+    found = {}
     for theme in THEMES:
         browser.look(width=width, theme=theme)
         for name, load in pages(browser, live_server.url).items():
             load()
             keep(browser, f"{language}-{width}-{theme}-{name}")
             assert browser.evaluate("innerWidth") == width
-            if found := browser.evaluate(HIDDEN):
-                hidden[name, theme] = found
-    assert not hidden, "\n".join(map(str, hidden.items()))
+            found[name, theme] = faults(browser)
+    assert not any(found.values()), "\n".join(str(each) for each in found.items() if each[1])
+
+
+@pytest.mark.parametrize("language", ["en"], indirect=True)
+def test_lists_and_main_pages_fit_in_short(browser: Browser, live_server: Any):
+    """The part that `make pairs` runs on each Django."""
+    found = {}
+    paths = gallery.pages()
+    for (width, theme), name in product(product(WIDTHS, THEMES), paths):
+        if name.endswith("-list") or name in SHORT:
+            browser.look(width=width, theme=theme)
+            browser.open(live_server.url + paths[name])
+            keep(browser, f"short-{width}-{theme}-{name}")
+            found[name, width] = faults(browser)
+    assert not any(found.values()), "\n".join(str(each) for each in found.items() if each[1])
+
+
+def faults(browser: Browser) -> str:
+    """Return the faults of the page's layout; none for a good page."""
+    return ", ".join(filter(None, map(browser.evaluate, (HIDDEN, NARROW, BARE))))
 
 
 def test_a_time_zone_of_three_words_is_shown_whole(browser: Browser, live_server: Any):
