@@ -7,6 +7,10 @@ deletion committed; ``failed(sender, envelope, error, delay)`` after a retry was
 ``dead(sender, envelope, reason, error)`` after a message became a dead letter, ``error`` being
 the exception that its handler raised;
 ``worker_started(sender)``, ``worker_stopped(sender)``. The sender is the worker.
+
+``process_died(sender, process, pid, exit_code, messages)`` is sent by the supervisor, after the
+messages of a dead process were given back: ``exit_code`` is negative for a signal, ``messages`` are
+the (queue, key) of those in flight.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ failed: Final = Signal()
 dead: Final = Signal()
 worker_started: Final = Signal()
 worker_stopped: Final = Signal()
+process_died: Final = Signal()
 
 _UID: Final = "delayed_queue.log"
 

@@ -1,8 +1,8 @@
 """The crash board: memory a worker process shares with its supervisor, written without a lock.
 
-It tells what the supervisor must know when the process is dead: when its loop last turned,
-which leases it held, and which messages its handlers had in flight; then these are given back. And
-one thing it tells the process: for how long suspects are to be alone.
+The process writes when its loop last turned, which leases it holds, and which messages its handlers
+have in flight. After its death the supervisor gives these back. The supervisor writes how long
+suspects are to be alone.
 """
 
 from __future__ import annotations
@@ -12,31 +12,29 @@ import mmap
 import os
 import threading
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from django.db import Error, connections, transaction
-
 from delayed_queue.conf import get_settings
-from delayed_queue.models import Message
-from delayed_queue.observe.logs import described, log
+from delayed_queue.observe.logs import log
 
 COUNTERS: Final = ("done", "failed", "snoozed", "dead", "lost", "in_flight")
 MAX_LEASES: Final = 512
 LEASE_BYTES: Final = 36
 
 # The layout, in words of eight bytes: the time of the last turn, the counters, the number of
-# leases, how many of those are of suspects, and for how many milliseconds suspects are to be
-# alone; then two words for each slot; then the leases, as text, those of suspects first.
+# leases, the number of those that are of suspects, the milliseconds for which suspects are to be
+# alone, the holder's id, the number of strays; then two words for each slot; then the leases, as
+# text, those of suspects first.
 _TURNED_AT: Final = 0
 _FIRST_COUNTER: Final = 1
 _LEASES: Final = _FIRST_COUNTER + len(COUNTERS)
 _SUSPECT_LEASES: Final = _LEASES + 1
 _ALONE: Final = _SUSPECT_LEASES + 1
-_FIRST_SLOT: Final = _ALONE + 1
+_HOLDER: Final = _ALONE + 1
+_STRAYS: Final = _HOLDER + 1
+_FIRST_SLOT: Final = _STRAYS + 1
 _WORD: Final = 8
 
 _SUSPECT: Final = 1
@@ -102,6 +100,14 @@ class Board:
         flags = _SUSPECT * is_suspect + _TRANSACTIONAL * is_transactional
         self._words[_FIRST_SLOT + 2 * slot + 1] = flags
 
+    def set_holder(self, holder: str) -> None:
+        """Record the eight hexadecimal digits with which the lease ids of the process begin."""
+        self._words[_HOLDER] = int(holder, 16)
+
+    def set_strays(self, number: int) -> None:
+        """Record the number of abandoned threads, whose handlers go on after their time-out."""
+        self._words[_STRAYS] = number
+
     @property
     def alone_seconds(self) -> float:
         """For how long a suspect waits to be alone, and is; 0: like any other message."""
@@ -132,6 +138,16 @@ class Board:
         """Return those of the leases held whose messages are suspects."""
         return self.held()[: self._words[_SUSPECT_LEASES]]
 
+    @property
+    def holder(self) -> str:
+        """What ``set_holder`` recorded; empty before."""
+        holder = self._words[_HOLDER]
+        return f"{holder:08x}" if holder else ""
+
+    @property
+    def strays(self) -> int:
+        return self._words[_STRAYS]
+
     def in_flight(self) -> list[InFlight]:
         found = []
         for place in range(_FIRST_SLOT, _FIRST_SLOT + 2 * self.slots, 2):
@@ -144,7 +160,8 @@ class Board:
 
     def wipe(self) -> None:
         """Forget what a process that is gone held; its counters stay, and how long to be alone."""
-        self._words[_TURNED_AT] = self._words[_LEASES] = self._words[_SUSPECT_LEASES] = 0
+        for word in (_TURNED_AT, _LEASES, _SUSPECT_LEASES, _HOLDER, _STRAYS):
+            self._words[word] = 0
         for place in range(_FIRST_SLOT, _FIRST_SLOT + 2 * self.slots):
             self._words[place] = 0
 
@@ -199,81 +216,3 @@ class Watchdog:
             if stood > limit_of(self._board):
                 log(logging.CRITICAL, "loop_stands", seconds=f"{stood:.0f}")
                 os._exit(EXIT_STANDS)
-
-
-# What a dead process held is given back
-
-# The dead process's last statement may still run and hold its rows; its leases end anyhow.
-LOCK_WAIT_MS: Final = 5_000
-
-
-@dataclass(frozen=True, slots=True)
-class CrashReport:
-    """The leases of a dead process, and the messages that its handlers had in flight.
-
-    Those in flight may have killed it, and are suspects from now on. Only one that was alone is
-    known to have done it.
-    """
-
-    lease_ids: tuple[str, ...]
-    in_flight: tuple[InFlight, ...]
-    suspect_leases: tuple[str, ...] = ()
-    is_known: bool = False
-
-    @classmethod
-    def of(cls, board: Board) -> CrashReport:
-        in_flight = tuple(board.in_flight())
-        return cls(
-            tuple(dict.fromkeys(board.held())),
-            in_flight,
-            tuple(board.held_suspects()),
-            is_known=len(in_flight) == 1,
-        )
-
-    def leased(self) -> CrashReport:
-        """Return what is under a lease: giving that back twice does no harm."""
-        leased = tuple(each for each in self.in_flight if not each.is_transactional)
-        return replace(self, in_flight=leased)
-
-    def begun(self, *, transactional: bool) -> list[int]:
-        return [
-            each.message_id for each in self.in_flight if each.is_transactional is transactional
-        ]
-
-
-def give_back(report: CrashReport, using: str) -> None:
-    """Have others take at once what the process held; count the attempt that it died of.
-
-    Its leases would run out by themselves, so a failure here delays and loses nothing.
-    """
-    if not report.lease_ids and not report.in_flight:
-        return
-    try:
-        with _limited_waits(using):
-            _give_back(report, using)
-    except Error as error:
-        log(logging.WARNING, "give_back_failed", error=described(error))
-    finally:
-        connections[using].close()
-
-
-def _give_back(report: CrashReport, using: str) -> None:
-    messages, mark = Message.objects, str(uuid.uuid4())
-    if report.lease_ids:
-        messages.give_back(
-            report.lease_ids,
-            begun=report.begun(transactional=False),
-            suspects=report.suspect_leases,
-            counts=report.is_known,
-            mark=mark,
-            using=using,
-        )
-    if taken := report.begun(transactional=True):
-        messages.count_crash(mark, taken, counts=report.is_known, using=using)
-
-
-@contextmanager
-def _limited_waits(using: str) -> Iterator[None]:
-    with transaction.atomic(using=using, durable=True):
-        Message.objects.limit_waits(LOCK_WAIT_MS, using=using)
-        yield

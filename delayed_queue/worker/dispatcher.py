@@ -67,6 +67,7 @@ class Dispatcher:
         self._claimed = 0
         # What its lease ids begin with.
         self.holder = token_hex(4)
+        board.set_holder(self.holder)
 
     def start(self) -> None:
         self._is_started = True

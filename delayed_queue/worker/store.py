@@ -54,6 +54,13 @@ DELETE FROM delayed_queue_worker
 WHERE id = %(id)s
 """
 
+# Delete the row of a process that died, found by the id with which its lease ids begin.
+# Reads: worker_holder.
+RETIRE_HOLDER: Final[LiteralString] = """
+DELETE FROM delayed_queue_worker
+WHERE holder = %(holder)s
+"""
+
 # Delete rows that have been silent for longer than the age, the most silent first, passing over
 # those that another prune or a late heartbeat holds. Their messages are none of its business:
 # leases run out by themselves. Reads: worker_heartbeat, then the primary key.
@@ -178,6 +185,10 @@ class WorkerManager(models.Manager[M]):
     def retire(self, id: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:  # noqa: A002
         """Remove the worker's row; return whether it was there."""
         return execute(using, RETIRE, {"id": id}) > 0
+
+    def remove_holder(self, holder: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Remove the row of a process that died; return whether it was there."""
+        return execute(using, RETIRE_HOLDER, {"holder": holder}) > 0
 
     def prune(
         self, age: int, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,15 +25,10 @@ from django.db import connections
 from django.utils.autoreload import iter_all_python_module_files
 
 from delayed_queue.db.wakeups import StopSignal
+from delayed_queue.observe import signals
 from delayed_queue.observe.logs import log
-from delayed_queue.worker.board import (
-    COUNTERS,
-    Board,
-    CrashReport,
-    Standing,
-    give_back,
-    limit_of,
-)
+from delayed_queue.worker.board import COUNTERS, Board, Standing, limit_of
+from delayed_queue.worker.crashes import CrashReport, cause_of_death, give_back, listed
 from delayed_queue.worker.health import SCRAPING, Place, forget_metrics, totals_of
 from delayed_queue.worker.heartbeat import TELLING, Totals
 from delayed_queue.worker.settling import Counts
@@ -97,8 +92,8 @@ class Child:
         self.pid = 0
         return os.waitstatus_to_exitcode(status)
 
-    def dead_letter(self, *, crashed: bool) -> None:
-        """Forget the process that ended, and say when the next may start."""
+    def forget(self, *, crashed: bool) -> None:
+        """Forget the process that ended, and set when the next may start."""
         counters = self.board.counters()
         for name in COUNTERS:
             self._past[name] += counters[name]
@@ -310,9 +305,14 @@ class Supervisor:
         for child in self.children:
             self.look_after(child)
         self._look_again()
-        if self._kill_at is not None and time.monotonic() > self._kill_at:
+        if self._is_killing:
             for child in self.children:
                 child.signal(signal.SIGKILL)
+
+    @property
+    def _is_killing(self) -> bool:
+        """Whether the processes took longer to stop than they may."""
+        return self._kill_at is not None and time.monotonic() > self._kill_at
 
     def look_after(self, child: Child) -> None:
         if child.is_running:
@@ -321,7 +321,7 @@ class Supervisor:
                 self.watch_over(child)
             else:
                 forget_metrics(pid)
-                self._note_end(child, code)
+                self._note_end(child, pid, code)
         elif self._may_start(child):
             child.start(self._work_as)
             if self._stop.is_set():  # while it was being started, so that it was not told
@@ -343,32 +343,39 @@ class Supervisor:
             log(logging.ERROR, "loop_stands", worker=self, **fields)
             child.signal(signal.SIGKILL)
 
-    def _note_end(self, child: Child, code: int) -> None:
-        report = CrashReport.of(child.board)
+    def _note_end(self, child: Child, pid: int, code: int) -> None:
+        cause = cause_of_death(code, str(self), child.index, pid)
+        report = CrashReport.of(child.board, cause)
+        if self._is_killing and code == -signal.SIGKILL:  # by us: no message did it
+            report = replace(report, is_known=False)
         # A process that has turned drains when it is told to; until then the signal ends it.
         was_told = code in (-signal.SIGTERM, -signal.SIGINT) and not child.board.turned_at
         crashed = code not in (0, EXIT_RECYCLE) and not was_told
-        child.dead_letter(crashed=crashed)
+        child.forget(crashed=crashed)
         if crashed:
             self._isolate_suspects(child, report)
-            self._note_crash(child, code, report)
+            self._note_crash(child, pid, code, report)
         elif code == 0 and self.options.ends:
             child.is_finished = True
 
-    def _note_crash(self, child: Child, code: int, report: CrashReport) -> None:
+    def _note_crash(self, child: Child, pid: int, code: int, report: CrashReport) -> None:
+        given_back = give_back(report, self.options.using)
+        names = given_back.names
         fields = {"process": child.index, "exit_code": code, "in_flight": len(report.in_flight)}
-        log(logging.ERROR, "process_died", worker=self, **fields)
-        give_back(report, self.options.using)
-        if report.lease_ids:
-            self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, report))
+        named = names[0]._asdict() if len(names) == 1 else {"messages": listed(names)}
+        log(logging.ERROR, "process_died", worker=self, **fields, **(named if names else {}))
+        signals.announce(
+            signals.process_died, self, process=child.index, pid=pid, exit_code=code, messages=names
+        )
+        self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, report))
         is_hopeless = child.early_deaths >= MOST_EARLY_DEATHS
         if (code in _FINAL or is_hopeless) and not self._stop.is_set():
             self._exit_code = code if code > 0 else 1
             self.stop()
 
     def _isolate_suspects(self, child: Child, report: CrashReport) -> None:
-        """Have messages that a process died with be alone, so that the next death tells of whom."""
-        if len(report.in_flight) < 2:
+        """Have suspects run alone, so that the next death shows which message is to blame."""
+        if report.is_known or not report.in_flight:
             return
         was_alone = child.started_at > self._isolated_at > 0
         if was_alone and any(each.is_suspect for each in report.in_flight):
@@ -383,7 +390,8 @@ class Supervisor:
         now = time.monotonic()
         for look in [each for each in self._second_looks if force or each[0] <= now]:
             self._second_looks.remove(look)
-            give_back(look[1].leased(), self.options.using)
+            if not give_back(look[1].leased(), self.options.using).is_complete and not force:
+                self._second_looks.append((now + LONGEST_PAUSE, look[1]))
 
 
 class Reloader:

@@ -16,6 +16,7 @@ from tests.plans.case import (
     DESCRIBED,
     DUE,
     HEARTBEATS,
+    HOLDERS,
     KEYS,
     KINDS,
     LEASES,
@@ -336,6 +337,7 @@ def workers() -> list[Case]:
         Case("ENLIST", row, set(), rows=0),
         Case("BEAT", beat, {WORKERS}, buffers=60),
         Case("RETIRE", {"id": 1}, {WORKERS}, buffers=60),
+        Case("RETIRE_HOLDER", {"holder": "abcdef01"}, {HOLDERS}, buffers=60),
         *(
             Case(
                 "PRUNE_WORKERS", {"age": age, "limit": limit, "now": NOW}, {HEARTBEATS},

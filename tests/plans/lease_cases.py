@@ -117,7 +117,7 @@ def of_the_dead() -> list[Case]:
                 "GIVE_BACK",
                 {
                     "lease_ids": lease_ids(held), "begun": [1, 2], "suspects": lease_ids(1),
-                    "refund": 1, "mark": "crashed", "now": NOW + LEASE,
+                    "refund": 1, "mark": "crashed", "error": "signal 9", "now": NOW + LEASE,
                 },
                 {LEASES}, n=held * 100, rows=10, buffers=40, fixed=300,
             )
@@ -128,7 +128,10 @@ def of_the_dead() -> list[Case]:
             Case("HELD", {"ids": n}, {PRIMARY}, n=n, rows=8, buffers=40, fixed=300)
             for n in (1, 100, 1000)
         ),
-        *of_ids("COUNT_CRASH", PRIMARY, (1, 100), lease_id="crashed", count=1, now=NOW + LEASE),
+        *of_ids(
+            "COUNT_CRASH", PRIMARY, (1, 100), lease_id="crashed", count=1, error="signal 9",
+            now=NOW + LEASE,
+        ),
     ]  # fmt: skip
 
 

@@ -151,7 +151,7 @@ class TestTheirNewVersion:
         jvm.offer("key-1", "new")
         assert Message.objects.count_crash("a-lease", [Message.objects.get().id], counts=True) == 1
         stored = assert_offered(queue, "key-1", "new", headers={})
-        assert (stored.attempts, stored.last_error) == (1, "")
+        assert (stored.attempts, stored.last_error) == (1, "Crash 1: ")
 
     def test_q4_leased_by_them_after_it_is_new_too(
         self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock

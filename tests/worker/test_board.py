@@ -7,14 +7,8 @@ import time
 
 import pytest
 
-from delayed_queue.worker.board import (
-    COUNTERS,
-    LEASE_BYTES,
-    MAX_LEASES,
-    Board,
-    CrashReport,
-    InFlight,
-)
+from delayed_queue.worker.board import COUNTERS, LEASE_BYTES, MAX_LEASES, Board, InFlight
+from delayed_queue.worker.crashes import CrashReport
 
 SLOTS = 5
 
@@ -37,6 +31,8 @@ def test_each_part_keeps_to_its_place():
     leases = [lease(each) for each in range(MAX_LEASES)]
     board.hold(leases[2:], suspects=leases[:2])
     board.isolate(2.5)
+    board.set_holder("fedcba98")
+    board.set_strays(3)
     board.count(range(1, len(COUNTERS) + 1))
     for slot in range(SLOTS):
         board.take(slot, 2**62 + slot)
@@ -46,6 +42,7 @@ def test_each_part_keeps_to_its_place():
     assert before <= board.turned_at <= time.monotonic()
     assert (board.held(), board.held_suspects()) == (leases, leases[:2])
     assert board.alone_seconds == 2.5
+    assert (board.holder, board.strays) == ("fedcba98", 3)
     assert list(board.counters().values()) == list(range(1, len(COUNTERS) + 1))
     assert board.in_flight() == [InFlight(2**62 + n, n == 1, n == 2) for n in range(SLOTS)]
 
@@ -81,12 +78,15 @@ def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():
     board.turn()
     board.hold([lease(1)], suspects=[lease(2)])
     board.isolate(10)
+    board.set_holder("fedcba98")
+    board.set_strays(1)
     board.count([3] * len(COUNTERS))
     board.take(0, 1)
     board.mark(0, is_suspect=True)
     board.wipe()
     assert (board.turned_at, board.held(), board.in_flight()) == (0, [], [])
     assert (board.held_suspects(), board.alone_seconds) == ([], 10)
+    assert (board.holder, board.strays) == ("", 0)
     assert board.counters() == dict.fromkeys(COUNTERS, 3)
     board.take(0, 2)
     assert board.in_flight() == [InFlight(2, False, False)]
@@ -122,6 +122,12 @@ class TestRemains:
     @pytest.mark.parametrize("in_flight", [0, 1, 2, SLOTS])
     def test_only_of_one_that_was_alone_it_is_known(self, in_flight: int):
         assert remains_of(in_flight).is_known == (in_flight == 1)
+
+    def test_beside_an_abandoned_thread_it_is_not_known(self):
+        board = Board.new(SLOTS)
+        board.take(0, 1)
+        board.set_strays(1)
+        assert not CrashReport.of(board).is_known
 
     def test_what_was_begun_in_transactions_is_kept_apart(self):
         report = remains_of(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from django.utils import timezone
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.worker.board import CrashReport, InFlight, give_back
+from delayed_queue.worker.board import InFlight
+from delayed_queue.worker.crashes import CrashReport, give_back
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -59,14 +61,12 @@ def test_one_that_was_alone_is_counted_and_the_rest_released(queue: DelayedQueue
     assert marks() == {"a": None, "b": mark, "c": None, "d": None}
 
 
-def test_of_several_it_is_not_known_and_only_a_first_delivery_is_counted(
-    queue: DelayedQueue,
-) -> None:
-    """Again and again: whoever is beside poison loses one attempt, and no second."""
-    for counted in ([1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 1, 0]):
+def test_of_several_none_is_charged(queue: DelayedQueue) -> None:
+    """Again and again: what is beside poison loses no attempt (O27)."""
+    for _ in range(3):
         lease = queue.try_poll_many(4).lease_id
         give_back(report(lease, in_flight("a"), in_flight("c")), "default")
-        assert attempts() == counted
+        assert attempts() == [0, 0, 0, 0]
         assert {key for key, mark in marks().items() if mark} == {"a", "c"}
 
 
@@ -101,12 +101,34 @@ def test_a_delivery_in_a_transaction_is_counted(queue: DelayedQueue) -> None:
     assert {row(key)["lease_id"] for key in "bcd"} == {None}
 
 
-def test_of_several_in_transactions_only_a_first_delivery_is_counted(queue: DelayedQueue) -> None:
+def test_of_several_in_transactions_none_is_charged(queue: DelayedQueue) -> None:
     hands = [in_flight(key, transactional=True) for key in "ab"]
     for _ in range(3):
         give_back(report("", *hands), "default")
-        assert attempts() == [1, 1, 0, 0]
+        assert attempts() == [0, 0, 0, 0]
         assert {key for key, mark in marks().items() if mark} == {"a", "b"}
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_o27_crashes_are_numbered_in_the_last_error(
+    queue: DelayedQueue, transactional: bool
+) -> None:
+    """The newest comes first; an error of a handler starts the numbers anew."""
+    for cause in ("signal 11", "exit code 1"):
+        lease = "" if transactional else queue.try_poll_many(4).lease_id
+        hands = [in_flight(key, transactional=transactional) for key in "ab"]
+        give_back(replace(report(lease, *hands), cause=cause), "default")
+    beside = "in flight: dead/a, dead/b"
+    assert Message.objects.get(key="a").last_error == (
+        f"Crash 2: exit code 1; {beside}\nCrash 1: signal 11; {beside}"
+    )
+    assert Message.objects.get(key="c").last_error is None
+    Message.objects.filter(key="a").update(last_error="ValueError")
+    lease = "" if transactional else queue.try_poll_many(4).lease_id
+    hand = in_flight("a", transactional=transactional)
+    give_back(replace(report(lease, hand), cause="signal 9"), "default")
+    found = Message.objects.get(key="a").last_error
+    assert found == "Crash 1: signal 9; nothing else was in flight"
 
 
 def test_a_delivery_in_a_transaction_is_not_counted_against_a_new_lease(

@@ -90,6 +90,21 @@ def hang(envelope: Envelope) -> None:
     threading.Event().wait()
 
 
+@handler("endless", retry=RetryPolicy.never())
+def run_endlessly(envelope: Envelope) -> None:
+    """Write the row, and never return; by the payload, hold the interpreter all the while."""
+    record(envelope)
+    if envelope.payload == "hold":
+        ctypes.PyDLL(None).sleep(600)
+    threading.Event().wait()
+
+
+@handler("endless_awaited", retry=RetryPolicy.never())
+async def run_endlessly_in_the_loop(envelope: Envelope) -> None:
+    await record_async(envelope)
+    await asyncio.Event().wait()
+
+
 @handler("gated", retry=QUICK)
 def pass_gate(envelope: Envelope) -> None:
     """Write the row, and return once the gate is open."""
@@ -138,7 +153,7 @@ def die(envelope: Envelope) -> None:
     record(envelope)
 
 
-# Two attempts: an innocent message that loses one to others has one left, and none more.
+# Two attempts, so that a poison message dies twice.
 FRAIL = RetryPolicy.ladder("100ms")
 
 
@@ -162,6 +177,57 @@ def die_or_be_frail_in_a_transaction(envelope: Envelope) -> None:
 async def die_or_be_frail_in_the_loop(envelope: Envelope) -> None:
     die_as_named(envelope)
     await asyncio.sleep(0.05)
+    await record_async(envelope)
+
+
+NEVER = RetryPolicy.never()
+# The keys of the bystanders that this process has begun; the killer waits for all of them.
+BEGUN: Final[set[str]] = set()
+BYSTANDERS: Final = frozenset(
+    {"sync1", "sync2", "sync3", "first", "transacted", "async1", "async2"}
+)
+
+
+def killer_has_died() -> bool:
+    return Effect.objects.filter(key="killer").exists()
+
+
+@handler("brittle", retry=NEVER)
+def kill_beside_others(envelope: Envelope) -> None:
+    """Die once all bystanders are in flight, and at each later delivery; or be one of them."""
+    if envelope.payload is None:
+        stand_by(envelope)
+        return
+    if not killer_has_died():
+        while not BEGUN >= BYSTANDERS:
+            threading.Event().wait(0.01)
+        record(envelope)
+    die_as_named(envelope)
+
+
+def stand_by(envelope: Envelope) -> None:
+    """Run until the process dies; after the first death return at once."""
+    if not killer_has_died():
+        BEGUN.add(envelope.key)
+        threading.Event().wait()
+    record(envelope)
+
+
+@handler("brittle_ordered", retry=NEVER, groups=Groups(order="fifo", on_dead="block"))
+def stand_by_in_order(envelope: Envelope) -> None:
+    stand_by(envelope)
+
+
+@handler("brittle_transacted", retry=NEVER, transactional=True)
+def stand_by_in_a_transaction(envelope: Envelope) -> None:
+    stand_by(envelope)
+
+
+@handler("brittle_awaited", retry=NEVER)
+async def stand_by_in_the_loop(envelope: Envelope) -> None:
+    if not await Effect.objects.filter(key="killer").aexists():
+        BEGUN.add(envelope.key)
+        await asyncio.Event().wait()
     await record_async(envelope)
 
 

@@ -33,6 +33,24 @@ TAKEN_OVER: Final[LiteralString] = (
     + """,
     "versionAt" = "createdAt\""""
 )
+
+
+def crash_error(last_error: LiteralString) -> LiteralString:
+    """Return the last error after one more crash: numbered, above those of earlier crashes."""
+    return (
+        """concat(
+            'Crash ', 1 + COALESCE(
+                substring("""
+        + last_error
+        + """ FROM '^Crash ([0-9]{1,6}): ')::integer, 0
+            ), ': ', %(error)s::text,
+            E'\\n' || left(substring("""
+        + last_error
+        + """ FROM '^Crash [0-9].*'), 2000)
+        )"""
+    )
+
+
 # What a claim sets beside the lease: one more delivery.
 DELIVERED: Final[LiteralString] = """attempts = """ + ATTEMPTS + """ + 1, """ + TAKEN_OVER
 

@@ -13,7 +13,7 @@ from delayed_queue.queue.store.fragments import (
     FIRST_ERROR,
     HEADERS,
     LAST_ERROR,
-    TAKEN_OVER,
+    crash_error,
 )
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ SELECT pg_notify('delayed_queue_leases', lease_id)
 FROM unnest(%(lease_ids)s::text[]) AS lease_id
 """
 
-# End leases whose holder is gone. What had been begun, and what was under the leases of suspects,
-# carries a mark from now on: the id of a lease that nobody holds, by which those who claim it see
-# that a delivery ended without an answer. Of what had not been begun the delivery is taken off the
-# count; of what had, unless the refund is 0, all but the first: so however often an unrelated
-# message is beside one that kills its process, it loses one attempt at most.
+# End leases whose holder is gone. Messages that were begun, and those under the leases of suspects,
+# get a mark: the id of a lease that nobody holds. By it the next claim sees that a delivery ended
+# without an answer. The delivery is taken off the count; of messages that were begun %(refund)s
+# is, which is 0 where one was alone in flight and so is known to have killed the process. So no
+# message loses an attempt to a crash beside it. Those begun record the crash as their last error.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 GIVE_BACK: Final[LiteralString] = (
     CLOCK
@@ -112,29 +112,41 @@ SET "scheduledAt" = (SELECT now FROM clock),
         WHEN id = ANY (%(begun)b::bigint[]) OR "lockUuid" = ANY (%(suspects)b::text[])
         THEN %(mark)s::varchar
     END,
-    attempts = CASE
-        WHEN id = ANY (%(begun)b::bigint[]) THEN GREATEST(attempts - %(refund)s::integer, 1)
-        ELSE GREATEST(attempts - 1, 0)
+    attempts = GREATEST(
+        attempts - CASE WHEN id = ANY (%(begun)b::bigint[]) THEN %(refund)s::integer ELSE 1 END, 0
+    ),
+    "lastError" = CASE
+        WHEN id = ANY (%(begun)b::bigint[]) THEN """
+    + crash_error('"lastError"')
+    + """
+        ELSE "lastError"
     END
 WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
 RETURNING id
 """
 )
 
-# Mark what a dead process had begun in a transaction that its death rolled back, and count that
-# delivery: always, or (count 0) only if it is the first, as above. It was due, so one that is
-# not is left alone: somebody has leased it by now, or updated it to another time.
+# Mark messages that a dead process had begun in a transaction, which its death rolled back. Count
+# that delivery only if the message was alone in flight, as above. Such a message was due; one that
+# is not is left alone: somebody has leased it by now, or updated it to another time.
 # Reads: the primary key.
 COUNT_CRASH: Final[LiteralString] = (
     CLOCK
     + """
 UPDATE delayed_queue
-SET attempts = GREATEST("""
+SET attempts = """
     + ATTEMPTS
-    + """ + %(count)s::integer, 1),
-    """
-    + TAKEN_OVER
+    + """ + %(count)s::integer,
+    headers = """
+    + HEADERS
     + """,
+    "firstError" = """
+    + FIRST_ERROR
+    + """,
+    "lastError" = """
+    + crash_error(LAST_ERROR)
+    + """,
+    "versionAt" = "createdAt",
     "lockUuid" = %(lease_id)s,
     "dueAt" = "scheduledAt",
     "scheduledAt" = (SELECT now FROM clock)
@@ -311,10 +323,10 @@ def _dead(
 
 
 def returning_leases(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> Step:
-    """Give back, uncounted, all that is under leases that no answer told of."""
+    """Release all messages leased by claims whose answers were lost, without counting attempts."""
     params = {
         "lease_ids": [*lease_ids, *suspects], "begun": [], "suspects": list(suspects),
-        "refund": 1, "mark": str(uuid.uuid4()), "now": None,
+        "refund": 1, "mark": str(uuid.uuid4()), "error": "", "now": None,
     }  # fmt: skip
     return GIVE_BACK, params
 
@@ -379,21 +391,30 @@ class SettleStore:
         suspects: Sequence[str],
         counts: bool,
         mark: str,
+        error: str = "",
         using: str = db.DEFAULT_ALIAS,
     ) -> int:
         """End a dead process's leases now, and mark what it had begun and its ``suspects``."""
         params = {
             "lease_ids": list(lease_ids), "begun": list(begun), "suspects": list(suspects),
-            "refund": 0 if counts else 1, "mark": mark, "now": None,
+            "refund": 0 if counts else 1, "mark": mark, "error": error, "now": None,
         }  # fmt: skip
         return db.execute(using, GIVE_BACK, params)
 
     def count_crash(
-        self, mark: str, begun: Sequence[int], *, counts: bool, using: str = db.DEFAULT_ALIAS
+        self,
+        mark: str,
+        begun: Sequence[int],
+        *,
+        counts: bool,
+        error: str = "",
+        using: str = db.DEFAULT_ALIAS,
     ) -> int:
-        """Mark messages that nobody holds, and count the delivery that a crash rolled back."""
-        count = 1 if counts else 0
-        params = {"lease_id": mark, "ids": list(begun), "count": count, "now": None}
+        """Mark messages that nobody holds; count the delivery that a crash rolled back if known."""
+        params = {
+            "lease_id": mark, "ids": list(begun), "count": 1 if counts else 0, "error": error,
+            "now": None,
+        }  # fmt: skip
         return db.execute(using, COUNT_CRASH, params)
 
     def held(self, ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS) -> list[int]:

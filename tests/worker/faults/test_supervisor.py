@@ -23,7 +23,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.models import DeadLetter, Message, Worker
 from delayed_queue.worker.board import START_SECONDS
 from delayed_queue.worker.supervisor import (
     EXIT_CONFIGURATION,
@@ -74,6 +74,18 @@ def test_w6_messages_of_a_killed_child_come_back_at_once() -> None:
         wait_until(lambda: not Message.objects.exists(), 30)
     assert attempts() == {"hangs": [1, 2], **{f"k{each}": [1] for each in range(10)}}
     assert child not in Effect.objects.filter(attempt=2).values_list("pid", flat=True)
+
+
+def test_o21_a_dead_process_leaves_no_silent_row() -> None:
+    """What operators see as silent are workers that nobody has replaced."""
+    with worker("--queue", "ledger", "--processes", "2", *LEASE) as process:
+        wait_until(lambda: Worker.objects.count() == 2)
+        killed = children_of(process)
+        for child in killed:
+            os.kill(child, signal.SIGKILL)
+        wait_until(lambda: not Worker.objects.filter(pid__in=killed).exists())
+        wait_until(lambda: Worker.objects.count() == 2, 30)
+        assert set(Worker.objects.values_list("pid", flat=True)) == set(children_of(process))
 
 
 def leased() -> set[str]:
