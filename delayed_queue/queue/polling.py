@@ -117,8 +117,8 @@ class Leasing(QueueBase):
     def give_back(self, lease_id: str, ids: Sequence[int], *, refund: int = 0) -> int:
         """Release members of a lease, due now; return how many.
 
-        ``refund=1`` takes back the attempt, for messages that no handler has seen; these have
-        their place in the queue again.
+        ``refund=1`` does not count the attempt, and keeps the due time from before the lease: for
+        messages that no handler has seen, or whose worker is stopped.
         """
         release = partial(
             self._messages.release,

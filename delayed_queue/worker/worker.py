@@ -214,6 +214,7 @@ class Worker:
 
     def _give_up_late_ones(self) -> None:
         self._stuck = self.dispatcher.executor.give_up_late_ones()
+        self.board.set_strays(max(self._stuck, 0))
         if self.is_used_up and not self._stop.is_set():
             log(logging.ERROR, "threads_stuck", worker=self, threads=self._stuck)
             self.stop()
@@ -318,7 +319,10 @@ class Worker:
             self.dynamic.wake(kinds)
 
     def _wind_down(self) -> None:
-        """Give back what was not started, finish what was, give back what does not finish."""
+        """Give back what was not started, finish what was, give back what does not finish.
+
+        An orderly stop uses up no attempt (W15), so all of it is given back uncounted.
+        """
         self._cron.stop()
         try:
             self._exchanges.finish()
@@ -326,7 +330,7 @@ class Worker:
             if self._has_work():
                 self._finish(self.options.shutdown_timeout)
             for claim in self._keeper.claims():
-                self._give_back(claim, list(claim.in_flight()), refund=0)
+                self._give_back(claim, list(claim.in_flight()))
         except (Error, ResourceUnavailable) as error:
             # Nothing is lost: the leases run out.
             log(logging.WARNING, "shutdown_incomplete", error=described(error))
@@ -344,7 +348,7 @@ class Worker:
         for claim, envelope in self.dispatcher.take_back():
             by_claim[claim].append(envelope)
         for claim, envelopes in by_claim.items():
-            self._give_back(claim, envelopes, refund=1)
+            self._give_back(claim, envelopes)
 
     def _finish(self, timeout: timedelta) -> None:
         deadline = time.monotonic() + timeout.total_seconds()
@@ -366,11 +370,11 @@ class Worker:
             listener.wait(seconds, self._wake_channel)
         self._wake_channel.clear()
 
-    def _give_back(self, claim: Claim, envelopes: list[Envelope], *, refund: int) -> None:
-        """Release leases so that others take the messages at once."""
+    def _give_back(self, claim: Claim, envelopes: list[Envelope]) -> None:
+        """Release leases, uncounted, so that others take the messages at once."""
         ids = [each.message_id for each in envelopes]
         claim.remove(envelopes)
         if claim.is_settled:
             self._keeper.forget(claim)
         if ids:
-            claim.consumer.queue.give_back(claim.lease_id, ids, refund=refund)
+            claim.consumer.queue.give_back(claim.lease_id, ids, refund=1)

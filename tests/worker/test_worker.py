@@ -227,7 +227,7 @@ class TestLeases:
             thread.join(timeout=20)
             stored = queue.read("k")
             assert stored is not None
-            assert (stored.state, stored.attempts) == (MessageState.DUE, 1)
+            assert (stored.state, stored.attempts) == (MessageState.DUE, 0)
             leave.set()
 
 
