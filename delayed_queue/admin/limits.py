@@ -420,6 +420,7 @@ def _that_hold(kind: str, using: str) -> Rows:
 _REASONS: Final = {
     "paused": _("paused"), "blocked": _("blocked by a dead letter"), "throttled": _("throttled"),
     "full": _("full"), "waiting": _("waits for a retry"),
+    "queue_paused": _("the queue is paused"), "queue_throttled": _("the queue is throttled"),
 }  # fmt: skip
 
 

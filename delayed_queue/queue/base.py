@@ -18,6 +18,7 @@ from delayed_queue.messages import MILLISECOND, check_claim, to_milliseconds
 from delayed_queue.models import DeadLetter, Limit, Message, Schedule
 from delayed_queue.queue.store.claim import HANDLER
 from delayed_queue.queue.store.groups import GroupRow
+from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.retries import RetryPolicy
 
 T = TypeVar("T")
@@ -120,6 +121,12 @@ class QueueBase:
         self._repeat(lambda: self._limits.tidy(self.kind, now=now, using=self.using))
         self._wake()
         return written
+
+    def read_rules(self) -> RulesRow | None:
+        """Return what holds the queue as a whole back; None where nothing does."""
+        return self._repeat(
+            lambda: self._limits.rules(self.kind, now=self._now(), using=self.using)
+        )
 
     def look_at_groups(self, limit: int) -> list[GroupRow]:
         """Return the first groups that have messages, as a claim would find them."""

@@ -16,6 +16,7 @@ from delayed_queue.queue.base import QueueBase
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, earliest_first
 from delayed_queue.queue.store.groups import Ahead, GroupRow, Seen
+from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.retries import Groups, check_limit, parse_rate
 
 # How many groups a claim looks at: one for each message it is to find, or for two where groups have
@@ -41,17 +42,25 @@ _START: Final = (NO_FLOOR, 0)
 
 
 def permits(interval: float | None, burst: int, spent_until: float | None, now: int) -> int:
-    """Return how many permits are there: one every interval, kept up to the burst."""
+    """Return the number of free permits: one every interval, kept up to the burst."""
     if interval is None:
         return _ALL
     # Counted from the next one, so that there is one from that instant on, however it is rounded.
-    since = now - next_permit(interval, burst, spent_until)
+    since = now - next_permit(interval, burst, spent_until, now)
     return min(math.floor(since / interval) + 1, burst) if since >= 0 else 0
 
 
-def next_permit(interval: float, burst: int, spent_until: float | None) -> float:
-    """Return when there is a permit again."""
-    return (spent_until or 0.0) - (burst - 1) * interval
+def next_permit(interval: float, burst: int, spent_until: float | None, now: int) -> float:
+    """Return when the next permit is free: at most one interval from now.
+
+    Only an earlier rule, or a clock that has been set back, leaves more than that spent.
+    """
+    return min((spent_until or 0.0) - (burst - 1) * interval, now + interval)
+
+
+def spend(interval: float, burst: int, spent_until: float | None, now: int, count: int) -> float:
+    """Return until when permits are spent after ``count`` more of them."""
+    return min(max(spent_until or 0.0, now), now + burst * interval) + count * interval
 
 
 class GroupClaim(NamedTuple):
@@ -202,8 +211,8 @@ def _until(at: float, now: int) -> int:
 class HeldGroup(NamedTuple):
     """A group, or (empty) a queue, that is held back or may be: its limits, and why it waits.
 
-    ``reason`` is one of ``paused``, ``blocked``, ``throttled``, ``full``, ``waiting``, or empty;
-    ``until`` in milliseconds where the clock ends it.
+    ``reason`` is empty or one of ``paused``, ``blocked``, ``waiting``, ``full``, ``throttled``,
+    ``queue_paused``, ``queue_throttled``. ``until``: milliseconds, where the clock ends it.
     """
 
     name: str
@@ -214,22 +223,41 @@ class HeldGroup(NamedTuple):
     concurrency: int | None
 
 
-def why(row: GroupRow, now: int) -> tuple[str, int | None]:
+def why(row: GroupRow, queue: RulesRow | None) -> tuple[str, int | None]:
     """Return why nothing of a group is leased that is due, and until when."""
     if row.is_paused:
         return "paused", None
     if not row.is_due:
         return "", None
+    reason, until = _own_reason(row)
+    return (reason, until) if reason or queue is None else _reason_of_queue(queue)
+
+
+def _own_reason(row: GroupRow) -> tuple[str, int | None]:
     if row.is_blocked:
         return "blocked", None
-    if row.waits_until is not None and row.waits_until > now:
+    if row.waits_until is not None and row.waits_until > row.now:
         return "waiting", row.waits_until
     limit = 1 if row.is_ordered else row.concurrency
     if limit is not None and row.held >= limit and row.live >= limit:
         return "full", None
-    if row.interval is not None and not permits(row.interval, row.burst, row.spent_until, now):
-        return "throttled", math.ceil(next_permit(row.interval, row.burst, row.spent_until))
-    return "", None
+    permit_at = _next_permit_after(row, row.now)
+    return ("", None) if permit_at is None else ("throttled", permit_at)
+
+
+def _reason_of_queue(queue: RulesRow) -> tuple[str, int | None]:
+    if queue.is_paused:
+        return "queue_paused", None
+    permit_at = _next_permit_after(queue, queue.now)
+    return ("", None) if permit_at is None else ("queue_throttled", permit_at)
+
+
+def _next_permit_after(rate: GroupRow | RulesRow, now: int) -> int | None:
+    """Return when the next permit is free; None when one is free now."""
+    if rate.interval is None:
+        return None
+    permit_at = next_permit(rate.interval, rate.burst, rate.spent_until, now)
+    return math.ceil(permit_at) if permit_at > now else None
 
 
 class GroupService:
@@ -304,13 +332,14 @@ class GroupService:
         return was_paused or was_blocked
 
     def held(self, limit: int = 100) -> list[HeldGroup]:
-        """Return the groups of which something is due or that are limited, the longest held first.
+        """Return the first ``limit`` groups that have messages, those held back the longest first.
 
-        Of the first ``limit`` groups that have messages, in the order of their names.
+        ``reason`` says what holds a group back; its own limits come before those of the queue.
         """
+        rules = self._queue.read_rules()
         found = [
             HeldGroup(
-                row.name, *why(row, row.now), row.earliest if row.is_due else None, row.live,
+                row.name, *why(row, rules), row.earliest if row.is_due else None, row.live,
                 1 if row.is_ordered else row.concurrency,
             )
             for row in self._queue.look_at_groups(limit)

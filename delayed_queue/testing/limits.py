@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.models import Limit, LimitManager
-from delayed_queue.queue.groups import next_permit, permits
+from delayed_queue.queue.groups import next_permit, permits, spend
 from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.groups import Ahead, GroupLease, GroupRow, GroupStore, Seen
 from delayed_queue.queue.store.limits import RulesRow
@@ -176,13 +176,19 @@ class InMemoryGroups(_Groups):
     def _spend(self, kind: str, leased: list[LeasedRow], looked: list[GroupRow], now: int) -> None:
         """Spend a permit for each message leased: of its group, and of the queue."""
         counts = Counter(row.group for row in leased)
-        intervals = [("", self._store.limit_of(kind).queue_interval, len(leased))]
-        intervals += [(row.name, row.interval, counts[row.name]) for row in looked]
-        for name, interval, number in intervals:
-            if interval is not None and number:
-                row = self._store.limit_of(kind, name)
-                spent = max(row.spent_until or 0.0, now) + number * interval
+        rule = self._store.limit_of(kind)
+        rates = [("", rule.queue_interval, rule.queue_burst or 1, len(leased))]
+        rates += [(row.name, row.interval, row.burst, counts[row.name]) for row in looked]
+        for name, interval, burst, count in rates:
+            row = self._store.limit_of(kind, name)
+            if interval is not None and (count or _is_over(row, interval, burst, now)):
+                spent = spend(interval, burst, row.spent_until, now, count)
                 self._store.limits[kind, name] = replace(row, spent_until=spent)
+
+
+def _is_over(row: LimitRow, interval: float, burst: int, now: int) -> bool:
+    """Return whether more is spent ahead than the rule in force allows."""
+    return (row.spent_until or 0.0) > now + burst * interval
 
 
 def _dealt(
@@ -221,11 +227,13 @@ def _rates(
     if rules is None:
         return None, False, None, 0, None, None
     waits = [
-        next_permit(row.interval, row.burst, row.spent_until)
+        next_permit(row.interval, row.burst, row.spent_until, rules.now)
         for row in looked
         if row.is_due and row.interval is not None
     ]
-    queue_permit_at = rules.interval and next_permit(rules.interval, rules.burst, rules.spent_until)
+    queue_permit_at = rules.interval and next_permit(
+        rules.interval, rules.burst, rules.spent_until, rules.now
+    )
     return (
         rules.is_paused, bool(rules.interval or any(row.interval for row in looked)),
         queue_permit_at, len(looked), looked[-1].name if looked else None,
@@ -297,11 +305,21 @@ class InMemoryLimits(_Limits):
 
     def tidy(self, kind: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS) -> None:
         with self._store.lock:
+            self._lower_spent(kind, instant(now))
             self._store.limits = {
                 name: row
                 for name, row in self._store.limits.items()
                 if name[0] != kind or self._holds(*name, row, instant(now))
             }
+
+    def _lower_spent(self, kind: str, now: int) -> None:
+        rule = self._store.limit_of(kind)
+        for (of_kind, group), row in list(self._store.limits.items()):
+            interval = row.interval or rule.interval if group else row.queue_interval
+            burst = (row.burst or rule.burst if group else row.queue_burst) or 1
+            if of_kind == kind and interval is not None and _is_over(row, interval, burst, now):
+                spent = spend(interval, burst, row.spent_until, now, 0)
+                self._store.limits[kind, group] = replace(row, spent_until=spent)
 
     def _holds(self, kind: str, group: str, row: LimitRow, now: int) -> bool:
         is_spent = (row.spent_until or 0) > now

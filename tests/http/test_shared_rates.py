@@ -61,12 +61,24 @@ def test_names_are_apart():
     assert took("a", 5, 5, at=0) == took("b", 5, 5, at=0) == (5, 0)
 
 
-def test_a_clock_that_was_set_back_does_not_close_the_bucket_for_ever():
-    hour = 3_600_000_000
-    took("a", 5, 5, at=hour)
-    assert took("a", 1, 1, at=hour - 30_000_000).granted == 0
-    assert took("a", 1, 5, at=0) == (5, 0)
-    assert took("a", 1, 1, at=0).granted == 0
+@pytest.mark.parametrize("back", [1, 30, 3600])
+def test_a_clock_that_was_set_back_closes_the_bucket_for_a_permit_at_most(back: int):
+    took("a", 5, 5, at=0)
+    assert took("a", 1, 1, at=-back * 1_000_000) == (0, 100_000)
+    assert took("a", 1, 5, at=100_000 - back * 1_000_000) == (1, 0)
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(1 / 86_400, 1), (0.1, 1), (1.0, 100)])
+def test_a_raised_rate_or_a_smaller_burst_holds_at_once(rate: float, burst: int):
+    took("a", burst, burst, at=0, rate=rate, burst=burst)
+    assert took("a", 1, 1, at=1_000, rate=10, burst=1) == (0, 100_000)
+    assert took("a", 1, 1, at=101_000, rate=10, burst=1) == (1, 0)
+
+
+def test_a_raised_rate_of_a_process_holds_at_once():
+    assert SharedRate("a", 1 / 86_400, 1).take() == ZERO
+    assert SharedRate("a", 1 / 86_400, 1).take() > timedelta(hours=23)
+    assert SharedRate("a", 10, 1).take() < timedelta(seconds=1)
 
 
 @pytest.mark.parametrize("rate", [0.5, 3, 7, 333.3, 5_000, 100_000])

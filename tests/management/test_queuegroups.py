@@ -55,6 +55,16 @@ def test_what_is_held_back_is_listed_first_and_why(queue: DelayedQueue):
     assert all(len(line) <= 80 for line in run("list", "orders").splitlines())
 
 
+def test_what_the_queue_holds_back_is_listed_with_its_reason(queue: DelayedQueue):
+    run("set", "orders", "--queue-rate", "1/h")
+    assert queue.try_poll() is not None
+    held = {each["group"]: each for each in answer("list", "orders")}
+    assert held["b"]["held"] == "queue_throttled"
+    assert held["b"]["until"] is not None
+    queue.pause()
+    assert {each["held"] for each in answer("list", "orders")} == {"queue_paused"}
+
+
 def test_a_group_is_paused_and_resumed(queue: DelayedQueue):
     assert answer("pause", "orders", "a")["was_changed"]
     assert "paused already" in run("pause", "orders", "a")

@@ -126,7 +126,73 @@ def test_there_is_a_permit_from_just_when_the_next_one_is_said_to_be(
     """Or a worker that slept until then would find none, and know of no other instant."""
     interval = 1000 / rate
     spent_until = start + interval * number
-    now = round(next_permit(interval, burst, spent_until)) + later
+    now = round(spent_until - (burst - 1) * interval) + later
     found = permits(interval, burst, spent_until, now)
-    assert (found > 0) == (next_permit(interval, burst, spent_until) <= now)
+    assert (found > 0) == (next_permit(interval, burst, spent_until, now) <= now)
     assert found <= burst
+
+
+class Spell(NamedTuple):
+    """A rule that replaces the one before, and the polls under it, each after so many milliseconds.
+
+    Before them the clock is set back or forward by some seconds, as a server's is.
+    """
+
+    rate: int
+    burst: int
+    is_of_queue: bool
+    jump: int
+    pauses: list[int]
+
+    @property
+    def rules(self) -> Groups:
+        rate = f"{self.rate}/s"
+        if self.is_of_queue:
+            return Groups(queue_rate=rate, queue_burst=self.burst)
+        return Groups(rate=rate, burst=self.burst)
+
+
+spells = st.builds(
+    Spell,
+    # The permits are whole milliseconds apart.
+    rate=st.sampled_from([1, 2, 8, 100]),
+    burst=st.sampled_from([1, 3, 20]),
+    is_of_queue=st.booleans(),
+    jump=st.sampled_from([0, 0, -3600, -10, 3600]),
+    pauses=st.lists(st.sampled_from([0, 1, 125, 1000, 5000]), max_size=4),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(spells=st.lists(spells, min_size=1, max_size=4))
+def test_g6_whatever_was_spent_before_a_rule_gives_its_rate_from_now_on(spells: list[Spell]):
+    """At most burst and rate x time, and a permit after an interval at the latest."""
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE delayed_queue, delayed_queue_limit")
+    clock, offered_at = ManualClock(), ManualClock()
+    clock.advance(timedelta(days=1))
+    queues = both(clock)
+    for number, spell in enumerate(spells):
+        for queue in queues:
+            fill(queue, offered_at, {"a": (120, 0)}, number)
+            queue.groups.set(spell.rules)
+        clock.set(clock() + timedelta(seconds=spell.jump))
+        started = [(0, started_now(queues))]
+        interval = 1000 // spell.rate
+        for pause in [*spell.pauses, interval]:
+            clock.advance(timedelta(milliseconds=pause))
+            started.append((started[-1][0] + pause, started_now(queues)))
+        assert sum(count for _, count in started) >= 1
+        for first, (begun, _) in enumerate(started):
+            for last in range(first, len(started)):
+                count = sum(each for _, each in started[first : last + 1])
+                assert count <= spell.burst + (started[last][0] - begun) / interval
+
+
+def started_now(queues: tuple[DelayedQueue, DelayedQueue]) -> int:
+    """Poll and acknowledge all that is let through, on both; return how many."""
+    real, memory = (queue.try_poll_many(20) for queue in queues)
+    assert [each.key for each in real] == [each.key for each in memory]
+    for batch in (real, memory):
+        batch.acknowledge()
+    return len(real)

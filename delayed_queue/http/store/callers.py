@@ -54,15 +54,24 @@ WITH clock AS MATERIALIZED (
     ) AS now
 )"""
 
+# The latest instant up to which the limit in force lets time be booked. Read when the row's lock is
+# held: a taker that waited for it started at an earlier time.
+_MOST_BOOKED: Final[LiteralString] = """(
+        COALESCE(%(now)s::bigint, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+        + %(burst)s::bigint
+    )"""
+
 # Until when time is booked: a bucket that was not used for long has no credit beyond its burst.
-# One that is booked for longer than its burst and a minute was so under another limit, or by a
-# clock that was set back: it begins anew instead of refusing until then.
-_BOOKED: Final[LiteralString] = """
-    CASE
-        WHEN rate."bookedUntil" > (SELECT now FROM clock) + %(burst)s::bigint + 60000000
-            THEN (SELECT now FROM clock)
-        ELSE greatest(rate."bookedUntil", (SELECT now FROM clock))
-    END"""
+# Another limit, or a clock that has been set back, may have left more booked than the limit allows.
+_BOOKED: Final[LiteralString] = (
+    """
+    least(
+        greatest(rate."bookedUntil", (SELECT now FROM clock)),
+        """
+    + _MOST_BOOKED
+    + """
+    )"""
+)
 
 _LEFT: Final[LiteralString] = (
     """
@@ -72,16 +81,30 @@ _LEFT: Final[LiteralString] = (
     )) / %(interval)s::float8)"""
 )
 
-# Take as many permits as there are, from ``least`` to ``most``, and answer how many; with fewer
-# than ``least`` take none, and answer the microseconds until there are so many, if nobody else
-# takes them. A permit books ``interval`` microseconds, and no more than ``burst`` microseconds
-# are booked ahead (the generic cell rate algorithm): in any time t no more than burst + t are.
+# The permits to take: as many as are free up to ``most``, or none if that is below ``least``.
+_GRANTED: Final[LiteralString] = (
+    """
+    CASE
+        WHEN"""
+    + _LEFT
+    + """ >= %(least)s::integer
+            THEN least(%(most)s::integer,"""
+    + _LEFT
+    + """)
+        ELSE 0
+    END"""
+)
+
+# Take between ``least`` and ``most`` permits, or none; then return the microseconds until ``least``
+# permits are free, if no other taker comes first. A permit books ``interval`` microseconds, and at
+# most ``burst`` microseconds are booked ahead (the generic cell rate algorithm): within any time t
+# at most burst + t are. Where more is booked, it is lowered also when no permit is taken.
 #
-# One statement: the row's lock, which ON CONFLICT takes, is what makes takers queue up, and each
-# reads what the one before has left. ``granted`` is a column because RETURNING must tell it. The
-# clock is read when the statement starts; one that waited for the lock uses an earlier time
-# than the one before it, and is given less, never more. The second branch looks at the snapshot,
-# so that its wait may be too short, below zero even, and a younger row is not seen by it at all.
+# One statement: ON CONFLICT locks the row, so takers queue up, and each reads what the one before
+# has left. ``granted`` is a column because RETURNING must return it. The clock is read when the
+# statement starts; a taker that waited for the lock uses an earlier time than the one before it,
+# and is given less, never more. The second branch reads the snapshot: its wait may be too short,
+# below zero even, and a younger row is missing.
 # Reads: rate_name.
 TAKE_PERMITS: Final[LiteralString] = (
     _CLOCK
@@ -94,21 +117,25 @@ taken AS (
         now + ceil(%(most)s::integer * %(interval)s::float8)::bigint
     FROM clock
     ON CONFLICT (name) DO UPDATE
-    SET granted = least(%(most)s::integer,"""
-    + _LEFT
+    SET granted = ("""
+    + _GRANTED
     + """)::integer,
         "bookedUntil" ="""
     + _BOOKED
-    + """ + ceil(least(%(most)s::integer,"""
-    + _LEFT
+    + """ + ceil(("""
+    + _GRANTED
     + """) * %(interval)s::float8)::bigint
     WHERE"""
     + _LEFT
     + """ >= %(least)s::integer
+        OR rate."bookedUntil" > """
+    + _MOST_BOOKED
+    + """
     RETURNING granted
 )
 SELECT granted, 0 AS wait
 FROM taken
+WHERE granted > 0
 UNION ALL
 SELECT
     0,
@@ -118,7 +145,7 @@ SELECT
         - %(burst)s::bigint - (SELECT now FROM clock))::bigint
 FROM delayed_queue_rate AS rate
 WHERE rate.name = %(name)s
-    AND NOT EXISTS (SELECT 1 FROM taken)
+    AND NOT EXISTS (SELECT 1 FROM taken WHERE granted > 0)
 """
 )
 

@@ -71,7 +71,10 @@ asked AS MATERIALIZED (
     END AS most
     FROM (
         SELECT is_paused, queue_interval, queue_burst,
-            COALESCE(queue_spent_until, 0) - (queue_burst - 1) * queue_interval AS permit_at
+            LEAST(
+                COALESCE(queue_spent_until, 0) - (queue_burst - 1) * queue_interval,
+                (SELECT now FROM clock) + queue_interval
+            ) AS permit_at
         FROM rule
     ) AS each
     CROSS JOIN clock
@@ -85,7 +88,7 @@ asked AS MATERIALIZED (
 _LOOKED: Final[LiteralString] = (
     """
 looked AS MATERIALIZED (
-    SELECT name, first, retaken, fresh, interval, permit_at,
+    SELECT name, first, retaken, fresh, interval, burst, spent_until, permit_at,
         CASE
             WHEN NOT is_open OR permit_at > (SELECT now FROM clock) THEN 0
             ELSE LEAST(
@@ -110,9 +113,13 @@ looked AS MATERIALIZED (
                 AS weight,
             COALESCE(own.interval, rule.interval) AS interval,
             COALESCE(own.burst, rule.burst, 1) AS burst,
+            own."spentUntil" AS spent_until,
             CASE WHEN LEAST(found.due_at, found.leased_until) <= (SELECT now FROM clock)
-                THEN COALESCE(own."spentUntil", 0) - (COALESCE(own.burst, rule.burst, 1) - 1)
-                    * COALESCE(own.interval, rule.interval)
+                THEN LEAST(
+                    COALESCE(own."spentUntil", 0) - (COALESCE(own.burst, rule.burst, 1) - 1)
+                        * COALESCE(own.interval, rule.interval),
+                    (SELECT now FROM clock) + COALESCE(own.interval, rule.interval)
+                )
             END AS permit_at,
             CASE
                 WHEN rule.is_ordered THEN CASE WHEN found.live = 0 THEN """
@@ -159,7 +166,7 @@ looked AS MATERIALIZED (
         SELECT
             NULL::varchar COLLATE "C", true,
             CASE WHEN rule.is_fair THEN 1 ELSE -9223372036854775808 END,
-            CASE WHEN rule.is_fair THEN 1 ELSE %(limit)s::integer END, NULL, 1, NULL, NULL, 0,
+            CASE WHEN rule.is_fair THEN 1 ELSE %(limit)s::integer END, NULL, 1, NULL, NULL, NULL, 0,
             cardinality(scanned.ids)
         FROM scanned
         CROSS JOIN rule
@@ -218,14 +225,14 @@ rounds AS MATERIALIZED (
     FROM turns
 ),
 share AS MATERIALIZED (
-    SELECT name, first, retaken, fresh, interval, place, (before + last)::integer AS number,
+    SELECT name, first, retaken, fresh, place, (before + last)::integer AS number,
         more - last AS rest, (before + last + skipped + weight - 1) / weight AS turn
     FROM (
         SELECT *, LEAST(more, GREATEST(
                 remain + more - sum(more) OVER (ORDER BY place, name ROWS UNBOUNDED PRECEDING), 0
             ))::integer AS last
         FROM (
-            SELECT name, first, retaken, fresh, interval, place, weight, skipped, before, remain,
+            SELECT name, first, retaken, fresh, place, weight, skipped, before, remain,
                 LEAST(room, weight::bigint * turns - skipped)::integer - before AS more
             FROM (
                 SELECT looked.*, rounds.most AS turns, rounds.remain, LEAST(
@@ -334,38 +341,47 @@ leased AS ("""
 )"""
 )
 
-# A permit of its group and one of the queue (empty) for each that was leased.
+# Spend one permit of its group and one of the queue (the empty name) for each leased message.
+# The rule in force allows at most its burst to be spent ahead. More than that is left by an earlier
+# rule or by a clock that has been set back: it is lowered here, also where nothing was leased.
 _SPENT: Final[LiteralString] = """
 rated AS MATERIALIZED (
     SELECT EXISTS (SELECT FROM rule WHERE queue_interval IS NOT NULL)
         OR EXISTS (SELECT FROM looked WHERE interval IS NOT NULL) AS is_rated
 ),
 spent AS (
-    INSERT INTO delayed_queue_limit AS stored ("pKind", "group", "spentUntil")
-    SELECT %(kind)s::varchar, name, (SELECT now FROM clock) + time
+    INSERT INTO delayed_queue_limit ("pKind", "group", "spentUntil")
+    SELECT %(kind)s::varchar, name, LEAST(
+        GREATEST(spent_until, (SELECT now FROM clock)), (SELECT now FROM clock) + burst * interval
+    ) + number * interval
     FROM (
-        SELECT name, sum(number) * max(interval) AS time
+        SELECT name, sum(number) AS number, max(interval) AS interval, max(burst) AS burst,
+            max(spent_until) AS spent_until
         FROM (
-            SELECT "group" AS name, 1 AS number, NULL::float8 AS interval
+            SELECT "group" AS name, 1 AS number, NULL::float8 AS interval, NULL::integer AS burst,
+                NULL::float8 AS spent_until
             FROM leased
             WHERE (SELECT is_rated FROM rated)
             UNION ALL
-            SELECT name, 0, interval
-            FROM share
+            SELECT name, 0, interval, burst, spent_until
+            FROM looked
             WHERE (SELECT is_rated FROM rated)
             UNION ALL
-            SELECT '', 1, rule.queue_interval
+            SELECT '', 1, NULL, NULL, NULL
             FROM leased
-            CROSS JOIN rule
+            WHERE (SELECT is_rated FROM rated)
+            UNION ALL
+            SELECT '', 0, queue_interval, queue_burst, queue_spent_until
+            FROM rule
             WHERE (SELECT is_rated FROM rated)
         ) AS each
         GROUP BY name
     ) AS each
-    WHERE time > 0
+    WHERE interval IS NOT NULL
+        AND (number > 0 OR spent_until > (SELECT now FROM clock) + burst * interval)
     ORDER BY name
     ON CONFLICT ("pKind", "group") DO UPDATE
-    SET "spentUntil" = GREATEST(stored."spentUntil", (SELECT now FROM clock))
-        + EXCLUDED."spentUntil" - (SELECT now FROM clock)
+    SET "spentUntil" = EXCLUDED."spentUntil"
 )"""
 
 # One claim: it looks what may be leased of each group, deals out turns, leases so much of each and

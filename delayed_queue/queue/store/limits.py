@@ -61,6 +61,39 @@ SELECT EXISTS (
 )
 """
 
+# The instant up to which the rule in force lets permits be spent; NULL without a rate. By the clock
+# at the moment the row is read: a claim that held its lock may have spent permits meanwhile.
+_MOST_SPENT: Final[LiteralString] = """(
+        COALESCE(%(now)s::bigint, extract(epoch FROM clock_timestamp()) * 1000)
+        + CASE
+            WHEN "group" = '' THEN "queueInterval" * COALESCE("queueBurst", 1)
+            ELSE COALESCE(interval, (SELECT interval FROM rule))
+                * COALESCE(burst, (SELECT burst FROM rule), 1)
+        END
+    )"""
+
+# Lower what an earlier rule let be spent to what the rule in force allows. A claim does the same
+# with the groups it reads; but none may come before the permits of the new rule are free.
+# Reads: limit_kind_group.
+LOWER_SPENT: Final[LiteralString] = (
+    """
+WITH rule AS MATERIALIZED (
+    SELECT interval, burst
+    FROM delayed_queue_limit
+    WHERE "pKind" = %(kind)s
+        AND "group" = ''
+)
+UPDATE delayed_queue_limit
+SET "spentUntil" = """
+    + _MOST_SPENT
+    + """
+WHERE "pKind" = %(kind)s
+    AND "spentUntil" > """
+    + _MOST_SPENT
+    + """
+"""
+)
+
 # Delete the rows of a queue that hold nothing back: no pause, no limit, no permits
 # spent that are not back by now, and no dead letters from before that an operator passed over.
 # Reads: limit_kind_group; dead_letter_of_group.
@@ -237,7 +270,8 @@ class LimitStore:
         db.execute(using, COPY_LIMITS, {"kind": kind, "kinds": list(others)})
 
     def tidy(self, kind: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS) -> None:
-        """Delete the rows of the queue that hold nothing back, so that claims are plain again."""
+        """Forget what earlier limits have left: permits spent ahead, and rows of no effect."""
+        db.execute(using, LOWER_SPENT, {"kind": kind, "now": now})
         db.execute(using, TIDY, {"kind": kind, "now": now})
 
     def rules(

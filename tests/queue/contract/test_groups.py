@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -507,6 +508,95 @@ def test_g5_of_one_group_the_rate_differs(queue: DelayedQueue):
     assert sorted(polled_keys(queue)) == ["a1", "a2", "b1"]
 
 
+# G6: a rate that is raised
+
+
+def _raise_by_set(queue: DelayedQueue) -> None:
+    queue.groups.set(Groups(rate="10/s"))
+
+
+def _raise_by_declaring(queue: DelayedQueue) -> None:
+    queue.groups.declare(Groups(rate="10/s"))
+
+
+def _raise_of_one_group(queue: DelayedQueue) -> None:
+    queue.groups.limit("a", rate="10/s")
+
+
+def _raise_after_a_clear(queue: DelayedQueue) -> None:
+    queue.groups.clear()
+    queue.groups.set(Groups(rate="10/s"))
+
+
+@pytest.mark.parametrize(
+    "change", [_raise_by_set, _raise_by_declaring, _raise_of_one_group, _raise_after_a_clear]
+)
+@pytest.mark.parametrize("is_polled", [False, True])
+def test_g6_a_raised_rate_holds_at_once(
+    queue: DelayedQueue, clock: ManualClock, change: Callable[[DelayedQueue], None], is_polled: bool
+):
+    """Whether or not a poll comes before its first permit."""
+    queue.groups.set(Groups(rate="1/d"))
+    offer(queue, "a1", "a2", "a3")
+    assert polled_keys(queue) == ["a1"]
+    change(queue)
+    assert not is_polled or polled_keys(queue) == []
+    clock.advance(SECOND / 10)
+    assert polled_keys(queue) == ["a2"]
+    assert polled_keys(queue) == []
+
+
+def test_g6_a_raised_rate_of_the_queue_holds_at_once(queue: DelayedQueue, clock: ManualClock):
+    queue.groups.set(Groups(queue_rate="1/d", queue_burst=2))
+    offer(queue, "a1", "b1", "1", "2")
+    assert len(polled_keys(queue)) == 2
+    queue.groups.set(Groups(queue_rate="10/s"))
+    assert polled_keys(queue) == []
+    clock.advance(SECOND / 10)
+    assert len(polled_keys(queue)) == 1
+
+
+def test_g6_a_smaller_burst_owes_no_more_than_itself(queue: DelayedQueue, clock: ManualClock):
+    queue.groups.set(Groups(rate="1/s", burst=100))
+    offer_many(queue, "a", 110)
+    assert len(polled_keys(queue, 200)) == 100
+    queue.groups.set(Groups(rate="1/s"))
+    assert polled_keys(queue) == []
+    clock.advance(SECOND)
+    assert len(polled_keys(queue)) == 1
+
+
+def test_g6_what_was_spent_outlives_a_change_that_allows_no_more(
+    queue: DelayedQueue, clock: ManualClock
+):
+    queue.groups.set(Groups(rate="1/s"))
+    offer(queue, "a1", "a2")
+    assert polled_keys(queue) == ["a1"]
+    queue.groups.clear()
+    queue.groups.set(Groups(rate="1/d", burst=2))
+    queue.groups.set(Groups(rate="1/s"))
+    assert polled_keys(queue) == []
+    clock.advance(SECOND)
+    assert polled_keys(queue) == ["a2"]
+
+
+@pytest.mark.parametrize("rules", [Groups(rate="1/s"), Groups(queue_rate="1/s")])
+def test_g6_a_clock_that_is_set_back_closes_nothing(
+    queue: DelayedQueue, clock: ManualClock, rules: Groups
+):
+    queue.groups.set(rules)
+    offer(queue, "a1", "a2", "a3", "b1")
+    now = clock()
+    clock.advance(HOUR)
+    assert "a1" in polled_keys(queue)
+    clock.set(now)
+    assert polled_keys(queue) == []
+    (throttled,) = [each for each in queue.groups.held() if each.name == "a"]
+    assert throttled.until in (None, round(now.timestamp() * 1000) + 1000)
+    clock.advance(SECOND)
+    assert len(polled_keys(queue)) == 1
+
+
 # G6, G9
 
 
@@ -575,6 +665,26 @@ def test_g9_a_group_that_waits_for_a_retry_or_is_blocked(blocking: DelayedQueue)
     offer(blocking, "d2")
     reasons = {each.name: each.reason for each in blocking.groups.held()}
     assert reasons == {"a": "blocked", "b": "full", "d": "waiting"}
+
+
+def test_g9_a_pause_of_the_queue_holds_its_groups(queue: DelayedQueue):
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1", "a2", "b1")
+    leased(queue)
+    queue.offer_or_update("c1", None, delay=HOUR, group="c")
+    queue.pause()
+    held = {each.name: (each.reason, each.until) for each in queue.groups.held()}
+    assert held == {"a": ("full", None), "b": ("queue_paused", None), "c": ("", None)}
+
+
+def test_g9_a_rate_of_the_queue_holds_its_groups(queue: DelayedQueue, clock: ManualClock):
+    queue.groups.set(Groups(queue_rate="1/m"))
+    offer(queue, "a1", "b1")
+    assert {each.reason for each in queue.groups.held()} == {""}
+    assert polled_keys(queue) == ["a1"]
+    (held,) = [each for each in queue.groups.held() if each.name == "b"]
+    now = round(clock().timestamp() * 1000)
+    assert (held.reason, held.until) == ("queue_throttled", now + 60_000)
 
 
 # What is refused
