@@ -49,7 +49,8 @@ class Redrive(Operation):
     name = "redrive"
     label = _("Redrive")
     help = _(
-        "Offer the letter again, due now, as a first attempt; an active message is left alone."
+        "Offer the letter again, due now, as a first attempt; an active message is left alone. If "
+        "the letter then still blocks its group, resume the group."
     )
     permission = "delayed_queue.redrive_deadletter"
     overwrites = False

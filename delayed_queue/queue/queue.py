@@ -212,7 +212,10 @@ class DelayedQueue(Offering, Polling):
         return ids, found - len(ids)
 
     def prune_dead_letters(self, older_than: timedelta) -> int:
-        """Delete dead letters that died longer ago than that, a thousand at a time."""
+        """Delete dead letters that died longer ago than that, a thousand at a time.
+
+        Those that block their group stay until the group is resumed.
+        """
         if not isinstance(older_than, timedelta) or older_than < timedelta(0):
             raise InvalidConfiguration(f"older_than must be a timedelta ≥ 0, not {older_than!r}.")
         age = older_than // MILLISECOND

@@ -103,9 +103,15 @@ class InMemoryLetters(_Letters):
             old = [
                 (letter.died_at, letter.id)
                 for letter in self._store.letters_of(kind)
-                if letter.died_at < instant(now) - age
+                if letter.died_at < instant(now) - age and not self._blocks(letter)
             ]
             return self.drop([letter_id for _, letter_id in sorted(old)[:limit]])
+
+    def _blocks(self, letter: Letter) -> bool:
+        if letter.group is None or not self._store.limit_of(letter.kind).blocks_on_dead:
+            return False
+        resumed_at = self._store.limit_of(letter.kind, letter.group).resumed_at
+        return resumed_at is None or resumed_at < letter.died_at
 
     def drop(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> int:
         with self._store.lock:

@@ -136,19 +136,36 @@ ORDER BY id
 """
 
 # Delete dead letters that died longer ago than the age, one bounded batch at a time, without
-# waiting for rows that a redrive holds. Two limits as in _EARLIEST_DUE.
-# Reads: dead_letter_kind_died.
+# waiting for rows that a redrive holds. Letters that block their group stay: only an operator may
+# let the group pass. Two limits as in _EARLIEST_DUE.
+# Reads: dead_letter_kind_died, limit_kind_group.
 PRUNE_DEAD_LETTERS: Final[LiteralString] = (
     CLOCK
-    + """
+    + """,
+rule AS MATERIALIZED (
+    SELECT "blocksOnDead" AS blocks
+    FROM delayed_queue_limit
+    WHERE "pKind" = %(kind)s
+        AND "group" = ''
+)
 DELETE FROM delayed_queue_dead_letter
 WHERE id = ANY (ARRAY(
     SELECT id
     FROM (
         SELECT id
-        FROM delayed_queue_dead_letter
+        FROM delayed_queue_dead_letter AS letter
         WHERE "pKind" = %(kind)s
             AND "diedAt" < (SELECT now FROM clock) - %(age)s::bigint
+            AND CASE
+                WHEN "group" IS NULL OR NOT COALESCE((SELECT blocks FROM rule), false) THEN true
+                ELSE EXISTS (
+                    SELECT
+                    FROM delayed_queue_limit AS own
+                    WHERE own."pKind" = %(kind)s
+                        AND own."group" = letter."group"
+                        AND own."resumedAt" >= letter."diedAt"
+                )
+            END
         ORDER BY "diedAt", id
         LIMIT (SELECT %(limit)s::integer)
         FOR UPDATE SKIP LOCKED
@@ -383,7 +400,10 @@ class DeadLetterManager(models.Manager[M]):
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> int:
-        """Delete up to ``limit`` letters that died longer ago than that; return how many."""
+        """Delete up to ``limit`` letters that died longer ago than that; return how many.
+
+        Letters that block their group are kept.
+        """
         params = {"kind": kind, "age": age, "limit": limit, "now": now}
         return execute(using, PRUNE_DEAD_LETTERS, params)
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from delayed_queue import DelayedQueue, Groups, ScheduledMessage
+from delayed_queue import DelayedQueue, Groups, OfferOutcome, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.queue.groups import HeldGroup
 from delayed_queue.testing import ManualClock, dead_letters
@@ -333,9 +333,33 @@ def test_g3_a_dead_letter_blocks_until_it_is_redriven_and_goes_first(
     assert polled_keys(blocking) == ["a1"]
 
 
-def test_g3_a_dead_letter_blocks_until_it_is_dropped(blocking: DelayedQueue, clock: ManualClock):
+def test_g3_a_dead_letter_blocks_until_it_is_dropped(blocking: DelayedQueue):
+    blocking.redrive([letter.id for letter in dead_letters(blocking)])
+    assert blocking.drop_message("a1")
+    assert polled_keys(blocking) == ["a2"]
+
+
+def test_g3_a_dead_letter_that_blocks_is_not_pruned(blocking: DelayedQueue, clock: ManualClock):
+    blocking.offer_or_update("1", None)
+    leased(blocking).reject("no")
+    clock.advance(DAY)
+    assert blocking.prune_dead_letters(timedelta(0)) == 1
+    assert polled_keys(blocking) == ["b1"]
+    assert [letter.key for letter in dead_letters(blocking)] == ["a1"]
+    assert blocking.groups.resume("a")
+    assert blocking.prune_dead_letters(timedelta(0)) == 1
+    assert polled_keys(blocking) == ["a2"]
+
+
+def test_g3_a_dead_letter_whose_key_is_in_use_blocks_until_the_group_is_resumed(
+    blocking: DelayedQueue, clock: ManualClock
+):
+    (letter,) = dead_letters(blocking)
+    offer(blocking, "a1")
     clock.advance(SECOND)
-    blocking.prune_dead_letters(timedelta(0))
+    assert blocking.redrive([letter.id]) == {letter.id: OfferOutcome.IGNORED}
+    assert polled_keys(blocking) == []
+    assert blocking.groups.resume("a")
     assert polled_keys(blocking) == ["a2"]
 
 
