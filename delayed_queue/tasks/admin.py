@@ -227,7 +227,7 @@ class TaskResultAdmin(_Base):
 
     @admin.display(description=_("workers"))
     def workers(self, row: TaskResult) -> str:
-        return ", ".join(row.worker_ids) or "—"
+        return ", ".join(each or "—" for each in row.worker_ids) or "—"
 
     @admin.display(description=_("progress"))
     def progress(self, row: TaskResult) -> str:

@@ -220,29 +220,31 @@ def not_json(task: Any, error: Exception, *calls: tuple[Any, Any]) -> Exception:
         )
     kind = TypeError if isinstance(error, TypeError) else ValueError
     for args, kwargs in calls:
-        for where, value in (*_leaves("args", args), *_leaves("kwargs", kwargs)):
-            if advice := _advice(value):
+        for where, value in (*leaves("args", args), *leaves("kwargs", kwargs)):
+            if advice := advice_on(value):
                 said = f" ({error})" if kind is TypeError else ""
                 shown = f"{repr(value)[:_MOST_SHOWN]}, no JSON{said}"
                 return kind(f"{task.module_path}: {where} is {shown}: {advice}.")
     return kind(f"{task.module_path}: {error}")
 
 
-def _leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+def leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield keys and innermost values, each with its path."""
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             yield where, dict.fromkeys(value)
         for key, each in value.items():
-            yield from _leaves(f"{where}[{key!r}]", each)
+            yield f"key {key!r} of {where}", str(key)
+            yield from leaves(f"{where}[{key!r}]", each)
     elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
-            yield from _leaves(f"{where}[{index}]", each)
+            yield from leaves(f"{where}[{index}]", each)
     else:
         yield where, value
 
 
-def _advice(value: Any) -> str:
-    """Return what to pass instead; "" for what is JSON."""
+def advice_on(value: Any) -> str:
+    """Return what to use in place of a value that JSON cannot hold; "" for what is JSON."""
     try:
         dumped = json.dumps(
             normalize_json(value), allow_nan=False, ensure_ascii=False, sort_keys=True
@@ -256,15 +258,15 @@ def _advice(value: Any) -> str:
 
 
 _ADVICE: Final[tuple[tuple[Any, str], ...]] = (
-    ((date, time), "pass its isoformat(), and have the task read it"),
-    (timedelta, "pass its total_seconds()"),
-    (Decimal, "pass its str(), and have the task read it"),
-    (float, "JSON has no NaN or infinity, pass None"),
-    (Set, "pass a list"),
+    ((date, time), "use its isoformat()"),
+    (timedelta, "use its total_seconds()"),
+    (Decimal, "use its str()"),
+    (float, "JSON has no NaN or infinity, use None"),
+    (Set, "use a list"),
     (Mapping, "make all its keys str"),
-    (bytes, "pass them in base64"),
+    (bytes, "use base64"),
 )
-_OTHERWISE: Final = "pass its key, and have the task look it up, or a str() of it"
+_OTHERWISE: Final = "use its key, or a str() of it"
 
 
 T = TypeVar("T")

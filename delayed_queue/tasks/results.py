@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.utils.module_loading import import_string
 
 from delayed_queue.exceptions import DelayedQueueError, InvalidMessage
-from delayed_queue.messages import check_text, check_texts, from_milliseconds
+from delayed_queue.messages import check_text, from_milliseconds
 from delayed_queue.tasks._api import (
     AnyResult,
     InvalidTask,
@@ -24,11 +24,13 @@ from delayed_queue.tasks._api import (
     TaskContext,
     TaskError,
     TaskResultStatus,
+    normalize_json,
 )
 from delayed_queue.tasks.options import id_of_key, is_id, split_kind, time_of
-from delayed_queue.tasks.policies import QueueTask, policy_of
+from delayed_queue.tasks.policies import QueueTask, advice_on, leaves, policy_of
 from delayed_queue.tasks.store import FoundRow
 
+# Largest return value, in characters of JSON; a result is read as a whole.
 _MOST_VALUE: Final = 10_000_000
 # As dumps() makes it, but once.
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -36,6 +38,10 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 class TaskGone(Exception):
     """The task cannot be run: it does not import, or its arguments do not fit."""
+
+
+class UnstorableResult(Exception):
+    """The return value cannot be stored: the task failed and is not run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,14 +182,40 @@ def _open_task(name: str) -> Any:
     return task if is_open else None
 
 
-def as_stored(value: Any) -> str:
-    """Return a return value as jsonb takes it; raises what it cannot be for."""
-    text = _encode(value)
+def as_stored(task: Any, value: Any) -> tuple[Any, str]:
+    """Return a return value as JSON has it, and its text for jsonb; raise UnstorableResult."""
+    try:
+        plain = normalize_json(value)
+        text = _encode(plain)
+        text.encode()
+    # Mappings and sequences may be the project's own, and run its code.
+    except Exception as error:
+        raise UnstorableResult(_refusal(task, value, error)) from None
     if len(text) > _MOST_VALUE:
-        raise ValueError(f"The return value has {len(text)} characters: store it elsewhere.")
+        fault = f"it has {len(text)} characters of JSON: keep it elsewhere, return its key"
+        raise UnstorableResult(_cannot_store(task, "return value", fault))
     if "\\u0000" in text:
-        check_texts("return value", value)
-    return check_text("return value", text)
+        for where, each in leaves("return value", plain):
+            if isinstance(each, str) and "\x00" in each:
+                fault = "it has a NUL character, which PostgreSQL cannot store"
+                raise UnstorableResult(_cannot_store(task, where, fault))
+    return plain, text
+
+
+def _refusal(task: Any, value: Any, error: Exception) -> str:
+    """Return the fault of a value that is no JSON, with the path of the part that has it."""
+    if isinstance(error, RecursionError):
+        fault = "it is nested too deeply, or contains itself"
+        return _cannot_store(task, "return value", fault)
+    if isinstance(error, TypeError | ValueError):
+        for where, each in leaves("return value", value):
+            if advice := advice_on(each):
+                return _cannot_store(task, f"{where}, {type(each).__name__},", advice)
+    return _cannot_store(task, "return value", f"{type(error).__name__}: {error}")
+
+
+def _cannot_store(task: Any, where: str, fault: str) -> str:
+    return f"{task.module_path}: the {where} cannot be stored: {fault}."
 
 
 def task_for_reading(path: str, **attributes: Any) -> Any:
@@ -272,7 +304,8 @@ def _read(data: Any) -> Any:
 
 def _active(task_id: str, row: FoundRow) -> Any:
     status = TaskResultStatus.RUNNING if row.is_leased else TaskResultStatus.READY
-    workers = json.loads(row.worker_ids or "[]")
+    # The current attempt has no record yet.
+    workers = _workers(row, (row.message_attempts or 0) - bool(row.is_leased))
     if row.is_leased:
         workers.append(f"lease:{row.lease_id}")
     return _made(
@@ -289,12 +322,19 @@ def _dead(task_id: str, row: FoundRow) -> Any:
     result = _made(
         task_id, row, TaskResultStatus.FAILED, row.letter_kind, row.letter_payload,
         row.letter_scheduled_at, finished_at=_instant(row.died_at),
+        worker_ids=_workers(row, row.letter_attempts or 0),
     )  # fmt: skip
     if not result.errors:
         path = f"{DelayedQueueError.__module__}.{DelayedQueueError.__qualname__}"
         text = row.last_error or row.reason or ""
         result.errors.append(TaskError(exception_class_path=path, traceback=text))
     return result
+
+
+def _workers(row: FoundRow, attempts: int) -> list[str]:
+    """Return the worker of each attempt; "" for one whose process died before it left a record."""
+    found: list[str] = json.loads(row.worker_ids or "[]")
+    return found + [""] * (attempts - len(found))
 
 
 def _made(

@@ -34,12 +34,11 @@ from delayed_queue.tasks._api import (
     TaskError,
     TaskResultStatus,
     listens,
-    normalize_json,
     signals,
 )
 from delayed_queue.tasks.options import Options, time_of
 from delayed_queue.tasks.policies import MAX_ATTEMPTS, Cancelled, Policy, policy_of
-from delayed_queue.tasks.results import TaskGone, as_stored, check_call
+from delayed_queue.tasks.results import TaskGone, UnstorableResult, as_stored, check_call
 from delayed_queue.tasks.store import Attempt, acknowledging
 
 CRASHED: Final = "crashed: attempts used up without an answer"
@@ -193,10 +192,9 @@ class Run:
         return type(self.known.backend) if self.known else None
 
     def returned(self, value: Any) -> None:
-        """Note what the task returned; raises what cannot be a return value."""
-        if value is not None:
-            self.returned_value = normalize_json(value)
-            self.value = as_stored(self.returned_value)
+        """Keep the return value; raise UnstorableResult for one that cannot be stored."""
+        if value is not None and self.known is not None:
+            self.returned_value, self.value = as_stored(self.known.task, value)
         self.ended_at = time.monotonic()
         self.status = _SUCCESSFUL
 
@@ -250,7 +248,7 @@ class Run:
     def judge(self, error: BaseException) -> Verdict:
         """Return what becomes of the message after the attempt that raised this."""
         attempt = self.envelope.attempt
-        if isinstance(error, TaskGone) or self.known is None:
+        if isinstance(error, TaskGone | UnstorableResult) or self.known is None:
             return Verdict(None, storable(str(error)), error_text(error))
         if isinstance(error, Retry) or not isinstance(error, HandlerSignal):
             delay = self.known.attempts.delay_after(attempt)
@@ -334,7 +332,7 @@ def names_of(path: str, alias: str) -> tuple[str, str]:
 def call_plainly(known: Known, payload: dict[str, Any], began_at: float) -> Plain | None:
     """Run a task of which nobody sees more than what it returns; return what is to be recorded."""
     value = known.function(*payload.get("args", ()), **payload.get("kwargs", _NO_KWARGS))
-    text = None if value is None else as_stored(normalize_json(value))
+    text = None if value is None else as_stored(known.task, value)[1]
     return (known, began_at, time.monotonic(), text) if known.is_kept else None
 
 

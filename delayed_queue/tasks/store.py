@@ -17,7 +17,7 @@ from delayed_queue.queue.store.inspect import walking
 from delayed_queue.tasks.options import first_id
 
 # Messages under leases, those of them that are still held: what their tasks' rows are made of.
-_COLUMNS: Final = 'id, "pKind", "pKey", payload, "createdAt", "scheduledAtInitially"'
+_COLUMNS: Final = 'id, "pKind", "pKey", payload, "createdAt", "scheduledAtInitially", attempts'
 _UNDER_LEASE: Final = """
     WHERE id = ANY (%(ids)s::bigint[])
         AND "lockUuid" = ANY (%(leases)s::text[])
@@ -26,7 +26,8 @@ _UNDER_LEASE: Final = """
 # is new: errors and workers are added. Times are milliseconds ago, because workers' clocks differ.
 # An attempt without an end is not the last, or goes on; one without errors was successful. With
 # the task ends what was asked of it, so that a redrive of it is not cancelled as well.
-# Few tasks are among many attempts: their names are told once, and by each attempt which they are.
+# Task names are sent once; attempts refer to them by index.
+# "workerIds" has one entry per attempt: "" for one that left no record, because its process died.
 # Results must be distinct. Reads: the primary key of results.
 _RECORD: Final = """
 INSERT INTO delayed_queue_task_result AS stored (
@@ -46,7 +47,12 @@ SELECT
     (SELECT now FROM clock) - attempt.began,
     (SELECT now FROM clock) - attempt.began,
     (SELECT now FROM clock) - attempt.ended,
-    attempt.value, COALESCE(attempt.errors, '[]'), %(workers)s::jsonb,
+    attempt.value, COALESCE(attempt.errors, '[]'),
+    CASE
+        WHEN held.attempts > 1
+        THEN to_jsonb(array_fill(''::text, ARRAY[held.attempts - 1])) || %(workers)s::jsonb
+        ELSE %(workers)s::jsonb
+    END,
     COALESCE(attempt.metadata, '{}')
 FROM held
 JOIN unnest(
@@ -63,7 +69,14 @@ SET status = EXCLUDED.status,
     "cancelledAt" = CASE WHEN EXCLUDED."finishedAt" IS NULL THEN stored."cancelledAt" END,
     "returnValue" = EXCLUDED."returnValue",
     errors = stored.errors || EXCLUDED.errors,
-    "workerIds" = stored."workerIds" || EXCLUDED."workerIds",
+    "workerIds" = stored."workerIds" || jsonb_path_query_array(
+        EXCLUDED."workerIds",
+        '$[$known to last]',
+        jsonb_build_object('known', LEAST(
+            jsonb_array_length(stored."workerIds"),
+            jsonb_array_length(EXCLUDED."workerIds") - jsonb_array_length(%(workers)s::jsonb)
+        ))
+    ),
     metadata = stored.metadata || EXCLUDED.metadata
 """
 
@@ -141,18 +154,21 @@ SELECT
     message."createdAt", message."lockUuid",
     message."lockUuid" IS NOT NULL AND message."scheduledAt" > (SELECT now FROM clock),
     letter.id, letter."pKind", letter."pKey", letter.payload, letter."scheduledAtInitially",
-    letter.reason, letter."lastError", letter."diedAt"
+    letter.reason, letter."lastError", letter."diedAt", message.attempts, letter.attempts
 FROM (SELECT %(id)s::uuid AS id) AS asked
 LEFT JOIN delayed_queue_task_result AS stored ON stored.id = %(id)s::uuid
 LEFT JOIN LATERAL (
     SELECT
-        id, "pKind", "pKey", payload, "scheduledAtInitially", "createdAt", "lockUuid", "scheduledAt"
+        id, "pKind", "pKey", payload, "scheduledAtInitially", "createdAt", "lockUuid",
+        "scheduledAt", attempts
     FROM delayed_queue
     WHERE "pKey" = COALESCE(stored."pKey", asked.id::text)
     LIMIT 300
 ) AS message ON true
 LEFT JOIN LATERAL (
-    SELECT id, "pKind", "pKey", payload, "scheduledAtInitially", reason, "lastError", "diedAt"
+    SELECT
+        id, "pKind", "pKey", payload, "scheduledAtInitially", reason, "lastError", "diedAt",
+        attempts
     FROM delayed_queue_dead_letter
     WHERE "pKey" = COALESCE(stored."pKey", asked.id::text)
     ORDER BY id DESC
@@ -339,6 +355,8 @@ class FoundRow(NamedTuple):
     reason: str | None
     last_error: str | None
     died_at: int | None
+    message_attempts: int | None
+    letter_attempts: int | None
 
 
 def acknowledging(

@@ -185,7 +185,7 @@ class TestTakenOver:
         run.lease_id = "theirs"
         assert finish(other, result, run, "8") == 1
         found = work.add.get_result(result.id)
-        assert (found.return_value, found.worker_ids) == (8, ["theirs"])
+        assert (found.return_value, found.worker_ids) == (8, ["", "theirs"])
 
     def test_of_many_that_end_one_at_once_one_does(self, work: Any) -> None:
         result = work.add.enqueue(1)

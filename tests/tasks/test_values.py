@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.tasks._api import TaskResultStatus
 from tests.tasks.conftest import drained
+from tests.tasks.work import UNSTORABLE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -82,6 +83,44 @@ class TestReturnValues:
         drained()
         assert work.give.get_result(result.id).status == TaskResultStatus.FAILED
         assert work.echo.get_result(beside.id).return_value == 1
+
+    @pytest.mark.parametrize("what", UNSTORABLE)
+    @pytest.mark.parametrize("name", ["leave", "aleave", "leave_in_transaction"])
+    def test_one_that_cannot_be_stored_ends_the_task_after_one_call(
+        self, work: Any, name: str, what: str
+    ) -> None:  # T16
+        task = getattr(work, name)
+        result = task.enqueue(what)
+        assert drained().dead == 1
+        assert work.said == [what]
+        result.refresh()
+        (error,) = result.errors
+        assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
+        assert f"{task.module_path}: the {UNSTORABLE[what][1]}" in error.traceback
+        assert DeadLetter.objects.get().reason.startswith(f"{task.module_path}: the ")
+
+
+class TestAttempts:  # T16
+    """Two deliveries ended with their process: they left no record, and are counted."""
+
+    def test_all_that_count_them_agree(self, work: Any) -> None:
+        result = work.tell.enqueue()
+        Message.objects.filter(key=result.id).update(attempts=2)
+        result.refresh()
+        assert result.attempts == 2
+        drained()
+        result.refresh()
+        assert (result.return_value["attempt"], result.attempts) == (3, 3)
+        assert result.worker_ids[:2] == ["", ""]
+
+    def test_of_failed_ones_too(self, work: Any) -> None:
+        result = work.thrice.enqueue()
+        Message.objects.filter(key=result.id).update(attempts=1)
+        drained()
+        result.refresh()
+        assert (result.status, len(work.said)) == (TaskResultStatus.FAILED, 2)
+        assert (result.attempts, len(result.errors)) == (3, 2)
+        assert DeadLetter.objects.get().attempts == 3
 
 
 ODD = [

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any, Final
 
 from delayed_queue import Reject, Snooze
@@ -44,16 +44,44 @@ async def afail(text: str = "no") -> None:
     raise ValueError(text)
 
 
+class Torn(list[Any]):
+    """A sequence that fails when it is read."""
+
+    def __iter__(self) -> Any:
+        raise LookupError("its connection is closed")
+
+
+# Return values that cannot be stored, and where each has its fault.
+UNSTORABLE: Final[dict[str, tuple[Any, str]]] = {
+    "set": ([{"of": {1}}], "return value[0]['of'], set, cannot be stored: use a list"),
+    "date": ({"on": date(2030, 1, 2)}, "return value['on'], date, cannot be stored: use its iso"),
+    "nan": ([0, float("nan")], "return value[1], float, cannot be stored: JSON has no NaN"),
+    "nul": ({"receipt": ["a\x00b"]}, "return value['receipt'][0] cannot be stored: it has a NUL"),
+    "nul key": ({"a\x00b": 1}, "key 'a\\x00b' of return value cannot be stored: it has a NUL"),
+    "half": (["\ud800"], "return value[0], str, cannot be stored: it has half of a surrogate pair"),
+    "half key": ({"\ud800": 1}, "key '\\ud800' of return value, str, cannot be stored"),
+    "large": ("a" * 10_000_001, "return value cannot be stored: it has 10000003 characters"),
+    "torn": (Torn(), "return value cannot be stored: LookupError: its connection is closed"),
+}
+
+
 @task
+@policy(max_attempts=3, backoff=lambda error, result: 0)
 def leave(what: str) -> Any:
-    """Return what cannot be stored."""
-    return {
-        "set": {1},
-        "nan": float("nan"),
-        "nul": "a\x00b",
-        "half": "\ud800",
-        "\\u0000": "\\u0000",
-    }[what]
+    said.append(what)
+    return UNSTORABLE[what][0] if what in UNSTORABLE else what
+
+
+@task
+@policy(max_attempts=3, backoff=lambda error, result: 0)
+async def aleave(what: str) -> Any:
+    return leave.func(what)
+
+
+@task
+@policy(max_attempts=3, backoff=lambda error, result: 0, transactional=True)
+def leave_in_transaction(what: str) -> Any:
+    return leave.func(what)
 
 
 @task
