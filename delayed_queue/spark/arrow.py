@@ -357,9 +357,14 @@ def _schedules(column: pa.Array) -> pa.Array:
 
 
 def _milliseconds(instants: pa.Array) -> pa.Array:
-    # Floored, also before 1970, as everywhere.
-    floored = pc.floor_temporal(instants, unit="millisecond")
-    return floored.cast(pa.timestamp("ms", instants.type.tz)).cast(pa.int64())
+    # In UTC: an instant of the hour that clocks repeat cannot be floored in the session's zone.
+    return _floored(instants.cast(pa.timestamp("us", "UTC")).cast(pa.int64()))
+
+
+def _floored(microseconds: pa.Array) -> pa.Array:
+    """Return whole milliseconds, floored also before 1970; Arrow floors only timestamps."""
+    floored = pc.floor_temporal(microseconds.cast(pa.timestamp("us")), unit="millisecond")
+    return floored.cast(pa.timestamp("ms")).cast(pa.int64())
 
 
 def in_range(milliseconds: pa.Array, column: str) -> pa.Array:
@@ -375,15 +380,8 @@ def _out_of_range(milliseconds: pa.Array) -> pa.Array:
 
 
 def _delays(column: pa.Array) -> pa.Array:
-    if pa.types.is_duration(column.type):
-        # Floored like a timestamp, which has the function for it.
-        as_times = column.cast(pa.int64()).cast(pa.timestamp("us"))
-        return (
-            pc.floor_temporal(as_times, unit="millisecond")
-            .cast(pa.timestamp("ms"))
-            .cast(pa.int64())
-        )
-    return column.cast(pa.int64())
+    whole = column.cast(pa.int64())
+    return _floored(whole) if pa.types.is_duration(column.type) else whole
 
 
 def _headers(column: pa.Array) -> pa.Array:
