@@ -17,16 +17,13 @@ from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
 from delayed_queue.spark.database import Link, Session
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.queues import MOST_COUNTED, backlog_of, start_of
 from delayed_queue.spark.store.streaming import (
-    BACKLOG,
     LEASE_DUE,
     LEASED_PIECES,
-    LOOK_AROUND,
     RENEW_LEASE,
     TAKE_OVER_LEASE,
     WHICH_DATABASE,
-    AroundRow,
-    BacklogRow,
     LeasedRow,
     PieceRow,
 )
@@ -37,8 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    from delayed_queue.spark.database import Session
 
 _EACH_ITS_OWN = "Nothing was leased. Give each queue of each database a checkpoint of its own"
 
@@ -113,10 +108,6 @@ _LOOKED_AFTER: Final = 0.1
 _TIMEOUT: Final = 30.0
 
 
-# Of due messages, how many are counted.
-_MOST_COUNTED: Final = 10_000
-
-
 class Taken(NamedTuple):
     """What was leased: under which id, how many, and how many of them were delivered before."""
 
@@ -171,11 +162,12 @@ class Leases:
             self._renewer.start()
 
     def stop_at_now(self) -> None:
-        """From here on take only what is due now, on the database's clock."""
-        self._cutoff = self._link.repeat(
-            "The look at the clock",
-            lambda session: row_of(AroundRow, session.fetch(LOOK_AROUND, {})).now,
-        )
+        """From here on take only what is due now, on the database's clock.
+
+        Raises InvalidConfiguration where rules hold that back, and the stream would end at once.
+        """
+        kind = self._options.required_kind
+        self._cutoff = self._link.repeat("The start", lambda session: start_of(session, kind))
 
     def take(self, limit: int | None, foreseen: str = "") -> str | None:
         """Lease up to so many of the earliest due messages; None when none is due.
@@ -298,19 +290,16 @@ class Leases:
 
         None where the database does not answer: that is no reason to end a stream.
         """
-        params = {"kind": self._options.required_kind, "cap": _MOST_COUNTED, "now": None}
+        kind = self._options.required_kind
         try:
-            found = self._link.once(
-                "The look at the backlog",
-                lambda session: row_of(BacklogRow, session.fetch(BACKLOG, params)),
-            )
+            found = self._link.once("The backlog", lambda session: backlog_of(session, kind))
         except ResourceUnavailable:
             return None
         with self._turn:
             since = min((each.since for each in self._held.values()), default=None)
         return {
             "due": found.due,
-            "due_is_cut": found.due == _MOST_COUNTED,
+            "due_is_cut": found.due == MOST_COUNTED,
             "oldest_due_ms": found.oldest or 0,
             "redelivered": self._redelivered,
             "lease_age_ms": 0 if since is None else int((time.monotonic() - since) * 1000),
@@ -408,6 +397,11 @@ def acknowledge_checkpoint(
     if leases or ahead:
         _settle(options or Options(), leases, ahead)
     return len(leases)
+
+
+def is_started(spark: SparkSession, checkpoint: str) -> bool:
+    """Return whether a stream has logged a batch in the checkpoint."""
+    return bool(_numbers(spark, f"{checkpoint}/offsets"))
 
 
 def _settle(options: Options, leases: list[str], ahead: list[str]) -> None:

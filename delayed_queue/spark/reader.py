@@ -33,13 +33,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from delayed_queue.db.sql import column_of, row_of, value_of
-from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
+from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.messages import EPOCH, MAX_MILLISECONDS, MILLISECOND, MIN_MILLISECONDS
-from delayed_queue.queue.store.inspect import KINDS
 from delayed_queue.spark.arrow import converted
 from delayed_queue.spark.database import DriverError, Session, connect, look_around
 from delayed_queue.spark.leases import Leases, Owner, check_offset, owner_of
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.queues import check_known
 from delayed_queue.spark.schema import check_read, source_columns, source_schema
 from delayed_queue.spark.store.streaming import (
     ID_RANGE,
@@ -188,8 +188,8 @@ class QueueReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with closing(self._connected()) as session:
             now = look_around(session, self._options)
-            if self._options.mustExist:
-                self._check_kind(session)
+            if self._options.mustExist and self._options.kind is not None:
+                check_known(session, self._options.kind)
             found = row_of(RangeRow, session.fetch(ID_RANGE, {"now": None}))
             cuts = self._cuts(session)
         return [IdRange(low, high, now) for low, high in ranges(found.first, found.last, cuts)]
@@ -204,14 +204,6 @@ class QueueReader(DataSourceReader):
         if self._options.snapshot is not None:
             _join_snapshot(session, self._options.snapshot)
         return session
-
-    def _check_kind(self, session: Session) -> None:
-        kinds = column_of(session.fetch(KINDS, {"limit": 1000}))
-        kind = self._options.kind
-        if kind is not None and kind not in kinds:
-            raise InvalidConfiguration(
-                f"No message has the kind {kind!r}; there are {', '.join(kinds) or 'none'}."
-            )
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, IdRange):  # Spark makes one where there is none

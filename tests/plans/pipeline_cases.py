@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.plans.case import DUE, KEYS, LEASE, LEASES, PAUSES, PRIMARY, Case
+from tests.plans.case import (
+    DEAD_DIED,
+    DUE,
+    KEYS,
+    LEASE,
+    LEASES,
+    PAUSES,
+    PRIMARY,
+    SAMPLES,
+    SCHEDULES,
+    Case,
+)
 from tests.plans.conftest import NOW
 
 ARCHIVES: Final = "delayed_queue_archive_pkey"
@@ -100,6 +111,11 @@ def streams() -> list[Case]:
                 buffers=6, fixed=100,
             )
             for kind in ("bulk|json", "due|json", "mixed|json")
+        ),
+        Case("QUEUE_RULES", {"kind": "bulk|json"}, {DUE, PAUSES}, rows=8, buffers=60),
+        Case(
+            "QUEUE_RULES", {"kind": "nothing|json"},
+            {DUE, DEAD_DIED, PAUSES, SCHEDULES, SAMPLES}, rows=8, buffers=60,
         ),
         Case("LEASED_PIECES", {**held, "most": 8, "least": 10}, {LEASES}, n=100, rows=6),
         # With what other cases have rolled back of the lease.

@@ -291,5 +291,5 @@ class TestReading:
     def test_a_queue_that_must_be_there(self, spark: Any, queue: DelayedQueue):
         queue.offer_or_update("a", 1)
         assert read(spark, queue="typo").count() == 0
-        with pytest.raises(Exception, match=r"the kind 'typo\|json'; there are ord"):
-            read(spark, queue="typo", mustExist="true").count()
+        with pytest.raises(Exception, match=r"'order\|json'. Did you mean 'orders\|json'"):
+            read(spark, queue="order", mustExist="true").count()

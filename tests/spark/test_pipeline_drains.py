@@ -11,12 +11,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import transaction
 
-from delayed_queue import DelayedQueue, RetryPolicy
+from delayed_queue import DelayedQueue, Groups, RetryPolicy
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark import claim_lake
-from delayed_queue.spark.commands import drains, replays
+from delayed_queue.spark.commands import drains, main, replays
 from delayed_queue.spark.jobs.files import Files
 from delayed_queue.spark.jobs.handling import Handling
 from tests.spark.pipelines import CONSOLE, TARGETS
@@ -71,6 +72,35 @@ class TestDrain:
         shutil.move(tmp_path / "moved", tmp_path / "checkpoint")
         assert drain(spark, tmp_path, to=lake).messages == 1
         assert sorted(row["key"] for row in spark.read.parquet(lake).collect()) == ["a", "b"]
+
+    def test_what_is_due_and_cannot_be_taken_is_no_success(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A wrong name, and limits: each fails with its reason."""
+        for n in range(3):
+            queue.offer_or_update(f"k{n}", n)
+        to = ["drain", "--to", str(tmp_path / "lake"), "--queue"]
+        assert main([*to, "order"]) == 1
+        assert "'order|json'. Did you mean 'orders|json'?" in capsys.readouterr().err
+        assert not (tmp_path / "lake").exists()
+
+        queue.groups.set(Groups(concurrency=1))
+        assert main([*to, "orders"]) == 1
+        assert "not taken: 3; the queue has limits" in capsys.readouterr().err
+
+    @pytest.mark.long
+    def test_what_others_hold_is_no_success_and_an_empty_queue_is_one(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        queue.offer_or_update("a", 1)
+        to = ["drain", "--to", str(tmp_path / "lake"), "--queue", "orders"]
+        with transaction.atomic():
+            list(Message.objects.select_for_update())
+            assert main(to) == 1
+        assert "other transactions hold them" in capsys.readouterr().err
+        assert main(to) == 0
+        # Nothing in the database knows the queue now, but its checkpoint does.
+        assert main(to) == 0
 
     def test_a_log_that_was_compacted_counts_too(self, spark: Any, tmp_path: Path) -> None:
         log = tmp_path / "lake" / "_spark_metadata"

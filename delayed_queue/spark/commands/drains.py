@@ -16,6 +16,7 @@ from delayed_queue.retries import RetryPolicy, parse_duration
 from delayed_queue.spark.commands import (
     CODECS,
     DONE,
+    FAILED,
     add_partitions,
     asked_kind,
     duration,
@@ -24,7 +25,7 @@ from delayed_queue.spark.commands import (
     pair,
     whole,
 )
-from delayed_queue.spark.database import connect
+from delayed_queue.spark.database import connect, look_around
 from delayed_queue.spark.jobs.console import Console, aligned, count, metrics, span
 from delayed_queue.spark.jobs.files import files_on
 from delayed_queue.spark.jobs.handling import HandledPartition, Handling, Tally, ended_of
@@ -40,9 +41,10 @@ from delayed_queue.spark.jobs.lakes import (
     directory_of,
     orphans_of,
 )
-from delayed_queue.spark.leases import acknowledge_checkpoint, owner_of
+from delayed_queue.spark.leases import acknowledge_checkpoint, is_started, owner_of
 from delayed_queue.spark.offering import JobKey
 from delayed_queue.spark.options import Options
+from delayed_queue.spark.queues import check_known, left_behind
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on, tasks_of
 
@@ -100,6 +102,8 @@ class Drained:
     tally: Tally | None = None
     # The last batch of the stream that is counted.
     last: int = -1
+    # Why due messages were left although the drain could have taken them.
+    refused: str | None = None
 
     def report(self) -> dict[str, Any]:
         found = {"kind": self.kind, "messages": self.messages, "batches": self.batches}
@@ -113,12 +117,15 @@ class Drained:
 def run(
     spark: SparkSession, options: DrainOptions, console: Console, stopping: threading.Event
 ) -> Drained:
-    """Drain until nothing due is left, or continuously until the event is set."""
+    """Drain until nothing due is left, or continuously until the event is set.
+
+    Raises InvalidConfiguration for a queue that neither the database nor the checkpoint knows.
+    """
     if options.handling is not None:
         # Before anything is leased: a path that names nothing is no reason to try again.
         options.handling.registered()
     options = _placed(options)
-    _claim(spark, options)
+    began = _claim(spark, options)
     found = Drained(options.kind, tally=None if options.handling is None else Tally())
     query = _started(spark, options)
     try:
@@ -130,6 +137,9 @@ def run(
     _count_committed(query, found, console)
     # Spark tells the source of a batch's end when the next one comes; here none does.
     acknowledge_checkpoint(spark, str(options.checkpoint))
+    if not found.messages:
+        with closing(connect(Options())) as session:
+            found.refused = left_behind(session, options.kind, began)
     return found
 
 
@@ -148,11 +158,18 @@ def _placed(options: DrainOptions) -> DrainOptions:
     return replace(options, to=to, checkpoint=checkpoint)
 
 
-def _claim(spark: SparkSession, options: DrainOptions) -> None:
-    """Raise InvalidConfiguration where a place is another queue's, or another checkpoint's."""
+def _claim(spark: SparkSession, options: DrainOptions) -> int:
+    """Claim checkpoint and directory for the queue; return the database's clock.
+
+    Raises InvalidConfiguration where one is another queue's, or another checkpoint's, or nothing
+    knows the queue.
+    """
     checkpoint = str(options.checkpoint)
     with closing(connect(Options())) as session:
         owner = owner_of(options.kind, session)
+        began = look_around(session, Options())
+        if not is_started(spark, checkpoint):
+            check_known(session, options.kind)
     places = [checkpoint]
     if options.to is not None and options.writes_files:
         check_root(spark, options.to.rpartition("/")[0])
@@ -166,6 +183,7 @@ def _claim(spark: SparkSession, options: DrainOptions) -> None:
         claim_for(spark, each, owner)
     if len(places) > 1:
         claim_lake(spark, places[1], checkpoint)
+    return began
 
 
 def _started(spark: SparkSession, options: DrainOptions) -> StreamingQuery:
@@ -364,6 +382,9 @@ def execute(
     ):
         found = run(spark, asked, console, event)
     console.answer(found.report(), found.lines())
+    if found.refused is not None:
+        console.warn(found.refused)
+        return FAILED
     return DONE
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.commands import CODECS, DONE, add_file_format, add_partitions, asked_kind
-from delayed_queue.spark.database import Connection, fetch, steady
+from delayed_queue.spark.database import Connection, connect, fetch, steady
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import Sums, files_on, sums
 from delayed_queue.spark.jobs.lakes import FILES, PARQUET, READ_AS, TEXTS, WRITTEN_AS
+from delayed_queue.spark.options import Options
+from delayed_queue.spark.queues import check_known
 from delayed_queue.spark.schema import TEXT_CODECS
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on
@@ -48,8 +50,14 @@ def run(
     partitions: int | None = None,
     form: str = PARQUET,
 ) -> Snapshot:
-    """Write the messages, count them against the same moment of the database, then name them."""
+    """Write the messages, count them against the same moment of the database, then name them.
+
+    Raises InvalidConfiguration for a queue that the database does not know.
+    """
     check_form(form, kind)
+    if kind is not None:
+        with closing(connect(Options())) as session:
+            check_known(session, kind)
     name = f"snapshot={datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
     staging, path = f"{to.rstrip('/')}/_staging-{name}", f"{to.rstrip('/')}/{name}"
     files = files_on(spark)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue.db.sql import CLOCK
-from delayed_queue.queue.store.fragments import ATTEMPTS, DELIVERED, HEADERS
+from delayed_queue.queue.store.fragments import ALL_TIMES, ATTEMPTS, DELIVERED, HEADERS
 
 # Read what a job needs before it starts: the database's clock, which it uses from here on; how
 # many connections are left to its role and how many there are; whether the tables are there.
@@ -172,6 +172,61 @@ FROM (
 """
 )
 
+# Whether the database has ever had the queue, as far as its tables remember; and whether rules
+# hold its messages back from a stream: limits, or a pause. One descent into each index.
+# Reads: delayed_queue__KindPlusScheduledAtIndex, dead_letter_kind_died, limit_kind_group,
+# schedule_kind_prefix, delayed_queue_sample_pkey.
+QUEUE_RULES: Final[LiteralString] = (
+    """
+WITH message AS (
+    SELECT "pKind"
+    FROM delayed_queue
+    WHERE "pKind" = %(kind)s
+        AND """
+    + ALL_TIMES
+    + """
+    ORDER BY "scheduledAt", id
+    LIMIT 1
+),
+letter AS (
+    SELECT "pKind"
+    FROM delayed_queue_dead_letter
+    WHERE "pKind" = %(kind)s
+    ORDER BY "diedAt", id
+    LIMIT 1
+),
+rule AS (
+    SELECT "group", "pausedAt"
+    FROM delayed_queue_limit
+    WHERE "pKind" = %(kind)s
+    ORDER BY "group"
+    LIMIT 1
+),
+schedule AS (
+    SELECT "pKind"
+    FROM delayed_queue_schedule
+    WHERE "pKind" = %(kind)s
+    ORDER BY "keyPrefix"
+    LIMIT 1
+),
+sample AS (
+    SELECT "pKind"
+    FROM delayed_queue_sample
+    WHERE "pKind" = %(kind)s
+    ORDER BY minute
+    LIMIT 1
+)
+SELECT
+    EXISTS (SELECT 1 FROM message)
+        OR EXISTS (SELECT 1 FROM letter)
+        OR EXISTS (SELECT 1 FROM rule)
+        OR EXISTS (SELECT 1 FROM schedule)
+        OR EXISTS (SELECT 1 FROM sample),
+    EXISTS (SELECT 1 FROM rule),
+    EXISTS (SELECT 1 FROM rule WHERE "group" = '' AND "pausedAt" IS NOT NULL)
+"""
+)
+
 # The messages under a lease cut into pieces of as many each, whatever their ids are: of each the
 # first id and the one behind its last, and the instant that states are judged by. No piece is
 # smaller than "least" but the only one. Reads: delayed_queue__LockUuidPlusIdIndex.
@@ -265,6 +320,14 @@ class BacklogRow(NamedTuple):
 
     due: int
     oldest: int | None
+
+
+class RulesRow(NamedTuple):
+    """Whether the queue is known, has rules that hold it back, and is paused as a whole."""
+
+    is_known: bool
+    has_rules: bool
+    is_paused: bool
 
 
 class PieceRow(NamedTuple):

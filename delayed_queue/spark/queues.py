@@ -1,0 +1,86 @@
+"""Check that a queue is known, and report what a stream cannot take from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from delayed_queue.db.sql import column_of, row_of
+from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
+from delayed_queue.queue.store.inspect import KINDS
+from delayed_queue.spark.store.streaming import (
+    BACKLOG,
+    LOOK_AROUND,
+    QUEUE_RULES,
+    WHICH_DATABASE,
+    AroundRow,
+    BacklogRow,
+    RulesRow,
+)
+
+if TYPE_CHECKING:
+    from delayed_queue.spark.database import Session
+
+# At most this many kinds are compared with a name that is unknown.
+_MOST_KINDS: Final = 1_000
+# Due messages are counted up to this many.
+MOST_COUNTED: Final = 10_000
+
+
+def rules_of(session: Session, kind: str) -> RulesRow:
+    return row_of(RulesRow, session.fetch(QUEUE_RULES, {"kind": kind}))
+
+
+def backlog_of(session: Session, kind: str, since: int | None = None) -> BacklogRow:
+    """Return what is due and not leased; with ``since``, what was due at that instant."""
+    params = {"kind": kind, "cap": MOST_COUNTED, "now": since}
+    return row_of(BacklogRow, session.fetch(BACKLOG, params))
+
+
+def check_known(session: Session, kind: str) -> None:
+    """Raise InvalidConfiguration for a queue that no table of the database names."""
+    if not rules_of(session, kind).is_known:
+        raise unknown(session, kind)
+
+
+def unknown(session: Session, kind: str) -> InvalidConfiguration:
+    """Return the error for a kind without messages, with the kinds that have some."""
+    ((database, _),) = session.fetch(WHICH_DATABASE, {})
+    kinds = column_of(session.fetch(KINDS, {"limit": _MOST_KINDS}))
+    return InvalidConfiguration(
+        f"No message of the database {database!r} has the kind {kind!r}."
+        f"{did_you_mean(kind, kinds)} There are {', '.join(kinds[:20]) or 'none'}."
+    )
+
+
+def start_of(session: Session, kind: str) -> int:
+    """Return the database's clock, at which a stream starts that ends when the queue is empty.
+
+    Raises InvalidConfiguration where the queue's rules hold back what is due.
+    """
+    now = row_of(AroundRow, session.fetch(LOOK_AROUND, {})).now
+    left = left_behind(session, kind, now) if rules_of(session, kind).has_rules else None
+    if left is not None:
+        raise InvalidConfiguration(left)
+    return now
+
+
+def left_behind(session: Session, kind: str, since: int | None = None) -> str | None:
+    """Return a sentence about due messages that a stream cannot lease; None if there are none.
+
+    A queue with a limit or a pause gives messages to workers only.
+    """
+    due = backlog_of(session, kind, since).due
+    if not due:
+        return None
+    more = " or more" if due == MOST_COUNTED else ""
+    rules, name = rules_of(session, kind), kind.rpartition("|")[0] or kind
+    if rules.is_paused:
+        why = f"the queue is paused; manage.py queueresume {name} resumes it."
+    elif rules.has_rules:
+        why = (
+            "the queue has limits, which only workers keep; manage.py queuegroups limits "
+            f"{name} lists them."
+        )
+    else:
+        why = "other transactions hold them; try again."
+    return f"Due messages of {kind!r} that were not taken: {due:,}{more}; {why}"
