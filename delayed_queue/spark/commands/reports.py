@@ -19,6 +19,7 @@ from delayed_queue.spark.jobs import plots
 from delayed_queue.spark.jobs.console import Console, aligned, span
 from delayed_queue.spark.jobs.figures import Campaign, campaign_of
 from delayed_queue.spark.jobs.lakes import KIND, PARQUET, read_lake
+from delayed_queue.spark.jobs.records import storable_json
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on
 from delayed_queue.spark.store.archiving import SAVE_REPORT
@@ -353,7 +354,7 @@ def save(report: Report) -> None:
     """Keep the report in the database."""
     encoded = {name: base64.b64encode(data).decode() for name, data in report.plots.items()}
     params = {
-        "figures": json.dumps(report.figures), "plots": json.dumps(encoded),
+        "figures": storable_json(report.figures), "plots": json.dumps(encoded),
         "keep": KEPT_REPORTS, "now": None,
     }  # fmt: skip
     with steady() as connection:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.handlers import storable
 from delayed_queue.spark.arrow import offers_among
 from delayed_queue.spark.jobs.files import files_on
 from delayed_queue.spark.jobs.handling import close_connections, load_application
@@ -286,9 +287,9 @@ class _Checking:
             places.note(batch)
             told, rest = self._told(batch, checker)
             yield told
-            yield _batch(_checked(places.of(rest), checker))
-        yield _batch(_checked(places.end(), checker))
-        yield _batch(places.ends())
+            yield batch_of(rows_of(places.of(rest), checker))
+        yield batch_of(rows_of(places.end(), checker))
+        yield batch_of(places.ends())
         if check is not None:
             close_connections()
 
@@ -299,7 +300,7 @@ class _Checking:
         is_told = self._source.format == "parquet" and self._source.check is None
         found = offers_among(batch, checker) if is_told else None
         if found is None:
-            return _batch([]), batch
+            return batch_of([]), batch
         fits, columns = found
         nothing = {each.name: pa.nulls(batch.num_rows, each.type) for each in _ARROW}
         places = {name: batch.column(f"__{name}") for name in ("file", "block", "place")}
@@ -370,7 +371,7 @@ def _end(file: str, block: int, lines: int, *, is_open: bool = False) -> Row:
     return (file, block, None, *_NOTHING, None, OPEN if is_open else None, lines)
 
 
-def _checked(found: Iterator[Found], checker: Checker) -> list[Row]:
+def rows_of(found: Iterator[Found], checker: Checker) -> list[Row]:
     return [_row(place, record, checker) for place, record in found if record is not None]
 
 
@@ -378,10 +379,10 @@ def _row(place: tuple[str, int, int], record: Any, checker: Checker) -> Row:
     if isinstance(record, Unreadable):
         return (*place, *_NOTHING, [record.reason], record.text, None)
     found = checker.check(record)
-    # What cannot be offered may not be storable in Arrow either: a lone surrogate in a key.
+    # What cannot be offered may not be storable either: a lone surrogate, or a NUL.
     if found.reasons:
-        key = checker.key_of(record)
-        return (*place, None, key, *_NOTHING[2:], list(found.reasons), _as_text(record), None)
+        key, reasons = checker.key_of(record), list(map(storable, found.reasons))
+        return (*place, None, key, *_NOTHING[2:], reasons, _as_text(record), None)
     return (
         *place, found.kind, found.key, found.payload, found.schedule_ms, found.delay_ms,
         found.headers, found.group, None, None, None,
@@ -393,7 +394,7 @@ def _as_text(record: Mapping[str, Any]) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _batch(rows: list[Row]) -> pa.RecordBatch:
+def batch_of(rows: list[Row]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True) if rows else [()] * len(_ARROW)
     arrays = [
         pa.array(column, type=each.type) for column, each in zip(columns, _ARROW, strict=True)

@@ -25,7 +25,7 @@ from delayed_queue.messages import (
 )
 from delayed_queue.spark.database import Link
 from delayed_queue.spark.jobs.handling import close_connections, load_application
-from delayed_queue.spark.jobs.records import row_of
+from delayed_queue.spark.jobs.records import row_of, storable_json
 from delayed_queue.spark.offering import OFFER, OPENED, JobKey
 from delayed_queue.spark.offering import counts as counts_of
 from delayed_queue.spark.options import Options
@@ -149,7 +149,7 @@ def began_at(job: str) -> int:
 
 def note_answer(job: str, of: str, answer: Mapping[str, Any]) -> None:
     """Keep what the command has answered, of those files and options."""
-    text = json.dumps({"of": of, "answer": answer}, default=str)
+    text = storable_json({"of": of, "answer": answer})
     _asked("The note of the answer", NOTE_ANSWER, job=job, answer=text)
 
 

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration, InvalidMessage
+from delayed_queue.handlers import storable
 from delayed_queue.messages import (
     MAX_KEY_LENGTH,
     check_delay,
@@ -151,7 +152,7 @@ class Checker:
         key = self._value(record, "key")
         if type(key) not in (str, int):
             return None
-        return str(key)[:MAX_KEY_LENGTH].encode("utf-8", "replace").decode("utf-8")
+        return storable(str(key)[:MAX_KEY_LENGTH])
 
     def _message(self, record: Mapping[str, Any]) -> Checked:
         times = [self._value(record, name) for name in ("schedule_at", "delay")]
@@ -424,6 +425,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return str(value)
     return value
+
+
+def storable_json(value: Any) -> str:
+    """Return JSON that PostgreSQL stores as jsonb: NUL and lone surrogates are replaced."""
+    return json.dumps(_with_storable_texts(value), default=str)
+
+
+def _with_storable_texts(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {storable(str(name)): _with_storable_texts(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_storable_texts(each) for each in value]
+    return storable(value) if isinstance(value, str) else value
 
 
 def is_deeper(value: Any, most: int) -> bool:

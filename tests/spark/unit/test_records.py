@@ -18,18 +18,27 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.jobs import figures
 from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.handling import load
-from delayed_queue.spark.jobs.inputs import Input, check_columns, format_of
+from delayed_queue.spark.jobs.inputs import Input, batch_of, check_columns, format_of, rows_of
 from delayed_queue.spark.jobs.lines import Block, numbered
 from delayed_queue.spark.jobs.offers import telling
 from delayed_queue.spark.jobs.records import (
+    FIELDS,
     Checked,
     Checker,
     Rules,
     is_deeper,
     parse_mapping,
     plain,
+    storable_json,
 )
 
+# Also what PostgreSQL, Arrow or UTF-8 refuse: NUL and lone surrogates.
+TEXTS = st.text(st.sampled_from("a0é\x00\ud800\U0001f4a9"), max_size=5)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 JSON_TEXTS = Rules("orders", are_texts_json=True)
 
@@ -113,6 +122,7 @@ class TestRecords:
         checker = Checker(JSON_TEXTS)
         assert checker.key_of({"key": 7}) == "7"
         assert checker.key_of({"key": "a\ud800"}) == "a?"
+        assert checker.key_of({"key": "a\x00"}) == "a\ufffd"
         assert checker.key_of({"key": None}) is None
 
     def test_columns_that_are_mapped_to_nothing_are_the_payload(self) -> None:
@@ -210,6 +220,21 @@ class TestRecords:
             return 0 if each is None else 1 + max((depth(one) for one in inner), default=0)
 
         assert is_deeper(value, most) == (depth(value) > most)
+
+    @given(
+        st.dictionaries(st.sampled_from(FIELDS) | TEXTS, ANYTHING, max_size=8),
+        st.sampled_from(["json", "text", "bytes"]), st.lists(TEXTS, max_size=2),
+    )  # fmt: skip
+    def test_whatever_a_record_contains_its_row_and_the_answer_can_be_stored(
+        self, record: dict[str, Any], codec: str, more: list[str]
+    ) -> None:
+        checker = Checker(Rules("orders", codec=codec), lambda _: more)
+        row = batch_of(rows_of(iter([(("file", 0, 0), record)]), checker)).to_pylist()[0]
+        answer = json.loads(
+            storable_json({"key": row["key"], "reasons": row["reasons"], "a": more})
+        )
+        stored = [answer["key"] or "", *(answer["reasons"] or ()), *answer["a"]]
+        assert "\x00" not in "".join(stored).encode().decode()
 
     def test_plain_leaves_json_alone(self) -> None:
         value = {"a": [1, 2.5, None, True, {"b": "c"}]}
