@@ -9,17 +9,25 @@ import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     ByteType,
     DataType,
+    DateType,
     DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
+    NullType,
     ShortType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from delayed_queue.codecs import MAX_KIND_LENGTH, codec_named, kind_of
@@ -119,7 +127,7 @@ def check_written(schema: StructType, kind: str | None = None) -> None:
             raise InvalidConfiguration(_no_column(field.name, _WRITTEN))
         if not isinstance(field.dataType, _WRITTEN[field.name]) or not _fits(field):
             names = [each.typeName() for each in _WRITTEN[field.name]]
-            raise InvalidConfiguration(_wrong_type(field, names))
+            raise InvalidConfiguration(_wrong_type(field, names, cast_of(field.name, field)))
     for name in _REQUIRED:
         if name not in schema.fieldNames():
             raise InvalidConfiguration(
@@ -141,14 +149,104 @@ def _no_column(name: str, known: Iterable[str]) -> str:
     return f"There is no column {name!r}: {hint}"
 
 
-def _wrong_type(field: StructField, types: list[str]) -> str:
+def _wrong_type(field: StructField, types: Iterable[str], cast: str = "") -> str:
     return (
         f"The column {field.name!r} is {field.dataType.simpleString()}; it must be "
-        f"{' or '.join(types)}."
+        f"{' or '.join(types)}{cast and f': {cast}'}."
     )
 
 
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
+
+
+def cast_of(name: str, field: StructField) -> str:
+    """Return the expression of Spark that makes the column one of that name in an offer."""
+    column, kind = field.name, field.dataType
+    if name == "schedule_at":
+        if isinstance(kind, _WHOLE):
+            return f"timestamp_millis({column})"
+        return f"CAST({column} AS TIMESTAMP), which reads it in the session's time zone"
+    if name == "delay":
+        return f"CAST({column} AS INTERVAL DAY TO SECOND)"
+    if isinstance(kind, VariantType | StructType | ArrayType | MapType):
+        return f"to_json({column})"
+    return f"CAST({column} AS STRING)"
+
+
+# What an import takes from each column of Parquet.
+_IMPORTED: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+    "key": (StringType, *_WHOLE),
+    "group": (StringType, *_WHOLE),
+    "queue": (StringType,),
+    "schedule_at": (TimestampType, TimestampNTZType, DateType, StringType, *_WHOLE),
+    "delay": (DayTimeIntervalType, StringType, FloatType, DoubleType, *_WHOLE),
+    "headers": (StringType, BinaryType, StructType, MapType),
+}
+_PAYLOADS: Final = {"text": (StringType,), "bytes": (BinaryType,)}
+_IN_JSON: Final = (
+    StringType, BooleanType, *_WHOLE, FloatType, DoubleType, DecimalType, DateType, TimestampType,
+    TimestampNTZType, NullType,
+)  # fmt: skip
+
+
+def check_imported(schema: StructType, checker: Checker) -> None:
+    """Refuse columns of Parquet by which every record would be bad, before any is read."""
+    name_of = {column: name for name, column in checker.column_of.items()}
+    has_payload = checker.column_of["payload"] in schema.fieldNames()
+    for field in schema.fields:
+        name = name_of.get(field.name, "")
+        if name in _IMPORTED:
+            _check_type(name, field, _IMPORTED[name])
+            _check_zone(name, field, checker)
+        elif name == "payload" and checker.rules.codec in _PAYLOADS:
+            _check_type(name, field, _PAYLOADS[checker.rules.codec])
+        elif name == "payload" or not has_payload:
+            _check_json(field, may_be_binary=name == "payload")
+
+
+def _check_type(name: str, field: StructField, allowed: tuple[type[DataType], ...]) -> None:
+    if not isinstance(field.dataType, (*allowed, NullType)):
+        is_binary = allowed == (BinaryType,)
+        cast = f"CAST({field.name} AS BINARY)" if is_binary else cast_of(name, field)
+        raise InvalidConfiguration(_wrong_type(field, [e.typeName() for e in allowed], cast))
+
+
+def _check_zone(name: str, field: StructField, checker: Checker) -> None:
+    is_local = isinstance(field.dataType, TimestampNTZType | DateType)
+    if name == "schedule_at" and is_local and checker.rules.time_zone is None:
+        raise InvalidConfiguration(
+            f"The column {field.name!r} is {field.dataType.simpleString()}, which names no time "
+            "zone: give --time-zone, as in Europe/Berlin."
+        )
+
+
+def _check_json(field: StructField, *, may_be_binary: bool) -> None:
+    """Refuse a column that is to be JSON and has no form in it; bytes may be JSON already."""
+    wrong = _not_json(field.dataType)
+    if wrong is None or (may_be_binary and wrong is field.dataType and _is_binary(wrong)):
+        return
+    cast = f"base64({field.name})" if _is_binary(field.dataType) else cast_of("payload", field)
+    raise InvalidConfiguration(
+        f"The column {field.name!r} has the type {wrong.simpleString()}, which JSON has no form "
+        f"for: leave it out, or write the files with {cast}."
+    )
+
+
+def _is_binary(kind: DataType) -> bool:
+    return isinstance(kind, BinaryType)
+
+
+def _not_json(kind: DataType) -> DataType | None:
+    """Return the first type in it that JSON has no form for."""
+    if isinstance(kind, StructType):
+        inner = [each.dataType for each in kind.fields]
+    elif isinstance(kind, MapType):
+        inner = [kind.keyType, kind.valueType]
+    elif isinstance(kind, ArrayType):
+        inner = [kind.elementType]
+    else:
+        return None if isinstance(kind, _IN_JSON) else kind
+    return next((wrong for each in inner if (wrong := _not_json(each)) is not None), None)
 
 
 def told_by_types(schema: StructType, checker: Checker) -> dict[str, str] | None:

@@ -34,6 +34,7 @@ def lines(path: Path, records: list[Any]) -> str:
 def options(tmp_path: Path, *paths: str, **changes: Any) -> imports.ImportOptions:
     mapping = changes.pop("mapping", {})
     form = changes.pop("form", "jsonl")
+    changes.setdefault("max_bad_ratio", 1.0)
     rules = Rules("orders", mapping=mapping, time_zone=changes.pop("time_zone", None))
     return imports.ImportOptions(
         Input(paths, form, rules, schema=changes.pop("schema", None)),

@@ -11,13 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import (
+    BinaryType,
     DataType,
+    DateType,
     IntegerType,
+    LongType,
     MapType,
     StringType,
     StructField,
     StructType,
     TimestampNTZType,
+    TimestampType,
+    VariantType,
 )
 
 from delayed_queue.codecs import codec_named
@@ -25,9 +30,10 @@ from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.spark.arrow import offers_of
 from delayed_queue.spark.database import bound
+from delayed_queue.spark.jobs.records import Checker, Rules
 from delayed_queue.spark.offering import chunks, digest_of, due_times, in_key_order
 from delayed_queue.spark.reader import Condition, ranges, wrap
-from delayed_queue.spark.schema import check_read, check_written
+from delayed_queue.spark.schema import check_imported, check_read, check_written
 from delayed_queue.spark.store.streaming import READ_RANGE
 from tests.spark.support import NOW, rows
 
@@ -186,9 +192,20 @@ TEXT = StringType()
 SCHEMAS: list[tuple[Any, dict[str, DataType], str]] = [
     (check_written, {"kei": TEXT, "payload": TEXT}, "no column 'kei': did you mean 'key'"),
     (check_written, {"key": TEXT}, "needs the column 'payload'"),
-    (check_written, {"key": IntegerType(), "payload": TEXT}, "'key' is int; it must be string"),
-    (check_written, {"key": TEXT, "payload": TEXT, "delay": TEXT}, "'delay' is string"),
-    (check_written, {"schedule_at": TimestampNTZType()}, "'schedule_at' is timestamp_ntz"),
+    (check_written, {"key": IntegerType()}, "'key' is int; it must be string: CAST(key AS STRING)"),
+    (
+        check_written,
+        {"delay": TEXT},
+        "'delay' is string; it must be daytimeinterval or long or "
+        "integer: CAST(delay AS INTERVAL DAY TO SECOND)",
+    ),
+    (
+        check_written,
+        {"payload": VariantType()},
+        "'payload' is variant; it must be string or binary "
+        "or struct or array or map: to_json(payload)",
+    ),
+    (check_written, {"schedule_at": LongType()}, "timestamp_millis(schedule_at)"),
     (check_written, {"headers": MapType(TEXT, IntegerType())}, "'headers' is map<string,int>"),
     (
         check_written,
@@ -200,9 +217,62 @@ SCHEMAS: list[tuple[Any, dict[str, DataType], str]] = [
 ]
 
 
+@pytest.mark.parametrize("kind", [TimestampNTZType(), DateType(), TEXT])
+def test_a_schedule_without_a_zone_is_refused_with_its_cast(kind: DataType):
+    said = (
+        rf"'schedule_at' is {kind.simpleString()}; it must be timestamp: "
+        r"CAST\(schedule_at AS TIMESTAMP\), which reads it in the session's time zone"
+    )
+    with pytest.raises(InvalidConfiguration, match=said):
+        check_written(StructType([StructField("schedule_at", kind)]))
+
+
 @pytest.mark.parametrize(("check", "columns", "said"), SCHEMAS)
 def test_a_wrong_column_is_named(check: Any, columns: dict[str, DataType], said: str):
     schema = StructType([StructField(name, each) for name, each in columns.items()])
     with pytest.raises(InvalidConfiguration) as caught:
         check(schema)
     assert said in str(caught.value)
+
+
+BLOB = BinaryType()
+INPUTS: list[tuple[dict[str, DataType], dict[str, str], str]] = [
+    ({"key": BLOB}, {}, "'key' is binary; it must be string or byte"),
+    ({"id": BLOB, "payload": TEXT}, {"id": "key"}, "CAST(id AS STRING)"),
+    (
+        {"key": TEXT, "photo": BLOB},
+        {},
+        "'photo' has the type binary, which JSON has no form for: "
+        "leave it out, or write the files with base64(photo)",
+    ),
+    ({"key": TEXT, "all": StructType([StructField("photo", BLOB)])}, {}, "has the type binary"),
+    ({"key": TEXT, "payload": VariantType()}, {}, "write the files with to_json(payload)"),
+    ({"key": TEXT, "schedule_at": TimestampNTZType()}, {}, "give --time-zone"),
+    ({"key": TEXT, "schedule_at": DateType()}, {}, "give --time-zone"),
+    ({"key": TEXT, "schedule_at": BLOB}, {}, "'schedule_at' is binary"),
+]
+
+
+class TestInputs:
+    @pytest.mark.parametrize(("columns", "mapping", "said"), INPUTS)
+    def test_a_column_by_which_every_record_is_bad_is_named(
+        self, columns: dict[str, DataType], mapping: dict[str, str], said: str
+    ):
+        schema = StructType([StructField(name, each) for name, each in columns.items()])
+        with pytest.raises(InvalidConfiguration) as caught:
+            check_imported(schema, Checker(Rules("orders", mapping=mapping)))
+        assert said in str(caught.value)
+
+    @pytest.mark.parametrize(("codec", "cast"), [("bytes", "BINARY"), ("text", "STRING")])
+    def test_the_codec_decides_the_payload(self, codec: str, cast: str):
+        wrong: DataType = TEXT if codec == "bytes" else BLOB
+        schema = StructType([StructField("key", TEXT), StructField("payload", wrong)])
+        with pytest.raises(InvalidConfiguration, match=rf"CAST\(payload AS {cast}\)"):
+            check_imported(schema, Checker(Rules("orders", codec=codec)))
+
+    def test_what_can_be_read_is_taken(self):
+        fields = {"key": LongType(), "payload": BLOB, "schedule_at": TimestampType(), "more": BLOB}
+        schema = StructType([StructField(name, each) for name, each in fields.items()])
+        check_imported(schema, Checker(Rules("orders")))
+        local = StructType([StructField("key", TEXT), StructField("schedule_at", DateType())])
+        check_imported(local, Checker(Rules("orders", time_zone="Europe/Berlin")))

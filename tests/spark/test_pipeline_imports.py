@@ -76,6 +76,16 @@ class TestImport:
         assert rows[1]["file"].endswith("in%20put.jsonl")
         assert [row["key"] for row in rows[:3]] == [None, "a\ufffdb", ""]
 
+    def test_a_column_by_which_every_record_is_bad_is_refused_before_any_is_read(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        rows = pa.table({"key": ["a", "b"], "photo": [b"\xff", None]})
+        pq.write_table(rows, tmp_path / "rows.parquet")
+        asked = options(tmp_path, str(tmp_path / "rows.parquet"), form="parquet")
+        with pytest.raises(InvalidConfiguration, match="'photo' has the type binary"):
+            imports.run(spark, asked, CONSOLE)
+        assert queue.stats().due == 0
+
     def test_lines_are_right_across_blocks(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:

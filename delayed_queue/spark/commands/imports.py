@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SAMPLES: Final = 5
+# Above this share the mapping is wrong, rather than some records.
+MAX_BAD_RATIO: Final = 0.05
 # Rows: of more, a partition is cut anew.
 MOST_OF_PARTITION: Final = 4 * ROWS_PER_PARTITION
 
@@ -72,7 +74,7 @@ class ImportOptions(JobOptions):
     mode: str = "offer"
     target: str | None = None
     spread: Spread | None = None
-    max_bad_ratio: float = 1.0
+    max_bad_ratio: float = MAX_BAD_RATIO
     quarantine: str = "quarantine"
     quarantine_format: str = "parquet"
     # In how many pieces by keys.
@@ -386,8 +388,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--target", metavar="PKG:FUNC", help="give the rows to this function, not to the queue")
     add("--max-bytes", type=whole, default=256 * 1024, metavar="N", help="of a payload")
     add("--max-depth", type=whole, default=32, metavar="N", help="of a JSON payload")
-    add("--max-bad-ratio", type=ratio, default=1.0, metavar="R",
-        help="offer nothing when more records are bad: 0.01 is one in a hundred")  # fmt: skip
+    add("--max-bad-ratio", type=ratio, default=MAX_BAD_RATIO, metavar="R",
+        help="offer nothing when more records are bad; default: 0.05, one in twenty")  # fmt: skip
     add("--quarantine", default="quarantine", metavar="DIR", help="where bad records are put")
     add("--quarantine-format", choices=["parquet", "jsonl"], default="parquet")
     add_offering(parser, "import", dry_run="check everything, write nothing")

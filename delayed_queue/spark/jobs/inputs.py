@@ -34,7 +34,7 @@ from delayed_queue.spark.jobs.lines import (
     cells_of,
 )
 from delayed_queue.spark.jobs.records import TYPES, Checker, Rules, plain
-from delayed_queue.spark.schema import told_by_types
+from delayed_queue.spark.schema import check_imported, told_by_types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,8 +128,7 @@ def told(spark: SparkSession, source: Input) -> Told | None:
     """
     if source.format != "parquet" or source.check is not None:
         return None
-    frame, columns = _parquet(spark, source)
-    check_columns(columns, source.rules)
+    frame = _parquet(spark, source)
     records = frame.drop("__file", "__block", "__place")
     found = told_by_types(records.schema, Checker(source.rules))
     if found is None:
@@ -154,13 +153,10 @@ def told(spark: SparkSession, source: Input) -> Told | None:
 
 def checked(spark: SparkSession, source: Input) -> DataFrame:
     """Return the input's rows, good ones, bad ones and a last one for each block."""
-    columns: list[str] | None
-    if source.format == "parquet":
-        frame, columns = _parquet(spark, source)
-    else:
-        frame = _lines(spark, source)
-        columns = _header(spark, source) if source.format == "csv" else None
-    if columns is not None:
+    columns = None
+    frame = (_parquet if source.format == "parquet" else _lines)(spark, source)
+    if source.format == "csv":
+        columns = _header(spark, source)
         check_columns(columns, source.rules)
     if source.schema is not None:
         types = _types(source.schema, columns or [], source.rules)
@@ -221,17 +217,19 @@ def check_columns(columns: Sequence[str], rules: Rules) -> None:
             )
 
 
-def _parquet(spark: SparkSession, source: Input) -> tuple[DataFrame, list[str]]:
+def _parquet(spark: SparkSession, source: Input) -> DataFrame:
+    """Return the records with their places; refuse columns that no record can be read from."""
     # Else Spark takes the columns of one file, and what others have beside them is dropped.
     frame = read_lake(spark, *source.paths, mergeSchema="true")
-    columns = list(frame.columns)
     place = [
         "_metadata.file_path AS __file",
         "CAST(0 AS BIGINT) AS __block",
         "_metadata.row_index AS __place",
     ]
+    check_columns(frame.columns, source.rules)
+    check_imported(frame.schema, Checker(source.rules))
     # A file's row groups may be read by several: the place is absolute, so no block is needed.
-    return frame.selectExpr("*", *place), columns
+    return frame.selectExpr("*", *place)
 
 
 def _lines(spark: SparkSession, source: Input) -> DataFrame:

@@ -40,6 +40,9 @@ class TestCommandLine:
             assert asked_name(parse(["import", "x.csv", "--queue", name])) == found
         assert asked_name(parse(["import", "x.csv"])) is None
 
+    def test_an_import_of_which_more_than_one_in_twenty_is_bad_fails_unless_it_may(self) -> None:
+        assert commands.build_parser().parse_args(["import", "x.csv"]).max_bad_ratio == 0.05
+
     def test_delimiters(self, capsys: pytest.CaptureFixture[str]) -> None:
         parse = commands.build_parser().parse_args
         for text, found in ((";", ";"), ("\\t", "\t"), ("\t", "\t")):
