@@ -99,7 +99,6 @@ def refusal(path: str, theirs: str, ours: Owner, note: str) -> InvalidConfigurat
 
 # Below this a second connection gains nothing.
 _WORTH_SHARING: Final = 5_000
-_ALL: Final = 2**31 - 1
 # Of a lease: when it is renewed for the first time, and then each time. Renewing writes every
 # row anew, so a batch that ends in time is never renewed.
 _RENEWED_AFTER: Final = 0.5
@@ -169,26 +168,25 @@ class Leases:
         kind = self._options.required_kind
         self._cutoff = self._link.repeat("The start", lambda session: start_of(session, kind))
 
-    def take(self, limit: int | None, foreseen: str = "") -> str | None:
+    def take(self, limit: int, foreseen: str = "") -> str | None:
         """Lease up to so many of the earliest due messages; None when none is due.
 
         First comes what was leased ahead: by this process, or by the one before it, under the id
         that was foreseen.
         """
-        most = _ALL if limit is None else limit
         taken = self._taken_ahead(foreseen)
         if taken.lease_id is None:
-            taken = self._take(most, str(uuid.uuid4()))
-        self._is_backlog = taken.number >= most
+            taken = self._take(limit, str(uuid.uuid4()))
+        self._is_backlog = taken.number >= limit
         self._redelivered = taken.redelivered
         return taken.lease_id
 
-    def look_ahead(self, limit: int | None) -> str:
+    def look_ahead(self, limit: int) -> str:
         """Begin to lease the batch after the one that was taken; return its id, or "" for none.
 
         Only where that one was full: a queue without a backlog has nothing to be ahead of.
         """
-        if limit is None or not self._options.prefetch or not self._is_backlog:
+        if not self._options.prefetch or not self._is_backlog:
             return ""
         lease_id = str(uuid.uuid4())
         self.ahead = self._pool.submit(self._take, limit, lease_id)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
 
 from delayed_queue.codecs import check_kind, codec_named, kind_of
 from delayed_queue.exceptions import InvalidConfiguration, suggest
@@ -128,7 +129,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
     options = Options(**values)
     if options.kind is not None and options.allQueues:
         raise InvalidConfiguration("Give a queue or the option allQueues, not both.")
-    _refuse_passwords(options.dsn)
+    _refuse_secrets(options.dsn)
     return options
 
 
@@ -154,18 +155,25 @@ def _kind(queue: str | None, kind: str | None, values: Mapping[str, Any]) -> str
     return check_kind(kind_of(check_kind(queue), codec_named(values.get("codec", "json"))))
 
 
-def _refuse_passwords(dsn: str | None) -> None:
-    # Spark keeps options in plans and pickles, and shows them: a password has no place there.
+# Parameters that libpq marks as passwords, as password, sslpassword and oauth_client_secret; and
+# keys that log in without one, which it marks as for debugging.
+_SECRETS: Final = frozenset(
+    each.keyword.decode() for each in Conninfo.get_defaults() if each.dispchar == b"*"
+) | {"scram_client_key", "scram_server_key"}
+
+
+def _refuse_secrets(dsn: str | None) -> None:
+    # Spark keeps options in plans and pickles, and shows them.
     try:
         parts = conninfo_to_dict(dsn or "")
     except ProgrammingError:
         # Not the cause: libpq quotes what it could not read, and that may be the password.
         raise InvalidConfiguration("The option dsn is no connection string of libpq.") from None
-    if "password" in parts:
+    if secrets := sorted(_SECRETS & parts.keys()):
         raise InvalidConfiguration(
-            "The option dsn must not hold a password, for Spark shows its options. Put the whole "
-            "string into the environment as DELAYED_QUEUE_DSN, the password into ~/.pgpass, or "
-            "name a function that returns it: .option('dsnFunction', 'package.module:function')."
+            f"The option dsn must not hold {secrets[0]}, for Spark shows its options. Put the "
+            "whole string into the environment as DELAYED_QUEUE_DSN, a password into ~/.pgpass, "
+            "or name a function that returns it: .option('dsnFunction', 'package.module:function')."
         )
 
 

@@ -33,7 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from delayed_queue.db.sql import column_of, row_of, value_of
-from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import EPOCH, MAX_MILLISECONDS, MILLISECOND, MIN_MILLISECONDS
 from delayed_queue.spark.arrow import converted
 from delayed_queue.spark.database import DriverError, Session, connect, look_around
@@ -387,11 +387,16 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark asks for what comes after ``start`` only when its commit log says that the batch
         is done. It calls ``commit()`` for it too, but only when there is a next one.
         """
+        if isinstance(limit, ReadAllAvailable):
+            raise InvalidConfiguration(
+                "Trigger.Once (once=True) would lease all that is due in one batch, whatever "
+                "maxMessagesPerTrigger is: use availableNow=True."
+            )
         leases = self._held_for(start)
         leases.acknowledge(start["lock"])
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        if not isinstance(limit, ReadMaxRows | ReadAllAvailable):
-            most = self._options.maxMessagesPerTrigger
+        most = self._options.maxMessagesPerTrigger
+        if isinstance(limit, ReadMaxRows):
+            most = limit.max_rows
         lease_id = leases.take(most, start["next"])
         if lease_id is None:
             return start

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from delayed_queue import DelayedQueue
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.leases import Leases
 from delayed_queue.spark.options import parse_options
@@ -66,11 +67,12 @@ class TestBatches:
         queue.resume()
         assert source.latestOffset(start, FIVE)["n"] == 1
 
-    def test_trigger_once_takes_all(self, queue: DelayedQueue, source: LeasingReader):
-        keys = fill(queue, 12)
-        start = source.initialOffset()
-        end = source.latestOffset(start, ReadAllAvailable())
-        assert read(source, start, end) == keys
+    def test_trigger_once_is_refused(self, queue: DelayedQueue, source: LeasingReader):
+        """It asks for all in one batch, which maxMessagesPerTrigger shall bound."""
+        fill(queue, 1)
+        with pytest.raises(InvalidConfiguration, match="use availableNow=True"):
+            source.latestOffset(source.initialOffset(), ReadAllAvailable())
+        assert queue.stats().due == 1
 
     def test_available_now_leaves_what_comes_later(
         self, queue: DelayedQueue, source: LeasingReader, other: psycopg.Connection[Any]

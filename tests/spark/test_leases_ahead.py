@@ -7,7 +7,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
@@ -37,19 +36,16 @@ class TestAhead:
         assert source.latestOffset(second, FIVE) == second
 
     @pytest.mark.parametrize(
-        ("count", "options", "limit"),
+        ("count", "options"),
         [
-            (4, {}, FIVE),  # what comes next is not due yet, and has not to wait in a lease
-            (9, {"prefetch": "false"}, FIVE),
-            (9, {}, ReadAllAvailable()),  # the only batch of its query
+            (4, {}),  # what comes next is not due yet, and has not to wait in a lease
+            (9, {"prefetch": "false"}),
         ],
     )
-    def test_nothing_is_taken_ahead(
-        self, queue: DelayedQueue, count: int, options: dict[str, str], limit: Any
-    ):
+    def test_nothing_is_taken_ahead(self, queue: DelayedQueue, count: int, options: dict[str, str]):
         fill(queue, count)
         source = reader(**options)
-        assert source.latestOffset(source.initialOffset(), limit)["next"] == ""
+        assert source.latestOffset(source.initialOffset(), FIVE)["next"] == ""
         assert source.held().ahead is None
         source.stop()
 

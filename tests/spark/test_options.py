@@ -68,10 +68,19 @@ class TestParsing:
 
 class TestPasswords:
     @pytest.mark.parametrize(
-        "dsn", [f"postgresql://me:{SECRET}@host/db", f"dbname=x password={SECRET}"]
+        ("dsn", "name"),
+        [
+            (f"postgresql://me:{SECRET}@host/db", "password"),
+            (f"dbname=x password={SECRET}", "password"),
+            (f"dbname=x sslpassword={SECRET}", "sslpassword"),
+            (f"postgresql://host/db?oauth_client_secret={SECRET}", "oauth_client_secret"),
+            (f"dbname=x scram_client_key={SECRET}", "scram_client_key"),
+        ],
     )
-    def test_an_option_must_not_hold_one(self, dsn: str):
-        with pytest.raises(InvalidConfiguration, match="must not hold a password") as caught:
+    def test_an_option_must_not_hold_one(self, dsn: str, name: str):
+        """Where libpq does not know the parameter, it is no connection string."""
+        said = rf"must not hold {name}\b|no connection string of libpq"
+        with pytest.raises(InvalidConfiguration, match=said) as caught:
             parse_options({"dsn": dsn})
         assert SECRET not in str(caught.value)
 
