@@ -26,6 +26,8 @@ from delayed_queue.spark.store.offering import (
     MERGE_IF_NOT_EXISTS,
     MERGE_OR_UPDATE,
     NOTIFY_KINDS,
+    OFFERED_OF,
+    OPEN_JOB,
     PRUNE_LEDGER,
     SETTLE_CHUNK,
     MergedRow,
@@ -107,8 +109,9 @@ CREATE TEMPORARY TABLE IF NOT EXISTS delayed_queue_offered (
 class Job:
     """The part that all tasks of a job share, pickled once: retries offer what the first try did.
 
-    ``now`` is the database's clock when the job began. Schedules that are left out and delays
-    count from it, so that a repeated chunk brings the same bytes and is IGNORED.
+    ``now`` is the database's clock when the job first started, also of one that goes on later.
+    Schedules that are left out and delays count from it, so that rows that are offered again, in
+    whatever order, have the same bytes and are IGNORED.
     """
 
     key: JobKey
@@ -167,9 +170,9 @@ class PartitionOffers:
         self, number: int, rows: pa.Table, pool: ThreadPoolExecutor, before: Future[None] | None
     ) -> Future[None]:
         """Make the chunk ready, then begin to write it when the one before it is written."""
-        offers = offers_of(rows, self._job.options.codec)
+        offers = in_key_order(offers_of(rows, self._job.options.codec))
         due = due_times(offers, self._job.now)
-        chunk = self._ready(self.claim_of(number, offers), in_key_order(offers, due))
+        chunk = self._ready(self.claim_of(number, offers), staged_rows(offers, due))
         _wait_for(before)
         self._soon |= soon_kinds(self._job, offers, due)
         return pool.submit(self._write, chunk)
@@ -184,7 +187,7 @@ class PartitionOffers:
         self._link.repeat(OFFER, lambda session: self._try(session, chunk))
 
     def claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
-        """Return the parameters that claim a chunk of offers for this task."""
+        """Return the parameters that claim a chunk of offers, in key order, for this task."""
         job = self._job
         digest = digest_of(offers, job.kind or "", job.options.mode, job.options.codec)
         return job.key.note(self._partition, chunk=number, digest=digest, rows=offers.num_rows)
@@ -271,23 +274,30 @@ def wake(session: Session, kinds: Iterable[str]) -> None:
     session.fetch(NOTIFY_KINDS, {"channels": [channel_of(kind) for kind in kinds]})
 
 
-def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:
-    """Return the offers by key, with the turn within their key.
+def in_key_order(offers: pa.Table) -> pa.Table:
+    """Return the offers in the order of the unique index; equal keys stay in their order.
 
-    By key, in the order of the unique index: two jobs with the same keys cannot deadlock.
+    So two jobs with the same keys cannot deadlock, and a chunk of the same offers in another order
+    is the same chunk.
     """
-    order = _order(offers)
-    ordered = offers.select(["key", "payload", "headers", "kind", "group"]).take(order)
-    kinds = None if _is_one_kind(offers) else ordered["kind"].combine_chunks()
+    if _is_one_kind(offers):
+        return offers.take(pc.sort_indices(offers["key"]))
+    columns = [("key", "ascending"), ("kind", "ascending")]
+    return offers.take(pc.sort_indices(offers.select(["key", "kind"]), sort_keys=columns))
+
+
+def staged_rows(offers: pa.Table, due: pa.Array) -> pa.Table:
+    """Return the offers, which are in key order, as they are staged: with the turn of each key."""
+    kinds = None if _is_one_kind(offers) else offers["kind"].combine_chunks()
     return pa.table(
         {
-            "turn": turns(ordered["key"].combine_chunks(), kinds),
-            "key": ordered["key"],
-            "payload": ordered["payload"],
-            "due_at": due.take(order),
-            "headers": jsonb(ordered["headers"]),
-            "kind": ordered["kind"],
-            "grouped": ordered["group"],
+            "turn": turns(offers["key"].combine_chunks(), kinds),
+            "key": offers["key"],
+            "payload": offers["payload"],
+            "due_at": due,
+            "headers": jsonb(offers["headers"]),
+            "kind": offers["kind"],
+            "grouped": offers["group"],
         }
     )
 
@@ -295,13 +305,6 @@ def in_key_order(offers: pa.Table, due: pa.Array) -> pa.Table:
 def _is_one_kind(offers: pa.Table) -> bool:
     """Return whether keys alone tell the rows apart; those of an import have a kind each."""
     return len(pc.unique(offers["kind"])) == 1
-
-
-def _order(offers: pa.Table) -> pa.Array:
-    if _is_one_kind(offers):
-        return pc.sort_indices(offers["key"])
-    columns = [("key", "ascending"), ("kind", "ascending")]
-    return pc.sort_indices(offers.select(["key", "kind"]), sort_keys=columns)
 
 
 def turns(keys: pa.Array, kinds: pa.Array | None = None) -> pa.Array:
@@ -369,6 +372,9 @@ def task_of_stream() -> tuple[TaskContext, JobKey]:
 class Counts:
     """What a job did: ``created + updated + ignored`` is the number of rows it was given.
 
+    Never more: what was offered twice, by a task that brought other rows when it was repeated, is
+    left out, and the write has raised an error.
+
     ``is_complete`` is False while it runs and after it failed: then of the rows that were
     offered so far.
     """
@@ -400,6 +406,23 @@ def job_counts(session: Session, job: str) -> Counts:
     """Return the counts over a connection that is open; ends no transaction."""
     ((created, updated, ignored, is_complete),) = session.fetch(COUNT_JOB, {"job": job})
     return Counts(created, updated, ignored, bool(is_complete))
+
+
+def open_job(session: Session, key: JobKey) -> int:
+    """Note that the job starts; return when it first did, on the database's clock."""
+    return int(value_of(session.fetch(OPEN_JOB, key.note(OPENED))))
+
+
+def check_offered(session: Session, key: JobKey, rows: int) -> None:
+    """Raise InvalidConfiguration where more was offered than the rows that the job was given."""
+    offered = int(value_of(session.fetch(OFFERED_OF, {"job": key.job})))
+    if offered > rows:
+        raise InvalidConfiguration(
+            f"The job {key.job!r} was given {rows:,} rows and has created or updated {offered:,}: "
+            "a repeated task brought other rows, or the same ones in another order. Make keys and "
+            "order from the data, not by uuid(), rand() or an unordered shuffle; or write the rows "
+            "to files, and offer those."
+        )
 
 
 def claim_closing(session: Session, key: JobKey, rows: int) -> int | None:

@@ -28,11 +28,13 @@ from delayed_queue.spark.offering import (
     Job,
     JobKey,
     PartitionOffers,
+    check_offered,
     chunks,
     claim_closing,
     due_times,
     is_closed,
     jsonb,
+    open_job,
     settle,
     soon_kinds,
     task_of_stream,
@@ -166,16 +168,18 @@ class OfferWriter(DataSourceArrowWriter):
             )
         check_written(schema, options.kind)
         key = JobKey(options.job or f"{_kind_of(options, schema)} {uuid.uuid4()}")
-        self._job = Job(key, self._began(options, key), options)
+        self._job = Job(key, self._started_at(options, key), options)
 
-    def _began(self, options: Options, key: JobKey) -> int:
+    def _started_at(self, options: Options, key: JobKey) -> int:
         with closing(connect(options)) as session:
-            now = look_around(session, options)
+            look_around(session, options)
             if options.onFinishedJob == "error" and is_closed(session, key):
                 raise JobFinished(
                     f"The job {key.job!r} is done, and offering its rows again would do nothing. "
                     "Give another id, or option('onFinishedJob', 'skip')."
                 )
+            now = open_job(session, key)
+            session.commit()
             return now
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
@@ -196,6 +200,8 @@ class OfferWriter(DataSourceArrowWriter):
                 claim_closing(session, self._job.key, rows)
 
         then_pruned(self._job.options, OFFER, close)
+        with closing(connect(self._job.options)) as session:
+            check_offered(session, self._job.key, rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave what was offered: the same job id continues where this one stopped."""

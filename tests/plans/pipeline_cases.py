@@ -59,6 +59,7 @@ def chunks_of_jobs() -> list[Case]:
         Case("ANSWER_OF", {"job": "job-7"}, {CHUNKS}),
         Case("NOTE_ANSWER", {"job": "job-7", "answer": "{}"}, {CHUNKS}, buffers=60),
         Case("COUNT_JOB", job, {CHUNKS}, n=10, rows=3),
+        Case("OFFERED_OF", {"job": "job-700"}, {CHUNKS}, n=10, rows=3),
         *(
             Case("PRUNE_LEDGER", {"age": age, "limit": 1000, "now": NOW}, {RECORDED}, **prune)
             for age in (hour, day)

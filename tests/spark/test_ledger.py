@@ -11,15 +11,19 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from delayed_queue import DelayedQueue
+from delayed_queue.exceptions import InvalidConfiguration, JobFinished
+from delayed_queue.models import Message
 from delayed_queue.spark import counts
 from delayed_queue.spark.database import Link, connect
 from delayed_queue.spark.models import OfferLedger
-from delayed_queue.spark.offering import Job, PartitionOffers, prune_ledger
-from delayed_queue.spark.options import Options
+from delayed_queue.spark.offering import OPENED, Job, PartitionOffers, prune_ledger
+from delayed_queue.spark.options import Options, parse_options
 from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.store.offering import CLAIM_CHUNK
+from delayed_queue.spark.writer import OfferWriter
 from tests.spark.offered import at, close, is_anyone_waiting, letters, triple
 from tests.spark.support import NOW, failing_after, job, keys_of, offer, rows, stored
 from tests.support.aiming import COMMIT, Stage
@@ -85,7 +89,8 @@ class TestRepetitions:
         offer(one, [rows(letters("abxy"))])
         offer(one, [rows(letters("uvxy"))])
         assert set(keys_of(other)) >= set("abuvxy")
-        assert counts("job").created == len(keys_of(other))
+        # Six messages of four rows: the counts do not say more than was given.
+        assert (len(keys_of(other)), counts("job").offered) == (6, 4)
 
     def test_another_order_counts_once_too(self):
         one = job(chunk="2")
@@ -161,6 +166,54 @@ class TestTwinsAtTheSameTime:
             holder.commit() if commit else holder.rollback()
             assert twin.result(20) == 1
         holder.close()
+
+
+class TestJobsThatGoOn:
+    """P2: the same ``job`` again, after a run that has failed half-way."""
+
+    def writer(self, **options: str) -> OfferWriter:
+        given = parse_options({"queue": "orders", "job": "job", "chunk": "2", **options})
+        schema = StructType().add("key", "string").add("payload", "string")
+        return OfferWriter(given, schema, overwrite=False)
+
+    def failed(self, keys: str, **options: str) -> None:
+        with pytest.raises(OSError, match="killed"):
+            self.writer(**options).write(failing_after([rows(letters(keys))]))
+
+    @pytest.mark.parametrize("mode", ["offer", "upsert"])
+    def test_in_another_order_counts_are_of_distinct_rows(
+        self, other: psycopg.Connection[Any], mode: str
+    ):
+        """A schedule that is left out is the job's first start, so no row differs."""
+        self.failed("abcd", mode=mode)
+        OfferLedger.objects.filter(partition=OPENED).update(recorded_at=at(NOW))
+        Message.objects.update(scheduled_at=at(NOW), scheduled_at_initially=at(NOW))
+        again = self.writer(mode=mode)
+        again.commit([again.write(iter([rows(letters("fdbeca"))]))])
+        assert triple() == (6, 0, 0)
+        assert set(keys_of(other)) == set("abcdef")
+        assert {each.scheduled_at for each in Message.objects.all()} == {at(NOW)}
+
+    def test_a_chunk_in_another_order_is_the_same_chunk(
+        self, queue: DelayedQueue, other: psycopg.Connection[Any]
+    ):
+        """So what was handled since is not offered again."""
+        self.failed("abcd")
+        assert queue.try_poll_many(9).acknowledge() == 2
+        again = self.writer()
+        again.commit([again.write(iter([rows(letters("badc"))]))])
+        assert (triple(), keys_of(other)) == ((4, 0, 0), letters("cd"))
+
+    def test_rows_that_differ_each_time_fail_the_job_and_are_not_counted(self):
+        """As keys by uuid() do when a task is repeated."""
+        self.failed("abcd")
+        again = self.writer()
+        written = again.write(iter([rows(letters("uvwx"))]))
+        with pytest.raises(InvalidConfiguration, match=r"given 4 rows and has created .* uuid\(\)"):
+            again.commit([written])
+        assert triple() == (4, 0, 0)
+        with pytest.raises(JobFinished):
+            self.writer()
 
 
 def a_claim(one: Job) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from delayed_queue.messages import to_milliseconds
 from delayed_queue.spark.arrow import offers_of
 from delayed_queue.spark.database import bound
 from delayed_queue.spark.jobs.records import Checker, Rules
-from delayed_queue.spark.offering import chunks, digest_of, due_times, in_key_order
+from delayed_queue.spark.offering import chunks, digest_of, due_times, in_key_order, staged_rows
 from delayed_queue.spark.reader import Condition, ranges, wrap
 from delayed_queue.spark.schema import check_imported, check_read, check_written
 from delayed_queue.spark.store.streaming import READ_RANGE
@@ -154,7 +154,8 @@ class TestOrder:
     def test_keys_are_sorted_by_bytes_and_repetitions_take_turns(self, keys: list[str]):
         places = [str(place) for place in range(len(keys))]
         made = offers_of(pa.table({"key": keys, "payload": places}), "json")
-        staged = in_key_order(made, due_times(made, NOW)).to_pylist()
+        ordered = in_key_order(made)
+        staged = staged_rows(ordered, due_times(ordered, NOW)).to_pylist()
         assert [each["key"] for each in staged] == sorted(keys, key=str.encode)
         for each in staged:
             place = int(each["payload"])

@@ -26,10 +26,10 @@ from delayed_queue.messages import (
 from delayed_queue.spark.database import Link
 from delayed_queue.spark.jobs.handling import close_connections, load_application
 from delayed_queue.spark.jobs.records import row_of, storable_json
-from delayed_queue.spark.offering import OFFER, OPENED, JobKey
+from delayed_queue.spark.offering import OFFER, JobKey, open_job
 from delayed_queue.spark.offering import counts as counts_of
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.store.offering import ANSWER_OF, NOTE_ANSWER, OPEN_JOB
+from delayed_queue.spark.store.offering import ANSWER_OF, NOTE_ANSWER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -144,7 +144,8 @@ def _asked(what: str, statement: str, **params: Any) -> list[Row]:
 
 def began_at(job: str) -> int:
     """Return when the job began, the first time: from then its messages are spread."""
-    return int(value_of(_asked(OFFER, OPEN_JOB, **JobKey(job).note(OPENED))))
+    with closing(Link(Options())) as link:
+        return link.repeat(OFFER, lambda session: open_job(session, JobKey(job)))
 
 
 def note_answer(job: str, of: str, answer: Mapping[str, Any]) -> None:

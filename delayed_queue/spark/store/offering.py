@@ -135,25 +135,39 @@ SELECT EXISTS (
 """
 
 # Add a job up, over all its batches: what it created and updated, what is left of the rows it
-# was given, and whether every batch is closed. Of an open batch only the chunks that were offered
-# are known. One row, with zeros and NULL for a job that nobody knows.
+# was given, and whether every batch is closed. For an open batch only the chunks that were offered
+# are known; of a chunk that came again in another form the largest counts. What was offered beyond
+# the rows that were given is left out. One row, with zeros and NULL for an unknown job.
 # Reads: offer_ledger_chunk.
 COUNT_JOB: Final[LiteralString] = """
 SELECT
-    COALESCE(sum(created), 0)::bigint,
-    COALESCE(sum(updated), 0)::bigint,
-    COALESCE(sum(GREATEST(offered - created - updated, 0)), 0)::bigint,
+    COALESCE(sum(LEAST(created, given)), 0)::bigint,
+    COALESCE(sum(LEAST(updated, given - LEAST(created, given))), 0)::bigint,
+    COALESCE(sum(GREATEST(given - created - updated, 0)), 0)::bigint,
     bool_and(is_closed)
 FROM (
     SELECT
         sum(created) AS created,
         sum(updated) AS updated,
-        COALESCE(max("rows") FILTER (WHERE "partition" = -1), sum("rows")) AS offered,
+        COALESCE(max("rows") FILTER (WHERE "partition" = -1), sum("rows")) AS given,
         bool_or("partition" = -1) AS is_closed
-    FROM delayed_queue_offer_ledger
-    WHERE job = %(job)s::varchar
+    FROM (
+        SELECT
+            batch, "partition", sum(created) AS created, sum(updated) AS updated,
+            max("rows") AS "rows"
+        FROM delayed_queue_offer_ledger
+        WHERE job = %(job)s::varchar
+        GROUP BY batch, "partition", chunk
+    ) AS chunks
     GROUP BY batch
 ) AS batches
+"""
+
+# How many rows a job has created and updated, each time that it did. Reads: offer_ledger_chunk.
+OFFERED_OF: Final[LiteralString] = """
+SELECT COALESCE(sum(created + updated), 0)::bigint
+FROM delayed_queue_offer_ledger
+WHERE job = %(job)s::varchar
 """
 
 
