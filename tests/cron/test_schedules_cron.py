@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import count, islice, pairwise
+from pathlib import Path
 
 import pytest
 from croniter import croniter
@@ -47,6 +49,33 @@ class TestCron:
     def test_reads_a_range_of_one_value_as_that_value(self, hour):
         schedule = CronSchedule(f"0 {hour} * * *")
         assert schedule.next_times(utc("2026-02-07 05:00"))[0] == utc("2026-02-08 05:00")
+
+    @pytest.mark.parametrize(
+        ("expression", "times"),
+        [
+            ("5/15 * * * *", ["02-07 10:50", "02-07 11:05"]),
+            ("59/15 * * * *", ["02-07 10:59", "02-07 11:59"]),
+            ("0 23/6 * * *", ["02-07 23:00", "02-08 23:00"]),
+            ("0 0 * * 6/2", ["02-14 00:00", "02-21 00:00"]),
+            ("0 0 * * 7/2", ["02-08 00:00", "02-10 00:00"]),
+            ("0 0 1 10/3 *", ["10-01 00:00"]),
+            ("0 0 1 12/3 *", ["12-01 00:00"]),
+            ("0 0 31/2 * *", ["03-31 00:00", "05-31 00:00"]),
+            ("0 0 31 2 0", ["02-08 00:00", "02-15 00:00", "02-22 00:00"]),
+            ("0 0 31 4 1", ["04-06 00:00", "04-13 00:00"]),
+            ("0 0 30-2 * *", ["03-01 00:00", "03-02 00:00", "03-30 00:00"]),
+            ("0 0 15w * *", ["02-16 00:00", "03-16 00:00", "04-15 00:00"]),
+        ],
+    )
+    def test_c15_has_the_meaning_of_croniter_7(self, expression, times):
+        """Those that earlier versions read differently, or refused."""
+        found = CronSchedule(expression).times_after(utc("2026-02-07 10:37"))
+        assert [each.strftime("%m-%d %H:%M") for each in islice(found, len(times))] == times
+
+    def test_c15_no_other_croniter_may_be_installed(self):
+        setup = (Path(__file__).parents[2] / "setup.py").read_text(encoding="utf-8")
+        assert '"croniter>=7,<8"' in setup
+        assert version("croniter").startswith("7.")
 
     def test_is_strictly_after_now_and_the_next_four(self):
         assert CronSchedule("0 * * * *").next_times(utc("2026-02-07 10:00")) == [
