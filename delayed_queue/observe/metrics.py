@@ -25,9 +25,10 @@ from delayed_queue.queue.groups import HeldGroup
 from delayed_queue.queue.queue import DelayedQueue
 
 with needing("metrics", "delayed_queue.observe.metrics"):
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
     from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.exposition import choose_encoder
+    from prometheus_client.metrics import MetricWrapperBase
     from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
     from prometheus_client.registry import Collector
 
@@ -256,23 +257,73 @@ def _families_of(snapshot: Snapshot | None) -> list[Metric]:
     return [age, transactions, dead, scan]
 
 
+_DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class _Sharing:
+    """The metrics that a supervisor and its processes share; ``process`` is 0 in the supervisor."""
+
+    is_on = False
+    process = 0
+
+
+def share_metrics(directory: str) -> None:
+    """Keep the metrics of this process and of its forks in files, to be added up.
+
+    This is prometheus-client's multiprocess mode, switched on although metrics exist already: they
+    start anew. The files are numbered by the place of a process, not by its pid: a process that
+    replaces another goes on with its counters, and the number of files does not grow.
+    """
+    # The library has no public way to do this later than its import.
+    found: Any = [each for each in REGISTRY._collector_to_names if _is_metric(each)]  # noqa: SLF001
+    labelled = {each for each in found if each._is_parent()}  # noqa: SLF001
+    for each in labelled:
+        each.clear()
+    os.environ[_DIRECTORY] = directory
+    shared = values.MultiProcessValue(lambda: _Sharing.process)  # type: ignore[no-untyped-call]
+    values.ValueClass = shared
+    for each in set(found) - labelled:
+        each._metric_init()  # noqa: SLF001
+    _Sharing.is_on = True
+
+
+def _is_metric(collector: Collector) -> bool:
+    return isinstance(collector, MetricWrapperBase)
+
+
+def number_process(process: int) -> None:
+    """Name this process among those that share metrics; of one number only one may run."""
+    _Sharing.process = process
+
+
 class _Process(Collector):
-    """The metrics of this process, as a part of another registry."""
+    """The metrics of this process, as a part of another registry.
+
+    Where it shares metrics they are those of all processes, beside what only this one has.
+    """
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterable[Metric]:
-        return REGISTRY.collect()
+        shared = list(_of_all_processes()) if _Sharing.is_on else []
+        names = {each.name for each in shared}
+        return [*shared, *(each for each in REGISTRY.collect() if each.name not in names)]
+
+
+def _of_all_processes() -> Iterable[Metric]:
+    found: Iterable[Metric] = MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
+    return found
 
 
 def exposition(*collectors: Collector, accept: str = "") -> tuple[bytes, str]:
     """Return the body and the content type of a scrape: this process and those collectors.
 
-    With ``PROMETHEUS_MULTIPROC_DIR`` set, of all the processes that share the directory.
+    In a supervisor they are those of all its processes; with ``PROMETHEUS_MULTIPROC_DIR`` set, of
+    all the processes that share the directory.
     """
     registry = CollectorRegistry()
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    if _DIRECTORY in os.environ and not _Sharing.is_on:
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     else:
         registry.register(_Process())
@@ -283,6 +334,11 @@ def exposition(*collectors: Collector, accept: str = "") -> tuple[bytes, str]:
 
 
 def forget_process(pid: int) -> None:
-    """Have the gauges of a process that ended no longer count; its counters stay."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    """Remove the gauges of a process that ended from the sums; its counters stay."""
+    if _DIRECTORY in os.environ:
         mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def forget_child(pid: int, process: int) -> None:
+    """Do the same of a supervisor's process, which has a number where metrics are shared."""
+    forget_process(process if _Sharing.is_on else pid)

@@ -11,8 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from django.db import connections
@@ -32,6 +33,8 @@ from delayed_queue.worker.heartbeat import TELLING, ProgressLine, Totals
 
 Exposition = Callable[..., tuple[bytes, str]]
 _JSON: Final = "application/json"
+# Where processes that share metrics keep them; prometheus-client reads it.
+_MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 TELL_SECONDS: Final = 1.0
@@ -363,10 +366,35 @@ def _server(address: tuple[str, int], report: Callable[[], HealthReport]) -> Hea
         raise InvalidConfiguration(f"The health address {where}: {error}.") from error
 
 
-def forget_metrics(pid: int) -> None:
-    """Have the metrics of a process that ended no longer show what it was at."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ and find_spec("prometheus_client") is not None:
-        import_module("delayed_queue.observe.metrics").forget_process(pid)
+@contextmanager
+def sharing_metrics(address: tuple[str, int] | None) -> Iterator[None]:
+    """Serve the metrics of all processes at the address, from a directory of the block's own.
+
+    Nothing is done without an address or prometheus-client, nor where the operator has chosen a
+    directory.
+    """
+    if address is None or _MULTIPROCESS in os.environ or find_spec("prometheus_client") is None:
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            directory = stack.enter_context(TemporaryDirectory(prefix="delayed_queue-metrics-"))
+            import_module("delayed_queue.observe.metrics").share_metrics(directory)
+        except OSError as error:
+            log(logging.WARNING, "metrics_not_shared", error=described(error))
+        yield
+
+
+def number_metrics(process: int) -> None:
+    """Name a process that was forked while metrics are shared."""
+    if _MULTIPROCESS in os.environ and find_spec("prometheus_client") is not None:
+        import_module("delayed_queue.observe.metrics").number_process(process)
+
+
+def forget_metrics(pid: int, process: int) -> None:
+    """Remove the gauges of a process that ended from the sums."""
+    if _MULTIPROCESS in os.environ and find_spec("prometheus_client") is not None:
+        import_module("delayed_queue.observe.metrics").forget_child(pid, process)
 
 
 def own_place(board: Board) -> Callable[[], Place]:

@@ -29,7 +29,7 @@ from delayed_queue.observe import signals
 from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import COUNTERS, Board, Standing, limit_of
 from delayed_queue.worker.crashes import CrashReport, cause_of_death, give_back, listed
-from delayed_queue.worker.health import SCRAPING, Place, forget_metrics, totals_of
+from delayed_queue.worker.health import SCRAPING, Place, forget_metrics, number_metrics, totals_of
 from delayed_queue.worker.heartbeat import TELLING, Totals
 from delayed_queue.worker.settling import Counts
 
@@ -320,7 +320,7 @@ class Supervisor:
             if code is None:
                 self.watch_over(child)
             else:
-                forget_metrics(pid)
+                forget_metrics(pid, child.index)
                 self._note_end(child, pid, code)
         elif self._may_start(child):
             child.start(self._work_as)
@@ -329,6 +329,7 @@ class Supervisor:
 
     def _work_as(self, child: Child) -> int:
         os.close(self._held)
+        number_metrics(child.index)
         return self._work(child, self._lifeline)
 
     def _may_start(self, child: Child) -> bool:

@@ -20,6 +20,7 @@ from delayed_queue.spark.jobs.console import metrics
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.store import SlowestScan, WorkerCounts
 from delayed_queue.worker.worker import Worker
+from tests.support import documents
 from tests.support.concurrency import raw_connection
 from tests.support.instruments import registry_of
 from tests.support.processes import ROOT
@@ -115,6 +116,31 @@ def test_panels_and_alerts_can_be_told_apart_and_say_what_they_are() -> None:
     assert len(places) == len(panels)
     assert {rule["alert"] for rule in rules()} >= {"QueueIsLate", "MessagesDied"}
     assert all("summary" in rule["annotations"] for rule in rules())
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_w18_the_autoscaling_recipe_counts_due_and_leased() -> None:
+    """By what is due alone, workers would be removed while they are busy."""
+    guide = documents.DOCS / "guides" / "monitoring.md"
+    [recipe] = [block for block in documents.blocks(guide, "yaml") if "triggers" in block.text]
+    [trigger] = yaml.safe_load(recipe.text)["triggers"]
+    assert trigger["type"] == "prometheus"
+    assert int(trigger["metadata"]["threshold"]) > 0
+    query = trigger["metadata"]["query"]
+    [(name, matchers)] = METRIC.findall(query)
+    assert 'state=~"due|leased"' in matchers
+    # Several workers or views serve the same counts, and the two states are added up.
+    assert query.startswith("sum(max by (state) (")
+    DelayedQueue("orders").offer_or_update("k", 1)
+    states = {
+        sample.labels["state"]
+        for family in QueueCollector(["orders"]).collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+    assert {"due", "leased"} <= states
+    shell = [each for each in documents.blocks(guide, "shell") if "kubectl scale" in each.text]
+    assert [".due + .leased" in each.text for each in shell] == [True]
 
 
 def test_the_guide_links_to_both() -> None:

@@ -24,7 +24,13 @@ from delayed_queue.handlers import registry
 from delayed_queue.management.base import QueueCommand, add_database, address, count, seconds, span
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.worker.board import Board, Watchdog
-from delayed_queue.worker.health import HealthReporter, own_place, report_on, totals_of
+from delayed_queue.worker.health import (
+    HealthReporter,
+    own_place,
+    report_on,
+    sharing_metrics,
+    totals_of,
+)
 from delayed_queue.worker.options import MAX_COUNTS, WorkerOptions
 from delayed_queue.worker.supervisor import (
     EXIT_RECYCLE,
@@ -196,11 +202,11 @@ class Command(QueueCommand):
         self._greet(options, Worker(chosen))
         self._spare_the_collector()
         supervisor = Supervisor(_supervision(chosen), partial(self._work, chosen))
-        with HealthReporter(
-            lambda: report_on(supervisor, supervisor.places()),
-            supervisor.totals,
-            file=options["health_file"], address=options["health_address"],
-        ):  # fmt: skip
+        reporter = partial(
+            HealthReporter, lambda: report_on(supervisor, supervisor.places()), supervisor.totals
+        )
+        address = options["health_address"]
+        with sharing_metrics(address), reporter(file=options["health_file"], address=address):
             supervisor.listen_to_signals()
             if options["reloaded"]:
                 stop_when_orphaned(supervisor.stop, sys.stdin.fileno())
