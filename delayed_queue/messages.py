@@ -251,7 +251,7 @@ class Envelope:
     # Whether the handler itself has offered the key anew, which ends the lease and not the handler.
     # Stays so if the offer's transaction is rolled back, of which nobody is told.
     is_replaced: bool = False
-    # Whether the handler has settled it, by what it wrote itself.
+    # Whether the handler has settled it by what it wrote itself, or consume() as failed.
     is_settled: bool = False
     # Which of many functions handles it, where a treatment tells them apart: one of few names.
     handler: str = ""

@@ -408,6 +408,8 @@ class Worker(models.Model):
     # The queue of which a full scan takes the longest.
     scanned = models.TextField(blank=True, db_default="")
     scan_seconds = models.FloatField(db_column="scanSeconds", db_default=0.0)
+    # Writes that the database refused lately: by queue and SQLSTATE, the number.
+    refused = models.JSONField(db_default=Value({}, models.JSONField()))
 
     objects = WorkerManager["Worker"]()
 

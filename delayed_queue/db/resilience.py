@@ -6,7 +6,7 @@ import math
 import random
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 _MOST_CONFLICTS: Final = 10
 # A prepared statement whose columns have other types now, and one that somebody has deallocated.
 _STALE: Final = ("0A000", "26000")
-# Limits of the server: what exceeds one does so each time.
-_TOO_MUCH: Final = "54"
+# Classes of errors about the server's state: resources used up, an object in no state for the
+# statement (as under a lock), the operator's intervention. Besides those worth an early retry.
+_SERVER_STATE: Final = ("53", "55", "57P0")
 _UNDEFINED_TABLE_OR_COLUMN: Final = ("42P01", "42703")
 # A pooler says so of a server that it has lost; or the server itself, as it crashes. All other
 # SQLSTATEs are the server's answer to a statement that has not happened.
@@ -110,7 +112,7 @@ def _repeated(
 
 def advice_on(error: Error, using: str) -> str:
     """Return what mends a table or column that is missing; nothing about any other error."""
-    if _sqlstate(error) not in _UNDEFINED_TABLE_OR_COLUMN:
+    if sqlstate_of(error) not in _UNDEFINED_TABLE_OR_COLUMN:
         return ""
     alias = "" if using == DEFAULT_DB_ALIAS else f" --database {using}"
     return (
@@ -120,12 +122,42 @@ def advice_on(error: Error, using: str) -> str:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Return whether the error says that the database is away, or takes no writes just now."""
+    """True for an outage: the same call may succeed later, whatever it writes (W19).
+
+    That is an error of the connection (which has no SQLSTATE), of the server's state, or a
+    conflict. Any other error of the database is a refusal of what the call writes.
+    """
     if not isinstance(error, Error):
         return isinstance(error, ResourceUnavailable)
-    state = _sqlstate(error) or ""
-    is_away = isinstance(error, OperationalError | InterfaceError)
-    return (is_away and not state.startswith(_TOO_MUCH)) or is_transient(state)
+    state = sqlstate_of(error)
+    if state is None:
+        return isinstance(error, OperationalError | InterfaceError)
+    return is_transient(state) or state.startswith(_SERVER_STATE)
+
+
+def write_by_halves(
+    items: Sequence[Item],
+    write: Callable[[Sequence[Item]], T],
+    refused: Callable[[Item, Error], object],
+) -> list[T]:
+    """Write items together; split what the database refuses until the refused item is alone.
+
+    ``write`` is one transaction or savepoint. ``refused`` gets each item that is refused alone.
+    Raises only outages.
+    """
+    if not items:
+        return []
+    try:
+        return [write(items)]
+    except Error as error:
+        if is_unavailable(error):
+            raise
+        if len(items) == 1:
+            refused(items[0], error)
+            return []
+    middle = len(items) // 2
+    halves = (items[:middle], items[middle:])
+    return [each for half in halves for each in write_by_halves(half, write, refused)]
 
 
 def is_read_only(using: str) -> bool:
@@ -171,12 +203,20 @@ def through_conflicts(call: Callable[[], T]) -> T:
 
 def is_conflict(error: BaseException) -> bool:
     """Return whether a transaction was ended because of others that ran beside it."""
-    return isinstance(error, Error) and retries.is_conflict(_sqlstate(error))
+    return isinstance(error, Error) and retries.is_conflict(sqlstate_of(error))
+
+
+def has_stale_plan(error: BaseException) -> bool:
+    """True if a new connection may help: the statement was prepared before a column changed.
+
+    The SQLSTATE is also that of what a server cannot do at all, so a second one is a refusal.
+    """
+    return isinstance(error, Error) and sqlstate_of(error) in _STALE
 
 
 def waited_too_long(error: BaseException) -> bool:
     """Return whether the wait for another transaction's lock was given up."""
-    return isinstance(error, Error) and _sqlstate(error) == _LOCK_NOT_AVAILABLE
+    return isinstance(error, Error) and sqlstate_of(error) == _LOCK_NOT_AVAILABLE
 
 
 def is_in_transaction(using: str) -> bool:
@@ -237,7 +277,7 @@ class Tries:
 
     def note(self, error: Error) -> None:
         """Close a connection that is lost, or that only reads; remember what was sent over it."""
-        sqlstate = _sqlstate(error)
+        sqlstate = sqlstate_of(error)
         if not _is_lost(self._connection, error) and sqlstate != READ_ONLY:
             return
         if self._is_sent and (sqlstate is None or sqlstate.startswith(_WITHOUT_ANSWER)):
@@ -286,7 +326,7 @@ class Tries:
         PostgreSQL then refuses it until it is prepared anew, on a new connection. Once only:
         the SQLSTATE is also that of what a server cannot do at all.
         """
-        is_stale = _sqlstate(error) in _STALE and not self._is_renewed
+        is_stale = has_stale_plan(error) and not self._is_renewed
         self._is_renewed = self._is_renewed or is_stale
         return is_stale
 
@@ -325,18 +365,19 @@ def _is_manual(connection: BaseDatabaseWrapper) -> bool:
 def _is_lost(connection: BaseDatabaseWrapper, error: Error) -> bool:
     # A connection that broke under a statement, or could not be made, reports no SQLSTATE. It
     # cannot be asked itself: the end of an atomic block has replaced it by a new one.
-    if isinstance(error, OperationalError | InterfaceError) and _sqlstate(error) is None:
+    if isinstance(error, OperationalError | InterfaceError) and sqlstate_of(error) is None:
         return True
     raw = connection.connection
     return raw is None or bool(raw.closed)
 
 
 def _is_transient(connection: BaseDatabaseWrapper, error: Error) -> bool:
-    sqlstate = _sqlstate(error)
+    sqlstate = sqlstate_of(error)
     return is_transient(sqlstate) or (sqlstate is None and _is_lost(connection, error))
 
 
-def _sqlstate(error: Error) -> str | None:
+def sqlstate_of(error: BaseException) -> str | None:
+    """Return the SQLSTATE of one of Django's database errors; None for a lost connection."""
     return getattr(error.__cause__, "sqlstate", None)
 
 

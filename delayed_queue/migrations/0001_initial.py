@@ -454,6 +454,7 @@ class Migration(migrations.Migration):
                 ("holder", models.CharField(blank=True, db_default="", max_length=8)),
                 ("scanned", models.TextField(blank=True, db_default="")),
                 ("scan_seconds", models.FloatField(db_column="scanSeconds", db_default=0.0)),
+                ("refused", models.JSONField(db_default=models.Value({}, models.JSONField()))),
             ],
             options={
                 "verbose_name": "worker",

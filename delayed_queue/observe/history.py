@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from heapq import nlargest
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.conf import get_settings
+from delayed_queue.db.resilience import write_by_halves
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe import store
 from delayed_queue.observe.logs import described, log
@@ -129,8 +131,7 @@ class Sampler:
         rows = [_since(each.kind, before, now[each]) for each, before in self._told.items()]
         busy = [row for row in rows if row[1:] != (0, 0, 0, "{}")]
         busiest = nlargest(MAX_COUNTED, busy, key=lambda row: sum(row[1:4]))
-        if busiest:
-            store.add_counts(busiest, using=self._using)
+        write_by_halves(busiest, partial(store.add_counts, using=self._using), _refused)
         # Of queues that are served no longer, all is told.
         self._told = {each: told for each, told in now.items() if each in current}
         return [row.kind for row in busiest]
@@ -142,9 +143,18 @@ class Sampler:
                 found, _ = find_kinds(self._using)
                 kinds = list(dict.fromkeys([*busiest, *found]))[:MAX_KINDS]
                 measured = estimated_depths(kinds, using=self._using)
-                if full := [_row_of(each) for each in measured if not each.is_empty]:
-                    store.note_depths(minute, full, using=self._using)
+                full = [_row_of(each) for each in measured if not each.is_empty]
+                write_by_halves(full, partial(self._note_depths, minute), _refused)
         self._next_at = time.monotonic() + (_MINUTE_MS - now % _MINUTE_MS) / 1000
+
+    def _note_depths(self, minute: int, rows: Sequence[DepthRow]) -> None:
+        with transaction.atomic(using=self._using):
+            store.note_depths(minute, rows, using=self._using)
+
+
+def _refused(row: CountsRow | DepthRow, error: Error) -> None:
+    """Log the sample of a queue that the database refuses; those of the others are written."""
+    log(logging.WARNING, "sample_failed", kind=row.kind, error=described(error))
 
 
 def _row_of(depth: QueueDepth) -> DepthRow:

@@ -43,6 +43,7 @@ _ENDS: Final = {
     "acknowledged": "Messages that were handled and deleted.",
     "failed": "Attempts that failed and are to be repeated.",
     "dead": "Messages that became dead letters in a worker.",
+    "refused": "Attempts whose result the database refused to write.",
 }
 
 
@@ -99,6 +100,7 @@ class _Metrics:
         signals.acknowledged.connect(self._acknowledged)
         signals.failed.connect(self._failed)
         signals.dead.connect(self._dead)
+        signals.refused.connect(self._refused)
 
     def _leased(self, *, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
         self._count("leased", envelopes)
@@ -111,6 +113,9 @@ class _Metrics:
 
     def _dead(self, *, envelope: Envelope, **kwargs: Any) -> None:
         self._count("dead", [envelope])
+
+    def _refused(self, *, envelope: Envelope, **kwargs: Any) -> None:
+        self._count("refused", [envelope])
 
     def _count(self, name: str, envelopes: Iterable[Envelope]) -> None:
         for queue, count in Tally(each.queue for each in envelopes).items():

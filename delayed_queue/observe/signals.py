@@ -5,7 +5,8 @@ Each is sent with ``send_robust``: a receiver that fails is logged and changes n
 ``leased(sender, envelopes)`` after a claim; ``acknowledged(sender, envelopes)`` after the
 deletion committed; ``failed(sender, envelope, error, delay)`` after a retry was scheduled;
 ``dead(sender, envelope, reason, error)`` after a message became a dead letter, ``error`` being
-the exception that its handler raised;
+the exception that its handler raised; ``refused(sender, envelope, error, sqlstate)`` when the
+database refuses a write about a message, once per attempt;
 ``worker_started(sender)``, ``worker_stopped(sender)``. The sender is the worker.
 
 ``process_died(sender, process, pid, exit_code, messages)`` is sent by the supervisor, after the
@@ -31,6 +32,7 @@ leased: Final = Signal()
 acknowledged: Final = Signal()
 failed: Final = Signal()
 dead: Final = Signal()
+refused: Final = Signal()
 worker_started: Final = Signal()
 worker_stopped: Final = Signal()
 process_died: Final = Signal()
@@ -63,6 +65,7 @@ def connect() -> None:
         (acknowledged, _log_acknowledged, logging.DEBUG),
         (failed, _log_failed, logging.WARNING),
         (dead, _log_dead, logging.ERROR),
+        (refused, _log_refused, logging.ERROR),
         (worker_started, _log_started, logging.INFO),
         (worker_stopped, _log_stopped, logging.INFO),
     ):
@@ -101,6 +104,14 @@ def _log_dead(
 ) -> None:
     shown = error if logs_errors() else None
     log(logging.ERROR, "dead", shown, **_ids(envelope), worker=sender)
+
+
+def _log_refused(
+    *, sender: Any, envelope: Envelope, error: BaseException, sqlstate: str, **kwargs: Any
+) -> None:
+    shown = error if logs_errors() else None
+    fields = {"sqlstate": sqlstate, "error": type(error).__name__}
+    log(logging.ERROR, "write_refused", shown, **_ids(envelope), **fields, worker=sender)
 
 
 def _log_started(*, sender: Any, **kwargs: Any) -> None:

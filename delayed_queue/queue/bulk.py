@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from math import ceil
 from typing import Any, Final
 
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import DEFAULT_DB_ALIAS, Error, transaction
 
 from delayed_queue.codecs import check_kind
 from delayed_queue.conf import get_settings
-from delayed_queue.db.resilience import through_conflicts
+from delayed_queue.db.resilience import through_conflicts, write_by_halves
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration, NoSuchLetters, RunInProgress
 from delayed_queue.handlers import storable
 from delayed_queue.models import BulkRun, DeadLetter, Message
+from delayed_queue.observe.logs import described, log
 from delayed_queue.queue.store.bulk import (
     CANCELLED,
     DONE,
@@ -244,9 +246,10 @@ class Batch:
             return
         meant = [each for each in letters if each.is_newest is not None]
         if self.run.action == DROP:
-            done = self._drop(meant)
+            done = sum(write_by_halves(meant, self._drop, self._refused))
         else:
-            redriven = self._redrive(meant)
+            parts = write_by_halves(meant, self._redrive, self._refused)
+            redriven = {key: failure for part in parts for key, failure in part.items()}
             done = len(redriven)
             if self.is_testing:
                 self.canary_keys |= redriven
@@ -257,19 +260,26 @@ class Batch:
             wait=ceil(done * 1000 / self.run.pace) if self.run.pace else 0,
         )
 
-    def _redrive(self, meant: list[MeantRow]) -> dict[str, str]:
+    def _refused(self, letter: MeantRow, error: Error) -> None:
+        """Log a letter that the database refuses to redrive or drop: the run skips it."""
+        fields = {"run": self.run.id, "kind": self.run.kind, "key": letter.key}
+        log(logging.WARNING, "letter_refused", **fields, error=described(error))
+
+    def _redrive(self, meant: Sequence[MeantRow]) -> dict[str, str]:
         """Redrive the newest of each key; return the failures of those that went, by key."""
         letters = {each.id: each for each in meant if each.is_newest}
         if not letters:
             return {}
-        rows = DeadLetter.objects.redrive(list(letters), kind=self.run.kind, using=self.using)
+        with transaction.atomic(using=self.using):
+            rows = DeadLetter.objects.redrive(list(letters), kind=self.run.kind, using=self.using)
         if rows:
             _announce(self.run.kind, self.using)
         gone = [letters[row.id] for row in rows if row.created is not None]
         return {each.key: each.fingerprint for each in gone}
 
-    def _drop(self, meant: list[MeantRow]) -> int:
-        return DeadLetter.objects.drop([each.id for each in meant], using=self.using)
+    def _drop(self, meant: Sequence[MeantRow]) -> int:
+        with transaction.atomic(using=self.using):
+            return DeadLetter.objects.drop([each.id for each in meant], using=self.using)
 
     def _judge_canary(self) -> None:
         run = self.run

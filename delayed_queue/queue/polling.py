@@ -17,6 +17,7 @@ from django.db import Error, OperationalError
 
 from delayed_queue.codecs import decode
 from delayed_queue.conf import check_lease
+from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
@@ -371,6 +372,8 @@ class Polling(Leasing):
                 failure = error
                 if row is not None and envelope is not None:
                     self._count_failure(row, envelope, error)
+        if failure is not None and envelope is not None:
+            envelope.is_settled = True
         if failure is not None and not isinstance(failure, HandlerSignal):
             raise failure
 
@@ -398,9 +401,9 @@ class Polling(Leasing):
             self._restore(row, envelope.lease_id)
             self.fail(envelope, error)
         except Error as lost:
-            # The connection is gone, often for the reason that the handler's error tells.
-            if isinstance(error, HandlerSignal):
+            if isinstance(error, HandlerSignal) or not is_unavailable(lost):
                 raise
+            # The connection is gone, often because of the handler's error.
             raise error from lost
 
     def _restore(self, row: ConsumedRow, lease_id: str) -> None:

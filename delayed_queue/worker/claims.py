@@ -14,14 +14,20 @@ from typing import Any, Final, NamedTuple
 
 from django.db import Error, connections
 
-from delayed_queue.db.resilience import is_conflict, repeat, through_conflicts, waited_too_long
+from delayed_queue.db.resilience import (
+    is_conflict,
+    repeat,
+    through_conflicts,
+    waited_too_long,
+    write_by_halves,
+)
 from delayed_queue.db.sql import Row, first_row, rows_of, value_of
 from delayed_queue.db.statements import run
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Manner, Snooze, Treatment
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
-from delayed_queue.observe.logs import log
+from delayed_queue.observe.logs import described, log
 from delayed_queue.queue.groups import GroupClaim, GroupWalk, by_turns
 from delayed_queue.queue.store.claim import (
     LeasedRow,
@@ -32,6 +38,7 @@ from delayed_queue.queue.store.claim import (
 )
 from delayed_queue.queue.store.groups import seen
 from delayed_queue.queue.store.limits import RulesRow
+from delayed_queue.queue.store.settle import ExtendedRow
 from delayed_queue.worker.consumers import Consumer
 
 # For how long a claim by group waits for another one of its queue, which takes milliseconds; but a
@@ -343,9 +350,14 @@ class LeaseKeeper:
     """
 
     def __init__(
-        self, using: str, shortest_lease: float, cancel: Callable[[list[Envelope]], None]
+        self,
+        using: str,
+        shortest_lease: float,
+        cancel: Callable[[list[Envelope]], None],
+        refused: Callable[[Envelope, Error], None],
     ) -> None:
         self._using = using
+        self._refused = refused
         self._interval = shortest_lease / 6
         self._cancel = cancel
         self._woken = threading.Event()
@@ -394,9 +406,9 @@ class LeaseKeeper:
                 try:
                     self.renew()
                 except (Error, ResourceUnavailable) as error:
-                    # The leases may hold until the next try; if not, others take the
+                    # The leases may hold until the next try. If not, other workers take the
                     # messages, and the fence refuses our results.
-                    log(logging.WARNING, "renewal_failed", error=type(error).__name__)
+                    log(logging.WARNING, "renewal_failed", error=described(error))
         finally:
             connections.close_all()
 
@@ -414,20 +426,28 @@ class LeaseKeeper:
 
     def _renew(self, claims: list[Claim], lease_ms: int, now: float) -> None:
         held = {claim: [e for e in claim.in_flight() if not e.lease_lost] for claim in claims}
-        ids = [envelope.message_id for envelopes in held.values() for envelope in envelopes]
-        lease_ids = sorted({claim.lease_id for claim, envelopes in held.items() if envelopes})
-        if not ids:
-            return
-        rows = repeat(
-            self._using,
-            lambda: Message.objects.extend(lease_ids, ids, lease_ms, using=self._using),
-        )
-        renewed = {(row.id, row.lease_id): row.leased_until for row in rows}
+        wanted = [each for envelopes in held.values() for each in envelopes]
+        refused: set[int] = set()
+
+        def refuse(envelope: Envelope, error: Error) -> None:
+            # Its lease runs out; those of the others must not.
+            refused.add(envelope.message_id)
+            self._refused(envelope, error)
+
+        found = write_by_halves(wanted, partial(self._extend, lease_ms=lease_ms), refuse)
+        renewed = {(row.id, row.lease_id): row.leased_until for rows in found for row in rows}
         for claim, envelopes in held.items():
             claim.leased_at = now
-            self._note(claim, envelopes, renewed)
+            asked = [each for each in envelopes if each.message_id not in refused]
+            self._note(claim, asked, renewed)
         self._note_unwanted(held)
         self._cancel([each for some in held.values() for each in some if each.is_cancelled])
+
+    def _extend(self, envelopes: Sequence[Envelope], *, lease_ms: int) -> list[ExtendedRow]:
+        ids = [each.message_id for each in envelopes]
+        lease_ids = sorted({each.lease_id for each in envelopes})
+        extend = partial(Message.objects.extend, lease_ids, ids, lease_ms, using=self._using)
+        return repeat(self._using, extend)
 
     def _note_unwanted(self, held: dict[Claim, list[Envelope]]) -> None:
         asked: dict[Treatment, list[Envelope]] = defaultdict(list)

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NoReturn
 
 from django.apps import apps
 from django.db import connections
@@ -17,6 +17,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from delayed_queue.conf import get_settings
+from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.exceptions import DatabaseRefused, ResourceUnavailable, SchemaMismatch
 from delayed_queue.observe.logs import described, first_line, log
 
@@ -57,17 +58,28 @@ class Outage:
         if self._began_at is None:
             self._began_at = now
             self.is_on = True
-            log(logging.ERROR, "database_unavailable", error=described(error))
+            if is_unavailable(error):
+                log(logging.ERROR, "database_unavailable", error=described(error))
+            else:
+                log(logging.ERROR, "database_refuses", error=described(error))
         is_long = now - self._began_at >= get_settings().BACKOFF.deadline.total_seconds()
         if self.is_at_start and self._is_refusal(error, is_long=is_long):
-            raise DatabaseRefused(
-                f"The database {self._using!r} refuses this worker: {first_line(error)}"
-            ) from error
+            self._refuse(error)
         if self._is_finite and is_long:
             raise ResourceUnavailable(
                 f"The database {self._using!r} was away for {now - self._began_at:.0f} s: "
                 f"{first_line(error)}"
             ) from error
+
+    def check_refusal(self, error: Exception) -> None:
+        """Raise if a refused claim must end the worker: one in a burst, or a right at the start."""
+        if self._is_finite or (self.is_at_start and self._is_refusal(error, is_long=False)):
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        raise DatabaseRefused(
+            f"The database {self._using!r} refuses this worker: {first_line(error)}"
+        ) from error
 
     def _is_refusal(self, error: Exception, *, is_long: bool) -> bool:
         sqlstate = getattr(error.__cause__, "sqlstate", None)

@@ -24,6 +24,7 @@ from delayed_queue.worker.consumers import CRASHED, IDLE, Consumer, Poll, PollRe
 from delayed_queue.worker.eventloop import EventLoop
 from delayed_queue.worker.executor import Executor, Pool, Work
 from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.refusals import CLAIM_PAUSE, Refusals
 from delayed_queue.worker.serving import DynamicQueues
 from delayed_queue.worker.transactions import TransactionalRun
 
@@ -40,8 +41,10 @@ class Dispatcher:
         keeper: LeaseKeeper,
         wake_channel: WakeChannel,
         board: Board,
+        refusals: Refusals,
     ) -> None:
         self._sender = sender
+        self._refusals = refusals
         self._options = options
         self._keeper = keeper
         self._wake_channel = wake_channel
@@ -142,6 +145,11 @@ class Dispatcher:
         """Claim of its queue a little later: a claim waited for its turn for too long."""
         if plan.consumer.walk is not None:
             plan.consumer.schedule.wait_for_turn()
+
+    def refuse(self, consumer: Consumer, error: BaseException) -> None:
+        """Report that the database refuses a claim, and leave the queue alone for a while."""
+        self._refusals.report_claim(consumer.queue.name, error)
+        consumer.schedule.rest(CLAIM_PAUSE.total_seconds())
 
     def _waits_for_plan(self, consumer: Consumer) -> bool:
         """Return whether a claim is being made beside which the consumer cannot make another."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from django.db import Error, connections
 
-from delayed_queue.db.resilience import is_conflict, through_conflicts, waited_too_long
+from delayed_queue.db.resilience import (
+    has_stale_plan,
+    is_conflict,
+    is_unavailable,
+    through_conflicts,
+    waited_too_long,
+)
 from delayed_queue.db.sql import Row
 from delayed_queue.db.statements import Sent, Step, can_send, run
 from delayed_queue.exceptions import ResourceUnavailable
@@ -22,6 +28,7 @@ from delayed_queue.worker.database import Outage
 from delayed_queue.worker.dispatcher import Dispatcher
 from delayed_queue.worker.executor import GATHER_SECONDS
 from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.refusals import Refusals, WriteRefused
 from delayed_queue.worker.settling import (
     LOCK_WAIT_MS,
     LockDeferral,
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 Answers = list[list[Row]]
-# How an exchange fails; anything else is a mistake of ours.
+# How an exchange fails: an outage or a refusal. Anything else is a bug.
 FAILURES: Final = (Error, ResourceUnavailable)
 
 
@@ -134,6 +141,7 @@ class Exchanges:
         settler: Settler,
         outage: Outage,
         board: Board,
+        refusals: Refusals,
     ) -> None:
         self._using = options.using
         self._most = options.most_claims
@@ -142,6 +150,7 @@ class Exchanges:
         self._settler = settler
         self._outage = outage
         self._board = board
+        self._refusals = refusals
         self._deferral = LockDeferral(options.using, keeper)
         # Of two at a time, those that nothing was sent on, and what was sent on the others.
         self._free: list[BaseDatabaseWrapper] = []
@@ -151,6 +160,7 @@ class Exchanges:
         self._unanswered: list[ClaimPlan] = []
         self._ended_at = 0.0
         self._batches_fill = False
+        self._was_stale = False
 
     def start(self) -> None:
         """Be ready for two at a time, in the thread that makes them; they connect when used."""
@@ -226,8 +236,16 @@ class Exchanges:
         if plan is None and not self._unanswered and (not claims or self.is_gathering()):
             return None
         unanswered, self._unanswered = self._unanswered, []
-        settlements = self._settler.settlements(claims)
-        exchange = Exchange(self._using, settlements, claims, plan, unanswered)
+        return self._new(self._settler.settlements(claims), claims, plan, unanswered)
+
+    def _new(
+        self,
+        settlements: list[Settlement],
+        claims: list[Claim],
+        plan: ClaimPlan | None = None,
+        unanswered: Sequence[ClaimPlan] = (),
+    ) -> Exchange:
+        exchange = Exchange(self._using, settlements, claims, plan, list(unanswered))
         self._under_way.append(exchange)
         for claim in claims:
             claim.is_being_written = True
@@ -247,22 +265,104 @@ class Exchanges:
     def _end(self, exchange: Exchange) -> int:
         """Note what was answered, and return how many messages it brought."""
         self._leave(exchange)
-        if exchange.error is None:
+        error = exchange.error
+        if error is None:
             return self._note(exchange)
-        if waited_too_long(exchange.error):
-            # What it was to give back may be what is held: the leases of that run out.
-            self.finish()
-            self._deferral.begin()
-            if exchange.plan is not None:
-                # It may have been the turn of a queue with limits, which a poll in somebody's
-                # transaction keeps: what was handled is written without a claim.
-                self._dispatcher.postpone(exchange.plan)
-                self._make(None)
+        if waited_too_long(error):
+            self._defer(exchange)
             return 0
-        self._unanswered += exchange.asked
-        for claim in exchange.claims:
-            claim.is_in_doubt = True
-        raise exchange.error
+        if is_unavailable(error) or self._is_first_stale(error):
+            self._unanswered += exchange.asked
+            for claim in exchange.claims:
+                claim.is_in_doubt = True
+            raise error
+        self._take_apart(exchange, error)
+        return 0
+
+    def _defer(self, exchange: Exchange) -> None:
+        # The leases it was to return may be what is held: they run out.
+        self.finish()
+        self._deferral.begin()
+        if exchange.plan is not None:
+            # It may have been the turn of a queue with limits, which a poll in another
+            # transaction keeps: what was handled is written without a claim.
+            self._dispatcher.postpone(exchange.plan)
+            self._make(None)
+
+    def _is_first_stale(self, error: Error | ResourceUnavailable) -> bool:
+        """True once for a prepared statement that is stale: a new connection prepares it anew."""
+        was_stale, self._was_stale = self._was_stale, has_stale_plan(error)
+        return self._was_stale and not was_stale
+
+    # Refusals: the parts of an exchange are made one by one, and what is written by halves
+
+    def _take_apart(self, exchange: Exchange, error: Error | ResourceUnavailable) -> None:
+        """Make the parts of a refused exchange apart, so that only the refused part is left."""
+        plan, claims = exchange.plan, exchange.claims
+        is_plan_alone = not claims and not exchange.unanswered
+        is_all_written = self._return_leases(exchange.unanswered) and self._settle(claims)
+        if plan is not None and (is_plan_alone or is_all_written):
+            self._refuse_claim(plan, error)
+
+    def _return_leases(self, unanswered: list[ClaimPlan]) -> bool:
+        """Return leases whose claims were not answered; those that are refused run out."""
+        exchange = self._new([], [], None, unanswered) if unanswered else None
+        return exchange is None or self._made(exchange) is None
+
+    def _settle(self, claims: list[Claim]) -> bool:
+        """Settle each message of these claims; return whether all could be written."""
+        singles = [apart for each in claims for apart in each.set_apart({*each.unwritten_ids()})]
+        for claim in singles:
+            self._keeper.watch(claim)
+        for claim in claims:
+            if claim.is_settled:
+                self._keeper.forget(claim)
+        refused: list[Claim] = []
+        self._settle_halves(singles, refused)
+        return not refused
+
+    def _settle_halves(self, claims: list[Claim], refused: list[Claim]) -> None:
+        self._board.turn()
+        if not claims:
+            return
+        error = self._made(self._new(self._settler.settlements(claims), claims))
+        if error is None:
+            return
+        if len(claims) == 1:
+            refused.append(claims[0])
+            self._refuse(claims[0], error)
+            return
+        middle = len(claims) // 2
+        self._settle_halves(claims[:middle], refused)
+        self._settle_halves(claims[middle:], refused)
+
+    def _refuse(self, claim: Claim, error: Error) -> None:
+        """Settle a refused message as failed; else only release it; else let its lease run out."""
+        (envelope,) = claim.envelopes
+        self._refusals.report(envelope, error)
+        failure = WriteRefused(error)
+        claim.done, claim.failures = [], [(envelope, failure)]
+        for settlements in (
+            self._settler.settlements([claim]),
+            [self._settler.release_refused(claim, failure)],
+        ):
+            if self._made(self._new(settlements, [claim])) is None:
+                return
+        self._keeper.forget(claim)
+
+    def _made(self, exchange: Exchange) -> Error | None:
+        """Make an exchange without a claim; return the refusal, if that is how it ended."""
+        exchange.make()
+        error = exchange.error
+        if isinstance(error, Error) and not (is_unavailable(error) or waited_too_long(error)):
+            self._leave(exchange)
+            return error
+        self._end(exchange)
+        return None
+
+    def _refuse_claim(self, plan: ClaimPlan, error: Error | ResourceUnavailable) -> None:
+        self._outage.check_refusal(error)
+        self._dispatcher.refuse(plan.consumer, error)
 
     def _leave(self, exchange: Exchange) -> None:
         self._under_way.remove(exchange)
@@ -273,6 +373,7 @@ class Exchanges:
 
     def _note(self, exchange: Exchange) -> int:
         self._ended_at = time.monotonic()
+        self._was_stale = False
         if self._outage.is_on:
             self._outage.end()
         for settlement, rows in zip(exchange.settlements, exchange.answers, strict=False):
@@ -286,8 +387,11 @@ class Exchanges:
     def _accept(self, plan: ClaimPlan, answers: Answers) -> int:
         try:
             brought = self._dispatcher.accept(plan, answers)
-        except FAILURES:
-            # Of a queue with limits the claim is made there.
+        except FAILURES as error:
+            # The claim of a queue with limits is made there.
+            if not is_unavailable(error):
+                self._refuse_claim(plan, error)
+                return 0
             self._unanswered.append(plan)
             raise
         self._batches_fill = brought * 2 >= plan.consumer.limit

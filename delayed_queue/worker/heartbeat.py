@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO, TypeVar
 
 from django.db import Error, connections
 
 import delayed_queue
 from delayed_queue.conf import get_settings
-from delayed_queue.db.resilience import through_conflicts
+from delayed_queue.db.resilience import is_unavailable, through_conflicts
 from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import BulkRun, DeadLetter, Limit, Worker
@@ -30,10 +30,13 @@ from delayed_queue.observe.logs import described, log
 from delayed_queue.observe.snapshots import SnapshotWatch
 from delayed_queue.observe.store import SAMPLES_BY_DAY
 from delayed_queue.queue.bulk import RUNS, step
+from delayed_queue.worker.refusals import state_of
 from delayed_queue.worker.store import NOT_SCANNED, SlowestScan, WorkerCounts
 
 if TYPE_CHECKING:
     from delayed_queue.worker.consumers import Tally
+
+T = TypeVar("T")
 
 BEAT: Final = timedelta(seconds=10)
 # How long a worker may be silent before an operator is told so; nothing else follows from it.
@@ -68,6 +71,8 @@ class Snapshot:
     lease_ids: Sequence[str] = ()
     tallies: Sequence[Tally] = ()
     scan: SlowestScan = NOT_SCANNED
+    # Writes that the database refused lately, by queue and SQLSTATE.
+    refused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def counts(self) -> WorkerCounts:
@@ -110,6 +115,8 @@ class Heartbeat:
         self._sampler = Sampler(using, ALIVE)
         self._watch = SnapshotWatch(using)
         self._is_failing = False
+        # The SQLSTATE of the failure that was logged last.
+        self._failure = ""
         self._stopped = StopSignal()
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -151,17 +158,28 @@ class Heartbeat:
         try:
             through_conflicts(call)
         except Error as error:
-            if not self._is_failing:
-                log(logging.WARNING, "heartbeat_failed", error=type(error).__name__)
+            self._note_failure(error)
             self._is_failing = True
-            # The next one connects anew: this connection may be what has failed.
-            connections[self._using].close()
         else:
             self._is_failing = False
 
+    def _note_failure(self, error: Error) -> None:
+        """Log a failure unless it is the last one again; the next call connects anew."""
+        if self._failure != state_of(error):
+            log(logging.WARNING, "heartbeat_failed", error=described(error))
+        self._failure = state_of(error)
+        connections[self._using].close()
+
     def _turn(self) -> None:
-        tallies = self.beat()
-        self._sampler.look(tallies)
+        try:
+            self.beat()
+            self._failure = ""
+        except Error as error:
+            if is_unavailable(error):
+                raise
+            # Without a row the worker still has samples to write and bulk runs to carry out.
+            self._note_failure(error)
+        self._sampler.look(self._describe().tallies)
         self._chores.look()
         self._watch.look(self.is_first)
 
@@ -174,7 +192,8 @@ class Heartbeat:
         alive = rows.filter(heartbeat_at__gte=own.heartbeat_at - ALIVE).order_by("pk")
         return alive.values_list("pk", flat=True).first() == self._id
 
-    def beat(self) -> Sequence[Tally]:
+    def beat(self) -> None:
+        """Write the row, a new one where it was removed."""
         snapshot = self._describe()
         measure = _Measure(time.monotonic(), dict(snapshot.done_by_queue))
         if self._id is not None and self._queues != snapshot.queues:
@@ -186,7 +205,6 @@ class Heartbeat:
             self._tell(self._id or 0, snapshot, measure)
         self._before = measure
         self._prune_at_times()
-        return snapshot.tallies
 
     def _tell(self, worker_id: int, snapshot: Snapshot, measure: _Measure) -> bool:
         return Worker.objects.beat(
@@ -195,6 +213,7 @@ class Heartbeat:
             rates={} if self._before is None else measure.rates_since(self._before),
             lease_ids=snapshot.lease_ids[-MAX_LEASES:],
             scan=snapshot.scan,
+            refused=snapshot.refused,
             using=self._using,
         )
 
@@ -368,16 +387,28 @@ class Chores:
         self._prune_letters(get_settings().DEAD_LETTER_RETENTION)
         kinds = Limit.objects.using(self._using).values_list("kind", flat=True)
         for kind in kinds.distinct():
-            Limit.objects.tidy(kind, using=self._using)
+            self._unless_refused(partial(Limit.objects.tidy, kind, using=self._using), kind)
         if (kept := get_settings().SAMPLE_RETENTION) is not None:
             SAMPLES_BY_DAY.keep(kept, using=self._using)
 
     def _prune_letters(self, kept: timedelta | None) -> None:
         if kept is None:
             return
+        age = kept // MILLISECOND
         for kind in DeadLetter.objects.kinds(_MAX_KINDS, using=self._using):
-            while not self._stopped.is_set() and self._prune_batch(kind, kept // MILLISECOND):
+            prune = partial(self._prune_batch, kind, age)
+            while not self._stopped.is_set() and self._unless_refused(prune, kind):
                 pass
+
+    def _unless_refused(self, call: Callable[[], T], kind: str) -> T | None:
+        """Return ``call()``; log a refusal, which must not keep the other kinds from theirs."""
+        try:
+            return call()
+        except Error as error:
+            if is_unavailable(error):
+                raise
+            log(logging.WARNING, "chores_failed", kind=kind, error=described(error))
+            return None
 
     def _prune_batch(self, kind: str, age: int) -> bool:
         """Return whether there may be more."""

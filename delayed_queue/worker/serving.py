@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from django.db import Error
-
 from delayed_queue.conf import get_settings
-from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, ResourceUnavailable
+from delayed_queue.db.resilience import is_unavailable
+from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Handler, Registry, Source
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
@@ -170,10 +169,11 @@ class DynamicQueues:
         named = self._options.sourced
         try:
             found = list(source.handlers(self._options.using))
-        except (Error, ResourceUnavailable):
-            raise
-        # It is others' code: a mistake there must not stop what it named before.
+        # The source's own code, or a table that the worker may not read: the queues that it named
+        # before are served all the same.
         except Exception as error:
+            if is_unavailable(error):
+                raise
             _report(source, error)
             return [consumer.handler for consumer in self._consumers.values()]
         return [each for each in found if named is None or each.queue in named]

@@ -28,6 +28,7 @@ from delayed_queue.queue.store.settle import (
 )
 from delayed_queue.worker.claims import Claim, LeaseKeeper, NotBegun
 from delayed_queue.worker.consumers import Consumer
+from delayed_queue.worker.refusals import wait_after
 
 # Failures are written one statement each, or for those deferred alike, so many in a round trip.
 MOST_FAILURES: Final = 100
@@ -203,6 +204,18 @@ class Settler:
             return Settlement(step, note, channel_of(claim.consumer.queue.kind))
         delay, refund = verdict.delay // MILLISECOND, 0 if verdict.counts else 1
         return Settlement(releasing(envelope.lease_id, ids, delay, refund, text), note)
+
+    def release_refused(self, claim: Claim, error: BaseException) -> Settlement:
+        """Return the release of a message whose other settlements the database refuses.
+
+        It writes neither an error nor a task's result: one of these may be what is refused.
+        """
+        (envelope,) = claim.envelopes
+        delay = wait_after(envelope, claim.consumer.policy.delays)
+        ids = [envelope.message_id]
+        step = releasing(envelope.lease_id, ids, delay // MILLISECOND, 0, None)
+        failure = _Failure(claim, envelope, error, Verdict(delay))
+        return Settlement(step, partial(self._note_failures, [failure]))
 
     def _note_failures(self, alike: list[_Failure], rows: Rows) -> None:
         written = set(column_of(rows))

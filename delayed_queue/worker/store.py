@@ -43,7 +43,8 @@ SET "heartbeatAt" = (SELECT now FROM clock),
     rates = %(rates)s::jsonb,
     "leaseIds" = %(lease_ids)s::jsonb,
     scanned = %(scanned)s,
-    "scanSeconds" = %(scan_seconds)s
+    "scanSeconds" = %(scan_seconds)s,
+    refused = %(refused)s::jsonb
 WHERE id = %(id)s
 """
 )
@@ -99,6 +100,27 @@ GROUP BY queue.name
 """
 )
 
+# Writes that the database refuses workers that have beaten within the age, by queue and SQLSTATE.
+# Reads: worker_heartbeat, for at most as many workers as THROUGHPUT.
+REFUSED_WRITES: Final[LiteralString] = (
+    CLOCK
+    + """,
+alive AS MATERIALIZED (
+    SELECT refused
+    FROM delayed_queue_worker
+    WHERE "heartbeatAt" > (SELECT now FROM clock) - %(age)s::bigint
+    ORDER BY "heartbeatAt" DESC, id DESC
+    LIMIT (SELECT %(limit)s::integer)
+)
+SELECT queue.name, state.code, sum(state.count::bigint)::bigint
+FROM alive
+CROSS JOIN LATERAL jsonb_each(refused) AS queue (name, states)
+CROSS JOIN LATERAL jsonb_each_text(states) AS state (code, count)
+GROUP BY queue.name, state.code
+ORDER BY queue.name, state.code
+"""
+)
+
 MAX_SUMMED: Final = 10_000
 
 M = TypeVar("M", bound=models.Model)
@@ -139,6 +161,14 @@ class ThroughputRow(NamedTuple):
     rate: float
 
 
+class RefusedRow(NamedTuple):
+    """Writes about messages of a queue that the database refused lately with one SQLSTATE."""
+
+    queue: str
+    sqlstate: str
+    number: int
+
+
 class WorkerManager(models.Manager[M]):
     """The statements of the heartbeat, in the manner of MessageManager."""
 
@@ -172,6 +202,7 @@ class WorkerManager(models.Manager[M]):
         rates: Mapping[str, float] | None = None,
         lease_ids: Sequence[str] = (),
         scan: SlowestScan = NOT_SCANNED,
+        refused: Mapping[str, Mapping[str, int]] | None = None,
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool:
@@ -179,6 +210,7 @@ class WorkerManager(models.Manager[M]):
         params = {
             **counts._asdict(), **scan._asdict(), "id": id, "now": now,
             "rates": json.dumps(dict(rates or {})), "lease_ids": json.dumps(list(lease_ids)),
+            "refused": json.dumps(dict(refused or {})),
         }  # fmt: skip
         return execute(using, BEAT, params) > 0
 
@@ -202,3 +234,10 @@ class WorkerManager(models.Manager[M]):
         """Sum up the workers that gave a sign of life within the age, by queue."""
         rows = fetch(using, THROUGHPUT, {"age": age, "limit": MAX_SUMMED, "now": now})
         return rows_of(ThroughputRow, rows)
+
+    def refused(
+        self, age: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+    ) -> list[RefusedRow]:
+        """Return the writes refused lately to workers that have beaten within the age."""
+        params = {"age": age, "limit": MAX_SUMMED, "now": now}
+        return rows_of(RefusedRow, fetch(using, REFUSED_WRITES, params))

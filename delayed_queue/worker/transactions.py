@@ -15,7 +15,7 @@ from delayed_queue.db.resilience import (
     is_unavailable,
     through_conflicts,
 )
-from delayed_queue.db.statements import plan_each_time
+from delayed_queue.db.statements import execute, plan_each_time
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Reject
@@ -25,6 +25,7 @@ from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.consumers import CRASHED, Consumer, Poll, PollResult
 from delayed_queue.worker.executor import Run
+from delayed_queue.worker.refusals import WriteRefused, wait_after
 
 # How long a run goes on taking batches before the worker may give its thread to another consumer.
 GO_ON_SECONDS: Final = 0.05
@@ -79,6 +80,8 @@ class TransactionalRun(Run):
         self._next_due_in: int | None = None
         self.done: list[Envelope] = []
         self.failures: list[tuple[Envelope, BaseException]] = []
+        # Messages of which the database refused a write, and the errors.
+        self.refused: list[tuple[Envelope, BaseException]] = []
         self.error: Exception | None = None
         # Whether it gave way to other transactions again and again: then it has done nothing.
         self.met_conflict = False
@@ -154,15 +157,17 @@ class TransactionalRun(Run):
         except _SuspectsFound:
             self.suspects, self._found = self._found, 0
         except (_BatchFailed, Error) as error:
-            if not self._found or not (isinstance(error, _BatchFailed) or is_conflict(error)):
+            if is_unavailable(error) and not (self._found and is_conflict(error)):
                 raise
             del self.done[before:]
-            self._take_one_by_one(self._found)
+            # Without a number, the statement that takes them is refused, because of one of them.
+            self._take_one_by_one(self._found or self.poll.limit)
         self.total += self._found
 
     def _take_one_by_one(self, count: int) -> None:
         for _ in range(count):
-            self._take_one()
+            if not self._take_one():
+                return
 
     def _take_batch(self, before: int, last: tuple[int, int] | None) -> None:
         # What an earlier try took is there again, from where that began.
@@ -223,39 +228,81 @@ class TransactionalRun(Run):
         except BaseException as error:
             raise RuntimeError(f"The handler raised {type(error).__name__}.") from error
 
-    def _take_one(self) -> None:
+    def _take_one(self) -> bool:
         """Handle the earliest message in a transaction of its own, which counts a failure too.
 
-        A conflict with other transactions is none, unless it comes again and again.
+        A conflict with other transactions is none, unless it comes again and again. Returns
+        whether there may be more.
         """
         try:
-            through_conflicts(partial(self._try_one, counts_conflicts=False))
+            return through_conflicts(partial(self._try_one, counts_conflicts=False))
         except Error as error:
             if not is_conflict(error):
                 raise
-            self._try_one(counts_conflicts=True)
+            return self._try_one(counts_conflicts=True)
 
-    def _try_one(self, *, counts_conflicts: bool) -> None:
+    def _try_one(self, *, counts_conflicts: bool) -> bool:
         failure: list[Exception] = []
         taken: list[Envelope] = []
         try:
             with self.consumer.queue.consume() as envelope:
                 if envelope is None:
-                    return
+                    return False
                 taken.append(envelope)
                 self._call_one(envelope, failure, counts_conflicts=counts_conflicts)
         except _Conflict as conflict:
             raise conflict.error from conflict.error.__cause__
-        # The database; anything else was counted: the handler's error, or one of what it wrote
-        # that only a deferred constraint found.
         except Exception as error:
-            if not taken or (is_unavailable(error) and error not in failure):
-                raise
+            is_counted = bool(taken) and taken[0].is_settled
+            if error not in failure and not is_counted:
+                # The database: an outage, or a refusal to take or settle the message.
+                if not isinstance(error, Error) or is_unavailable(error):
+                    raise
+                return self._set_aside(error, taken)
             failure = failure or [error]
         if failure:
             self.failures.append((taken[0], failure[0]))
         else:
             self.done.append(taken[0])
+        return True
+
+    def _set_aside(self, error: Error, taken: list[Envelope]) -> bool:
+        """Lease the message of which a write was refused, and have it retried by the policy.
+
+        The earliest may be another by now. That goes back uncounted.
+        """
+        queue = self.consumer.queue
+        envelope = queue.try_poll()
+        if envelope is None:
+            return False
+        refusal: Error | None = error if taken else self._refusal_of(envelope)
+        if refusal is None or (taken and taken[0].message_id != envelope.message_id):
+            queue.give_back(envelope.lease_id, [envelope.message_id], refund=1)
+            return False
+        failure = WriteRefused(refusal)
+        self.refused.append((envelope, refusal))
+        self.failures.append((envelope, failure))
+        try:
+            queue.fail(envelope, failure)
+        except Error as further:  # no dead letter can be written either
+            if is_unavailable(further):
+                raise
+            envelope.release(wait_after(envelope, self.consumer.policy.delays))
+        return True
+
+    def _refusal_of(self, envelope: Envelope) -> Error | None:
+        """Return why the message cannot be deleted, by a trial that is rolled back."""
+        using = self.consumer.queue.using
+        try:
+            with transaction.atomic(using=using, durable=True):
+                envelope.acknowledge()
+                execute(using, "SET CONSTRAINTS ALL IMMEDIATE", {})
+                transaction.set_rollback(True, using=using)
+        except Error as error:
+            if is_unavailable(error):
+                raise
+            return error
+        return None
 
     def _call_one(self, envelope: Envelope, failure: list[Any], *, counts_conflicts: bool) -> None:
         if envelope.attempt > self.consumer.policy.max_attempts:

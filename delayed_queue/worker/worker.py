@@ -8,12 +8,14 @@ import select
 import time
 from collections import Counter, defaultdict
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from django.db import Error, connections
 
 from delayed_queue.conf import get_settings
 from delayed_queue.cron.keeper import CronKeeper, CronThread
+from delayed_queue.db.resilience import is_unavailable, write_by_halves
 from delayed_queue.db.sql import keep_plans
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.exceptions import ResourceUnavailable
@@ -30,6 +32,7 @@ from delayed_queue.worker.exchanges import Exchanges
 from delayed_queue.worker.executor import GATHER_SECONDS
 from delayed_queue.worker.heartbeat import Heartbeat, Snapshot
 from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.refusals import Refusals
 from delayed_queue.worker.serving import (
     DynamicQueues,
     consumers_of,
@@ -68,11 +71,16 @@ class Worker:
         self.dynamic = DynamicQueues(
             options, handlers, [consumer.queue.kind for consumer in consumers]
         )
+        self._refusals = Refusals(self)
         self._keeper = LeaseKeeper(
-            options.using, shortest_lease(consumers), lambda some: self.dispatcher.cancel(some)
+            options.using,
+            shortest_lease(consumers),
+            cancel=lambda some: self.dispatcher.cancel(some),
+            refused=self._refusals.report,
         )
         self.dispatcher = Dispatcher(
-            self, options, consumers, self.dynamic, self._keeper, self._wake_channel, self.board
+            self, options, consumers, self.dynamic, self._keeper, self._wake_channel, self.board,
+            self._refusals,
         )  # fmt: skip
         self._settler = Settler(self, self.counts)
         self._cron = CronThread(CronKeeper(options.using), options.using)
@@ -83,7 +91,8 @@ class Worker:
         self._stuck = 0
         self._outage = Outage(options.using, is_finite=options.burst)
         self._exchanges = Exchanges(
-            options, self.dispatcher, self._keeper, self._settler, self._outage, self.board
+            options, self.dispatcher, self._keeper, self._settler, self._outage, self.board,
+            self._refusals,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -131,6 +140,7 @@ class Worker:
             tallies=[consumer.tally for consumer in self.consumers],
             lease_ids=list(dict.fromkeys(each.lease_id for each in self._keeper.claims())),
             scan=slowest_scan(self.consumers),
+            refused=self._refusals.shown(),
         )
 
     def stop(self) -> None:
@@ -263,11 +273,20 @@ class Worker:
         if run.done or run.failures:
             self._busy_at = time.monotonic()
         run.note_times()
+        for envelope, refusal in run.refused:
+            self._refusals.report(envelope, refusal)
         for envelope, error in run.failures:
             verdict = judge(error, envelope.attempt, run.consumer.policy)
             self._settler.count_failure(run.consumer, envelope, error, verdict)
         if run.error is not None:
-            raise run.error
+            self._note_error(run.consumer, run.error)
+
+    def _note_error(self, consumer: Consumer, error: Exception) -> None:
+        """Leave a queue alone whose claim is refused; raise anything else."""
+        if not isinstance(error, Error) or is_unavailable(error):
+            raise error
+        self._outage.check_refusal(error)
+        self.dispatcher.refuse(consumer, error)
 
     # Sleeping and stopping
 
@@ -376,5 +395,10 @@ class Worker:
         claim.remove(envelopes)
         if claim.is_settled:
             self._keeper.forget(claim)
+        give_back = partial(claim.consumer.queue.give_back, claim.lease_id, refund=1)
         if ids:
-            claim.consumer.queue.give_back(claim.lease_id, ids, refund=1)
+            write_by_halves(ids, give_back, self._keep_lease)
+
+    def _keep_lease(self, message_id: int, error: Error) -> None:
+        """Leave a message that cannot be released to the end of its lease."""
+        log(logging.WARNING, "release_refused", id=message_id, error=described(error))

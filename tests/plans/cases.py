@@ -331,7 +331,7 @@ def workers() -> list[Case]:
     }  # fmt: skip
     counts = {"in_flight": 1, "done": 1, "failed": 1, "dead": 1, "lost": 1}
     beat = {"id": 1, **counts, "rates": "{}", "lease_ids": "[]", "now": NOW,
-            "scanned": "orders", "scan_seconds": 0.1}  # fmt: skip
+            "scanned": "orders", "scan_seconds": 0.1, "refused": "{}"}  # fmt: skip
     day = 24 * 3600 * 1000
     return [
         Case("ENLIST", row, set(), rows=0),
@@ -348,6 +348,10 @@ def workers() -> list[Case]:
         ),
         Case(
             "THROUGHPUT", {"age": 30_000, "limit": 10_000, "now": NOW}, {HEARTBEATS},
+            n=200, buffers=2,
+        ),
+        Case(
+            "REFUSED_WRITES", {"age": 30_000, "limit": 10_000, "now": NOW}, {HEARTBEATS},
             n=200, buffers=2,
         ),
     ]  # fmt: skip

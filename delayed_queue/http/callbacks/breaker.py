@@ -22,7 +22,7 @@ from delayed_queue.http.callbacks.calls import CallbackResult, Failure, Results
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Host
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.observe.logs import log
+from delayed_queue.observe.logs import described, log
 
 # For so long a process believes what it read of a host.
 TRUST_SECONDS: Final = 1.0
@@ -328,4 +328,4 @@ async def quietly(work: Awaitable[Any]) -> None:
     try:
         await work
     except (Error, ResourceUnavailable) as error:
-        log(logging.WARNING, "callback_not_noted", error=type(error).__name__)
+        log(logging.WARNING, "callback_not_noted", error=described(error))

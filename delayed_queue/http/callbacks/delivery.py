@@ -20,6 +20,7 @@ from django.db import Error
 
 from delayed_queue.codecs import codec_named
 from delayed_queue.db.gathering import LoopLocal
+from delayed_queue.db.resilience import is_unavailable, write_by_halves
 from delayed_queue.exceptions import ResourceUnavailable, UrlRefused
 from delayed_queue.handlers import Handler, Reject, Retry, Snooze
 from delayed_queue.http.callbacks.breaker import REST, Breaker, Deferred, HostState, quietly
@@ -48,7 +49,7 @@ from delayed_queue.http.jobs.kinds import OWN_SHARDS, Way
 from delayed_queue.http.models import CallbackAttempt, Topic
 from delayed_queue.http.store.callbacks import AttemptRow
 from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
-from delayed_queue.observe.logs import log
+from delayed_queue.observe.logs import described, log
 from delayed_queue.retries import RetryPolicy
 
 # How long attempts gather, and how many are written at once. What a killed worker had gathered is
@@ -106,10 +107,11 @@ class AttemptLog:
         await self.flush()
 
     async def _write(self, rows: list[AttemptRow]) -> bool:
+        add = partial(CallbackAttempt.objects.add, using=self._using)
         try:
-            await sync_to_async(CallbackAttempt.objects.add)(rows, using=self._using)
-        except Error as error:
-            log(logging.WARNING, "attempts_not_logged", error=type(error).__name__)
+            await sync_to_async(write_by_halves)(rows, add, _not_logged)
+        except (Error, ResourceUnavailable) as error:
+            log(logging.WARNING, "attempts_not_logged", error=described(error))
             return False
         for _ in rows:
             self._waiting.popleft()
@@ -123,6 +125,12 @@ class AttemptLog:
         except Error as error:
             log(logging.WARNING, "attempts_not_pruned", error=type(error).__name__)
             return 0
+
+
+def _not_logged(row: AttemptRow, error: Error) -> None:
+    """Report an attempt that the database refuses to log; the others are logged without it."""
+    fields = {"topic": row.topic, "key": row.key, "error": described(error)}
+    log(logging.WARNING, "attempts_not_logged", **fields)
 
 
 Deliver = Callable[[Envelope], Awaitable[None]]
@@ -284,8 +292,11 @@ async def _deliver(context: DeliveryContext, callback: Callback) -> None:
     try:
         result = await context.send(callback)
     except (Error, ResourceUnavailable) as error:
-        # Before anything was dialled: an outage of ours is no failure of theirs.
-        log(logging.WARNING, "callback_deferred", error=type(error).__name__)
+        # Before anything was sent: an outage of our database is no failure of the receiver. A
+        # refusal is an attempt of this job, which waits by its ladder.
+        if not is_unavailable(error):
+            raise
+        log(logging.WARNING, "callback_deferred", error=described(error))
         delay = random.uniform(*OUTAGE_WAIT)  # noqa: S311 - to spread a herd
         raise Snooze(timedelta(seconds=delay)) from error
     if result.is_success:

@@ -18,10 +18,13 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import did_you_mean
 from delayed_queue.management.base import WRONG_USAGE, QueueCommand, add_database, count, seconds
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import Worker
 from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
 from delayed_queue.observe.snapshots import oldest_snapshot
 from delayed_queue.worker.database import is_needed, name_of_migration, our_labels
 from delayed_queue.worker.health import problems_of_file
+from delayed_queue.worker.heartbeat import ALIVE
 
 MAX_COUNT: Final = 999_999
 _APP: Final = "delayed_queue"
@@ -101,6 +104,7 @@ def _reasons_of_database(options: dict[str, Any]) -> list[str]:
                 *_unknown(options["queue"], using),
                 *_of_depths(options),
                 *_of_snapshots(options["max_snapshot_age"], using),
+                *_of_refusals(options["queue"], using),
             ]
     except Error as error:
         return [f"the database {using!r} cannot be asked: {' '.join(str(error).split())}"]
@@ -150,6 +154,13 @@ def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
         cost = cost if found.claim_ms else ""
         yield f"deleted messages are not cleaned away ({found.rows} rows{cost}): {found}"
         yield f"  ends it{f' {found.place}' if found.place else ''}: {found.remedy}"
+
+
+def _of_refusals(queues: list[str], using: str) -> Iterator[str]:
+    """Report the writes that the database refused to live workers in the last ten minutes."""
+    for queue, sqlstate, number in Worker.objects.refused(ALIVE // MILLISECOND, using=using):
+        if not queues or queue in queues:
+            yield f"{queue}: the database refused {number:,} writes lately (SQLSTATE {sqlstate})"
 
 
 def _of_depths(options: dict[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from aiohttp import (
 from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue.db.gathering import LoopLocal
+from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable, UrlRefused
 from delayed_queue.http.callbacks.breaker import Breaker, Deferred, HostState
 from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, Failure, sign
@@ -244,7 +245,10 @@ class WebhookProvider:
             if time.monotonic() < host.open_until:
                 return Outcome(Verdict.TRANSIENT, LEFT_ALONE)
             return Outcome(Verdict.POSTPONED, retry_after=error.delay)
-        except (Error, ResourceUnavailable):
+        except (Error, ResourceUnavailable) as error:
+            # Before anything was sent: the database is away, or refuses this call's host.
+            if not is_unavailable(error):
+                return failed(Verdict.TRANSIENT, error)
             delay = random.uniform(*OUTAGE_WAIT)  # noqa: S311 - to spread a herd
             return Outcome(Verdict.POSTPONED, retry_after=timedelta(seconds=delay))
         return _outcome_of(result, key)
