@@ -14,7 +14,9 @@ from delayed_queue.http.api import Problem, make_api, requires, takes_body
 from delayed_queue.http.api.auth import charge, demand_scope
 from delayed_queue.http.api.bodies import BodyRule, admit, lines_of, parse
 from delayed_queue.http.api.building import Quick
+from delayed_queue.http.api.docs import URL_PATTERN
 from delayed_queue.http.api.replies import reply
+from delayed_queue.http.callbacks.guard import MAX_URL
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import Accepted, Refused
@@ -107,8 +109,11 @@ class NotificationPage(Out):
     next: uuid.UUID | None = None
 
 
-_TEXT: Final = {"type": "string"}
-_INSTANT: Final = {"type": "string", "format": "date-time"}
+# null is as if the field were absent, but for the body of a webhook.
+_TEXT: Final = {"type": ["string", "null"]}
+_INSTANT: Final = _TEXT | {"format": "date-time"}
+_CATEGORY: Final = _TEXT | {"maxLength": MAX_CATEGORY, "pattern": r"^([a-z0-9][a-z0-9_.-]*)?$"}
+_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"
 NOTIFICATION: Final[dict[str, Any]] = {
     "type": "object",
     "title": "NotificationIn",
@@ -118,22 +123,36 @@ NOTIFICATION: Final[dict[str, Any]] = {
         "channel": {"type": "string", "enum": Channel.values},
         "to": {
             "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_URL,
             "description": "An email address, a number in E.164 form, or an http(s) URL.",
         },
-        "template": {"type": "string", "description": "Its name; instead of subject and body."},
-        "templateVersion": {"type": "integer", "minimum": 1, "description": "Default: the last."},
-        "context": {"type": "object", "description": "The variables of the template."},
-        "subject": {"type": "string", "maxLength": MAX_SUBJECT, "description": "Of an email."},
+        "template": _TEXT | {
+            "pattern": "^[A-Za-z0-9_-]{1,100}$",
+            "description": "Its name; instead of subject and body.",
+        },
+        "templateVersion": {
+            "type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1,
+            "description": "Default: the last.",
+        },
+        "context": {"type": ["object", "null"], "description": "The variables of the template."},
+        "subject": _TEXT | {
+            "maxLength": MAX_SUBJECT, "pattern": _LINE, "description": "Of an email.",
+        },
         "body": {"description": "A text; for a webhook, any JSON value."},
-        "html": {"type": "string", "description": "Of an email, beside the text."},
-        "category": {"type": "string", "maxLength": MAX_CATEGORY},
-        "priority": {"type": "string", "enum": Priority.values, "default": "normal"},
+        "html": _TEXT | {"description": "Of an email, beside the text."},
+        "category": _CATEGORY,
+        "priority": {"enum": [*Priority.values, None], "default": "normal"},
         "sendAt": _INSTANT | {"description": "Not before; default at once."},
         "expiresAt": _INSTANT | {"description": "Not after: it is EXPIRED instead of late."},
-        "dedupeKey": {"type": "string", "minLength": 1, "maxLength": MAX_KEY},
-        "callbackUrl": {"type": "string", "format": "uri"},
+        "dedupeKey": _TEXT | {"minLength": 1, "maxLength": MAX_KEY, "pattern": _LINE},
+        "callbackUrl": _TEXT | {"pattern": URL_PATTERN, "maxLength": MAX_URL},
     },
-}
+    "anyOf": [
+        {"required": ["template"], "properties": {"template": {"type": "string"}}},
+        {"required": ["body"]},
+    ],
+}  # fmt: skip
 SUPPRESSION: Final[dict[str, Any]] = {
     "type": "object",
     "title": "SuppressionIn",
@@ -141,9 +160,9 @@ SUPPRESSION: Final[dict[str, Any]] = {
     "additionalProperties": False,
     "properties": {
         "channel": {"type": "string", "enum": Channel.values},
-        "to": _TEXT,
-        "category": {"type": "string", "description": "Default: all of them."},
-        "reason": {"type": "string", "enum": ["opt-out", "bounce", "complaint"]},
+        "to": {"type": "string", "minLength": 1, "maxLength": MAX_URL},
+        "category": _CATEGORY | {"description": "Default: all of them."},
+        "reason": {"enum": ["opt-out", "bounce", "complaint", None]},
     },
 }
 
@@ -152,7 +171,9 @@ def described(schema: dict[str, Any], *, many: bool = False) -> dict[str, Any]:
     """Return what tells OpenAPI of a body that the view reads itself."""
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if many:
-        content["application/json"]["schema"] = {"type": "array", "items": schema}
+        content["application/json"]["schema"] = {
+            "type": "array", "items": schema, "maxItems": "NOTIFICATIONS.BULK_ITEMS",
+        }  # fmt: skip
         content["application/x-ndjson"] = {"schema": {"type": "string"}}
     return {"requestBody": {"required": True, "content": content}}
 

@@ -63,8 +63,12 @@ class Release(Lease):
 async def pop(
     request: ApiRequest,
     topic: TopicName,
-    count: Annotated[int, Query(ge=1)] = 1,
-    timeout: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0,
+    count: Annotated[int, Query(ge=1), Field(json_schema_extra={"maximum": "API.POP_COUNT"})] = 1,
+    timeout: Annotated[
+        float,
+        Query(ge=0, allow_inf_nan=False),
+        Field(json_schema_extra={"maximum": "API.POP_TIMEOUT"}),
+    ] = 0,
     ttr: Ttr = None,
     shard: Annotated[int | None, Query(ge=0, lt=MAX_SHARDS)] = None,
 ) -> HttpResponse:

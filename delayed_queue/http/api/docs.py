@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
+from datetime import timedelta
 from functools import lru_cache
 from http import HTTPStatus
 from itertools import groupby
@@ -16,6 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.templatetags.static import static
 
+from delayed_queue.conf import section
 from delayed_queue.http.api.bodies import MEDIA_TYPE, Problem
 from delayed_queue.http.conf import MAX_KEY, api_settings
 from delayed_queue.http.jobs.jobs import (
@@ -65,6 +66,7 @@ _TEXTS: Final = {
     "500": "An error of the server; it has been logged.",
     "503": "The server cannot do this now: code says why, Retry-After when to try again.",
 }
+_LIMITS: Final = ("maximum", "maxItems")
 _WITH_RETRY: Final = frozenset({"429", "503"})
 
 
@@ -78,7 +80,7 @@ def described(schema: dict[str, Any], api: Any) -> dict[str, Any]:
 
 
 def _completed(method: str, operation: dict[str, Any]) -> dict[str, Any]:
-    made = deepcopy(operation)
+    made: dict[str, Any] = _limited(operation)
     responses = {str(status): each for status, each in made["responses"].items()}
     for status in _statuses(method, made):
         responses.setdefault(status, {"description": _TEXTS[status]})
@@ -87,6 +89,25 @@ def _completed(method: str, operation: dict[str, Any]) -> dict[str, Any]:
             _make_problem(status, response)
     made["responses"] = dict(sorted(responses.items()))
     return made
+
+
+def _limited(value: Any) -> Any:
+    """Return a copy in which a limit that is named, as "API.POP_COUNT", is that of the setting."""
+    if isinstance(value, list):
+        return [_limited(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _setting(each) if name in _LIMITS and isinstance(each, str) else _limited(each)
+        for name, each in value.items()
+    }
+
+
+def _setting(name: str) -> float:
+    part, _, key = name.partition(".")
+    found = getattr(section(part), key)
+    limit: float = found.total_seconds() if isinstance(found, timedelta) else found
+    return limit
 
 
 def _statuses(method: str, operation: dict[str, Any]) -> list[str]:
@@ -111,13 +132,26 @@ def _make_problem(status: str, response: dict[str, Any]) -> None:
 
 
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-_DURATION: Final = r"[0-9]{1,4}(ms|s|m|h)"
-_STEP: Final = {"type": "string", "pattern": f"^{_DURATION}$", "examples": ["15s", "3m"]}
+_DURATION: Final = r"[0-9]{1,4}(\.[0-9]{1,3})?(ms|s|m|h|d)"
+_STEPS: Final = [
+    {"type": "string", "pattern": f"^{_DURATION}$", "examples": ["15s", "3m"]},
+    {"type": "integer", "minimum": 0, "maximum": 10**9, "description": "Seconds."},
+]
+_PRINTABLE: Final = r"^[^\x00-\x1f\x7f-\x9f]+$"
+# Which hosts, addresses and ports are called is the guard's to say.
+URL_PATTERN: Final = (
+    r"^[Hh][Tt][Tt][Pp][Ss]?://[^/?#@\\ \x00-\x1f\x7f]+([/?][^#\\ \x00-\x1f\x7f]*)?$"
+)
+_NOT_BOTH: Final[dict[str, Any]] = {
+    "required": ["delay", "runAt"],
+    "properties": {"delay": {"type": "number"}, "runAt": {"type": "string"}},
+}
 
 JOB: Final[dict[str, Any]] = {
     "type": "object",
     "title": "NewJob",
     "required": ["jobId", "topic"],
+    "not": _NOT_BOTH,
     "additionalProperties": False,
     "properties": {
         "jobId": {
@@ -125,6 +159,7 @@ JOB: Final[dict[str, Any]] = {
             "minLength": 1,
             "maxLength": MAX_KEY_LENGTH,
             "pattern": r"^[^/\x00-\x1f\x7f-\x9f]+$",
+            "not": {"enum": [".", ".."]},
             "description": "The caller's name for the job, unique in its topic.",
         },
         "topic": {
@@ -153,8 +188,9 @@ JOB: Final[dict[str, Any]] = {
         },
         "url": {
             "type": ["string", "null"],
-            "format": "uri",
+            "pattern": URL_PATTERN,
             "maxLength": MAX_URL_LENGTH,
+            "examples": ["https://example.org/hooks"],
             "description": "What is called when the job is due. Without it the job is popped.",
         },
         "ttr": {
@@ -166,8 +202,8 @@ JOB: Final[dict[str, Any]] = {
         "ladder": {
             "description": f"The wait after each failure; else the topic's, or {DEFAULT_LADDER}.",
             "anyOf": [
-                {"type": "string", "pattern": f"^{_DURATION}( {_DURATION}){{0,9}}$"},
-                {"type": "array", "items": _STEP, "minItems": 1, "maxItems": MAX_STEPS},
+                {"type": "string", "pattern": f"^{_DURATION}( {_DURATION}){{0,{MAX_STEPS - 1}}}$"},
+                {"type": "array", "items": {"anyOf": _STEPS}, "minItems": 1, "maxItems": MAX_STEPS},
                 {"type": "null"},
             ],
         },
@@ -181,7 +217,7 @@ JOB: Final[dict[str, Any]] = {
             "type": ["string", "null"],
             "minLength": 1,
             "maxLength": MAX_GROUP_LENGTH,
-            "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$",
+            "pattern": _PRINTABLE,
             "description": "Whose limits, of those that the topic has, the job is held to.",
         },
     },
@@ -204,10 +240,11 @@ ADDING: Final[dict[str, Any]] = {
 TASK: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["task"],
+    "not": _NOT_BOTH,
     "additionalProperties": False,
     "properties": {
         "task": {
-            "type": "string", "minLength": 1, "maxLength": MAX_PATH_LENGTH,
+            "type": "string", "minLength": 1, "maxLength": MAX_PATH_LENGTH, "pattern": _PRINTABLE,
             "description": "The path of a task that is open to callers.",
         },
         "args": {"type": ["array", "null"], "description": "Its arguments."},
@@ -224,7 +261,9 @@ BULK: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": {"type": "array", "items": JOB}},
+            "application/json": {
+                "schema": {"type": "array", "items": JOB, "maxItems": "API.BULK_ITEMS"}
+            },
             "application/x-ndjson": {"schema": {"type": "string"}},
         },
     }

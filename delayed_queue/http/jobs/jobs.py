@@ -397,9 +397,10 @@ def check_run_at(run_at: Any) -> int:
 
 
 def check_retry(retry: Any) -> int | None:
-    if type(retry) is not int or not 0 <= retry <= MAX_RETRY:
+    # 1.0 is a whole number to JSON.
+    if not _is_number(retry) or not 0 <= retry <= MAX_RETRY or retry != int(retry):
         raise InvalidMessage(f"retry counts failures, from 0 to {MAX_RETRY}.")
-    return retry or None
+    return int(retry) or None
 
 
 def check_url_text(url: Any) -> str:
